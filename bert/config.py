@@ -1,0 +1,360 @@
+"""What a run is made of: frozen dataclasses, their checks, and where recipes lie. Imports no JAX.
+
+Field names follow Google's ``bert_config.json`` where it has one. The text under each field is its ``--help``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+class UserError(Exception):
+    """A mistake the user can mend. Its text is one sentence: what, where, and the mend. Commands exit with 2."""
+
+
+class Count(int):
+    """A whole number that may be written ``1e6`` or ``1_000_000``."""
+
+
+STANDARD_LIBRARY = "stdlib:"
+"""Value of ``data.train`` for the embedded corpus: the docstrings of the running Python's standard library."""
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The encoder."""
+
+    vocab_size: int | None = None
+    """Rows V of the word embedding; null takes the size of the vocabulary."""
+    hidden_size: int = 128
+    """Width D of the hidden states."""
+    num_hidden_layers: int = 2
+    """Number of encoder layers."""
+    num_attention_heads: int = 2
+    """Attention heads N a layer; must divide hidden_size."""
+    intermediate_size: int = 512
+    """Width F of the feed-forward layer; 4 x hidden_size in the paper."""
+    hidden_act: str = "gelu"
+    """Activation: gelu (the erf form), gelu_tanh (as Google's code computes it), relu, silu, tanh."""
+    hidden_dropout_prob: float = 0.1
+    """Dropout after embeddings, attention output and feed-forward output."""
+    attention_probs_dropout_prob: float = 0.1
+    """Dropout on the attention weights."""
+    max_position_embeddings: int = 512
+    """Rows of the position table: the longest sequence the model can read."""
+    type_vocab_size: int = 2
+    """Number of segments."""
+    initializer_range: float = 0.02
+    """Standard deviation of the truncated-normal initialisation."""
+    layer_norm_eps: float = 1e-12
+    """Epsilon of LayerNorm."""
+
+    def check(self) -> None:
+        """Raises UserError where the sizes cannot be built."""
+        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+                     "max_position_embeddings", "type_vocab_size"):  # fmt: skip
+            _at_least(f"model.{name}", getattr(self, name), 1)
+        if self.hidden_size % self.num_attention_heads:
+            raise UserError(
+                f"model.hidden_size ({self.hidden_size}) is not divisible by model.num_attention_heads "
+                f"({self.num_attention_heads}): change one of them"
+            )
+        if self.hidden_act not in ACTIVATIONS:
+            raise UserError(f"model.hidden_act is {self.hidden_act!r}: choose one of {', '.join(ACTIVATIONS)}")
+        _fraction("model.hidden_dropout_prob", self.hidden_dropout_prob)
+        _fraction("model.attention_probs_dropout_prob", self.attention_probs_dropout_prob)
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """The WordPiece vocabulary."""
+
+    path: str | None = None
+    """vocab.txt, tokenizer.json, or a folder that holds one (a run, say); null trains one on the corpus."""
+    vocab_size: int = 30522
+    """Number of pieces to train, special ones included; the result is smaller where the corpus has fewer."""
+    lowercase: bool = True
+    """Lower-case all text."""
+    strip_accents: bool | None = None
+    """Remove accents; null does so exactly when lower-casing, as BERT's own vocabularies do."""
+    min_frequency: int = 2
+    """Rarest pair of pieces that is still merged when a vocabulary is trained."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The corpus, and the examples made of it."""
+
+    train: list[str] | str | None = None
+    """Corpus: files, globs or folders of text (an empty line ends a document) or .jsonl[.gz] with a "text" field;
+    "stdlib:" is the prose of Python's own standard library."""
+    eval: list[str] | str | None = None
+    """Held-out corpus in the same forms; null holds out a share of data.train instead."""
+    held_out: float = 0.05
+    """Share of the documents of data.train that is held out when data.eval is null."""
+    one_sentence_per_line: bool = False
+    """The corpus already has one sentence a line: do not look for sentence boundaries."""
+    language: str = "en"
+    """Language code by which sentence boundaries are found."""
+    sequence_length: int = 128
+    """Tokens T a row, special ones included."""
+    max_predictions_per_sequence: int = 20
+    """Most predictions P a row."""
+    masked_lm_prob: float = 0.15
+    """Share of a row's tokens that are predicted."""
+    short_seq_prob: float = 0.1
+    """Share of examples with a random shorter target length, so that short inputs are learned too."""
+    seed: int = 12345
+    """Seed of the document order, the held-out share and the sentence pairs; the examples are cached by it."""
+    num_workers: int | None = None
+    """Processes that build the examples; null takes one a core. The result does not depend on it."""
+    cache_dir: str | None = None
+    """Folder for built examples; null takes bert-jax/examples in the user's cache folder."""
+
+    def check(self) -> None:
+        """Raises UserError for values no example can be built with."""
+        if self.train is None:
+            raise UserError(
+                "data.train is not set: name a corpus, for example --data.train 'corpus/*.txt' "
+                '(or "stdlib:" for the embedded one)'
+            )
+        _at_least("data.sequence_length", self.sequence_length, 8)
+        _at_least("data.max_predictions_per_sequence", self.max_predictions_per_sequence, 1)
+        _fraction("data.masked_lm_prob", self.masked_lm_prob)
+        _fraction("data.short_seq_prob", self.short_seq_prob)
+        _fraction("data.held_out", self.held_out)
+        if self.held_out == 0 and self.eval is None:
+            raise UserError("data.held_out is 0 and data.eval is not set: name a held-out corpus or hold out a share")
+        if self.num_workers is not None:
+            _at_least("data.num_workers", self.num_workers, 1)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The optimizer and its learning rate over time."""
+
+    name: str = "adamw"
+    """adamw (BERT's) or lamb (for batches of thousands)."""
+    learning_rate: float = 1e-4
+    """Peak learning rate."""
+    warmup_steps: Count | None = None
+    """Steps of linear warm-up; null takes warmup_ratio of all steps."""
+    warmup_ratio: float = 0.1
+    """Share of the steps that warm up, where warmup_steps is null."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay; not applied to biases and LayerNorm."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.999
+    """Decay of the second moment."""
+    epsilon: float = 1e-6
+    """Added to the root of the second moment."""
+    bias_correction: bool = False
+    """Correct the moments' bias towards zero; Google's BERT does not."""
+    max_grad_norm: float = 1.0
+    """Clip the gradient to this global norm; 0 turns clipping off."""
+
+    def check(self) -> None:
+        """Raises UserError for values that cannot train."""
+        if self.name not in ("adamw", "lamb"):
+            raise UserError(f"optimizer.name is {self.name!r}: choose adamw or lamb")
+        if self.learning_rate <= 0:
+            raise UserError(f"optimizer.learning_rate is {self.learning_rate}: it must be above 0")
+        _fraction("optimizer.warmup_ratio", self.warmup_ratio)
+        if self.warmup_steps is not None:
+            _at_least("optimizer.warmup_steps", self.warmup_steps, 0)
+        for name in ("weight_decay", "max_grad_norm", "epsilon"):
+            _at_least(f"optimizer.{name}", getattr(self, name), 0)
+        _fraction("optimizer.beta1", self.beta1)
+        _fraction("optimizer.beta2", self.beta2)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long, how much at a time, and how often to look."""
+
+    steps: Count | None = None
+    """Optimizer steps; null takes training.epochs."""
+    epochs: float | None = None
+    """Passes over the training rows, where training.steps is null."""
+    batch_size: int = 32
+    """Rows B of one optimizer step, over all devices."""
+    eval_batch_size: int | None = None
+    """Rows of one evaluation batch, over all devices; null takes batch_size."""
+    gradient_accumulation_steps: int = 1
+    """Split each batch into this many micro-batches, one after the other, to save memory."""
+    dtype: str = "float32"
+    """Computation in float32 or bfloat16; parameters stay float32."""
+    dropout_rng: str = "hash"
+    """Dropout bits from a counter hash (fast) or from JAX's threefry (the reference)."""
+    log_every: Count = Count(100)
+    """Steps between two lines of training metrics."""
+    eval_every: Count | None = None
+    """Steps between two evaluations; null: at every epoch in fine-tuning, at every checkpoint in pretraining."""
+    checkpoint_every: Count = Count(1000)
+    """Steps between two checkpoints."""
+    keep_checkpoints: int = 3
+    """Checkpoints kept, the newest ones."""
+
+    def check(self) -> None:
+        """Raises UserError for values that contradict each other."""
+        if (self.steps is None) == (self.epochs is None):
+            state = "neither is set" if self.steps is None else "both are set"
+            raise UserError(f"training.steps and training.epochs: {state}, set exactly one of them")
+        if self.steps is not None:
+            _at_least("training.steps", self.steps, 1)
+        if self.epochs is not None and self.epochs <= 0:
+            raise UserError(f"training.epochs is {self.epochs}: it must be above 0")
+        for name in ("batch_size", "gradient_accumulation_steps", "log_every", "checkpoint_every", "keep_checkpoints"):
+            _at_least(f"training.{name}", getattr(self, name), 1)
+        for name in ("eval_every", "eval_batch_size"):
+            if getattr(self, name) is not None:
+                _at_least(f"training.{name}", getattr(self, name), 1)
+        if self.batch_size % self.gradient_accumulation_steps:
+            raise UserError(
+                f"training.batch_size ({self.batch_size}) is not divisible by "
+                f"training.gradient_accumulation_steps ({self.gradient_accumulation_steps}): change one of them"
+            )
+        if self.dtype not in ("float32", "bfloat16"):
+            raise UserError(f"training.dtype is {self.dtype!r}: choose float32 or bfloat16")
+        if self.dropout_rng not in ("hash", "threefry"):
+            raise UserError(f"training.dropout_rng is {self.dropout_rng!r}: choose hash or threefry")
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """A pretraining run."""
+
+    output_dir: str | None = None
+    """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
+    init: str | None = None
+    """Run to start from: its weights and vocabulary; null starts from random weights."""
+    seed: int = 0
+    """Seed of initialisation, order of data, masks and dropout."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """the corpus and its examples"""
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """the vocabulary"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """the encoder"""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """the optimizer"""
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    """the training loop"""
+
+    def check(self) -> None:
+        """Raises UserError at the first value, or pair of values, that cannot work."""
+        for part in (self.model, self.data, self.optimizer, self.training):
+            part.check()
+        if self.data.sequence_length > self.model.max_position_embeddings:
+            raise UserError(
+                f"data.sequence_length ({self.data.sequence_length}) is over model.max_position_embeddings "
+                f"({self.model.max_position_embeddings}): shorten the one or enlarge the other"
+            )
+        if self.data.max_predictions_per_sequence >= self.data.sequence_length:
+            raise UserError(
+                f"data.max_predictions_per_sequence ({self.data.max_predictions_per_sequence}) is not below "
+                f"data.sequence_length ({self.data.sequence_length})"
+            )
+
+
+@dataclass(frozen=True)
+class TaskDataConfig:
+    """The labelled data of a task."""
+
+    dir: str | None = None
+    """Folder with the task's original files (train.tsv, dev.tsv, test.tsv)."""
+    max_length: int = 128
+    """Longest input in tokens, special ones included; longer ones are cut, the longer text first."""
+    buckets: list[int] = field(default_factory=lambda: [32, 64, 96, 128, 192, 256, 384, 512])
+    """Lengths that batches are padded to: each costs one compilation and saves padding."""
+    max_train_rows: int | None = None
+    """Use only the first rows of the training file."""
+
+    def check(self) -> None:
+        """Raises UserError for values no feature can be built with."""
+        if self.dir is None:
+            raise UserError("data.dir is not set: name the folder with train.tsv and dev.tsv, --data.dir DIR")
+        _at_least("data.max_length", self.max_length, 8)
+        if not self.buckets or min(self.buckets) < 1:
+            raise UserError(f"data.buckets is {self.buckets}: list at least one length above 0")
+        if self.max_train_rows is not None:
+            _at_least("data.max_train_rows", self.max_train_rows, 1)
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """A fine-tuning run."""
+
+    task: str = "sst2"
+    """The task: sst2, mrpc."""
+    output_dir: str | None = None
+    """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
+    init: str | None = None
+    """Run to start from; "none" trains from random weights, the control that shows what pretraining gave."""
+    like: str | None = None
+    """With init none: the run whose model sizes and vocabulary to take, without its weights."""
+    seed: int = 0
+    """Seed of the head's initialisation, order of data and dropout."""
+    classifier_dropout: float | None = None
+    """Dropout before the classifier; null takes hidden_dropout_prob."""
+    data: TaskDataConfig = field(default_factory=TaskDataConfig)
+    """the labelled data"""
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """the vocabulary, where init is none and like is not set"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """the encoder, where init is none and like is not set"""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """the optimizer"""
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    """the training loop"""
+
+    def check(self) -> None:
+        """Raises UserError at the first value, or pair of values, that cannot work."""
+        for part in (self.model, self.data, self.optimizer, self.training):
+            part.check()
+        if self.init is None:
+            raise UserError(
+                "init is not set: name the run to start from, --init runs/X, or --init none for random weights"
+            )
+        if self.like is not None and self.init != "none":
+            raise UserError("like is set, but init is not none: like only says what random weights look like")
+        if self.classifier_dropout is not None:
+            _fraction("classifier_dropout", self.classifier_dropout)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A configuration as nested plain values, ready for YAML or JSON."""
+    return {
+        key: int(value) if isinstance(value, Count) else value
+        for key, value in (
+            (f.name, to_dict(v) if dataclasses.is_dataclass(v := getattr(config, f.name)) else v)
+            for f in dataclasses.fields(config)
+        )
+    }
+
+
+def recipe_names() -> list[str]:
+    """Names that ``--config`` takes without a path."""
+    return sorted(path.stem for path in recipe_folder().glob("*.yaml"))
+
+
+def recipe_folder() -> Path:
+    """configs/ of the clone, or its copy inside the installed package."""
+    inside = Path(__file__).parent / "configs"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if value < least:
+        raise UserError(f"{name} is {value}: it must be at least {least}")
+
+
+def _fraction(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise UserError(f"{name} is {value}: it must be at least 0 and below 1")
