@@ -330,13 +330,13 @@ class FinetuneConfig:
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A configuration as nested plain values, ready for YAML or JSON."""
-    return {
-        key: int(value) if isinstance(value, Count) else value
-        for key, value in (
-            (f.name, to_dict(v) if dataclasses.is_dataclass(v := getattr(config, f.name)) else v)
-            for f in dataclasses.fields(config)
-        )
-    }
+    plain = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            value = to_dict(value)
+        plain[item.name] = int(value) if isinstance(value, Count) else value
+    return plain
 
 
 def recipe_names() -> list[str]:

@@ -1,0 +1,30 @@
+"""Pretrain, fine-tune and use BERT in JAX.
+
+Names are loaded when they are first used, so that ``import bert`` and ``bert --help`` need no JAX.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bert.heads import BertForPreTraining, BertForSequenceClassification
+    from bert.model import Bert
+    from bert.pretrained import Pretrained, load
+
+_HOMES = {
+    "Bert": "bert.model",
+    "BertForPreTraining": "bert.heads",
+    "BertForSequenceClassification": "bert.heads",
+    "Pretrained": "bert.pretrained",
+    "load": "bert.pretrained",
+}
+
+__all__ = ["Bert", "BertForPreTraining", "BertForSequenceClassification", "Pretrained", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'bert' has no attribute {name!r}")

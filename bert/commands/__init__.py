@@ -1,0 +1,56 @@
+"""``bert COMMAND ...``: finds the command's module, loads it only then, and calls its ``main``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+
+from bert.commands.arguments import run_command
+from bert.config import UserError
+
+COMMANDS = {
+    "pretrain": ("bert.commands.pretrain", "train an encoder on a corpus"),
+    "finetune": ("bert.commands.finetune", "train a task's head and the encoder on labelled data"),
+    "predict": ("bert.commands.predict", "answer for new inputs with a fine-tuned model"),
+}
+
+
+@run_command
+def main(argv: list[str]) -> int:
+    """Runs one command and returns its exit status. Raises UserError for a command that does not exist."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        print(f"bert-jax {_version()}")
+        return 0
+    name, *rest = argv
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        mend = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
+        raise UserError(f"command line: {name} is no command of bert, {mend}")
+    return importlib.import_module(COMMANDS[name][0]).main(rest)
+
+
+def _help() -> str:
+    lines = [f"  {name:10}{text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: bert COMMAND [--config FILE] [--KEY VALUE ...]",
+            "",
+            "Pretrain and fine-tune BERT in JAX, from raw text to a scored model.",
+            "",
+            "Commands:",
+            *lines,
+            "",
+            "bert COMMAND --help explains the keys of a command, bert --version tells the version.",
+        ]
+    )
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("bert-jax")
+    except importlib.metadata.PackageNotFoundError:  # a clone that is not installed
+        return "(not installed, running from a clone)"

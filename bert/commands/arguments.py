@@ -1,0 +1,287 @@
+"""Command line and YAML file -> configuration, and every mistake in them -> one sentence.
+
+keys.py knows where each value was written. What a text means for its field's type, and the help, are
+jsonargparse's business here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import os
+import re
+import sys
+import typing
+from argparse import Action, ArgumentError
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from jsonargparse import ArgumentParser, DefaultHelpFormatter
+from jsonargparse.typing import register_type
+
+from bert.commands.keys import Given, Key, help_texts, keys_of, read_yaml, unknown_key
+from bert.config import Count, UserError, recipe_folder, recipe_names, to_dict
+
+Config = TypeVar("Config")
+
+COMMAND_LINE = "command line"
+NULLS = (None, "null", "~")
+FLAGS = ("help", "print_config")
+
+
+def parse(
+    config_class: type[Config], argv: list[str], *, prog: str, description: str, default_recipe: str | None
+) -> tuple[Config, str | None]:
+    """The checked configuration, and the recipe's name: the stem of its file, None where there is no file.
+
+    ``--help`` and ``--print_config`` print and leave through SystemExit(0).
+    Raises UserError with one sentence for anything wrong in the file, on the command line, or between values.
+    """
+    keys = keys_of(config_class)
+    options = _options(argv, keys)
+    if "help" in options:
+        print(_parser(keys, config_class, prog, description, default_recipe).format_help(), end="")
+        raise SystemExit(0)
+    print_config = options.pop("print_config", None) is not None
+    name = options.pop("config", [default_recipe])[0]
+    path = None if name is None else find_config(name)
+    given = {} if path is None else read_yaml(path, keys)
+    given |= {key: _from_command_line(key, values, keys[key]) for key, values in options.items()}
+    config = _build(config_class, _typed(given, keys))
+    if print_config:
+        print(dump(config), end="")
+        raise SystemExit(0)
+    try:
+        config.check()
+    except UserError as error:
+        raise UserError(_with_origin(str(error), given)) from None
+    return config, None if path is None else path.stem
+
+
+def dump(config: Any) -> str:
+    """The configuration as YAML; ``load`` reads it back into an equal object."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=110)
+
+
+def load(config_class: type[Config], path: Path | str) -> Config:
+    """The configuration in a YAML file, defaults filled in, ``check`` not called. Raises UserError."""
+    keys = keys_of(config_class)
+    return _build(config_class, _typed(read_yaml(Path(path), keys), keys))
+
+
+def run_command(main: Callable[[list[str]], int]) -> Callable[[list[str] | None], int]:
+    """Wraps a command: a UserError becomes ``error: <sentence>`` and status 2, a closed pipe ends quietly.
+
+    The wrapped function takes the arguments, or None for those of the process, and returns the exit status.
+    """
+
+    @functools.wraps(main)
+    def run(argv: list[str] | None = None) -> int:
+        try:
+            try:
+                return main(sys.argv[1:] if argv is None else argv)
+            finally:
+                sys.stdout.flush()  # here, so that a closed pipe shows before the interpreter shuts down
+        except UserError as error:
+            print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
+            return 2
+        except BrokenPipeError:
+            # Python flushes stdout once more at exit and would complain again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+
+    return run
+
+
+def find_config(name: str) -> Path:
+    """The file that ``--config NAME`` means, a recipe's name or a path. Raises UserError if there is none."""
+    if name in recipe_names():
+        return recipe_folder() / f"{name}.yaml"
+    path = Path(name)
+    if path.is_file():
+        return path
+    where = f"{COMMAND_LINE}: --config {name}"
+    if path.is_dir():
+        inside = path / "config.yaml"
+        mend = f"did you mean {inside}?" if inside.is_file() else "name a YAML file"
+        raise UserError(f"{where}: this is a folder, {mend}")
+    near = difflib.get_close_matches(path.stem, recipe_names(), 1)
+    mend = f"did you mean {near[0]}?" if near else "give a file or a recipe's name"
+    raise UserError(
+        f"{where}: no such file or recipe, {mend} (recipes: {', '.join(recipe_names()) or 'none'})"
+    )
+
+
+def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
+    """The options of the command line with their values; where one is given again, the last one counts.
+
+    Only a key that takes a list has several values: so a glob works quoted and expanded by the shell.
+    """
+    options: dict[str, list[str]] = {}
+    name = None
+    for word in argv:
+        if word.startswith("--") or word == "-h":
+            name, equals, value = ("help", "", "") if word == "-h" else word[2:].partition("=")
+            if name not in keys and name not in ("config", *FLAGS):
+                raise UserError(f"{COMMAND_LINE}: {unknown_key(name, keys, prefix='--')}")
+            if name == "config" and name in options:
+                raise UserError(f"{COMMAND_LINE}: --config is given twice, name one file or recipe")
+            if name in FLAGS and equals:
+                raise UserError(f"{COMMAND_LINE}: --{name} takes no value, leave ={value} away")
+            options[name] = [value] if equals else []
+        elif name is None or name in FLAGS:
+            raise UserError(
+                f"{COMMAND_LINE}: {word} belongs to no key, write --KEY VALUE (--help lists all keys)"
+            )
+        elif options[name] and not (name in keys and keys[name].takes_list):
+            raise UserError(
+                f"{COMMAND_LINE}: --{name} takes one value, but {word} follows {options[name][0]}: "
+                "quote a value that has spaces"
+            )
+        else:
+            options[name].append(word)
+    for name, values in options.items():
+        if name not in FLAGS and not values:
+            raise UserError(f"{COMMAND_LINE}: --{name} needs a value, write --{name} VALUE")
+    return options
+
+
+def _from_command_line(name: str, values: list[str], key: Key) -> Given:
+    # --data.buckets 64 is a list of one; --data.train a.txt stays a text, --data.train '[a.txt]' is YAML.
+    is_list = len(values) > 1 or (key.takes_list and str not in key.members and not values[0].startswith("["))
+    return Given(values if is_list else values[0], COMMAND_LINE, None, f"--{name} {' '.join(values)}")
+
+
+def _typed(given: dict[str, Given], keys: dict[str, Key]) -> dict[str, Any]:
+    """The value of every key, as its type demands. Raises UserError at a text that is not of that type."""
+    texts = {name: None if item.value in NULLS else item.value for name, item in given.items()}
+    try:
+        values = _parser(keys).parse_object(texts)
+    except ArgumentError as error:
+        match = re.search(r'key "([^"]+)"', str(error))
+        if match is None or match[1] not in given:
+            raise UserError(str(error)) from None
+        raise _wrong_type(given[match[1]], keys[match[1]]) from None
+    for name, item in given.items():
+        # jsonargparse takes null for anything, and a text that YAML reads as a mere comment for null.
+        if values[name] is None and (item.value not in NULLS or type(None) not in keys[name].members):
+            raise _wrong_type(item, keys[name])
+    return {name: values[name] for name in keys}
+
+
+def _wrong_type(item: Given, key: Key) -> UserError:
+    names = {
+        int: "a whole number",
+        Count: "a whole number (1000 or 1e3)",
+        float: "a number (0.01 or 1e-2)",
+        bool: "true or false",
+        str: "a text",
+        list[str]: "a list of texts",
+        list[int]: "a list of whole numbers",
+        type(None): "null",
+    }
+    expected = " or ".join(names.get(member, str(member)) for member in key.members)
+    return UserError(f"{item.where}: {item.shown}: {expected} is expected")
+
+
+def _build(config_class: type[Config], values: dict[str, Any], prefix: str = "") -> Config:
+    """The dataclass and its sections from values by dotted key."""
+    fields = {}
+    for name, hint in typing.get_type_hints(config_class).items():
+        is_section = dataclasses.is_dataclass(hint)
+        fields[name] = _build(hint, values, f"{prefix}{name}.") if is_section else values[prefix + name]
+    return config_class(**fields)
+
+
+def _with_origin(sentence: str, given: dict[str, Given]) -> str:
+    """The sentence of a check, after the places that the values it speaks of came from."""
+    words = re.findall(r"[\w.]*\w", sentence)
+    # Names without a section, such as seed and like, are words too: they count as the first word only.
+    named = [given[word] for i, word in enumerate(words) if word in given and ("." in word or i == 0)]
+    places = " and ".join(dict.fromkeys(item.where for item in named))
+    return f"{places}: {sentence}" if places else sentence
+
+
+class _Help(DefaultHelpFormatter):
+    """Help that shows the type by a placeholder and the default as YAML."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+    def _format_action_invocation(self, action: Action) -> str:
+        option = action.option_strings[0]  # without jsonargparse's --data.train+, which we do not take
+        return f"{option} {action.metavar}" if action.metavar else option
+
+    def _get_help_string(self, action: Action) -> str:
+        return action.help or ""
+
+
+def _parser(
+    keys: dict[str, Key],
+    config_class: type | None = None,
+    prog: str = "bert",
+    description: str = "",
+    default_recipe: str | None = None,
+) -> ArgumentParser:
+    """jsonargparse's parser of these keys; all arguments after the first are for its help."""
+    parser = ArgumentParser(
+        prog=prog,
+        usage="%(prog)s [--config FILE] [--KEY VALUE ...]",
+        description=description,
+        formatter_class=_Help,
+        exit_on_error=False,
+        add_help=False,
+    )
+    recipes = ", ".join(recipe_names()) or "none"
+    general = parser.add_argument_group("Options")
+    general.add_argument("--help", action="help", help="Show this text and stop; -h does the same.")
+    general.add_argument(
+        "--config",
+        metavar="FILE",
+        help=f"A YAML file or the name of a recipe; the keys below override it. Recipes: {recipes}."
+        + ("" if default_recipe is None else f" (default: {default_recipe})"),
+    )
+    general.add_argument(
+        "--print_config", action="store_true", help="Print the whole configuration as YAML and stop."
+    )
+    titles = help_texts(config_class) if config_class else {}
+    groups: dict[str, Any] = {}
+    for name, key in keys.items():
+        section = name.rpartition(".")[0]
+        if section not in groups:
+            title = titles.get(section) or section or "the run"
+            groups[section] = parser.add_argument_group(title[0].upper() + title[1:])
+        default = key.default if isinstance(key.default, str) else json.dumps(key.default)
+        groups[section].add_argument(
+            f"--{name}",
+            type=key.type,
+            default=key.default,
+            metavar=_placeholder(key),
+            help=f"{key.help} (default: {default})",
+        )
+    return parser
+
+
+def _placeholder(key: Key) -> str:
+    kind = next(member for member in key.members if member is not type(None))
+    if key.takes_list:
+        return "N ..." if typing.get_args(kind) == (int,) else "TEXT ..."
+    return {int: "N", Count: "N", float: "X", bool: "true|false"}.get(kind, "TEXT")
+
+
+def _count(value: Any) -> Count:
+    """1000, 1_000 or 1e3 as a Count; ValueError for anything that is not whole."""
+    number = float(value)
+    if not number.is_integer():
+        raise ValueError(f"{value} is not a whole number")
+    return Count(number)
+
+
+register_type(Count, serializer=int, deserializer=_count)

@@ -1,0 +1,167 @@
+"""The keys of a configuration, and what a YAML file gives them, each value with the line it stands on.
+
+Keys are looked up here, where the line is known. What a text means for a field's type is decided in
+arguments.py, in one way for the file and the command line: both hand over the text that the user wrote.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import docstring_parser
+import yaml
+
+from bert.config import UserError
+
+
+class Key(NamedTuple):
+    """One field of the configuration."""
+
+    type: Any
+    default: Any
+    help: str
+
+    @property
+    def members(self) -> tuple[Any, ...]:
+        """The types that the field takes: (list[str], str, NoneType) of ``list[str] | str | None``."""
+        is_union = typing.get_origin(self.type) in (types.UnionType, typing.Union)
+        return typing.get_args(self.type) if is_union else (self.type,)
+
+    @property
+    def takes_list(self) -> bool:
+        return any(typing.get_origin(member) is list for member in self.members)
+
+
+class Given(NamedTuple):
+    """A value as the user wrote it; line is None on the command line."""
+
+    value: Any
+    source: str
+    line: int | None
+    shown: str
+
+    @property
+    def where(self) -> str:
+        return self.source if self.line is None else f"{self.source}, line {self.line}"
+
+
+def keys_of(config_class: type, prefix: str = "") -> dict[str, Key]:
+    """Every field under its dotted name, in the order of the dataclasses."""
+    hints = typing.get_type_hints(config_class)
+    texts = help_texts(config_class)
+    keys: dict[str, Key] = {}
+    for field in dataclasses.fields(config_class):
+        hint, name = hints[field.name], prefix + field.name
+        if dataclasses.is_dataclass(hint):
+            keys |= keys_of(hint, f"{name}.")
+            continue
+        has_factory = field.default_factory is not dataclasses.MISSING
+        default = field.default_factory() if has_factory else field.default
+        keys[name] = Key(hint, default, texts.get(field.name, ""))
+    return keys
+
+
+def help_texts(config_class: type) -> dict[str, str]:
+    """The text under each field of a dataclass, on one line."""
+    fields = docstring_parser.parse_from_object(config_class).params
+    return {field.arg_name: " ".join((field.description or "").split()) for field in fields}
+
+
+def read_yaml(path: Path, keys: dict[str, Key]) -> dict[str, Given]:
+    """What a YAML file gives, by dotted key. Raises UserError for anything but known keys, each once."""
+    source = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    text, root = _compose(path, source)
+    if root is None:  # nothing but comments
+        return {}
+    if not isinstance(root, yaml.MappingNode):
+        where = f"{source}, line {root.start_mark.line + 1}"
+        raise UserError(f"{where}: {_snippet(root, text)!r} is no mapping, write lines of KEY: VALUE")
+
+    sections = {key.rpartition(".")[0] for key in keys} - {""}
+    given: dict[str, Given] = {}
+    lines: dict[str, int] = {}
+    for name, line, node in _entries(root, sections, text):
+        where, snippet, value = f"{source}, line {line}", _snippet(node, text), _value(node)
+        if name not in keys and name not in sections:
+            raise UserError(f"{where}: {unknown_key(name, keys)}")
+        if name in lines:
+            raise UserError(f"{where}: {name} stands on line {lines[name]} already, keep one of the two")
+        lines[name] = line
+        if name in keys:
+            given[name] = Given(value, source, line, f"{name}: {snippet or 'null'}")
+        elif (
+            not isinstance(node, yaml.MappingNode) and value is not None
+        ):  # null: a section all commented out
+            example = next(key for key in keys if key.startswith(f"{name}.")).removeprefix(f"{name}.")
+            raise UserError(
+                f"{where}: {name} is {snippet}, but it is a section: indent its keys below it, as {example}"
+            )
+    return given
+
+
+def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
+    """The end of the sentence on a key that does not exist, with the nearest one that does."""
+    of_section = next((key for key in keys if key.startswith(f"{name}.")), None)
+    if of_section is not None:
+        return f"{prefix}{name} is a section, set its keys one by one, for example {prefix}{of_section}"
+    leaf_names = {key.rpartition(".")[2]: key for key in reversed(list(keys))}  # the first of equals stays
+    leaf = name.rpartition(".")[2]
+    if leaf in leaf_names:  # the right name in the wrong section, or in none, is nearer than any spelling
+        nearest = leaf_names[leaf]
+    elif near := difflib.get_close_matches(name, keys, 1):
+        nearest = near[0]
+    elif near := difflib.get_close_matches(leaf, leaf_names, 1):
+        nearest = leaf_names[near[0]]
+    else:
+        return f"unknown key {prefix}{name}, --help lists all keys"
+    return f"unknown key {prefix}{name}, did you mean {prefix}{nearest}?"
+
+
+def _compose(path: Path, source: str) -> tuple[str, yaml.Node | None]:
+    """The file's text and its YAML nodes, which know their lines, where plain dicts do not."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        return text, yaml.compose(text, Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise UserError(f"{source}: cannot be read ({error.strerror}), name a YAML file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{source}: not UTF-8 text, save it as UTF-8") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{source}, line {mark.line + 1}" if mark else source
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
+        mend = "check indentation, colons and quotes there and above"
+        raise UserError(f"{where}: not valid YAML ({problem}), {mend}") from None
+
+
+def _entries(
+    mapping: yaml.MappingNode, sections: set[str], text: str, prefix: str = ""
+) -> Iterator[tuple[str, int, yaml.Node]]:
+    """(dotted key, line, value) of every line of a mapping and of the sections in it."""
+    for key, value in mapping.value:
+        name = prefix + (key.value if isinstance(key, yaml.ScalarNode) else _snippet(key, text))
+        yield name, key.start_mark.line + 1, value
+        if name in sections and isinstance(value, yaml.MappingNode):
+            yield from _entries(value, sections, text, f"{name}.")
+
+
+def _value(node: yaml.Node) -> str | list[str] | dict | None:
+    """A leaf as jsonargparse takes it: the text itself, so `no` stays a language and 1e-4 is a number."""
+    if isinstance(node, yaml.ScalarNode):
+        return None if node.tag == "tag:yaml.org,2002:null" else node.value
+    if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
+        return [item.value for item in node.value]
+    return {}  # a mapping or a nested list: no field takes one, and the error shows the file's own text
+
+
+def _snippet(node: yaml.Node, text: str) -> str:
+    """The node as the file has it, on one line and not too long."""
+    snippet = " ".join(text[node.start_mark.index : node.end_mark.index].split())
+    return snippet if len(snippet) <= 60 else f"{snippet[:57]}..."

@@ -1,0 +1,92 @@
+"""curves.png: the losses, scores and learning rate of metrics.jsonl over the steps."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from bert.report import read_metrics, replacing
+
+SCORES = ("accuracy", "f1", "exact_match", "matthews_correlation", "pearson", "spearman")
+"""Ends of the names of metrics for which more is better."""
+
+# Okabe and Ito's colours, which colour-blind people can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+
+def draw_curves(folder: Path | str) -> Path | None:
+    """Writes FOLDER/curves.png and returns its path; None where there is nothing to draw or no matplotlib."""
+    lines = read_metrics(folder)
+    names = list(dict.fromkeys(name for line in lines for name in line if name not in ("step", "split")))
+    panels = {
+        "loss": [name for name in names if name.endswith("loss")],
+        "score": [name for name in names if name.endswith(SCORES)],
+        "learning rate": [name for name in names if name == "learning_rate"],
+    }
+    panels = {title: names for title, names in panels.items() if names}
+    if not panels:
+        return None
+    try:
+        # The Agg canvas without pyplot: no display, no global state.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(5.2 * len(panels), 3.9), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (title, names) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
+        _draw_panel(axes, title, names, lines)
+    path = Path(folder) / "curves.png"
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
+    return path
+
+
+def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, Any]]) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import EngFormatter
+
+    splits = set()
+    for name, colour in zip(names, COLOURS * len(names), strict=False):
+        for split in ("train", "eval"):
+            steps, values = _series(lines, split, name)
+            if not steps:
+                continue
+            splits.add(split)
+            if split == "eval":
+                axes.plot(steps, values, color=colour, linewidth=1.6, marker="o", markersize=4.5, zorder=3)
+            else:
+                # A single point makes no line.
+                faint = title != "learning rate"
+                marker = "." if len(steps) == 1 else ""
+                axes.plot(
+                    steps, values, color=colour, alpha=0.45 if faint else 1, linewidth=1.2, marker=marker
+                )
+
+    axes.set_title(title[0].upper() + title[1:], loc="left", fontsize=11, fontweight="bold")
+    axes.set_xlabel("step")
+    axes.set_ylabel(title)
+    axes.grid(color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 250k, 1M
+    if title == "learning rate":
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+        axes.set_ylim(bottom=0)
+        return
+    handles = [Line2D([], [], color=colour, label=name) for name, colour in zip(names, COLOURS * len(names))]  # noqa: B905
+    if "train" in splits:
+        handles.append(Line2D([], [], color="#666666", alpha=0.5, linewidth=1.2, label="training"))
+    if "eval" in splits:
+        handles.append(Line2D([], [], color="#666666", marker="o", markersize=4.5, label="evaluation"))
+    axes.legend(handles=handles, frameon=False, fontsize=9)
+
+
+def _series(lines: list[dict[str, Any]], split: str, name: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one metric; a null, which stands for NaN, is a gap."""
+    points = [(line["step"], line[name]) for line in lines if line.get("split") == split and name in line]
+    points = [(step, value) for step, value in points if value is None or isinstance(value, (int, float))]
+    return [step for step, _ in points], [math.nan if value is None else float(value) for _, value in points]

@@ -1,0 +1,305 @@
+"""Text on disk -> documents -> sentences. Streaming: memory holds one document, never a file.
+
+A source is a file, a glob, a folder (searched through, in sorted order) or ``stdlib:``; several make a list. Text
+files hold a document as a block of lines (paragraphs or sentences) that an empty line ends; ``.jsonl`` files hold
+one object a line whose "text" is a document. Either may be gzipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import gzip
+import hashlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from bert.config import STANDARD_LIBRARY, UserError
+from bert.data import docstrings
+
+Document = list[str]
+"""Its lines: paragraphs or sentences, none of them empty."""
+
+FOLDER_SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+"""Files that are read where a folder is named."""
+
+MAX_DOCUMENT_BYTES = 64 << 20
+"""Longest document. One that is longer lacks its empty lines, and would be held in memory whole."""
+
+LONG_PARAGRAPH = 10_000
+"""Characters of a paragraph that are searched for sentences at once."""
+
+_UNREADABLE = (".parquet", ".zst", ".json", ".zip", ".bz2", ".xz")
+
+
+def documents(source: list[str] | str) -> Iterator[Document]:
+    """Documents of a corpus, in the order of its sources and, within one, of its file names.
+
+    A file that is named twice (by a glob and by itself, say) is read once. Files without text are passed over as
+    long as another one has some.
+
+    Raises:
+      UserError: nothing at the named place, no text at all, or a file that is damaged (with the number of the line).
+    """
+    empty = True
+    for place in corpus_files(source):
+        for document in docstrings.harvest() if place == STANDARD_LIBRARY else _file_documents(Path(place)):
+            empty = False
+            yield document
+    if empty:
+        raise UserError(f"{_shown(source)} holds no text: name a corpus with at least a few documents")
+
+
+def corpus_files(source: list[str] | str) -> list[str]:
+    """Paths of the files behind a source, each once; ``stdlib:`` stands for itself.
+
+    Raises:
+      UserError: a missing file, a glob that matches nothing, a folder without a corpus file.
+    """
+    found: dict[str, str] = {}
+    for entry in [source] if isinstance(source, str) else source:
+        for path in [entry] if entry == STANDARD_LIBRARY else _expand(os.path.expanduser(entry)):
+            found.setdefault(entry if entry == STANDARD_LIBRARY else os.path.realpath(path), path)
+    if not found:
+        raise UserError("the corpus is an empty list: name at least one file, glob or folder")
+    return list(found.values())
+
+
+def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -> str:
+    """Hash of the content and order of a corpus' files: 64 hexadecimal digits.
+
+    Names and times do not enter it. With a ``cache_dir``, the digest of each file is kept in a small JSON there
+    under its path, size and modification time, so that the second start does not read the corpus again.
+    """
+    memo = _Memo(cache_dir)
+    combined = hashlib.blake2b(digest_size=32)
+    for place in corpus_files(source):
+        if place == STANDARD_LIBRARY:
+            kind, digest = STANDARD_LIBRARY, memo.get(docstrings.source_state(), _digest_of_docstrings)
+        else:
+            kind = "jsonl" if ".jsonl" in _suffix(place) else "text"
+            digest = memo.get(_file_state(place), lambda place=place: _digest_of_file(place))
+        combined.update(f"{kind} {digest}\n".encode())
+    memo.save()
+    return combined.hexdigest()
+
+
+def split_sentences(paragraphs: list[str], language: str, one_sentence_per_line: bool = False) -> list[str]:
+    """Sentences of a document, in order, none of them empty.
+
+    A paragraph ends a sentence: sentencex is called once for each, since it looks past single line ends (and one
+    open quotation mark would swallow the paragraphs after it), at 100 MB of English a second on one core.
+    """
+    if one_sentence_per_line:
+        return [line for line in map(str.strip, paragraphs) if line]
+    from sentencex import segment
+
+    sentences = []
+    for paragraph in paragraphs:
+        for window in _windows(paragraph, language):
+            sentences += segment(language, window)
+    return [sentence for sentence in map(str.strip, sentences) if sentence]
+
+
+def _windows(paragraph: str, language: str) -> Iterator[str]:
+    """A paragraph in stretches that end with a sentence.
+
+    Whole books on one line exist, and in them a stray quotation mark is paired with another a chapter later,
+    with no boundary between (1.1 MB of joined paragraphs: 1048 sentences instead of 7809).
+    """
+    from sentencex import segment
+
+    start = 0
+    while len(paragraph) - start > LONG_PARAGRAPH:
+        window = paragraph[start : start + LONG_PARAGRAPH]
+        window = window[: window.rfind(" ") + 1] or window
+        # The last sentence may go on beyond the window: it opens the next one, unless it fills this one.
+        last = len(segment(language, window)[-1])
+        window = window[: len(window) - last] or window
+        yield window
+        start += len(window)
+    yield paragraph[start:]
+
+
+def _expand(entry: str) -> list[str]:
+    if os.path.isdir(entry):
+        inside = [
+            os.path.join(folder, name)
+            for folder, _, names in os.walk(entry)
+            for name in names
+            if name.endswith(FOLDER_SUFFIXES) and not name.startswith(".")
+        ]
+        if not inside:
+            wanted = ", ".join("*" + suffix for suffix in FOLDER_SUFFIXES)
+            raise UserError(f"the folder {entry} holds no corpus file: it needs {wanted}, in it or below it")
+        return sorted(inside)
+    if os.path.exists(entry):
+        _require_readable_kind(entry)
+        return [entry]
+    if glob.has_magic(entry):
+        matches = sorted(path for path in glob.glob(entry, recursive=True) if os.path.isfile(path))
+        if not matches:
+            raise UserError(f"no file matches {entry}: mend the glob (and quote it for the shell)")
+        for path in matches:
+            _require_readable_kind(path)
+        return matches
+    raise UserError(f"{entry} does not exist: name a file, a glob or a folder of the corpus")
+
+
+def _require_readable_kind(path: str) -> None:
+    if path.endswith(_UNREADABLE):
+        raise UserError(
+            f"{path} is of a kind that is not read: convert it to .txt or .jsonl, plain or with .gz"
+        )
+
+
+def _suffix(path: str | Path) -> str:
+    return "".join(Path(path).suffixes[-2:])
+
+
+def _file_documents(path: Path) -> Iterator[Document]:
+    jsonl = _suffix(path).endswith((".jsonl", ".jsonl.gz"))
+    with contextlib.closing(_lines(path)) as lines:
+        yield from _json_documents(path, lines) if jsonl else _text_documents(path, lines)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number, line without its end), decoded line by line, so that an error knows its place."""
+    number = 0
+    try:
+        with _open(path) as file:
+            while data := file.readline(MAX_DOCUMENT_BYTES + 1):
+                number += 1
+                if len(data) > MAX_DOCUMENT_BYTES:
+                    raise _too_long(path, number)
+                if number == 1:
+                    data = data.removeprefix(b"\xef\xbb\xbf")
+                try:
+                    yield number, data.decode("utf-8").rstrip("\r\n")
+                except UnicodeDecodeError:
+                    raise UserError(
+                        f"{path}, line {number}: not UTF-8, convert the file (iconv -f OLD -t UTF-8)"
+                    ) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise UserError(f"{path} is cut short or damaged after line {number}: copy it again") from None
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}): mend its permissions or leave it out"
+        ) from None
+
+
+def _open(path: Path) -> BinaryIO:
+    return gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb")  # noqa: SIM115
+
+
+def _text_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Document]:
+    document: Document = []
+    size = 0
+    for number, line in lines:
+        if stripped := line.strip():
+            document.append(stripped)
+            size += len(stripped)
+            if size > MAX_DOCUMENT_BYTES:
+                raise _too_long(path, number)
+        elif document:
+            yield document
+            document, size = [], 0
+    if document:
+        yield document
+
+
+def _json_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Document]:
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", str(error))
+            raise UserError(f"{path}, line {number}: not JSON ({reason}), mend or remove the line") from None
+        text = record.get("text") if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            raise UserError(f'{path}, line {number}: no string "text" in it, each line is an object with one')
+        # JSON can spell half a surrogate pair, which UTF-8 cannot.
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        if document := [stripped for part in text.split("\n") if (stripped := part.strip())]:
+            yield document
+
+
+def _too_long(path: Path, number: int) -> UserError:
+    return UserError(
+        f"{path}, line {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB, "
+        "separate documents with an empty line"
+    )
+
+
+def _shown(source: list[str] | str) -> str:
+    return source if isinstance(source, str) else ", ".join(source)
+
+
+class _Memo:
+    """Digests of files, kept between runs. Losing it costs one more read; so every fault of it is passed over."""
+
+    def __init__(self, cache_dir: Path | None):
+        self._file = cache_dir / "fingerprints.json" if cache_dir else None
+        self._known: dict[str, str] = {}
+        self._changed = False
+        if self._file:
+            with contextlib.suppress(OSError, ValueError):
+                self._known = dict(json.loads(self._file.read_text(encoding="utf-8")))
+
+    def get(self, state: tuple[str, int], compute) -> str:
+        """The digest known for a state (text, modification time in ns), or the computed one."""
+        key, modified = state
+        if key in self._known:
+            return self._known[key]
+        digest = compute()
+        # A file that changed a moment ago may change again within the resolution of its time stamp.
+        if time.time_ns() - modified > 2_000_000_000:
+            self._known[key] = digest
+            self._changed = True
+        return digest
+
+    def save(self) -> None:
+        if not (self._file and self._changed):
+            return
+        temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(self._known, indent=0), encoding="utf-8")
+            os.replace(temporary, self._file)
+
+
+def _file_state(path: str) -> tuple[str, int]:
+    try:
+        stat = os.stat(path)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}): mend its permissions or leave it out"
+        ) from None
+    return f"{os.path.realpath(path)}|{stat.st_size}|{stat.st_mtime_ns}", stat.st_mtime_ns
+
+
+def _digest_of_file(path: str) -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}): mend its permissions or leave it out"
+        ) from None
+    return digest.hexdigest()
+
+
+def _digest_of_docstrings() -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    for document in docstrings.harvest():
+        digest.update("\n".join([*document, "", ""]).encode("utf-8"))
+    return digest.hexdigest()

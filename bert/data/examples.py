@@ -1,0 +1,279 @@
+"""Corpus -> next-sentence examples on disk, built once and found again.
+
+    documents -> spool -> random order -> held-out share | shards -> one worker a shard -> index.json
+
+A set of examples is a folder named by the hash of all that decides its content. Until ``index.json`` stands in it, it
+is not a set: a build that was killed goes on with the shards that are missing. Memory holds one shard a worker,
+whatever the size of the corpus; the bytes do not depend on the number of workers, or on how often it was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bert.config import DataConfig, UserError
+from bert.data import corpus, spool, workers
+from bert.data.files import write_durably
+from bert.data.shards import Rows, ShardSummary, ShardTask, damaged, open_rows
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["ExampleSet", "Rows", "build_examples", "open_examples", "open_rows"]
+
+Progress = Callable[[str, int, int | None], None]
+"""Called as (what is being done, how many are done, of how many where that is known)."""
+
+FORMAT = 1
+"""Part of the key: raise it where the same text would give other rows."""
+
+SHARD_BYTES = 4 << 20
+"""Text of a shard: about 9,000 rows of 128 tokens, some 60 MB of memory while it is built."""
+
+_INDEX, _COUNTS, _WORK = "index.json", "unigram_counts.npy", "work"
+
+
+@dataclass(frozen=True)
+class ExampleSet:
+    """A finished set of examples.
+
+    Attributes:
+      folder: where it lies.
+      train, eval: its shards, for ``open_rows``.
+      sequence_length: T.
+      vocab_size: V.
+      counts: train_rows, eval_rows, and documents, sentences, tokens, unused_tokens, random_rows of either.
+    """
+
+    folder: Path
+    train: tuple[Path, ...]
+    eval: tuple[Path, ...]
+    sequence_length: int
+    vocab_size: int
+    counts: dict[str, int]
+
+    @functools.cached_property
+    def unigram_counts(self) -> np.ndarray:
+        """How often each piece stands in the training rows, special ones included and padding not: int64 [V]."""
+        return np.load(self.folder / _COUNTS)
+
+
+def build_examples(
+    config: DataConfig, tokenizer: Tokenizer, cache_dir: Path | None = None, progress: Progress | None = None
+) -> ExampleSet:
+    """The examples of a corpus: from the cache where they were built before.
+
+    Args:
+      config: corpus, lengths, seed, workers; its ``cache_dir`` is used where the argument is None, and without
+        either the folder bert-jax/examples in the user's cache folder.
+      tokenizer: special tokens spelled out in the corpus are ordinary text to it (``corpus_tokenizer``).
+      progress: is told how far it is.
+
+    Raises:
+      UserError: an unreadable or empty corpus, too few documents, a damaged set, a cache that cannot be written.
+    """
+    from bert.tokenizer import tokenizer_fingerprint
+
+    config.check()
+    progress = progress or _silent
+    cache = _cache_folder(config, cache_dir)
+    progress("fingerprinting the corpus", 0, None)
+    settings = _settings(config, cache, tokenizer_fingerprint(tokenizer))
+    folder = cache / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
+    if (folder / _INDEX).exists():
+        return open_examples(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder, progress):
+            if not (folder / _INDEX).exists():
+                _build(folder, config, settings, tokenizer, progress)
+    except OSError as error:
+        raise UserError(
+            f"the examples cannot be written to {folder} ({error.strerror or error}): "
+            "make room there, or name another folder with data.cache_dir"
+        ) from None
+    return open_examples(folder)
+
+
+def open_examples(folder: str | Path) -> ExampleSet:
+    """Opens a finished set and checks the size of its files. Needs NumPy and pyarrow only.
+
+    Raises:
+      UserError: not a finished set, or one with a file that is missing or of another size.
+    """
+    folder = Path(folder)
+    try:
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} holds no finished examples ({_INDEX} is missing): build them first"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise damaged(folder / _INDEX, str(error)) from None
+    for entry in [*index["train"], *index["eval"], index["unigram_counts"]]:
+        path = folder / entry["file"]
+        size = path.stat().st_size if path.exists() else None
+        if size != entry["size"]:
+            reason = "it is missing" if size is None else f"{size} bytes instead of {entry['size']}"
+            raise damaged(path, reason)
+    return ExampleSet(
+        folder=folder,
+        train=tuple(folder / entry["file"] for entry in index["train"]),
+        eval=tuple(folder / entry["file"] for entry in index["eval"]),
+        sequence_length=index["settings"]["sequence_length"],
+        vocab_size=index["vocab_size"],
+        counts=index["counts"],
+    )
+
+
+def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]:
+    """All that decides the rows, and nothing else: masking, workers and names of files do not."""
+    fingerprints = cache.parent / "fingerprints"
+    return {
+        "format": FORMAT,
+        "corpus": corpus.corpus_fingerprint(config.train, fingerprints),
+        "eval_corpus": None if config.eval is None else corpus.corpus_fingerprint(config.eval, fingerprints),
+        "held_out": config.held_out if config.eval is None else None,
+        "tokenizer": tokenizer,
+        "sequence_length": config.sequence_length,
+        "short_seq_prob": config.short_seq_prob,
+        "one_sentence_per_line": config.one_sentence_per_line,
+        "language": None if config.one_sentence_per_line else config.language,
+        "seed": config.seed,
+        "shard_bytes": SHARD_BYTES,
+    }
+
+
+def _cache_folder(config: DataConfig, cache_dir: Path | None) -> Path:
+    named = cache_dir or config.cache_dir
+    if named:
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bert-jax" / "examples"
+
+
+def _build(
+    folder: Path, config: DataConfig, settings: dict[str, Any], tokenizer: Tokenizer, progress: Progress
+) -> None:
+    """Builds the set, or what is missing of it. The caller holds its lock."""
+    work = folder / _WORK
+    tasks = _tasks(folder, work, config, progress)
+    missing = [task for task in tasks if _finished(task, work) is None]
+    done = len(tasks) - len(missing)
+    progress("building examples", done, len(tasks))
+    number_of_workers = min(config.num_workers or len(os.sched_getaffinity(0)), len(missing))
+    for done, _ in enumerate(
+        workers.build_shards(missing, tokenizer, work, number_of_workers), start=done + 1
+    ):
+        progress("building examples", done, len(tasks))
+    summaries = {task.name: _finished(task, work) for task in tasks}
+    parts = {
+        split: [asdict(summary) for name, summary in summaries.items() if name.startswith(split)]
+        for split in ("train", "eval")
+    }
+    counts = sum(np.load(work / f"{name}.npy") for name in summaries if name.startswith("train"))
+    np.save(folder / _COUNTS, counts)
+    index = {
+        "settings": settings,
+        "vocab_size": len(counts),
+        "counts": {
+            f"{split}_{name}": sum(summary[name] for summary in part)
+            for split, part in parts.items()
+            for name in ("rows", "documents", "sentences", "tokens", "unused_tokens", "random_rows")
+        },
+        "unigram_counts": {"file": _COUNTS, "size": (folder / _COUNTS).stat().st_size},
+        **parts,
+    }
+    write_durably(folder / _INDEX, json.dumps(index, indent=1).encode())
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _tasks(folder: Path, work: Path, config: DataConfig, progress: Progress) -> list[ShardTask]:
+    """The shards of a set: their number and content depend on the corpus, the seed and the held-out share only."""
+    train = _spooled(work / "spool", config.train, "data.train", progress)
+    order = train.order(config.seed)
+    if config.eval is None:
+        held_out = max(2, round(config.held_out * train.number_of_documents))
+        if train.number_of_documents - held_out < 2:
+            raise UserError(
+                f"data.train holds {_number(train)}: at least 4 are needed, two to train on and two to hold out "
+                "(next-sentence pairs draw from another document); an empty line separates documents"
+            )
+        splits = {"eval": (train, order[:held_out]), "train": (train, order[held_out:])}
+    else:
+        held_out = _spooled(work / "spool-eval", config.eval, "data.eval", progress)
+        splits = {"eval": (held_out, held_out.order(config.seed)), "train": (train, order)}
+    tasks = []
+    for split, (source, numbers) in splits.items():
+        if len(numbers) < 2:
+            raise UserError(
+                f"data.{split} holds {_number(source)}: at least 2 are needed, since next-sentence pairs draw from "
+                "another document; an empty line separates documents"
+            )
+        np.save(work / f"{split}-order.npy", numbers)
+        for number, (first, last) in enumerate(source.slices(numbers, SHARD_BYTES)):
+            tasks.append(
+                ShardTask(
+                    name=f"{split}-{number:05d}",
+                    folder=folder,
+                    spool=source,
+                    order=work / f"{split}-order.npy",
+                    first=first,
+                    last=last,
+                    seed=config.seed,
+                    sequence_length=config.sequence_length,
+                    short_seq_prob=config.short_seq_prob,
+                    language=config.language,
+                    one_sentence_per_line=config.one_sentence_per_line,
+                )
+            )
+    return tasks
+
+
+def _spooled(folder: Path, source: list[str] | str, key: str, progress: Progress) -> spool.Spool:
+    if found := spool.open_spool(folder):
+        return found
+    documents = corpus.documents(source)
+    return spool.write_spool(documents, folder, lambda number: progress(f"reading {key}", number, None))
+
+
+def _number(source: spool.Spool) -> str:
+    return f"{source.number_of_documents} document{'s' * (source.number_of_documents != 1)}"
+
+
+def _finished(task: ShardTask, work: Path) -> ShardSummary | None:
+    """The summary of a shard that stands whole on disk, or None."""
+    try:
+        summary = ShardSummary(**json.loads((work / f"{task.name}.json").read_text(encoding="utf-8")))
+        with open(task.file, "rb") as file:
+            whole = hashlib.file_digest(file, "sha256").hexdigest() == summary.sha256
+    except (OSError, ValueError, TypeError):
+        return None
+    return summary if whole else None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, progress: Progress) -> Iterator[None]:
+    """One build of a set at a time; the kernel releases the lock of a process that dies."""
+    with open(folder.with_name(folder.name + ".lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another process that builds the same examples", 0, None)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _silent(stage: str, done: int, total: int | None) -> None:
+    pass

@@ -1,0 +1,115 @@
+"""Examples on disk -> masked batches, as a function of (seed, step, process). NumPy only.
+
+Nothing here has a state worth saving: a run resumes by asking for the next step's batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from bert.data.masking import Masking, random_words
+
+# Streams of randomness that must never meet: the first 64 bits of a Philox key. Seeds are below 2**32.
+_ORDER, _MASKS, _HELD_OUT = 1 << 40, 2 << 40, 3 << 40
+
+Batch = dict[str, np.ndarray]
+
+
+class Rows(Protocol):
+    """Rows that can be fetched by number: `bert.data.examples.Rows`, or a stand-in."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]: ...
+
+
+@dataclass(frozen=True)
+class PretrainingLoader:
+    """Batches of the training rows.
+
+    Attributes:
+        rows: the examples.
+        masking: how they are masked, afresh at every visit.
+        batch_size: rows B of a global batch.
+        seed: seed of order and masks, below 2**32.
+        process: (index, count) of this host among all; it reads its contiguous share of every batch only.
+    """
+
+    rows: Rows
+    masking: Masking
+    batch_size: int
+    seed: int
+    process: tuple[int, int] = (0, 1)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_permutation", lru_cache(maxsize=2)(self._draw_permutation))
+
+    def batch(self, step: int) -> Batch:
+        """This host's rows of the batch of ``step`` (0 is the first): the arrays of DESIGN.md, plus ``rows`` [B].
+
+        ``rows`` numbers the rows within the global batch, so that dropout can be drawn for a row wherever it runs.
+        """
+        index, count = self.process
+        local = self.batch_size // count
+        first = index * local
+        places = step * self.batch_size + np.arange(first, first + local)
+        epochs, within = np.divmod(places, len(self.rows))
+        chosen = np.empty(local, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            chosen[here] = self._permutation(int(epoch))[within[here]]
+        length = self.rows.take(chosen[:1])["input_ids"].shape[1]
+        words = random_words((_MASKS + self.seed, step), first, local, self.masking.words_per_row(length))
+        return masked_batch(self.rows.take(chosen), self.masking, words, first)
+
+    def _draw_permutation(self, epoch: int) -> np.ndarray:
+        stream = np.random.Philox(key=np.array([_ORDER + self.seed, epoch], dtype=np.uint64))
+        return np.random.Generator(stream).permutation(len(self.rows))
+
+
+def held_out_batches(
+    rows: Rows, masking: Masking, batch_size: int, process: tuple[int, int] = (0, 1)
+) -> Iterator[Batch]:
+    """This host's share of every held-out batch, each row once, with masks that depend on the row's number alone.
+
+    The last batch is filled up with empty rows whose weights are 0 (``masked_lm_weights`` and
+    ``next_sentence_weights``), so that every batch has one shape and every row counts once.
+    """
+    index, count = process
+    local = batch_size // count
+    for start in range(0, len(rows), batch_size):
+        first = start + index * local
+        chosen = np.arange(first, min(first + local, len(rows)))
+        some = chosen if len(chosen) else np.zeros(1, dtype=np.int64)
+        examples = rows.take(some)
+        words_per_row = masking.words_per_row(examples["input_ids"].shape[1])
+        words = random_words((_HELD_OUT, 0), int(some[0]), len(some), words_per_row)
+        batch = masked_batch(examples, masking, words, first - start)
+        if len(chosen) < local:
+            batch = {name: _fill(value[: len(chosen)], local) for name, value in batch.items()}
+        yield batch
+
+
+def masked_batch(examples: dict[str, np.ndarray], masking: Masking, words: np.ndarray, first_row: int) -> Batch:
+    """Examples -> one pretraining batch. The attention mask comes from the lengths, never from corrupted tokens."""
+    ids = examples["input_ids"]
+    rows, length = ids.shape
+    position = np.arange(length, dtype=np.int32)
+    mask = position < examples["length"][:, None]
+    return {
+        **masking(ids, words),
+        "token_type_ids": (mask & (position >= examples["segment_a_length"][:, None])).astype(np.int32),
+        "attention_mask": mask.astype(np.int32),
+        "next_sentence_labels": examples["next_sentence_label"].astype(np.int32),
+        "next_sentence_weights": np.ones(rows, dtype=np.float32),
+        "rows": np.arange(first_row, first_row + rows, dtype=np.int32),
+    }
+
+
+def _fill(array: np.ndarray, rows: int) -> np.ndarray:
+    return np.concatenate([array, np.zeros((rows - len(array), *array.shape[1:]), dtype=array.dtype)])

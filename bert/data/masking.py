@@ -1,0 +1,111 @@
+"""80/10/10 masking: a pure, vectorised function of tokens and random words. NumPy only.
+
+Devlin et al. 2018, section 3.1 and appendix A.1: 15% of the tokens are chosen for prediction; of these 80% become
+[MASK], 10% a random token and 10% stay. The random words come from a counter-based generator addressed by
+(seed, step, row), so that any process can draw any row without drawing those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_PHILOX_WORDS = 4  # 64-bit words that one step of Philox's counter yields
+
+
+@dataclass(frozen=True)
+class Masking:
+    """What masking needs to know of the vocabulary, and its rates.
+
+    Attributes:
+        vocab_size: number of pieces V.
+        mask_id: id of [MASK].
+        special_ids: ids that are never chosen and never put in (all special tokens, padding among them).
+        max_predictions: P, most predictions a row.
+        prob: share of a row's maskable tokens that is predicted.
+    """
+
+    vocab_size: int
+    mask_id: int
+    special_ids: Sequence[int]
+    max_predictions: int
+    prob: float = 0.15
+
+    def __post_init__(self) -> None:
+        maskable = np.ones(self.vocab_size, dtype=bool)
+        maskable[list(self.special_ids)] = False
+        object.__setattr__(self, "maskable", maskable)
+        object.__setattr__(self, "ordinary_ids", np.flatnonzero(maskable).astype(np.int32))
+        lengths = np.arange(2**16 + 1)
+        wanted = np.floor(lengths * self.prob + 0.5).astype(np.int64)  # half up: never NumPy's half to even
+        wanted[1:] = np.clip(wanted[1:], 1, self.max_predictions)
+        object.__setattr__(self, "predictions_of", wanted)
+
+    def words_per_row(self, sequence_length: int) -> int:
+        """64-bit random words a row of T tokens takes: fixed, and a multiple of Philox's block."""
+        halves = sequence_length + 2 * self.max_predictions
+        return -(-halves // (2 * _PHILOX_WORDS)) * _PHILOX_WORDS
+
+    def __call__(self, input_ids: np.ndarray, words: np.ndarray) -> dict[str, np.ndarray]:
+        """Chooses and corrupts tokens.
+
+        Args:
+            input_ids: [B, T] integers; positions that hold a special id are never chosen.
+            words: [B, words_per_row(T)] uint64, uniformly distributed.
+
+        Returns:
+            ``input_ids`` [B, T] int32 after corruption; ``masked_lm_positions`` [B, P] int32, ascending, 0 where
+            unused; ``masked_lm_ids`` [B, P] int32, the original tokens; ``masked_lm_weights`` [B, P] float32, 1 for
+            a prediction and 0 for an unused place.
+        """
+        rows, length = input_ids.shape
+        count = min(self.max_predictions, length)
+        draws = words.view(np.uint32)
+        maskable = self.maskable[input_ids]
+        wanted = self.predictions_of[np.count_nonzero(maskable, axis=1)]
+        # One sortable key a token: 32 random bits above its position, so keys never tie. Tokens that may not be
+        # chosen get the largest keys; the `wanted` smallest of a row are its choice.
+        keys = draws[:, :length].astype(np.uint64)
+        keys <<= np.uint64(16)
+        keys |= np.arange(length, dtype=np.uint64)
+        keys[~maskable] = np.uint64(2**64 - 1)
+        smallest = np.partition(keys, count - 1, axis=1)[:, :count] if count < length else keys
+        smallest = np.sort(smallest, axis=1)
+        used = np.arange(count) < wanted[:, None]
+        positions = np.where(used, smallest & np.uint64(0xFFFF), np.uint64(0xFFFF)).astype(np.int32)
+        positions.sort(axis=1)
+        positions[~used] = 0
+        original = np.take_along_axis(input_ids, positions, axis=1).astype(np.int32)
+
+        fate = draws[:, length : length + count]
+        choice = draws[:, length + self.max_predictions : length + self.max_predictions + count].astype(np.uint64)
+        random_ids = self.ordinary_ids[(choice * np.uint64(len(self.ordinary_ids))) >> np.uint64(32)]
+        corrupted = np.where(fate < _share(0.8), np.int32(self.mask_id), original)
+        corrupted = np.where(fate >= _share(0.9), random_ids, corrupted)
+        output = input_ids.astype(np.int32)
+        row_index, place = np.nonzero(used)
+        output[row_index, positions[row_index, place]] = corrupted[row_index, place]
+
+        pad = ((0, 0), (0, self.max_predictions - count))
+        return {
+            "input_ids": output,
+            "masked_lm_positions": np.pad(positions, pad),
+            "masked_lm_ids": np.pad(np.where(used, original, 0).astype(np.int32), pad),
+            "masked_lm_weights": np.pad(used.astype(np.float32), pad),
+        }
+
+
+def random_words(key: tuple[int, int], first_row: int, rows: int, words_per_row: int) -> np.ndarray:
+    """[rows, words_per_row] uint64 from the Philox stream of ``key`` = (seed, step), starting at ``first_row``.
+
+    Rows first_row .. first_row + rows - 1 get the same words whoever draws them and with whatever rows before.
+    """
+    stream = np.random.Philox(key=np.array(key, dtype=np.uint64))
+    stream.advance(first_row * words_per_row // _PHILOX_WORDS)
+    return stream.random_raw(rows * words_per_row).reshape(rows, words_per_row)
+
+
+def _share(fraction: float) -> np.uint32:
+    return np.uint32(round(fraction * 2**32))

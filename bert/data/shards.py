@@ -1,0 +1,273 @@
+"""One shard of examples: documents of a spool -> tokens -> pairs -> rows in an Arrow stream; and reading rows back.
+
+A shard is built by one process from (seed, its name) alone, so how many processes share the work changes nothing. The
+files are what ``datasets.Dataset.from_file`` opens; reading them here takes pyarrow and NumPy only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from bert.config import UserError
+from bert.data import corpus, pairs
+from bert.data.files import write_durably
+from bert.data.spool import Spool
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from bert.tokenizer import SpecialTokens
+
+BATCH_OF_SENTENCES = 4096
+"""Sentences tokenised in one call: enough to make calls cheap, few enough to bound memory."""
+
+COLUMNS = ("input_ids", "length", "segment_a_length", "next_sentence_label")
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """All a worker needs to know about a shard, besides the tokenizer."""
+
+    name: str
+    """train-00000 or eval-00000: the name of the file and, with the seed, the key of its random stream."""
+    folder: Path
+    spool: Spool
+    order: Path
+    """The numbers of the split's documents in their order, int64 .npy."""
+    first: int
+    last: int
+    """Range of the document order."""
+    seed: int
+    sequence_length: int
+    short_seq_prob: float
+    language: str
+    one_sentence_per_line: bool
+
+    @property
+    def file(self) -> Path:
+        return self.folder / f"{self.name}.arrow"
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """What index.json says about a shard."""
+
+    file: str
+    rows: int
+    size: int
+    sha256: str
+    documents: int
+    sentences: int
+    tokens: int
+    unused_tokens: int
+    """Tokens that stand in no row, cut off where two segments were too long together (as in Google's code)."""
+    random_rows: int
+    """Rows whose B is from another document."""
+
+
+def build_shard(task: ShardTask, tokenizer: Tokenizer) -> tuple[ShardSummary, np.ndarray]:
+    """Builds and writes a shard, atomically.
+
+    Args:
+      task: what to build.
+      tokenizer: as ``bert.tokenizer.corpus_tokenizer`` gives it.
+
+    Returns:
+      Its summary, and how often each piece stands in its rows, special ones included and padding not: int64 [V].
+
+    Raises:
+      UserError: fewer than two of its documents have a token.
+    """
+    from bert.tokenizer import special_ids
+
+    numbers = np.load(task.order, mmap_mode="r")[task.first : task.last]
+    tokens, sentences, documents = _tokenized(task, numbers, tokenizer)
+    if len(documents) < 3:
+        raise UserError(
+            f"only {len(documents) - 1} of the {len(numbers)} documents of {task.name} have text that is not control "
+            "characters, and next-sentence pairs need two: remove the empty ones from the corpus"
+        )
+    draw = pairs.stream(task.seed, task.name)
+    found = np.array(
+        list(pairs.sentence_pairs(sentences, documents, task.sequence_length, task.short_seq_prob, draw))
+    )
+    vocab_size = max(tokenizer.get_vocab().values()) + 1
+    columns = _columns(tokens, found, task.sequence_length, special_ids(tokenizer), vocab_size)
+    present = np.arange(task.sequence_length) < columns["length"][:, None]
+    counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
+    size, sha256 = _write(task.file, columns)
+    summary = ShardSummary(
+        file=task.file.name,
+        rows=len(found),
+        size=size,
+        sha256=sha256,
+        documents=len(documents) - 1,
+        sentences=len(sentences) - 1,
+        tokens=len(tokens),
+        unused_tokens=_unused(found, len(tokens)),
+        random_rows=int(columns["next_sentence_label"].sum()),
+    )
+    return summary, counts
+
+
+def _tokenized(
+    task: ShardTask, numbers: np.ndarray, tokenizer: Tokenizer
+) -> tuple[np.ndarray, list[int], list[int]]:
+    """Flat tokens, boundaries of the sentences in them, boundaries of the documents among the sentences.
+
+    Sentences without a token and documents without a sentence vanish. A sentence over T - 3 tokens is cut into even
+    pieces of about half that: where a corpus has no punctuation, truncation would throw most of it away.
+    """
+    parts, lengths, owners = [], [], []
+    for batch, batch_owners in _batches_of_sentences(task, numbers):
+        ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
+        parts.append(np.fromiter(itertools.chain.from_iterable(ids), np.int32))
+        lengths += map(len, ids)
+        owners += batch_owners
+    tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    length, owner = np.array(lengths, np.int64), np.array(owners, np.int64)
+    longest = task.sequence_length - 3
+    pieces = np.where(length > longest, -(-length // (longest // 2)), np.minimum(length, 1))
+    each, owner = np.repeat(np.arange(len(pieces)), pieces), np.repeat(owner, pieces)
+    within = np.arange(len(each)) - (np.cumsum(pieces) - pieces)[each]
+    length = length[each] // pieces[each] + (within < length[each] % pieces[each])
+    starts = np.flatnonzero(np.diff(owner)) + 1
+    documents = [0, *starts.tolist(), len(owner)] if len(owner) else [0]
+    return tokens, [0, *np.cumsum(length).tolist()], documents
+
+
+def _batches_of_sentences(task: ShardTask, numbers: np.ndarray) -> Iterator[tuple[list[str], list[int]]]:
+    """Sentences in their order, and which document each is from."""
+    sentences: list[str] = []
+    owners: list[int] = []
+    for owner, paragraphs in enumerate(task.spool.read(numbers)):
+        found = corpus.split_sentences(paragraphs, task.language, task.one_sentence_per_line)
+        sentences += found
+        owners += [owner] * len(found)
+        while len(sentences) >= BATCH_OF_SENTENCES:
+            yield sentences[:BATCH_OF_SENTENCES], owners[:BATCH_OF_SENTENCES]
+            del sentences[:BATCH_OF_SENTENCES], owners[:BATCH_OF_SENTENCES]
+    if sentences:
+        yield sentences, owners
+
+
+def _columns(
+    tokens: np.ndarray, found: np.ndarray, length: int, special: SpecialTokens, vocab_size: int
+) -> dict[str, np.ndarray]:
+    """``[CLS] A [SEP] B [SEP]`` and padding for every pair [R, 5]: the arrays of COLUMNS."""
+    dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
+    rows = np.full((len(found), length), special.pad, dtype)
+    rows[:, 0] = special.cls
+    a_length, b_length = found[:, 1] - found[:, 0] + 2, found[:, 3] - found[:, 2] + 1
+    for row, (a_start, a_end, b_start, b_end, _), second in zip(
+        rows, found.tolist(), a_length.tolist(), strict=True
+    ):
+        row[1 : second - 1] = tokens[a_start:a_end]
+        row[second : second + b_end - b_start] = tokens[b_start:b_end]
+    every = np.arange(len(found))
+    rows[every, a_length - 1] = special.sep
+    rows[every, a_length + b_length - 1] = special.sep
+    return {
+        "input_ids": rows,
+        "length": (a_length + b_length).astype(np.int32),
+        "segment_a_length": a_length.astype(np.int32),
+        "next_sentence_label": found[:, 4].astype(np.int8),
+    }
+
+
+def _unused(found: np.ndarray, number_of_tokens: int) -> int:
+    """Tokens that stand in no row: cut off where A and B were too long together."""
+    steps = np.zeros(number_of_tokens + 1, np.int64)
+    np.add.at(steps, found[:, [0, 2]], 1)
+    np.add.at(steps, found[:, [1, 3]], -1)
+    return int((np.cumsum(steps)[:-1] == 0).sum())
+
+
+def _write(file: Path, columns: dict[str, np.ndarray]) -> tuple[int, str]:
+    """Writes one record batch as an Arrow stream, under a temporary name first. Returns (size, sha256)."""
+    ids = columns["input_ids"]
+    arrays = {name: pa.array(values) for name, values in columns.items() if name != "input_ids"}
+    arrays = {"input_ids": pa.FixedSizeListArray.from_arrays(ids.reshape(-1), ids.shape[1]), **arrays}
+    batch = pa.RecordBatch.from_pydict(arrays)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    data = sink.getvalue()
+    write_durably(file, data)
+    return len(data), hashlib.sha256(data).hexdigest()
+
+
+class Rows:
+    """Rows of shards, memory-mapped: pages come in when rows are taken and go when memory is short.
+
+    ``len(rows)`` is their number; ``rows.take`` fetches some by number.
+    """
+
+    def __init__(self, paths: Sequence[Path]):
+        """Maps the shards. Raises UserError for one that is missing or not a shard."""
+        self._views: list[tuple[np.ndarray, ...]] = []
+        for path in paths:
+            try:
+                with pa.memory_map(str(path)) as source:
+                    batches = pa.ipc.open_stream(source).read_all().select(COLUMNS).to_batches()
+            except (OSError, pa.ArrowException, KeyError) as error:
+                raise damaged(path, str(error).splitlines()[0]) from None
+            for batch in batches:
+                ids, *scalars = batch.columns
+                flat = ids.flatten().to_numpy(zero_copy_only=True)
+                table = flat.reshape(len(batch), ids.type.list_size)
+                self._views.append((table, *(column.to_numpy(zero_copy_only=True) for column in scalars)))
+        self._starts = np.concatenate(
+            [[0], np.cumsum([len(view[0]) for view in self._views], dtype=np.int64)]
+        )
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows by number, in the order asked for.
+
+        Args:
+          indices: whole numbers in [0, len(self)), [B].
+
+        Returns:
+          int32 ``input_ids`` [B, T]; ``length``, ``segment_a_length`` and ``next_sentence_label`` [B]. The token
+          types of a row are 1 at positions from segment_a_length up to length.
+
+        Raises:
+          IndexError: a number outside the rows.
+        """
+        indices = np.asarray(indices, np.int64)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(f"rows are numbered from 0 to {len(self) - 1}")
+        width = self._views[0][0].shape[1] if self._views else 0
+        out = [
+            np.empty((len(indices), width), np.int32),
+            *(np.empty(len(indices), np.int32) for _ in COLUMNS[1:]),
+        ]
+        shard = np.searchsorted(self._starts, indices, side="right") - 1
+        within = indices - self._starts[shard]
+        for number in set(shard.tolist()):
+            here = np.flatnonzero(shard == number)
+            chosen = within[here]
+            for column, view in zip(out, self._views[number], strict=True):
+                column[here] = view[chosen]
+        return dict(zip(COLUMNS, out, strict=True))
+
+
+def open_rows(paths: Sequence[Path]) -> Rows:
+    """Rows of some shards as one sequence, in the order of the paths."""
+    return Rows(paths)
+
+
+def damaged(path: Path, reason: str) -> UserError:
+    """The error for a shard that is not what was built."""
+    return UserError(f"{path} is damaged ({reason}): delete the folder {path.parent}, it will be rebuilt")

@@ -1,0 +1,98 @@
+"""Documents of any source in one file with an index: counted, in a random order, and read back one by one.
+
+A corpus may be compressed, spread over files, or parsed on the fly; the workers that build examples need document
+number 812,345 now. So the text is written once in a plain form, and removed when the examples are done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+_TEXT, _OFFSETS, _DONE = "text", "offsets.int64", "done.json"
+
+
+@dataclass(frozen=True)
+class Spool:
+    """A folder with the text of N documents and their N + 1 byte offsets.
+
+    The offsets are 8 bytes a document and mapped, not read; nothing else grows with the corpus.
+    """
+
+    folder: Path
+    number_of_documents: int
+    number_of_bytes: int
+
+    def offsets(self) -> np.ndarray:
+        """Byte offsets, int64 [N + 1], mapped."""
+        return np.memmap(self.folder / _OFFSETS, dtype=np.int64, mode="r")
+
+    def read(self, numbers: np.ndarray):
+        """Documents by number, as lists of lines, in the order asked for."""
+        offsets = self.offsets()
+        with open(self.folder / _TEXT, "rb") as file:
+            for number in numbers:
+                file.seek(offsets[number])
+                yield file.read(int(offsets[number + 1] - offsets[number])).decode("utf-8").split("\n")
+
+    def order(self, seed: int) -> np.ndarray:
+        """A random order of the documents, int64 [N].
+
+        Sorted by the raw words of a Philox stream: NumPy keeps those for ever, a Generator's permutation it may change.
+        """
+        words = np.random.Philox(key=seed).random_raw(self.number_of_documents)
+        return np.argsort(words, kind="stable")
+
+    def slices(self, order: np.ndarray, slice_bytes: int) -> list[tuple[int, int]]:
+        """Ranges of an order with about ``slice_bytes`` of text each, all alike, and at least two documents."""
+        offsets = self.offsets()
+        ends = np.cumsum((offsets[1:] - offsets[:-1])[order])
+        count = max(1, round(int(ends[-1]) / slice_bytes))
+        step = int(ends[-1]) / count
+        found, start = [], 0
+        while start < len(order):
+            stop = int(np.searchsorted(ends, step * (len(found) + 1), side="right"))
+            stop = max(stop, start + 2)
+            # One document alone has no other to draw from, so it joins the slice before it.
+            stop = len(order) if len(order) - stop < 2 else stop
+            found.append((start, stop))
+            start = stop
+        return found
+
+
+def write_spool(documents: Iterable[list[str]], folder: Path, progress: Callable[[int], None]) -> Spool:
+    """Writes documents in their order. ``progress`` is told the number of documents from time to time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _DONE).unlink(missing_ok=True)
+    number, place = 0, 0
+    with open(folder / _TEXT, "wb") as text, open(folder / _OFFSETS, "wb") as offsets:
+        offsets.write(np.int64(0).tobytes())
+        for number, document in enumerate(documents, start=1):
+            data = "\n".join(document).encode("utf-8")
+            place += len(data)
+            text.write(data)
+            offsets.write(np.int64(place).tobytes())
+            if number % 1000 == 0:
+                progress(number)
+        for file in (text, offsets):
+            file.flush()
+            os.fsync(file.fileno())
+    # Last, so that a spool that was cut short is not taken for a whole one.
+    temporary = folder / (_DONE + ".tmp")
+    temporary.write_text(json.dumps({"documents": number, "bytes": place}), encoding="utf-8")
+    os.replace(temporary, folder / _DONE)
+    return Spool(folder, number, place)
+
+
+def open_spool(folder: Path) -> Spool | None:
+    """A spool that an interrupted build left whole, or None."""
+    try:
+        done = json.loads((folder / _DONE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return Spool(folder, done["documents"], done["bytes"])

@@ -1,0 +1,20 @@
+"""The tasks one can fine-tune on, by the name that ``task`` takes. NumPy only, no JAX."""
+
+from __future__ import annotations
+
+import difflib
+
+from bert.config import UserError
+from bert.data.tasks import glue
+from bert.data.tasks.glue import ClassificationTask
+
+TASKS: dict[str, ClassificationTask] = {task.name: task for task in glue.TASKS}
+
+
+def find_task(name: str) -> ClassificationTask:
+    """The task of that name; UserError names the nearest ones."""
+    if name in TASKS:
+        return TASKS[name]
+    near = difflib.get_close_matches(name.lower().replace("-", ""), TASKS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(TASKS)}"
+    raise UserError(f"task is {name!r}, which is unknown: {hint}")

@@ -1,0 +1,88 @@
+"""Processes that build shards. They import no JAX and are spawned: a fork of a process with threads may hang."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bert.config import UserError
+from bert.data.files import write_durably
+from bert.data.shards import ShardTask, build_shard
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_tokenizer: Tokenizer | None = None
+"""Of a worker process: parsed once, at its start."""
+
+
+def build_shards(tasks: list[ShardTask], tokenizer: Tokenizer, work: Path, processes: int) -> Iterator[str]:
+    """Builds shards and yields their names as they are done; beside each, in ``work``, its summary and counts.
+
+    Raises:
+      UserError: a shard cannot be built, or a worker was killed.
+    """
+    from bert.tokenizer import corpus_tokenizer
+
+    if processes <= 1:
+        plain = corpus_tokenizer(tokenizer)
+        for task in tasks:
+            _build_and_record(task, plain, work)
+            yield task.name
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        processes, mp_context=context, initializer=_start, initargs=(tokenizer.to_str(),)
+    ) as pool:
+        futures = {pool.submit(_build_in_worker, task, work): task.name for task in tasks}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                yield futures[future]
+        except BrokenProcessPool:
+            raise UserError(
+                "a process that builds examples was killed, most likely for lack of memory: run it again with a "
+                f"smaller data.num_workers than {processes}, what is done is kept"
+            ) from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start(tokenizer: str) -> None:
+    global _tokenizer
+    # One core a worker: the workers are the parallelism.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    from tokenizers import Tokenizer
+
+    from bert.tokenizer import corpus_tokenizer
+
+    _tokenizer = corpus_tokenizer(Tokenizer.from_str(tokenizer))
+
+
+def _end_with_parent() -> None:
+    """A worker waits for its next task on a pipe it holds both ends of: it would never see its parent die."""
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
+
+
+def _build_in_worker(task: ShardTask, work: Path) -> None:
+    _build_and_record(task, _tokenizer, work)
+
+
+def _build_and_record(task: ShardTask, tokenizer: Tokenizer, work: Path) -> None:
+    summary, counts = build_shard(task, tokenizer)
+    np.save(work / f"{task.name}.npy", counts)
+    # Last: a shard without its summary is built again.
+    write_durably(work / f"{task.name}.json", json.dumps(asdict(summary)).encode())

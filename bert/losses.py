@@ -1,0 +1,99 @@
+"""Losses and counts. Each is a (sum, weight) pair, added up over micro-batches, devices and batches, divided once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bert.dropout import Dropout
+
+Batch = Mapping[str, jax.Array]
+Sums = dict[str, tuple[jax.Array, jax.Array]]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a step minimises: the sum over its losses of (sum / weight).
+
+    Attributes:
+        forward: (params, batch, dropout or None) -> losses and counts by name, each (sum, weight).
+        weights: batch -> weight of each loss by name; of the data alone, so that the losses of a micro-batch on one
+            device can be scaled by the weight of the whole batch on all devices before they are differentiated.
+        metrics: the names ``forward`` yields; those of losses end in ``_loss``.
+    """
+
+    forward: Callable[[Any, Batch, Dropout | None], tuple[Sums, Sums]]
+    weights: Callable[[Batch], dict[str, jax.Array]]
+    metrics: tuple[str, ...]
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sum over places of weight * -log softmax(logits)[label], in nats, and the sum of the weights.
+
+    Args:
+        logits: [..., L] float32.
+        labels: [...] integers.
+        weights: [...] float32.
+    """
+    picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    negative_log = jax.nn.logsumexp(logits, axis=-1) - picked
+    return jnp.sum(negative_log * weights), jnp.sum(weights)
+
+
+def correct(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Weighted count of places whose largest logit is the label's, and the sum of the weights."""
+    right = (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
+    return jnp.sum(right * weights), jnp.sum(weights)
+
+
+def pretraining_objective(apply: Callable[..., Any]) -> Objective:
+    """MLM and NSP, each the mean over its own predictions, added (Devlin et al. 2018, appendix A.2).
+
+    Args:
+        apply: the ``apply`` of `bert.heads.BertForPreTraining`.
+    """
+
+    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[Sums, Sums]:
+        output = apply(
+            {"params": params},
+            batch["input_ids"],
+            batch["token_type_ids"],
+            batch["attention_mask"],
+            batch["masked_lm_positions"],
+            dropout=dropout,
+        )
+        mlm = (output.prediction_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
+        nsp = (output.seq_relationship_logits, batch["next_sentence_labels"], batch["next_sentence_weights"])
+        losses = {"mlm_loss": cross_entropy(*mlm), "nsp_loss": cross_entropy(*nsp)}
+        return losses, {"mlm_accuracy": correct(*mlm), "nsp_accuracy": correct(*nsp)}
+
+    def weights(batch: Batch) -> dict[str, jax.Array]:
+        return {
+            "mlm_loss": jnp.sum(batch["masked_lm_weights"]),
+            "nsp_loss": jnp.sum(batch["next_sentence_weights"]),
+        }
+
+    return Objective(forward, weights, ("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"))
+
+
+def classification_objective(apply: Callable[..., Any]) -> Objective:
+    """Cross-entropy over the labels.
+
+    Args:
+        apply: the ``apply`` of `bert.heads.BertForSequenceClassification`.
+    """
+
+    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[Sums, Sums]:
+        inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
+        logits = apply({"params": params}, *inputs, dropout=dropout)
+        target = (logits, batch["labels"], batch["weights"])
+        return {"classification_loss": cross_entropy(*target)}, {"accuracy": correct(*target)}
+
+    def weights(batch: Batch) -> dict[str, jax.Array]:
+        return {"classification_loss": jnp.sum(batch["weights"])}
+
+    return Objective(forward, weights, ("classification_loss", "accuracy"))

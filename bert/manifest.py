@@ -1,0 +1,110 @@
+"""Checksums of a finished checkpoint: written last, verified before anything is read back.
+
+orbax restores a flipped byte without complaint, so a checkpoint is only believed with its manifest, which
+covers itself as well: a byte flipped inside it is as visible as one flipped in the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "MANIFEST.json"
+FORMAT = 1
+
+
+def write_manifest(folder: Path, step: int) -> None:
+    """Writes ``folder/MANIFEST.json`` for all files in ``folder``: whole or not at all, and onto the disk."""
+    files = {
+        name: {"size": path.stat().st_size, "sha256": _sha256(path)}
+        for name, path in sorted(_files(folder).items())
+    }
+    write_atomically(folder / MANIFEST, _dump({"format": FORMAT, "step": step, "files": files}))
+
+
+def verify_manifest(folder: Path) -> list[str]:
+    """Compares ``folder`` with its manifest; returns one phrase a problem, none if it is as written."""
+    try:
+        text = (folder / MANIFEST).read_bytes().decode()
+        manifest = json.loads(text)
+        # Byte for byte what _dump writes, its own checksum included: no other text is a manifest of ours.
+        if text != _dump({key: manifest[key] for key in ("format", "step", "files")}):
+            raise ValueError
+    except FileNotFoundError:
+        return [f"{MANIFEST} is missing"]
+    except OSError as error:
+        return [f"{MANIFEST} cannot be read ({error.strerror})"]
+    except (ValueError, KeyError, TypeError):  # ValueError: also bytes that are no UTF-8 or no JSON
+        return [f"{MANIFEST} is damaged"]
+    if manifest["format"] != FORMAT:
+        return [f"{MANIFEST} has format {manifest['format']}, this version reads format {FORMAT}"]
+
+    problems = []
+    if folder.name.isdigit() and int(folder.name) != manifest["step"]:
+        problems.append(f"{MANIFEST} belongs to step {manifest['step']}")
+    present = _files(folder)
+    for name, expected in manifest["files"].items():
+        if name not in present:
+            problems.append(f"{name} is missing")
+        elif problem := _compare(present[name], expected):
+            problems.append(f"{name} {problem}")
+    problems += [
+        f"{name} is not listed in {MANIFEST}" for name in sorted(present.keys() - manifest["files"].keys())
+    ]
+    return problems
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a small file so that a crash leaves the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames inside ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _compare(path: Path, expected: dict[str, Any]) -> str | None:
+    try:
+        size = path.stat().st_size
+        if size != expected["size"]:
+            return f"has {size} bytes instead of {expected['size']}"
+        return None if _sha256(path) == expected["sha256"] else "has a wrong checksum"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Files by path inside ``folder``, without hidden ones (.DS_Store, .nfs...), which orbax never writes."""
+    return {
+        path.relative_to(folder).as_posix(): path
+        for path in folder.rglob("*")
+        if not path.is_dir() and not path.name.startswith(".") and path != folder / MANIFEST
+    }
+
+
+def _dump(content: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return json.dumps({**content, "sha256": digest}, indent=1) + "\n"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

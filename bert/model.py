@@ -1,0 +1,284 @@
+"""The BERT encoder as published (Devlin et al. 2018; google-research/bert modeling.py), in Flax Linen.
+
+Shapes: B batch, T query position, S key position, D hidden, N heads, H head size, F feed-forward, V vocabulary.
+Parameters are float32; ``dtype`` is that of the computation. Softmax and LayerNorm's statistics are always float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from bert.config import ModelConfig
+from bert.dropout import Dropout
+
+Dtype = Any
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
+}
+
+
+class EncoderOutput(struct.PyTreeNode):
+    """What `Bert` returns.
+
+    Attributes:
+        last_hidden_state: [B, T, D].
+        pooled_output: [B, D], tanh of a dense layer over the first token.
+        hidden_states: the embeddings' output and each layer's, [B, T, D] each; () unless asked for.
+        attentions: each layer's attention weights before dropout, [B, N, T, S]; () unless asked for.
+    """
+
+    last_hidden_state: jax.Array
+    pooled_output: jax.Array
+    hidden_states: tuple[jax.Array, ...] = ()
+    attentions: tuple[jax.Array, ...] = ()
+
+
+def initializer(config: ModelConfig) -> nn.initializers.Initializer:
+    """Truncated normal cut at two standard deviations, as TensorFlow's: the deviation is that before the cut."""
+    stddev = config.initializer_range
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Dtype = jnp.float32) -> jax.Array:
+        return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype)
+
+    return init
+
+
+def dense(config: ModelConfig, features: int, dtype: Dtype, name: str) -> nn.Dense:
+    """A dense layer initialised as BERT's."""
+    return nn.Dense(features, dtype=dtype, kernel_init=initializer(config), name=name)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation over the last axis, statistics in float32."""
+
+    epsilon: float
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
+        x = x.astype(jnp.float32)
+        mean = x.mean(-1, keepdims=True)
+        centred = x - mean
+        variance = jnp.square(centred).mean(-1, keepdims=True)
+        return (centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias).astype(self.dtype)
+
+
+def layer_norm(config: ModelConfig, dtype: Dtype, name: str) -> LayerNorm:
+    """A LayerNorm with the model's one epsilon."""
+    return LayerNorm(config.layer_norm_eps, dtype, name=name)
+
+
+def dot_product_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    dropout: Dropout | None = None,
+    dropout_rate: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+    """softmax(Q K^T / sqrt(H)) V (Vaswani et al. 2017, section 3.2.1).
+
+    Args:
+        query: [B, T, N, H].
+        key: [B, S, N, H].
+        value: [B, S, N, H].
+        mask: booleans that broadcast to [B, N, T, S]; true where a query may look at a key. A query that may look
+            nowhere looks everywhere alike, rather than giving NaN.
+        dropout: source of dropout on the weights; None for none.
+        dropout_rate: its rate.
+
+    Returns:
+        The values mixed, [B, T, N, H], and the weights before dropout, [B, N, T, S] float32.
+    """
+    scale = query.shape[-1] ** -0.5
+    scores = jnp.einsum("BTNH,BSNH->BNTS", query * jnp.asarray(scale, query.dtype), key).astype(jnp.float32)
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores, axis=-1)
+    dropped = weights.astype(value.dtype)
+    if dropout is not None:
+        dropped = dropout(dropped, dropout_rate, "attention_probs")
+    return jnp.einsum("BNTS,BSNH->BTNH", dropped, value), weights
+
+
+def padding_mask(attention_mask: jax.Array) -> jax.Array:
+    """[B, S] of 0 and 1 -> [B, 1, 1, S] booleans for `dot_product_attention`."""
+    return attention_mask[:, None, None, :].astype(bool)
+
+
+def causal_mask(length: int) -> jax.Array:
+    """[1, 1, T, T] booleans: position t looks at positions up to t."""
+    return jnp.tril(jnp.ones((1, 1, length, length), bool))
+
+
+class Attention(nn.Module):
+    """Multi-head attention: self-attention where both inputs are the same, else cross-attention."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, queries: jax.Array, keys_values: jax.Array, mask: jax.Array | None, dropout: Dropout | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """[B, T, D] queries over [B, S, D] keys and values -> [B, T, D], and the weights [B, N, T, S]."""
+        config = self.config
+        heads = config.num_attention_heads
+
+        def project(x: jax.Array, name: str) -> jax.Array:
+            x = dense(config, config.hidden_size, self.dtype, name)(x)
+            return x.reshape(*x.shape[:-1], heads, config.hidden_size // heads)
+
+        mixed, weights = dot_product_attention(
+            project(queries, "query"),
+            project(keys_values, "key"),
+            project(keys_values, "value"),
+            mask,
+            dropout=dropout,
+            dropout_rate=config.attention_probs_dropout_prob,
+        )
+        mixed = mixed.reshape(*queries.shape[:-1], config.hidden_size)
+        return dense(config, config.hidden_size, self.dtype, "output")(mixed), weights
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each with dropout, a residual and LayerNorm after it (post-LN)."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, mask: jax.Array | None, dropout: Dropout | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """[B, T, D] -> [B, T, D], and the attention weights [B, N, T, S]."""
+        config = self.config
+        attended, weights = Attention(config, self.dtype, name="attention")(x, x, mask, dropout)
+        attended = _drop(attended, dropout, config.hidden_dropout_prob, "attention_output")
+        x = layer_norm(config, self.dtype, "attention_norm")(x + attended)
+        inner = dense(config, config.intermediate_size, self.dtype, "intermediate")(x)
+        inner = ACTIVATIONS[config.hidden_act](inner)
+        outer = dense(config, config.hidden_size, self.dtype, "output")(inner)
+        outer = _drop(outer, dropout, config.hidden_dropout_prob, "output")
+        return layer_norm(config, self.dtype, "output_norm")(x + outer), weights
+
+
+class Embeddings(nn.Module):
+    """Sum of word, position and segment embeddings, then LayerNorm and dropout."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+
+    def setup(self) -> None:
+        config = self.config
+
+        def table(rows: int, name: str) -> nn.Embed:
+            return nn.Embed(rows, config.hidden_size, embedding_init=initializer(config), name=name)
+
+        self.word = table(config.vocab_size, "word")
+        self.position = table(config.max_position_embeddings, "position")
+        self.segment = table(config.type_vocab_size, "segment")
+        self.norm = layer_norm(config, self.dtype, "norm")
+
+    def __call__(
+        self, input_ids: jax.Array, token_type_ids: jax.Array, position_ids: jax.Array, dropout: Dropout | None
+    ) -> jax.Array:
+        """Three [B, T] integer arrays -> [B, T, D]."""
+        x = self.word(input_ids) + self.position(position_ids) + self.segment(token_type_ids)
+        return _drop(self.norm(x), dropout, self.config.hidden_dropout_prob, "embeddings")
+
+
+class Encoder(nn.Module):
+    """The stack of layers."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, mask: jax.Array | None, dropout: Dropout | None = None, intermediates: bool = False
+    ) -> tuple[jax.Array, tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+        """[B, T, D] -> [B, T, D], every layer's input and the output, every layer's attention weights."""
+        hidden_states, attentions = [x], []
+        for number in range(self.config.num_hidden_layers):
+            source = None if dropout is None else dropout.fold(number)
+            x, weights = Layer(self.config, self.dtype, name=f"layer_{number}")(x, mask, source)
+            hidden_states.append(x)
+            attentions.append(weights)
+        return (x, tuple(hidden_states), tuple(attentions)) if intermediates else (x, (), ())
+
+
+class Bert(nn.Module):
+    """Embeddings, encoder and pooler.
+
+    Attributes:
+        config: sizes; ``vocab_size`` must be set.
+        dtype: of the computation, float32 or bfloat16.
+    """
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+
+    def setup(self) -> None:
+        self.embeddings = Embeddings(self.config, self.dtype)
+        self.encoder = Encoder(self.config, self.dtype)
+        self.pooler = dense(self.config, self.config.hidden_size, self.dtype, "pooler")
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        attention_mask: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        *,
+        dropout: Dropout | None = None,
+        intermediates: bool = False,
+    ) -> EncoderOutput:
+        """Encodes token ids.
+
+        Args:
+            input_ids: [B, T] integers.
+            token_type_ids: [B, T] segments; all 0 if None.
+            attention_mask: [B, T], 1 for a token and 0 for padding; all 1 if None.
+            position_ids: [B, T]; 0 .. T - 1 if None.
+            dropout: source of dropout; None for none (evaluation).
+            intermediates: return every layer's hidden states and attention weights as well.
+
+        Raises:
+            ValueError: T is over the position table.
+        """
+        length = input_ids.shape[1]
+        if position_ids is None:
+            if length > self.config.max_position_embeddings:
+                raise ValueError(
+                    f"{length} tokens do not fit a position table of {self.config.max_position_embeddings}"
+                )
+            position_ids = jnp.arange(length)[None, :]
+        if token_type_ids is None:
+            token_type_ids = jnp.zeros_like(input_ids)
+        mask = None if attention_mask is None else padding_mask(attention_mask)
+        x = self.embeddings(input_ids, token_type_ids, position_ids, dropout)
+        x, hidden_states, attentions = self.encoder(x, mask, dropout, intermediates)
+        return EncoderOutput(x, jnp.tanh(self.pooler(x[:, 0])), hidden_states, attentions)
+
+    def word_embedding(self) -> jax.Array:
+        """[V, D], which the MLM head is tied to."""
+        return self.embeddings.word.embedding
+
+
+def _drop(x: jax.Array, dropout: Dropout | None, rate: float, site: str) -> jax.Array:
+    return x if dropout is None else dropout(x, rate, site)

@@ -1,0 +1,109 @@
+"""AdamW as BERT's, LAMB, and the learning rate over time, as one visible optax chain."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import traverse_util
+
+from bert.config import OptimizerConfig
+
+
+class ScaleByBertAdamState(NamedTuple):
+    """Step count and the two moments."""
+
+    count: jax.Array
+    mu: optax.Updates
+    nu: optax.Updates
+
+
+def scale_by_bert_adam(
+    beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-6, bias_correction: bool = False
+) -> optax.GradientTransformation:
+    """Adam's direction m / (sqrt(v) + epsilon), without bias correction unless asked for.
+
+    google-research/bert optimization.py (AdamWeightDecayOptimizer) leaves the correction out; with it, this is
+    Kingma & Ba 2015, algorithm 1.
+    """
+
+    def init(params: optax.Params) -> ScaleByBertAdamState:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return ScaleByBertAdamState(jnp.zeros([], jnp.int32), zeros, jax.tree.map(jnp.zeros_like, params))
+
+    def update(
+        grads: optax.Updates, state: ScaleByBertAdamState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, ScaleByBertAdamState]:
+        del params
+        count = state.count + 1
+        mu = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mu, grads)
+        nu = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * jnp.square(g), state.nu, grads)
+        first = second = 1.0
+        if bias_correction:
+            first, second = 1 - beta1**count, 1 - beta2**count
+        updates = jax.tree.map(lambda m, v: (m / first) / (jnp.sqrt(v / second) + epsilon), mu, nu)
+        return updates, ScaleByBertAdamState(count, mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def decays(path: tuple[str, ...]) -> bool:
+    """Whether weight decay (and LAMB's trust ratio) applies to a parameter: not to biases, not to LayerNorm."""
+    return path[-1] not in ("bias", "scale")
+
+
+def decay_mask(params: Any) -> Any:
+    """`decays` for each leaf of a tree of parameters."""
+    return traverse_util.path_aware_map(lambda path, _: decays(path), params)
+
+
+def describe_decay(params: Any, config: OptimizerConfig) -> str:
+    """One line for the log: what decays and what does not."""
+    flat = traverse_util.flatten_dict(params)
+    decayed = [leaf.size for path, leaf in flat.items() if decays(path)]
+    spared = [leaf.size for path, leaf in flat.items() if not decays(path)]
+    return (
+        f"weight decay {config.weight_decay:g} on {len(decayed)} tensors ({sum(decayed):,} parameters), "
+        f"none on {len(spared)} biases and LayerNorm tensors ({sum(spared):,})"
+    )
+
+
+def warmup_steps(config: OptimizerConfig, total_steps: int) -> int:
+    """Steps of warm-up for a run of ``total_steps``."""
+    if config.warmup_steps is not None:
+        return min(int(config.warmup_steps), total_steps)
+    return int(config.warmup_ratio * total_steps)
+
+
+def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
+    """Update number n (from 0) -> learning rate: up from 0 to the peak in a line, then down to 0 at the end.
+
+    As google-research/bert and transformers count: the first update of a warm-up has rate 0.
+    """
+    warmup = warmup_steps(config, total_steps)
+    return optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, config.learning_rate, max(warmup, 1)),
+            optax.linear_schedule(config.learning_rate, 0.0, max(total_steps - warmup, 1)),
+        ],
+        [warmup],
+    )
+
+
+def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
+    """Clip by global norm, Adam's direction, decay, (LAMB's trust ratio,) learning rate; in this order.
+
+    LAMB is You et al. 2019 (algorithm 2): the trust ratio |w| / |update| of each tensor, the decay inside it; not on
+    biases and LayerNorm, as in the authors' code (optax.lamb applies it to these as well).
+    """
+    chain = []
+    if config.max_grad_norm > 0:
+        chain.append(optax.clip_by_global_norm(config.max_grad_norm))
+    chain.append(scale_by_bert_adam(config.beta1, config.beta2, config.epsilon, config.bias_correction))
+    chain.append(optax.add_decayed_weights(config.weight_decay, decay_mask))
+    if config.name == "lamb":
+        chain.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
+    chain.append(optax.scale_by_learning_rate(learning_rate_schedule(config, total_steps)))
+    return optax.chain(*chain)

@@ -1,0 +1,243 @@
+"""What people see of a run: progress, one line a log step in metrics.jsonl and TensorBoard, results.json.
+
+rich and tensorboardX are imported at the moment of use, and a machine without them gets plain lines and no TensorBoard:
+metrics.jsonl has everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+class MetricsLog:
+    """metrics.jsonl and its twin in TensorBoard. Only one process may hold it.
+
+    On resume it goes back to start_step: later lines, and a half line left by a kill, are cut off, so that the file
+    is that of a run which was never interrupted. At start_step 0 the run begins anew, and so does the file.
+    """
+
+    def __init__(self, folder: Path | str, start_step: int) -> None:
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "metrics.jsonl"
+        kept = [line for line in read_metrics(folder) if line["step"] <= start_step] if start_step else []
+        with replacing(path) as temporary:
+            temporary.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8")
+        self._tensorboard = _tensorboard(folder / "tensorboard", start_step)
+
+    def write(self, split: str, step: int, metrics: dict[str, Any]) -> None:
+        """Appends one line; split is "train" or "eval". Numbers that are not finite become null: JSON has no NaN."""
+        line = plain({"step": step, "split": split, **metrics})
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()  # a kill may lose the step, never the lines before it
+        if self._tensorboard is not None:
+            for name in metrics:
+                if isinstance(line[name], (int, float)):
+                    self._tensorboard.add_scalar(f"{split}/{name}", line[name], step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _tensorboard(folder: Path, start_step: int) -> Any:
+    """A TensorBoard writer that hides what an interrupted run wrote after start_step; None without tensorboardX."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        return None
+    # purge_step is the first step that is hidden; 0 hides all of a run that begins anew.
+    return SummaryWriter(str(folder), purge_step=start_step + 1 if start_step else 0, flush_secs=30)
+
+
+def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
+    """The whole lines of metrics.jsonl; none where there is no file."""
+    path = Path(folder) / "metrics.jsonl"
+    lines = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        with contextlib.suppress(json.JSONDecodeError):  # the half line of a kill
+            line = json.loads(text)
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                lines.append(line)
+    return lines
+
+
+class Progress:
+    """How far a run is: a bar on a terminal, otherwise a plain line at most every ``every`` steps."""
+
+    def __init__(
+        self, total_steps: int, start_step: int = 0, label: str = "training", every: int = 1
+    ) -> None:
+        self.total_steps, self.label, self.every = total_steps, label, every
+        self._step = self._last_line = start_step
+        self._since: tuple[float, int] | None = (
+            None  # (time, step) of the first update: compilation is behind it
+        )
+        self._bar = _bar() if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
+        if self._bar is not None:
+            self._task = self._bar.add_task(
+                label, total=total_steps, completed=start_step, metrics="", left=""
+            )
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, step: int, metrics: dict[str, Any] | None = None) -> None:
+        """Says that step steps are done; metrics, where there are new ones, are shown."""
+        self._step = step
+        if self._since is None:
+            self._since = (time.monotonic(), step)
+        left = self._left()
+        if self._bar is not None:
+            fields = {} if metrics is None else {"metrics": _short(metrics)}
+            self._bar.update(self._task, completed=step, left=left, **fields)
+        elif metrics is not None and (step - self._last_line >= self.every or step >= self.total_steps):
+            self._last_line = step
+            percent = 100 * step // max(self.total_steps, 1)
+            parts = [f"step {step}/{self.total_steps} ({percent}%)", *_formatted(metrics), left]
+            print("  ".join(part for part in parts if part), flush=True)
+
+    def say(self, text: str) -> None:
+        """Prints a line, above the bar where there is one."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, flush=True)
+
+    def _left(self) -> str:
+        seconds, steps = time.monotonic() - self._since[0], self._step - self._since[1]
+        if steps <= 0 or self._step >= self.total_steps:
+            return ""
+        return f"{format_duration(seconds / steps * (self.total_steps - self._step))} left"
+
+
+def _bar() -> Any:
+    """rich's bar, not started; None where rich is not installed."""
+    try:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bar
+    except ImportError:
+        return None
+    return Bar(
+        TextColumn("{task.description}", style="bold"),
+        BarColumn(bar_width=24),
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[metrics]}", style="cyan"),
+        TextColumn("{task.fields[left]}", style="dim"),
+        refresh_per_second=4,
+    )
+
+
+def format_metrics(split: str, step: int, metrics: dict[str, Any]) -> str:
+    """One line for people: ``eval  step 500  loss 2.345  mlm_accuracy 0.412``."""
+    return "  ".join([split, f"step {step}", *_formatted(metrics)])
+
+
+def format_duration(seconds: float) -> str:
+    """45s, 3m10s, 2h05m, 3d04h."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds}s"
+    for unit, size, smaller, smaller_size in (
+        ("m", 60, "s", 1),
+        ("h", 3600, "m", 60),
+        ("d", 86400, "h", 3600),
+    ):
+        if seconds < {"m": 3600, "h": 86400}.get(unit, math.inf):
+            return f"{seconds // size}{unit}{seconds % size // smaller_size:02}{smaller}"
+    raise AssertionError("the last unit has no upper end")
+
+
+def startup_table(rows: list[tuple[str, str]]) -> None:
+    """Prints the facts of a run, names and values in two columns."""
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        first, *more = str(value).splitlines() or [""]
+        print(f"  {name:{width}}  {first}".rstrip())
+        for line in more:
+            print(f"  {'':{width}}  {line}")
+    sys.stdout.flush()
+
+
+def write_results(folder: Path | str, results: dict[str, Any]) -> None:
+    """results.json, whole or not at all; numbers that are not finite become null."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "results.json") as temporary:
+        temporary.write_text(json.dumps(plain(results), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside this one that takes its place at the end, or vanishes after an error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it: arrays' scalars as Python's numbers, NaN and infinities as None, paths as text."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy's and JAX's arrays and scalars
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def _formatted(metrics: dict[str, Any]) -> list[str]:
+    """Each number with its name, as short as it stays readable."""
+    parts = []
+    for name, value in metrics.items():
+        if isinstance(value, (str, bool)) or value is None:
+            continue
+        number = float(value)
+        if name == "learning_rate":
+            parts.append(f"lr {number:.1e}")
+        elif name.endswith("_per_second"):
+            parts.append(f"{number:,.0f} {name.removesuffix('_per_second')}/s")
+        elif number.is_integer() and "loss" not in name:
+            parts.append(f"{name} {number:,.0f}")
+        else:
+            small = 0 < abs(number) < 0.001
+            parts.append(f"{name} {number:.1e}" if small else f"{name} {number:.3f}")
+    return parts
+
+
+def _short(metrics: dict[str, Any]) -> str:
+    """What fits beside a bar."""
+    return "  ".join(
+        _formatted({name: metrics[name] for name in ("loss", "tokens_per_second") if name in metrics})
+    )

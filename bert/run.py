@@ -1,0 +1,131 @@
+"""A run's folder: whose it is, and what a run in it starts from."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import yaml
+
+from bert.config import FinetuneConfig, PretrainConfig, UserError, to_dict
+from bert.manifest import write_atomically
+
+Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
+
+KINDS: dict[type, str] = {PretrainConfig: "pretraining", FinetuneConfig: "fine-tuning"}
+
+# What may change when a run goes on: nothing here moves a number in its results. (Evaluations and log lines that are
+# set otherwise leave their lines at other steps, which is what whoever sets them asks for.)
+FREE = (
+    "output_dir",
+    "data.num_workers",
+    "data.cache_dir",
+    "training.log_every",
+    "training.eval_every",
+    "training.checkpoint_every",
+    "training.keep_checkpoints",
+    "training.eval_batch_size",
+)
+
+
+@dataclass(frozen=True)
+class RunFolder(Generic[Config]):
+    """An output folder that belongs to one run.
+
+    Attributes:
+        path: the folder.
+        config: what the run is; of a run that goes on, as it was resolved when it began.
+        resumed: whether the run had begun before.
+    """
+
+    path: Path
+    config: Config
+    resumed: bool
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def resolve(self, config: Config) -> RunFolder[Config]:
+        """Writes config.yaml with everything resolved, and returns the folder with it."""
+        text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=110)
+        write_atomically(self.path / "config.yaml", text)
+        return dataclasses.replace(self, config=config)
+
+
+def open_run(config: Config, load: Callable[[type, Path], Any]) -> RunFolder[Config]:
+    """Claims ``config.output_dir``, or finds the same run there already.
+
+    Args:
+        config: as asked for; a value of None matches whatever the run resolved it to.
+        load: reads a config.yaml into a configuration of the class given.
+
+    Raises:
+        UserError: the folder cannot be written, or holds something that is not this run.
+    """
+    path = Path(config.output_dir)
+    if path.exists() and not path.is_dir():
+        raise UserError(f"output_dir {path} is a file: name a folder")
+    file = path / "config.yaml"
+    if file.is_file():
+        if kind_of(path) is not type(config):
+            raise UserError(
+                f"{path} holds a {KINDS[kind_of(path)]} run, and this is a {KINDS[type(config)]} run: "
+                "name another --output_dir"
+            )
+        stored = load(type(config), file)
+        _same_run(path, _flat(to_dict(config)), _flat(to_dict(stored)))
+        return RunFolder(path, _with_free(stored, config), resumed=True)
+    if path.is_dir() and any(path.iterdir()):
+        raise UserError(f"{path} is not empty and holds no run (no config.yaml): name another --output_dir")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise UserError(f"output_dir {path} cannot be written ({error.strerror}): name another one") from None
+    return RunFolder(path, config, resumed=False)
+
+
+def kind_of(run: Path) -> type:
+    """The configuration class of the run in a folder, by what its config.yaml holds. Raises UserError."""
+    try:
+        content = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError):
+        content = None
+    if not isinstance(content, dict):
+        raise UserError(f"{run / 'config.yaml'} cannot be read: it is not the config.yaml of a run")
+    return FinetuneConfig if "task" in content else PretrainConfig
+
+
+def _same_run(path: Path, asked: dict[str, Any], stored: dict[str, Any]) -> None:
+    for key, value in asked.items():
+        if key not in FREE and value is not None and value != stored[key]:
+            raise UserError(
+                f"{path} holds another run: its {key} is {stored[key]!r}, here {value!r}; name another --output_dir, "
+                f"or go on with it by --config {path / 'config.yaml'}"
+            )
+
+
+def _with_free(stored: Config, asked: Config) -> Config:
+    for key in FREE:
+        *section, name = key.split(".")
+        if not section:
+            stored = dataclasses.replace(stored, **{name: getattr(asked, name)})
+            continue
+        mine, theirs = getattr(stored, section[0]), getattr(asked, section[0])
+        if hasattr(theirs, name):
+            part = dataclasses.replace(mine, **{name: getattr(theirs, name)})
+            stored = dataclasses.replace(stored, **{section[0]: part})
+    return stored
+
+
+def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in nested.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,313 @@
+"""The training state, the two step bodies, and the loop that every kind of training shares."""
+
+from __future__ import annotations
+
+import collections
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+
+from bert.config import TrainingConfig
+from bert.dropout import Dropout
+from bert.losses import Objective, Sums
+from bert.parallel import AXIS, DataParallel
+
+Metrics = dict[str, float]
+_STEPS_IN_FLIGHT = 2
+
+
+class TrainState(struct.PyTreeNode):
+    """All that a resumed run needs; batches, masks and dropout follow from ``step``.
+
+    Attributes:
+        step: optimizer steps done.
+        params: float32 parameters.
+        opt_state: the optimizer's.
+        sums: metrics since the last log line, each [2]: sum and weight.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: optax.OptState
+    sums: dict[str, jax.Array]
+
+    @classmethod
+    def create(cls, params: Any, optimizer: optax.GradientTransformation, metrics: Iterable[str]) -> TrainState:
+        """The state before the first step; ``metrics`` are the names an objective yields."""
+        sums = {name: jnp.zeros(2) for name in (*metrics, "grad_norm")}
+        return cls(jnp.zeros([], jnp.int32), params, optimizer.init(params), sums)
+
+
+def total_gradients(
+    params: Any,
+    batch: dict[str, jax.Array],
+    objective: Objective,
+    dropout: Callable[[jax.Array], Dropout | None],
+    axis: str | None = AXIS,
+) -> tuple[Any, Sums]:
+    """Gradients of the global batch's loss, and its (sum, weight) metrics, the same on every device.
+
+    Each loss is divided by the weight of the whole global batch before it is differentiated, so the gradients of
+    micro-batches and devices only need adding, however unevenly masked tokens and real rows are spread.
+
+    Args:
+        params: parameters.
+        batch: this device's share, arrays [k, b, ...] of k micro-batches, with ``rows`` [k, b].
+        objective: what to minimise.
+        dropout: rows [b] -> the source of dropout for these rows, or None for none.
+        axis: the axis of devices to add over; None without one.
+    """
+
+    def add_up(tree: Any) -> Any:
+        return tree if axis is None else jax.lax.psum(tree, axis)
+
+    weights = add_up(objective.weights(batch))
+
+    def loss(params: Any, micro: dict[str, jax.Array]) -> tuple[jax.Array, Sums]:
+        losses, counts = objective.forward(params, micro, dropout(micro["rows"]))
+        total = sum(value / jnp.maximum(weights[name], 1.0) for name, (value, _) in losses.items())
+        return total, {**losses, **counts}
+
+    def one(micro: dict[str, jax.Array]) -> tuple[Any, Sums]:
+        (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(params, micro)
+        return grads, sums
+
+    micro_batches = len(batch["rows"])
+    first = one(jax.tree.map(lambda x: x[0], batch))
+    if micro_batches > 1:
+        rest = jax.tree.map(lambda x: x[1:], batch)
+        first, _ = jax.lax.scan(lambda done, micro: (jax.tree.map(jnp.add, done, one(micro)), None), first, rest)
+    return add_up(first)
+
+
+def make_train_step(
+    objective: Objective, optimizer: optax.GradientTransformation, seed: int, dropout_rng: str = "hash"
+) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, jax.Array]]:
+    """The body of a step: (state, batch) -> (state, loss). The loss is there to be waited on, not to be kept."""
+
+    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, jax.Array]:
+        def dropout(rows: jax.Array) -> Dropout:
+            return Dropout.of(seed, state.step, rows, dropout_rng)
+
+        grads, sums = total_gradients(state.params, batch, objective, dropout)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        sums = {**sums, "grad_norm": (optax.global_norm(grads), jnp.float32(1))}
+        running = {name: state.sums[name] + jnp.stack(pair) for name, pair in sums.items()}
+        loss = sum(sums[name][0] / jnp.maximum(sums[name][1], 1) for name in sums if name.endswith("_loss"))
+        return TrainState(state.step + 1, params, opt_state, running), loss
+
+    return train_step
+
+
+def make_eval_step(objective: Objective) -> Callable[[Any, dict[str, jax.Array]], Sums]:
+    """The body of an evaluation: (params, batch) -> (sum, weight) pairs over all devices, without dropout."""
+
+    def eval_step(params: Any, batch: dict[str, jax.Array]) -> Sums:
+        losses, counts = objective.forward(params, batch, None)
+        return jax.lax.psum({**losses, **counts}, AXIS)
+
+    return eval_step
+
+
+def divide(sums: dict[str, Any]) -> Metrics:
+    """(sum, weight) pairs -> means, and ``loss``: the losses' sum. A weight of 0 gives 0."""
+    means = {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}
+    return {"loss": sum(value for name, value in means.items() if name.endswith("_loss")), **means}
+
+
+def add_sums(parts: Iterable[Sums], parallel: DataParallel) -> dict[str, np.ndarray]:
+    """Sums of evaluation batches, added in float64."""
+    totals: dict[str, np.ndarray] = {}
+    for part in parts:
+        for name, pair in parallel.fetch(part).items():
+            totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, dtype=np.float64)
+    return totals
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop. The state has been saved; ``status`` is the exit status (130 or 143)."""
+
+    def __init__(self, step: int, signal_number: int) -> None:
+        super().__init__(step)
+        self.step = step
+        self.status = 128 + signal_number
+
+
+@dataclass
+class StopRequest:
+    """Turns the first SIGINT or SIGTERM into a flag that the loop looks at; a second SIGINT ends at once."""
+
+    number: int | None = None
+    _previous: dict[int, Any] = field(default_factory=dict)
+
+    def __enter__(self) -> StopRequest:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self.number is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.number = number
+
+
+class Saver(Protocol):
+    """Where the loop keeps its state: `bert.checkpoint.Checkpointer`."""
+
+    def save(self, step: int, state: Any) -> None: ...
+
+
+class Listener(Protocol):
+    """Who the loop tells: `bert.report.Report`."""
+
+    def step(self, step: int, loss: float) -> None: ...
+
+    def metrics(self, step: int, split: str, metrics: Metrics) -> None: ...
+
+    def evaluated(self, step: int) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one kind of training puts into the loop.
+
+    Attributes:
+        total_steps: steps of the whole run.
+        eval_every: steps between evaluations; one more follows the last step.
+        batch: step -> this host's rows of its batch.
+        train_step: the body from `make_train_step`.
+        learning_rate: update number -> rate, for the log.
+        evaluate: replicated parameters -> metrics.
+        evaluated: called with (step, metrics) after each evaluation, before its checkpoint; says whether to save one.
+    """
+
+    total_steps: int
+    eval_every: int
+    batch: Callable[[int], dict[str, np.ndarray]]
+    train_step: Callable[..., Any]
+    learning_rate: Callable[[int], Any]
+    evaluate: Callable[[Any], Metrics]
+    evaluated: Callable[[int, Metrics], bool] = lambda step, metrics: False
+
+
+def fit(
+    work: Work,
+    state: TrainState,
+    config: TrainingConfig,
+    parallel: DataParallel,
+    saver: Saver,
+    listener: Listener,
+    stop: StopRequest,
+) -> Any:
+    """Runs the loop from ``state.step`` to the end and returns the replicated parameters.
+
+    The host never waits for the step it has just started: it makes and places the next batch meanwhile, and waits
+    for the step before the last one only, so that neither memory nor the answer to a signal can run away.
+
+    Raises:
+        Interrupted: after a signal, with the state saved.
+    """
+    step = int(state.step)
+    state = parallel.replicate(state)
+    step_fn = parallel.compile(work.train_step, donate=(0,))
+    clock = _Clock()
+    in_flight: collections.deque[tuple[int, jax.Array]] = collections.deque()
+    saved = step
+
+    def save() -> None:
+        nonlocal saved
+        if saved != step:
+            with clock.paused():
+                saver.save(step, parallel.fetch(state))
+        saved = step
+
+    def evaluate() -> bool:
+        with clock.paused():
+            metrics = work.evaluate(state.params)
+            listener.metrics(step, "eval", metrics)
+            return work.evaluated(step, metrics)
+
+    def due(every: int) -> bool:
+        return step % every == 0 or step == work.total_steps
+
+    # A signal may have come between a checkpoint and the evaluation due at its step.
+    if step and due(work.eval_every) and not listener.evaluated(step):
+        evaluate()
+    batch = None
+    while step < work.total_steps:
+        if batch is None:
+            batch = work.batch(step)
+        placed = parallel.place(batch, config.gradient_accumulation_steps)
+        clock.tokens += int(batch["attention_mask"].sum())
+        state, loss = step_fn(state, placed)
+        step += 1
+        in_flight.append((step, loss))
+        batch = work.batch(step) if step < work.total_steps else None
+        if len(in_flight) > _STEPS_IN_FLIGHT:
+            finished, value = in_flight.popleft()
+            listener.step(finished, float(value.addressable_shards[0].data[0]))
+        if due(config.log_every):
+            metrics = divide(parallel.fetch(state.sums))
+            metrics["learning_rate"] = float(work.learning_rate(step - 1))
+            metrics["tokens_per_second"] = clock.lap()
+            listener.metrics(step, "train", metrics)
+            state = state.replace(sums=parallel.replicate({name: np.zeros(2, np.float32) for name in state.sums}))
+        if stop.number is None:
+            better = evaluate() if due(work.eval_every) else False
+            if better or due(config.checkpoint_every):
+                save()
+        if stop.number is not None:
+            save()
+            raise Interrupted(step, stop.number)
+    return state.params
+
+
+class _Clock:
+    """Tokens a second of training, without the time that evaluations and checkpoints take."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._start = time.perf_counter()
+        self._pause = 0.0
+
+    def paused(self) -> _Clock:
+        return self
+
+    def __enter__(self) -> None:
+        self._entered = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._pause += time.perf_counter() - self._entered
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        rate = self.tokens / max(now - self._start - self._pause, 1e-9)
+        self._start, self._pause, self.tokens = now, 0.0, 0
+        return rate
+
+
+def count_parameters(params: Any) -> int:
+    """Number of elements in a tree of arrays (or shapes)."""
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+
+
+def steps_of(config: TrainingConfig, rows: int) -> int:
+    """Steps of a run over ``rows`` training rows: `training.steps`, or `training.epochs` passes."""
+    if config.steps is not None:
+        return int(config.steps)
+    per_epoch = -(-rows // config.batch_size)
+    return max(1, round(config.epochs * per_epoch))
