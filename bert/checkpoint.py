@@ -1,8 +1,8 @@
 """Checkpoints: saved in the background through orbax, verified before they are read, thinned out.
 
 A checkpoint of step 100 comes into being as ``100.saving``; when orbax has written it and its manifest is on
-the disk, it is renamed to ``100``. Whatever has a bare number for a name was therefore complete once, whenever
-the process died.
+the disk, it is renamed to ``100``. Whatever has a bare number for a name was therefore complete once, no
+matter when the process died.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Checkpointer:
     """The checkpoints of one run. One process writes; any number may read meanwhile."""
 
     def __init__(self, folder: Path, keep: int, say: Callable[[str], None]):
-        """Opens ``folder`` (RUN/checkpoints), which the first save makes; ``keep``: how many of the newest stay;
-        ``say`` is told which damaged ones were passed over."""
+        """Opens ``folder`` (RUN/checkpoints), which the first save makes; ``keep`` of the newest stay; ``say``
+        is told which damaged ones were passed over."""
         self.folder = Path(folder).absolute()  # orbax takes no relative paths
         self.keep = max(1, keep)
         self._say = say
@@ -66,7 +66,7 @@ class Checkpointer:
         An older checkpoint of the same step is replaced once the new one is complete.
 
         Args:
-          state: pytree of NumPy arrays, which nobody may change before the save has ended, and Python numbers.
+          state: pytree of NumPy arrays, not to be changed before the save has ended, and Python numbers.
           wait: return when it has ended.
 
         Raises:
@@ -123,8 +123,8 @@ class Checkpointer:
         """Reads the newest undamaged checkpoint, or that of ``step``; None if there is none at all.
 
         Args:
-          like: pytree of arrays (or anything with shape and dtype) and Python numbers; the state comes back in
-            its structure. None: nested dicts of arrays; fields and indices have become string keys.
+          like: pytree of arrays (or anything with shape and dtype) and Python numbers; the state comes back
+            in its structure. None: nested dicts of arrays; fields and indices have become string keys.
           step: this checkpoint and no other.
 
         Returns:

@@ -65,7 +65,9 @@ class ModelConfig:
                 f"({self.num_attention_heads}): change one of them"
             )
         if self.hidden_act not in ACTIVATIONS:
-            raise UserError(f"model.hidden_act is {self.hidden_act!r}: choose one of {', '.join(ACTIVATIONS)}")
+            raise UserError(
+                f"model.hidden_act is {self.hidden_act!r}: choose one of {', '.join(ACTIVATIONS)}"
+            )
         _fraction("model.hidden_dropout_prob", self.hidden_dropout_prob)
         _fraction("model.attention_probs_dropout_prob", self.attention_probs_dropout_prob)
 
@@ -129,7 +131,9 @@ class DataConfig:
         _fraction("data.short_seq_prob", self.short_seq_prob)
         _fraction("data.held_out", self.held_out)
         if self.held_out == 0 and self.eval is None:
-            raise UserError("data.held_out is 0 and data.eval is not set: name a held-out corpus or hold out a share")
+            raise UserError(
+                "data.held_out is 0 and data.eval is not set: name a held-out corpus or hold out a share"
+            )
         if self.num_workers is not None:
             _at_least("data.num_workers", self.num_workers, 1)
 
@@ -210,7 +214,13 @@ class TrainingConfig:
             _at_least("training.steps", self.steps, 1)
         if self.epochs is not None and self.epochs <= 0:
             raise UserError(f"training.epochs is {self.epochs}: it must be above 0")
-        for name in ("batch_size", "gradient_accumulation_steps", "log_every", "checkpoint_every", "keep_checkpoints"):
+        for name in (
+            "batch_size",
+            "gradient_accumulation_steps",
+            "log_every",
+            "checkpoint_every",
+            "keep_checkpoints",
+        ):
             _at_least(f"training.{name}", getattr(self, name), 1)
         for name in ("eval_every", "eval_batch_size"):
             if getattr(self, name) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def draw_curves(folder: Path | str) -> Path | None:
         "score": [name for name in names if name.endswith(SCORES)],
         "learning rate": [name for name in names if name == "learning_rate"],
     }
-    panels = {title: names for title, names in panels.items() if names}
+    panels = {title: members for title, members in panels.items() if members}
     if not panels:
         return None
     try:
@@ -35,10 +36,10 @@ def draw_curves(folder: Path | str) -> Path | None:
         return None
     figure = Figure(figsize=(5.2 * len(panels), 3.9), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (title, names) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
-    ):
-        _draw_panel(axes, title, names, lines)
+    figure.get_layout_engine().set(wspace=0.04)
+    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, members) in zip(row, panels.items(), strict=True):
+        _draw_panel(axes, title, members, lines)
     path = Path(folder) / "curves.png"
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png")
@@ -47,41 +48,38 @@ def draw_curves(folder: Path | str) -> Path | None:
 
 def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, Any]]) -> None:
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
+    is_rate = title == "learning rate"
+    train = {"linewidth": 1.2, "alpha": 1 if is_rate else 0.45}  # faint: evaluation is what counts
+    evaluation = {"linewidth": 1.6, "marker": "o", "markersize": 4.5}
+    styles = {"train": train, "eval": evaluation}
+    colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
     splits = set()
-    for name, colour in zip(names, COLOURS * len(names), strict=False):
-        for split in ("train", "eval"):
+    for name, colour in colours.items():
+        for split, style in styles.items():
             steps, values = _series(lines, split, name)
-            if not steps:
-                continue
-            splits.add(split)
-            if split == "eval":
-                axes.plot(steps, values, color=colour, linewidth=1.6, marker="o", markersize=4.5, zorder=3)
-            else:
-                # A single point makes no line.
-                faint = title != "learning rate"
-                marker = "." if len(steps) == 1 else ""
-                axes.plot(
-                    steps, values, color=colour, alpha=0.45 if faint else 1, linewidth=1.2, marker=marker
-                )
+            if steps:
+                splits.add(split)
+                dot = {"marker": "."} if len(steps) == 1 else {}  # one point makes no line
+                axes.plot(steps, values, color=colour, **{**dot, **style})
 
-    axes.set_title(title[0].upper() + title[1:], loc="left", fontsize=11, fontweight="bold")
     axes.set_xlabel("step")
-    axes.set_ylabel(title)
+    axes.set_ylabel("accuracy" if all(name.endswith("accuracy") for name in names) else title)
     axes.grid(color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 250k, 1M
-    if title == "learning rate":
+    if is_rate:
         axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
         axes.set_ylim(bottom=0)
         return
-    handles = [Line2D([], [], color=colour, label=name) for name, colour in zip(names, COLOURS * len(names))]  # noqa: B905
-    if "train" in splits:
-        handles.append(Line2D([], [], color="#666666", alpha=0.5, linewidth=1.2, label="training"))
-    if "eval" in splits:
-        handles.append(Line2D([], [], color="#666666", marker="o", markersize=4.5, label="evaluation"))
+    # One entry a metric and one a split: half the legend of one a line.
+    handles = [Line2D([], [], color=colour, label=name) for name, colour in colours.items()]
+    for split, label in (("train", "training"), ("eval", "evaluation")):
+        if split in splits:
+            handles.append(Line2D([], [], color="#666666", label=label, **styles[split]))
     axes.legend(handles=handles, frameon=False, fontsize=9)
 
 

@@ -133,7 +133,11 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, queries: jax.Array, keys_values: jax.Array, mask: jax.Array | None, dropout: Dropout | None = None
+        self,
+        queries: jax.Array,
+        keys_values: jax.Array,
+        mask: jax.Array | None,
+        dropout: Dropout | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """[B, T, D] queries over [B, S, D] keys and values -> [B, T, D], and the weights [B, N, T, S]."""
         config = self.config
@@ -195,7 +199,11 @@ class Embeddings(nn.Module):
         self.norm = layer_norm(config, self.dtype, "norm")
 
     def __call__(
-        self, input_ids: jax.Array, token_type_ids: jax.Array, position_ids: jax.Array, dropout: Dropout | None
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array,
+        position_ids: jax.Array,
+        dropout: Dropout | None,
     ) -> jax.Array:
         """Three [B, T] integer arrays -> [B, T, D]."""
         x = self.word(input_ids) + self.position(position_ids) + self.segment(token_type_ids)
@@ -210,7 +218,11 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, mask: jax.Array | None, dropout: Dropout | None = None, intermediates: bool = False
+        self,
+        x: jax.Array,
+        mask: jax.Array | None,
+        dropout: Dropout | None = None,
+        intermediates: bool = False,
     ) -> tuple[jax.Array, tuple[jax.Array, ...], tuple[jax.Array, ...]]:
         """[B, T, D] -> [B, T, D], every layer's input and the output, every layer's attention weights."""
         hidden_states, attentions = [x], []

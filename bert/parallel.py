@@ -25,6 +25,12 @@ class DataParallel:
         self.devices = list(jax.local_devices() if devices is None else devices)
         self._sharding = NamedSharding(Mesh(np.array(self.devices), (AXIS,)), PartitionSpec(AXIS))
 
+    def describe(self) -> str:
+        """How many devices of which kind, for the log."""
+        kind, hosts = self.devices[0].device_kind, jax.process_count()
+        here = f"{len(self.devices)} x {kind}"
+        return here if hosts == 1 else f"{hosts} hosts with {here} each"
+
     def check_batch(self, name: str, batch_size: int, micro_batches: int = 1) -> None:
         """Raises UserError where a global batch cannot be dealt out evenly."""
         parts = len(self.devices) * jax.process_count() * micro_batches

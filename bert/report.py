@@ -1,7 +1,7 @@
 """What people see of a run: progress, one line a log step in metrics.jsonl and TensorBoard, results.json.
 
-rich and tensorboardX are imported at the moment of use, and a machine without them gets plain lines and no TensorBoard:
-metrics.jsonl has everything.
+rich and tensorboardX are imported at the moment of use. A machine without them gets plain lines and no
+TensorBoard; metrics.jsonl has everything.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 class MetricsLog:
     """metrics.jsonl and its twin in TensorBoard. Only one process may hold it.
 
-    On resume it goes back to start_step: later lines, and a half line left by a kill, are cut off, so that the file
-    is that of a run which was never interrupted. At start_step 0 the run begins anew, and so does the file.
+    On resume it goes back to start_step: later lines, and a half line left by a kill, are cut off, so that
+    the file is that of a run never interrupted. At start_step 0 the run begins anew, and so does the file.
     """
 
     def __init__(self, folder: Path | str, start_step: int) -> None:
@@ -36,7 +36,7 @@ class MetricsLog:
         self._tensorboard = _tensorboard(folder / "tensorboard", start_step)
 
     def write(self, split: str, step: int, metrics: dict[str, Any]) -> None:
-        """Appends one line; split is "train" or "eval". Numbers that are not finite become null: JSON has no NaN."""
+        """Appends one line; split is "train" or "eval". NaN and infinities become null: JSON has neither."""
         line = plain({"step": step, "split": split, **metrics})
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()  # a kill may lose the step, never the lines before it
@@ -58,7 +58,7 @@ class MetricsLog:
 
 
 def _tensorboard(folder: Path, start_step: int) -> Any:
-    """A TensorBoard writer that hides what an interrupted run wrote after start_step; None without tensorboardX."""
+    """A writer that hides what an interrupted run wrote after start_step; None without tensorboardX."""
     try:
         from tensorboardX import SummaryWriter
     except ImportError:
@@ -161,17 +161,14 @@ def format_metrics(split: str, step: int, metrics: dict[str, Any]) -> str:
 
 def format_duration(seconds: float) -> str:
     """45s, 3m10s, 2h05m, 3d04h."""
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds}s"
-    for unit, size, smaller, smaller_size in (
-        ("m", 60, "s", 1),
-        ("h", 3600, "m", 60),
-        ("d", 86400, "h", 3600),
-    ):
-        if seconds < {"m": 3600, "h": 86400}.get(unit, math.inf):
-            return f"{seconds // size}{unit}{seconds % size // smaller_size:02}{smaller}"
-    raise AssertionError("the last unit has no upper end")
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
 
 
 def startup_table(rows: list[tuple[str, str]]) -> None:
@@ -205,7 +202,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it: arrays' scalars as Python's numbers, NaN and infinities as None, paths as text."""
+    """The value as JSON has it: arrays as lists, NaN and infinities as None, paths as text."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -221,7 +218,7 @@ def _formatted(metrics: dict[str, Any]) -> list[str]:
     """Each number with its name, as short as it stays readable."""
     parts = []
     for name, value in metrics.items():
-        if isinstance(value, (str, bool)) or value is None:
+        if isinstance(value, (str, bool)) or not hasattr(value, "__float__"):
             continue
         number = float(value)
         if name == "learning_rate":
@@ -241,3 +238,45 @@ def _short(metrics: dict[str, Any]) -> str:
     return "  ".join(
         _formatted({name: metrics[name] for name in ("loss", "tokens_per_second") if name in metrics})
     )
+
+
+class RunReport:
+    """What `bert.train.fit` tells goes to metrics.jsonl, TensorBoard, curves.png and the eyes of people."""
+
+    def __init__(self, folder: Path, total_steps: int, start_step: int, log_every: int) -> None:
+        self._folder = folder
+        self._log = MetricsLog(folder, start_step)
+        self._evaluated = {line["step"] for line in read_metrics(folder) if line["split"] == "eval"}
+        self._progress = Progress(total_steps, start_step, every=log_every)
+
+    def __enter__(self) -> RunReport:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._progress.__exit__(*error)
+        self._log.close()
+
+    def step(self, step: int, loss: float) -> None:
+        """A step is finished."""
+        self._progress.update(step)
+
+    def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
+        """There are new figures."""
+        self._log.write(split, step, metrics)
+        if split == "train":
+            self._progress.update(step, metrics)
+            return
+        self._evaluated.add(step)
+        self._progress.say(format_metrics(split, step, metrics))
+        from bert.curves import draw_curves
+
+        draw_curves(self._folder)
+
+    def evaluated(self, step: int) -> bool:
+        """Whether metrics.jsonl has an evaluation at this step."""
+        return step in self._evaluated
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        self._progress.say(text)

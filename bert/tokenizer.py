@@ -1,7 +1,8 @@
 """WordPiece vocabularies: train one, load one, save one. A thin layer over the ``tokenizers`` library.
 
-The text handling is BERT's own (google-research/bert ``tokenization.py``): clean, split CJK characters, lower-case
-and strip accents where configured, split at white space and punctuation, then the longest matching pieces first.
+The text handling is BERT's own (google-research/bert ``tokenization.py``): clean, split CJK characters,
+lower-case and strip accents where configured, split at white space and punctuation, then the longest matching
+pieces first.
 """
 
 from __future__ import annotations
@@ -55,10 +56,11 @@ class SpecialTokens:
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     """Trains a WordPiece vocabulary of at most ``config.vocab_size`` pieces.
 
-    The same texts give the same vocabulary, ids included. The library alone does not: it numbers the continuing
-    characters in the order of a hash table, and its ties follow those numbers (three runs over 3 MB of text gave
-    three vocabularies). So the alphabet is counted first and handed over in a fixed order; the texts, which can be
-    read only once, wait in a temporary file. Memory holds the distinct words, never the text.
+    The same texts give the same vocabulary, ids included. The library alone does not: it numbers the
+    continuing characters in the order of a hash table, and its ties follow those numbers (three runs over 3
+    MB of text gave three vocabularies). So the alphabet is counted first and handed over in a fixed order;
+    the texts, which can be read only once, wait in a temporary file. Memory holds the distinct words, never
+    the text.
 
     Args:
       texts: lines or paragraphs.
@@ -104,8 +106,9 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
 def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> Tokenizer:
     """Reads tokenizer.json, vocab.txt, or a folder that holds one of them (tokenizer.json first).
 
-    A bare vocab.txt does not say how text is normalised: a ``tokenizer_config.json`` beside it does, otherwise
-    ``config.lowercase`` and ``config.strip_accents``. Truncation and padding stored in a tokenizer.json are turned
+    A bare vocab.txt does not say how text is normalised: a ``tokenizer_config.json`` beside it does,
+    otherwise ``config.lowercase`` and ``config.strip_accents``. Truncation and padding stored in a
+    tokenizer.json are turned
     off: rows are made elsewhere.
 
     Raises:
@@ -209,9 +212,9 @@ def _blocks(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[str]:
 def _alphabet(counts: np.ndarray, draft: Tokenizer, config: TokenizerConfig) -> tuple[list[str], list[str]]:
     """Characters that start words and characters that continue them, each sorted.
 
-    A character costs up to two pieces, so those rarer than min_frequency and, of the others, the rarest beyond a
-    quarter of the vocabulary are left out (words with them become [UNK]). A quarter of 21128 pieces still holds the
-    5000 commonest Chinese characters, which never continue a word and so cost one piece.
+    A character costs up to two pieces, so those rarer than min_frequency and, of the others, the rarest
+    beyond a quarter of the vocabulary are left out (words with them become [UNK]). A quarter of 21128 pieces
+    still holds the 5000 commonest Chinese characters, which never continue a word and so cost one piece.
     """
     normalized: dict[str, int] = {}
     for code in np.flatnonzero(counts):
@@ -276,7 +279,7 @@ def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
 
 
 def _parse_vocab(text: str, file: Path) -> dict[str, int]:
-    """Piece -> id, the number of its line from 0. Only "\\n" ends a line: other separators are pieces in some."""
+    """Piece -> id, its line from 0. Only "\\n" ends a line: some pieces are other separators."""
     vocab: dict[str, int] = {}
     lines = text.split("\n")
     while lines and lines[-1] in ("", "\r"):

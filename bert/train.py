@@ -41,7 +41,9 @@ class TrainState(struct.PyTreeNode):
     sums: dict[str, jax.Array]
 
     @classmethod
-    def create(cls, params: Any, optimizer: optax.GradientTransformation, metrics: Iterable[str]) -> TrainState:
+    def create(
+        cls, params: Any, optimizer: optax.GradientTransformation, metrics: Iterable[str]
+    ) -> TrainState:
         """The state before the first step; ``metrics`` are the names an objective yields."""
         sums = {name: jnp.zeros(2) for name in (*metrics, "grad_norm")}
         return cls(jnp.zeros([], jnp.int32), params, optimizer.init(params), sums)
@@ -85,7 +87,9 @@ def total_gradients(
     first = one(jax.tree.map(lambda x: x[0], batch))
     if micro_batches > 1:
         rest = jax.tree.map(lambda x: x[1:], batch)
-        first, _ = jax.lax.scan(lambda done, micro: (jax.tree.map(jnp.add, done, one(micro)), None), first, rest)
+        first, _ = jax.lax.scan(
+            lambda done, micro: (jax.tree.map(jnp.add, done, one(micro)), None), first, rest
+        )
     return add_up(first)
 
 
@@ -265,7 +269,9 @@ def fit(
             metrics["learning_rate"] = float(work.learning_rate(step - 1))
             metrics["tokens_per_second"] = clock.lap()
             listener.metrics(step, "train", metrics)
-            state = state.replace(sums=parallel.replicate({name: np.zeros(2, np.float32) for name in state.sums}))
+            state = state.replace(
+                sums=parallel.replicate({name: np.zeros(2, np.float32) for name in state.sums})
+            )
         if stop.number is None:
             better = evaluate() if due(work.eval_every) else False
             if better or due(config.checkpoint_every):

@@ -1,8 +1,8 @@
 """Text on disk -> documents -> sentences. Streaming: memory holds one document, never a file.
 
-A source is a file, a glob, a folder (searched through, in sorted order) or ``stdlib:``; several make a list. Text
-files hold a document as a block of lines (paragraphs or sentences) that an empty line ends; ``.jsonl`` files hold
-one object a line whose "text" is a document. Either may be gzipped.
+A source is a file, a glob, a folder (searched through, in sorted order) or ``stdlib:``; several make a list.
+Text files hold a document as a block of lines (paragraphs or sentences) that an empty line ends; ``.jsonl``
+files hold one object a line whose "text" is a document. Either may be gzipped.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ _UNREADABLE = (".parquet", ".zst", ".json", ".zip", ".bz2", ".xz")
 def documents(source: list[str] | str) -> Iterator[Document]:
     """Documents of a corpus, in the order of its sources and, within one, of its file names.
 
-    A file that is named twice (by a glob and by itself, say) is read once. Files without text are passed over as
-    long as another one has some.
+    A file that is named twice (by a glob and by itself, say) is read once. Files without text are passed over
+    as long as another one has some.
 
     Raises:
-      UserError: nothing at the named place, no text at all, or a file that is damaged (with the number of the line).
+      UserError: nothing at the named place, no text at all, or a file that is damaged (with the number of the
+        line).
     """
     empty = True
     for place in corpus_files(source):
@@ -73,8 +74,8 @@ def corpus_files(source: list[str] | str) -> list[str]:
 def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -> str:
     """Hash of the content and order of a corpus' files: 64 hexadecimal digits.
 
-    Names and times do not enter it. With a ``cache_dir``, the digest of each file is kept in a small JSON there
-    under its path, size and modification time, so that the second start does not read the corpus again.
+    Names and times do not enter it. With a ``cache_dir``, the digest of each file is kept in a small JSON
+    there under its path, size and modification time, so that the second start does not read the corpus again.
     """
     memo = _Memo(cache_dir)
     combined = hashlib.blake2b(digest_size=32)
@@ -82,7 +83,7 @@ def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -
         if place == STANDARD_LIBRARY:
             kind, digest = STANDARD_LIBRARY, memo.get(docstrings.source_state(), _digest_of_docstrings)
         else:
-            kind = "jsonl" if ".jsonl" in _suffix(place) else "text"
+            kind = "jsonl" if _is_jsonl(place) else "text"
             digest = memo.get(_file_state(place), lambda place=place: _digest_of_file(place))
         combined.update(f"{kind} {digest}\n".encode())
     memo.save()
@@ -92,8 +93,8 @@ def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -
 def split_sentences(paragraphs: list[str], language: str, one_sentence_per_line: bool = False) -> list[str]:
     """Sentences of a document, in order, none of them empty.
 
-    A paragraph ends a sentence: sentencex is called once for each, since it looks past single line ends (and one
-    open quotation mark would swallow the paragraphs after it), at 100 MB of English a second on one core.
+    A paragraph ends a sentence: sentencex is called once for each, since it looks past single line ends (and
+    one open quotation mark would swallow the paragraphs after it), at 100 MB of English a second on one core.
     """
     if one_sentence_per_line:
         return [line for line in map(str.strip, paragraphs) if line]
@@ -158,14 +159,13 @@ def _require_readable_kind(path: str) -> None:
         )
 
 
-def _suffix(path: str | Path) -> str:
-    return "".join(Path(path).suffixes[-2:])
+def _is_jsonl(path: str | Path) -> bool:
+    return str(path).endswith((".jsonl", ".jsonl.gz"))
 
 
 def _file_documents(path: Path) -> Iterator[Document]:
-    jsonl = _suffix(path).endswith((".jsonl", ".jsonl.gz"))
     with contextlib.closing(_lines(path)) as lines:
-        yield from _json_documents(path, lines) if jsonl else _text_documents(path, lines)
+        yield from _json_documents(path, lines) if _is_jsonl(path) else _text_documents(path, lines)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -194,7 +194,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _open(path: Path) -> BinaryIO:
-    return gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb")  # noqa: SIM115
+    return gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb")
 
 
 def _text_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Document]:
@@ -243,14 +243,14 @@ def _shown(source: list[str] | str) -> str:
 
 
 class _Memo:
-    """Digests of files, kept between runs. Losing it costs one more read; so every fault of it is passed over."""
+    """Digests of files, kept between runs. Losing it costs one more read, so its faults are passed over."""
 
     def __init__(self, cache_dir: Path | None):
         self._file = cache_dir / "fingerprints.json" if cache_dir else None
         self._known: dict[str, str] = {}
         self._changed = False
         if self._file:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, TypeError):
                 self._known = dict(json.loads(self._file.read_text(encoding="utf-8")))
 
     def get(self, state: tuple[str, int], compute) -> str:

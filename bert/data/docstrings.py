@@ -42,7 +42,7 @@ def harvest() -> Iterator[list[str]]:
 
 
 def source_state() -> tuple[str, int]:
-    """What the harvest depends on (interpreter, sources, these rules), hashed, and its newest modification time."""
+    """Hash of what the harvest depends on (interpreter, sources, rules), and the newest change in ns."""
     digest = hashlib.blake2b(f"{sys.version}".encode(), digest_size=16)
     digest.update(Path(__file__).read_bytes())
     newest = 0
@@ -96,10 +96,11 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 
 def prose(docstring: str) -> list[str]:
-    """Paragraphs of a cleaned docstring: hard-wrapped lines joined; code, sessions, tables and rules left out.
+    """Paragraphs of a cleaned docstring: hard-wrapped lines joined; code, sessions, tables and rules left
+    out.
 
-    What it keeps are blocks that read like sentences: at least four words, mostly letters. It would rather drop a
-    paragraph than keep code, since a vocabulary learns from what is kept.
+    What it keeps are blocks that read like sentences: at least four words, mostly letters. It would rather
+    drop a paragraph than keep code, since a vocabulary learns from what is kept.
     """
     paragraphs = []
     for block in re.split(r"\n\s*\n", docstring):

@@ -2,9 +2,10 @@
 
     documents -> spool -> random order -> held-out share | shards -> one worker a shard -> index.json
 
-A set of examples is a folder named by the hash of all that decides its content. Until ``index.json`` stands in it, it
-is not a set: a build that was killed goes on with the shards that are missing. Memory holds one shard a worker,
-whatever the size of the corpus; the bytes do not depend on the number of workers, or on how often it was killed.
+A set of examples is a folder named by the hash of all that decides its content. Until ``index.json`` stands
+in it, it is not a set: a build that was killed goes on with the shards that are missing. Memory holds one
+shard a worker, whatever the size of the corpus; the bytes do not depend on the number of workers, or on how
+often it was killed.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class ExampleSet:
 
     @functools.cached_property
     def unigram_counts(self) -> np.ndarray:
-        """How often each piece stands in the training rows, special ones included and padding not: int64 [V]."""
+        """Occurrences of each piece in the training rows, special ones included, padding not: int64 [V]."""
         return np.load(self.folder / _COUNTS)
 
 
@@ -76,13 +77,14 @@ def build_examples(
     """The examples of a corpus: from the cache where they were built before.
 
     Args:
-      config: corpus, lengths, seed, workers; its ``cache_dir`` is used where the argument is None, and without
-        either the folder bert-jax/examples in the user's cache folder.
+      config: corpus, lengths, seed, workers; its ``cache_dir`` is used where the argument is None, and
+        without either the folder bert-jax/examples in the user's cache folder.
       tokenizer: special tokens spelled out in the corpus are ordinary text to it (``corpus_tokenizer``).
       progress: is told how far it is.
 
     Raises:
-      UserError: an unreadable or empty corpus, too few documents, a damaged set, a cache that cannot be written.
+      UserError: an unreadable or empty corpus, too few documents, a damaged set, a cache that cannot be
+        written.
     """
     from bert.tokenizer import tokenizer_fingerprint
 
@@ -140,11 +142,10 @@ def open_examples(folder: str | Path) -> ExampleSet:
 
 def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]:
     """All that decides the rows, and nothing else: masking, workers and names of files do not."""
-    fingerprints = cache.parent / "fingerprints"
     return {
         "format": FORMAT,
-        "corpus": corpus.corpus_fingerprint(config.train, fingerprints),
-        "eval_corpus": None if config.eval is None else corpus.corpus_fingerprint(config.eval, fingerprints),
+        "corpus": corpus.corpus_fingerprint(config.train, cache),
+        "eval_corpus": None if config.eval is None else corpus.corpus_fingerprint(config.eval, cache),
         "held_out": config.held_out if config.eval is None else None,
         "tokenizer": tokenizer,
         "sequence_length": config.sequence_length,
@@ -172,10 +173,12 @@ def _build(
     missing = [task for task in tasks if _finished(task, work) is None]
     done = len(tasks) - len(missing)
     progress("building examples", done, len(tasks))
-    number_of_workers = min(config.num_workers or len(os.sched_getaffinity(0)), len(missing))
-    for done, _ in enumerate(
-        workers.build_shards(missing, tokenizer, work, number_of_workers), start=done + 1
-    ):
+    # A process takes a second to start: worth it for a shard of text each, not for less.
+    text = sum({task.spool.folder: task.spool.number_of_bytes for task in missing}.values())
+    cores = config.num_workers or len(os.sched_getaffinity(0))
+    number_of_workers = min(cores, len(missing), round(text / SHARD_BYTES))
+    for _ in workers.build_shards(missing, tokenizer, work, number_of_workers):
+        done += 1
         progress("building examples", done, len(tasks))
     summaries = {task.name: _finished(task, work) for task in tasks}
     parts = {
@@ -197,18 +200,20 @@ def _build(
     }
     write_durably(folder / _INDEX, json.dumps(index, indent=1).encode())
     shutil.rmtree(work, ignore_errors=True)
+    for leftover in folder.glob(".*"):  # of a worker that was killed while it wrote
+        leftover.unlink(missing_ok=True)
 
 
 def _tasks(folder: Path, work: Path, config: DataConfig, progress: Progress) -> list[ShardTask]:
-    """The shards of a set: their number and content depend on the corpus, the seed and the held-out share only."""
+    """The shards of a set: they depend on the corpus, the seed and the held-out share only."""
     train = _spooled(work / "spool", config.train, "data.train", progress)
     order = train.order(config.seed)
     if config.eval is None:
         held_out = max(2, round(config.held_out * train.number_of_documents))
         if train.number_of_documents - held_out < 2:
             raise UserError(
-                f"data.train holds {_number(train)}: at least 4 are needed, two to train on and two to hold out "
-                "(next-sentence pairs draw from another document); an empty line separates documents"
+                f"data.train holds {_number(train)}: at least 4 are needed, two to train on and two to "
+                "hold out (next-sentence pairs draw from another document); an empty line separates documents"
             )
         splits = {"eval": (train, order[:held_out]), "train": (train, order[held_out:])}
     else:
@@ -218,8 +223,8 @@ def _tasks(folder: Path, work: Path, config: DataConfig, progress: Progress) -> 
     for split, (source, numbers) in splits.items():
         if len(numbers) < 2:
             raise UserError(
-                f"data.{split} holds {_number(source)}: at least 2 are needed, since next-sentence pairs draw from "
-                "another document; an empty line separates documents"
+                f"data.{split} holds {_number(source)}: at least 2 are needed, since next-sentence pairs "
+                "draw from another document; an empty line separates documents"
             )
         np.save(work / f"{split}-order.npy", numbers)
         for number, (first, last) in enumerate(source.slices(numbers, SHARD_BYTES)):

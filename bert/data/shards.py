@@ -1,7 +1,9 @@
-"""One shard of examples: documents of a spool -> tokens -> pairs -> rows in an Arrow stream; and reading rows back.
+"""One shard of examples: documents of a spool -> tokens -> pairs -> rows in an Arrow stream; and reading rows
+back.
 
-A shard is built by one process from (seed, its name) alone, so how many processes share the work changes nothing. The
-files are what ``datasets.Dataset.from_file`` opens; reading them here takes pyarrow and NumPy only.
+A shard is built by one process from (seed, its name) alone, so how many processes share the work changes
+nothing. The files are what ``datasets.Dataset.from_file`` opens; reading them here takes pyarrow and NumPy
+only.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class ShardSummary:
     sentences: int
     tokens: int
     unused_tokens: int
-    """Tokens that stand in no row, cut off where two segments were too long together (as in Google's code)."""
+    """Tokens that stand in no row: cut off where two segments were too long together, as Google does."""
     random_rows: int
     """Rows whose B is from another document."""
 
@@ -81,7 +83,8 @@ def build_shard(task: ShardTask, tokenizer: Tokenizer) -> tuple[ShardSummary, np
       tokenizer: as ``bert.tokenizer.corpus_tokenizer`` gives it.
 
     Returns:
-      Its summary, and how often each piece stands in its rows, special ones included and padding not: int64 [V].
+      Its summary, and how often each piece stands in its rows, special ones included and padding not: int64
+      [V].
 
     Raises:
       UserError: fewer than two of its documents have a token.
@@ -92,7 +95,7 @@ def build_shard(task: ShardTask, tokenizer: Tokenizer) -> tuple[ShardSummary, np
     tokens, sentences, documents = _tokenized(task, numbers, tokenizer)
     if len(documents) < 3:
         raise UserError(
-            f"only {len(documents) - 1} of the {len(numbers)} documents of {task.name} have text that is not control "
+            f"only {len(documents) - 1} of {len(numbers)} documents of {task.name} hold more than control "
             "characters, and next-sentence pairs need two: remove the empty ones from the corpus"
         )
     draw = pairs.stream(task.seed, task.name)
@@ -123,8 +126,9 @@ def _tokenized(
 ) -> tuple[np.ndarray, list[int], list[int]]:
     """Flat tokens, boundaries of the sentences in them, boundaries of the documents among the sentences.
 
-    Sentences without a token and documents without a sentence vanish. A sentence over T - 3 tokens is cut into even
-    pieces of about half that: where a corpus has no punctuation, truncation would throw most of it away.
+    Sentences without a token and documents without a sentence vanish. A sentence over T - 3 tokens is cut
+    into even pieces of about half that: where a corpus has no punctuation, truncation would throw most of it
+    away.
     """
     parts, lengths, owners = [], [], []
     for batch, batch_owners in _batches_of_sentences(task, numbers):
@@ -239,8 +243,8 @@ class Rows:
           indices: whole numbers in [0, len(self)), [B].
 
         Returns:
-          int32 ``input_ids`` [B, T]; ``length``, ``segment_a_length`` and ``next_sentence_label`` [B]. The token
-          types of a row are 1 at positions from segment_a_length up to length.
+          int32 ``input_ids`` [B, T]; ``length``, ``segment_a_length`` and ``next_sentence_label`` [B]. The
+          token types of a row are 1 at positions from segment_a_length up to length.
 
         Raises:
           IndexError: a number outside the rows.

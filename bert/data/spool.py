@@ -1,7 +1,8 @@
 """Documents of any source in one file with an index: counted, in a random order, and read back one by one.
 
-A corpus may be compressed, spread over files, or parsed on the fly; the workers that build examples need document
-number 812,345 now. So the text is written once in a plain form, and removed when the examples are done.
+A corpus may be compressed, spread over files, or parsed on the fly; the workers that build examples need
+document number 812,345 now. So the text is written once in a plain form, and removed when the examples are
+done.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ class Spool:
     def order(self, seed: int) -> np.ndarray:
         """A random order of the documents, int64 [N].
 
-        Sorted by the raw words of a Philox stream: NumPy keeps those for ever, a Generator's permutation it may change.
+        Sorted by the raw words of a Philox stream: NumPy keeps those for ever, a Generator's permutation it
+        may change.
         """
         words = np.random.Philox(key=seed).random_raw(self.number_of_documents)
         return np.argsort(words, kind="stable")
 
     def slices(self, order: np.ndarray, slice_bytes: int) -> list[tuple[int, int]]:
-        """Ranges of an order with about ``slice_bytes`` of text each, all alike, and at least two documents."""
+        """Ranges of an order: about ``slice_bytes`` of text each, all alike, at least two documents."""
         offsets = self.offsets()
         ends = np.cumsum((offsets[1:] - offsets[:-1])[order])
         count = max(1, round(int(ends[-1]) / slice_bytes))

@@ -1,4 +1,4 @@
-"""Processes that build shards. They import no JAX and are spawned: a fork of a process with threads may hang."""
+"""Processes that build shards: without JAX, and spawned, since a fork of a process with threads may hang."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -28,7 +29,8 @@ _tokenizer: Tokenizer | None = None
 
 
 def build_shards(tasks: list[ShardTask], tokenizer: Tokenizer, work: Path, processes: int) -> Iterator[str]:
-    """Builds shards and yields their names as they are done; beside each, in ``work``, its summary and counts.
+    """Builds shards and yields their names as they are done; beside each, in ``work``, its summary and
+    counts.
 
     Raises:
       UserError: a shard cannot be built, or a worker was killed.
@@ -52,8 +54,8 @@ def build_shards(tasks: list[ShardTask], tokenizer: Tokenizer, work: Path, proce
                 yield futures[future]
         except BrokenProcessPool:
             raise UserError(
-                "a process that builds examples was killed, most likely for lack of memory: run it again with a "
-                f"smaller data.num_workers than {processes}, what is done is kept"
+                "a process that builds examples was killed, most likely for lack of memory: run again with "
+                f"a smaller data.num_workers than {processes}, what is done is kept"
             ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -63,6 +65,8 @@ def _start(tokenizer: str) -> None:
     global _tokenizer
     # One core a worker: the workers are the parallelism.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Ctrl-C reaches the whole group: the parent answers it, and ends us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     from tokenizers import Tokenizer
 

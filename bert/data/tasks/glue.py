@@ -195,10 +195,10 @@ def _locate(task: ClassificationTask, folder: Path, split: str) -> Path:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number from 1, text) of each line, without its end, byte order mark, and empty lines at the file's end.
+    """(number from 1, text) of each line, without its end, byte order mark and empty lines at the end.
 
-    Only ``\\n`` ends a line: sentences hold U+2028, U+0085 and their like. A ``\\r`` right before it belongs to
-    it; elsewhere it is white space like any other. A NUL means that the file is no text or was cut by a crash.
+    Only ``\\n`` ends a line: sentences hold U+2028, U+0085 and their like. A ``\\r`` right before it belongs
+    to it; elsewhere it is white space like any other. A NUL means that the file is no text, or cut by a crash.
     """
     empty = 0
     with path.open("rb") as file:

@@ -1,0 +1,64 @@
+"""`bert pretrain`: from a corpus to a pretrained encoder."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from bert.commands.arguments import load, parse, run_command
+from bert.config import PretrainConfig
+
+DESCRIPTION = """Pretrains BERT on a corpus. Without arguments: a tiny model on the prose of Python's own standard library,
+in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it was."""
+
+
+@run_command
+def main(argv: list[str]) -> int:
+    """Runs the command and returns its exit status."""
+    config, recipe = parse(
+        PretrainConfig, argv, prog="pretrain", description=DESCRIPTION, default_recipe="quickstart"
+    )
+    if config.output_dir is None:
+        config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
+
+    from bert.run import open_run
+
+    run = open_run(config, load)
+
+    from bert.pretraining import pretrain
+    from bert.train import Interrupted
+
+    began = time.perf_counter()
+    try:
+        results = pretrain(run)
+    except Interrupted as stop:
+        print(f"interrupted and saved at step {stop.step:,}; go on with: "
+              f"python pretrain.py --config {run.path / 'config.yaml'}")  # fmt: skip
+        return stop.status
+    _show(results, str(run.path), time.perf_counter() - began)
+    return 0
+
+
+def _show(results: dict, path: str, seconds: float) -> None:
+    measured, baselines = results["eval"], results["baselines"]
+    unigram = baselines["unigram"]
+    print(f"\nheld-out text after {results['steps']:,} steps:")
+    print(f"  {'':22}{'model':>10}{'baseline':>12}")
+    for name, value, baseline, what in (
+        ("MLM accuracy", measured["mlm_accuracy"], unigram["accuracy"], "most frequent piece"),
+        ("MLM perplexity", measured["perplexity"], unigram["perplexity"], "unigram frequencies"),
+        ("NSP accuracy", measured["nsp_accuracy"], baselines["nsp_majority_accuracy"], "majority class"),
+    ):
+        digits = 1 if name == "MLM perplexity" else 3
+        print(f"  {name:22}{value:10.{digits}f}{baseline:12.{digits}f}   ({what})")
+    print("\nwords of held-out sentences, masked and guessed:")
+    for filled in results["filled_masks"]:
+        guesses = ", ".join(f"{guess['token']} {guess['probability']:.0%}" for guess in filled["guesses"])
+        print(f"  {filled['text']}\n    -> {guesses}   (it was: {filled['truth']})")
+    print(
+        f"\n{seconds:.0f} seconds; {path} holds checkpoints, tokenizer.json, vocab.txt, metrics.jsonl, curves.png, results.json"
+        "\nnext:"
+        f"\n  python -c \"import bert; print(bert.load('{path}').fill_mask('The name of the [MASK] is not valid.'))\""
+        f"\n  python finetune.py --config sst2 --init {path} --data.dir GLUE/SST-2 --output_dir runs/sst2"
+        "\n  python pretrain.py --config mini --data.train 'corpus/*.txt' --output_dir runs/mini"
+    )

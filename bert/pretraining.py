@@ -1,0 +1,294 @@
+"""A pretraining run from corpus to results: puts the rooms together."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert import metrics, report
+from bert.checkpoint import Checkpointer
+from bert.config import DataConfig, ModelConfig, PretrainConfig, TokenizerConfig, UserError, to_dict
+from bert.data.corpus import corpus_fingerprint, documents
+from bert.data.examples import ExampleSet, build_examples, open_rows
+from bert.data.loader import PretrainingLoader, held_out_batches
+from bert.data.masking import Masking
+from bert.heads import BertForPreTraining
+from bert.losses import pretraining_objective
+from bert.optimizer import describe_decay, learning_rate_schedule, make_optimizer
+from bert.parallel import DataParallel
+from bert.pretrained import Pretrained, load
+from bert.run import RunFolder
+from bert.tokenizer import load_tokenizer, save_tokenizer, special_ids, train_tokenizer
+from bert.train import (
+    StopRequest,
+    TrainState,
+    Work,
+    add_sums,
+    count_parameters,
+    divide,
+    fit,
+    make_eval_step,
+    make_train_step,
+    steps_of,
+)
+
+Say = Callable[[str], None]
+
+
+def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]:
+    """Runs, or goes on with, a pretraining run and returns what stands in its results.json.
+
+    Raises:
+        UserError: the corpus, the vocabulary or a checkpoint cannot be used.
+        Interrupted: a signal came; the state is saved.
+    """
+    began = time.perf_counter()
+    run = run.resolve(_with_defaults(run.config))
+    config = run.config
+    parallel = DataParallel()
+    parallel.check_batch(
+        "training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps
+    )
+    parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
+
+    source = None if config.init is None else load(config.init, say)
+    tokenizer = _tokenizer(run, source, say)
+    save_tokenizer(tokenizer, run.path)
+    run = run.resolve(dataclasses.replace(config, model=_model_config(config.model, tokenizer, source)))
+    config = run.config
+    examples = build_examples(config.data, tokenizer, progress=_tell(say))
+    special = special_ids(tokenizer)
+    masking = Masking(
+        vocab_size=tokenizer.get_vocab_size(),
+        mask_id=special.mask,
+        special_ids=special.all,
+        max_predictions=config.data.max_predictions_per_sequence,
+        prob=config.data.masked_lm_prob,
+    )
+    process = (jax.process_index(), jax.process_count())
+    loader = PretrainingLoader(
+        open_rows(examples.train), masking, config.training.batch_size, config.seed, process
+    )
+    held_out = open_rows(examples.eval)
+
+    def held_out_pass() -> Iterator[dict[str, np.ndarray]]:
+        return held_out_batches(held_out, masking, config.training.eval_batch_size, process)
+
+    model = BertForPreTraining(config.model, jnp.dtype(config.training.dtype))
+    objective = pretraining_objective(model.apply)
+    total_steps = steps_of(config.training, len(loader.rows))
+    optimizer = make_optimizer(config.optimizer, total_steps)
+    eval_step = parallel.compile(make_eval_step(objective))
+
+    def evaluate(params: Any) -> dict[str, float]:
+        sums = add_sums((eval_step(params, parallel.place(batch)) for batch in held_out_pass()), parallel)
+        means = divide(sums)
+        return {**means, "perplexity": metrics.perplexity(means["mlm_loss"])}
+
+    with (
+        Checkpointer(run.checkpoints, config.training.keep_checkpoints, say) as checkpoints,
+        StopRequest() as stop,
+    ):
+        state = _start(model, optimizer, objective.metrics, config, source, checkpoints, say)
+        _introduce(state, config, parallel, total_steps, examples, len(loader.rows), say)
+        work = Work(
+            total_steps=total_steps,
+            eval_every=int(config.training.eval_every),
+            batch=loader.batch,
+            train_step=make_train_step(objective, optimizer, config.seed, config.training.dropout_rng),
+            learning_rate=learning_rate_schedule(config.optimizer, total_steps),
+            evaluate=evaluate,
+        )
+        with report.RunReport(
+            run.path, total_steps, int(state.step), int(config.training.log_every)
+        ) as listener:
+            params = fit(work, state, config.training, parallel, checkpoints, listener, stop)
+        checkpoints.wait()
+
+    trained = Pretrained(config.model, parallel.fetch(params), tokenizer, None, total_steps, str(run.path))
+    results = {
+        "steps": total_steps,
+        "eval": _last_evaluation(run.path),
+        "baselines": _baselines(examples, held_out_pass()),
+        "filled_masks": _filled_masks(trained, held_out),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+    report.write_results(run.path, results)
+    return results
+
+
+def _with_defaults(config: PretrainConfig) -> PretrainConfig:
+    training = config.training
+    training = dataclasses.replace(
+        training,
+        eval_every=training.eval_every or training.checkpoint_every,
+        eval_batch_size=training.eval_batch_size or training.batch_size,
+    )
+    return dataclasses.replace(config, training=training)
+
+
+def _tokenizer(run: RunFolder[PretrainConfig], source: Pretrained | None, say: Say) -> Tokenizer:
+    """The run's own vocabulary if it has one, else that of ``init``, else the one named, else one trained."""
+    config = run.config
+    if (run.path / "tokenizer.json").is_file():
+        return load_tokenizer(run.path)
+    if source is not None:
+        return source.tokenizer
+    if config.tokenizer.path is not None:
+        return load_tokenizer(config.tokenizer.path, config.tokenizer)
+    return _trained_tokenizer(config.data, config.tokenizer, say)
+
+
+def _trained_tokenizer(data: DataConfig, config: TokenizerConfig, say: Say) -> Tokenizer:
+    """A vocabulary of the corpus, kept beside the built examples: the same corpus and settings train it once."""
+    cache = cache_folder(data) / "vocabularies"
+    settings = [corpus_fingerprint(data.train, cache_folder(data)), to_dict(config)]
+    folder = cache / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
+    if (folder / "tokenizer.json").is_file():
+        return load_tokenizer(folder)
+    say(f"training a vocabulary of up to {config.vocab_size:,} pieces")
+    tokenizer = train_tokenizer((line for document in documents(data.train) for line in document), config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_tokenizer(tokenizer, folder)
+    except OSError as error:
+        raise UserError(
+            f"the vocabulary cannot be written to {folder} ({error.strerror}): name another folder with data.cache_dir"
+        ) from None
+    return tokenizer
+
+
+def cache_folder(data: DataConfig) -> Path:
+    """Where built examples and vocabularies of corpora lie."""
+    if data.cache_dir is not None:
+        return Path(data.cache_dir)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bert-jax" / "examples"
+
+
+def _model_config(config: ModelConfig, tokenizer: Tokenizer, source: Pretrained | None) -> ModelConfig:
+    """The model's sizes with the vocabulary's filled in; those of ``init`` where there is one."""
+    if source is not None:
+        return source.config
+    pieces = tokenizer.get_vocab_size()
+    if config.vocab_size is not None and config.vocab_size < pieces:
+        raise UserError(
+            f"model.vocab_size ({config.vocab_size}) is smaller than the vocabulary ({pieces} pieces): "
+            "leave it out, or enlarge it"
+        )
+    return dataclasses.replace(config, vocab_size=config.vocab_size or pieces)
+
+
+def _start(
+    model: BertForPreTraining,
+    optimizer: Any,
+    names: tuple[str, ...],
+    config: PretrainConfig,
+    source: Pretrained | None,
+    checkpoints: Checkpointer,
+    say: Say,
+) -> TrainState:
+    """What the run starts from: its own newest good checkpoint, else ``init``, else random weights."""
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
+    like = jax.eval_shape(lambda params: TrainState.create(params, optimizer, names), shapes)
+    restored = checkpoints.restore(like)
+    if restored is not None:
+        say(f"goes on at step {restored[0]:,}")
+        return restored[1]
+    if source is not None:
+        say(f"starts from {source.source}, step {source.step:,}: encoder, MLM head and NSP head")
+        params = source.params
+    else:
+        params = jax.jit(lambda key: model.init(key, jnp.zeros((1, 8), jnp.int32))["params"])(
+            jax.random.key(config.seed)
+        )
+    return TrainState.create(params, optimizer, names)
+
+
+def _introduce(
+    state: TrainState,
+    config: PretrainConfig,
+    parallel: DataParallel,
+    total_steps: int,
+    examples: ExampleSet,
+    train_rows: int,
+    say: Say,
+) -> None:
+    batch, length = config.training.batch_size, config.data.sequence_length
+    counts = examples.counts
+    report.startup_table(
+        [
+            ("parameters", f"{count_parameters(state.params):,}"),
+            ("devices", parallel.describe()),
+            ("vocabulary", f"{config.model.vocab_size:,} pieces"),
+            (
+                "documents",
+                f"{counts['train_documents']:,} for training, {counts['eval_documents']:,} held out",
+            ),
+            ("rows", f"{train_rows:,} for training, {counts['eval_rows']:,} held out"),
+            ("tokens per step", f"{batch * length:,} ({batch} x {length})"),
+            ("steps", f"{total_steps:,} ({total_steps * batch / train_rows:.1f} epochs)"),
+            ("optimizer", describe_decay(state.params, config.optimizer)),
+        ]
+    )
+
+
+def _last_evaluation(folder: Path) -> dict[str, float]:
+    lines = [line for line in report.read_metrics(folder) if line["split"] == "eval"]
+    return {name: value for name, value in lines[-1].items() if name not in ("step", "split")}
+
+
+def _baselines(examples: ExampleSet, batches: Iterator[dict[str, np.ndarray]]) -> dict[str, Any]:
+    """What a model would score that knows word frequencies, and the more frequent next-sentence answer, only."""
+    labels, pairs = [], []
+    for batch in batches:
+        labels.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
+        pairs.append(batch["next_sentence_labels"][batch["next_sentence_weights"] > 0])
+    unigram = metrics.unigram_baseline(examples.unigram_counts, np.concatenate(labels))
+    random_pairs = float(np.mean(np.concatenate(pairs)))
+    return {"unigram": unigram, "nsp_majority_accuracy": max(random_pairs, 1 - random_pairs)}
+
+
+def _filled_masks(model: Pretrained, rows: Any, examples: int = 3) -> list[dict[str, Any]]:
+    """Held-out texts with one whole word masked: the first suitable word after the middle of evenly spread rows."""
+    special = special_ids(model.tokenizer)
+    shown = []
+    for number in np.linspace(0, len(rows) - 1, 8 * examples).astype(int):
+        row = rows.take(np.array([number]))
+        ids = [int(i) for i in row["input_ids"][0, 1 : row["segment_a_length"][0] - 1]][:40]
+        pieces = [model.tokenizer.id_to_token(i) for i in ids]
+        for place in range(len(pieces) // 2, len(pieces) - 1):
+            whole = pieces[place].isalpha() and not pieces[place + 1].startswith("##")
+            if whole and len(pieces[place]) > 2 and len(pieces) >= 12:
+                masked = [*ids[:place], special.mask, *ids[place + 1 :]]
+                text = model.tokenizer.decode(masked, skip_special_tokens=False)
+                [filled] = model.fill_mask(text, top_k=3)
+                guesses = [{"token": guess.token, "probability": guess.probability} for guess in filled]
+                shown.append({"text": text, "truth": pieces[place], "guesses": guesses})
+                break
+        if len(shown) == examples:
+            break
+    return shown
+
+
+def _tell(say: Say) -> Callable[[str, int, int | None], None]:
+    """Progress of preprocessing as lines, no more than one every few seconds a stage."""
+    last: dict[str, float] = {}
+
+    def tell(stage: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        if stage not in last or now - last[stage] > 5 or (total and done == total):
+            last[stage] = now
+            say(f"{stage}: {done:,}" + (f" of {total:,}" if total else "") if done else stage)
+
+    return tell

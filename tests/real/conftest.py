@@ -1,0 +1,14 @@
+"""Real data: $BERT_SHARED, or the folder shared beside the clone."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    folder = Path(os.environ.get("BERT_SHARED") or Path(__file__).parents[3] / "shared")
+    if not (folder / "data").is_dir():
+        pytest.skip(f"{folder} does not exist: set BERT_SHARED to the folder of the real data")
+    return folder

@@ -1,0 +1,54 @@
+"""Ids equal those of transformers' BertTokenizer on real text and on all that is awkward in text."""
+
+import pytest
+
+from bert.config import TokenizerConfig
+from bert.tokenizer import load_tokenizer
+
+pytestmark = pytest.mark.real
+
+HARD = [
+    "",
+    " \t ",
+    "Crème brûlée, naïve façade — Ångström İstanbul ẞtraße ǅungla",
+    "e\u0301cole E\u0301COLE n\u0303 \u0300 alone",
+    "東京は日本の首都です。 北京大学 한국어 텍스트 ไทย עברית العَرَبِيَّة हिन्दी",
+    "a\x00b\x01c\x7fd\u200be\ufefff\ufffdg\u2028h\u00a0i\u3000j\r\nk\tl",
+    "😀 👩‍👩‍👧‍👦 🇫🇷 text😀text ☃ ♥️",
+    "x" * 99 + " " + "x" * 100 + " " + "x" * 101 + " " + "é" * 150,
+    "The capital of [MASK] is [MASK].[SEP]And[CLS] [PAD] [UNK] then [mask] [ MASK ] [MASK",
+    "it's don't U.S.A. 3,000.50 $5 <b>tag</b> a_b @user #tag http://x.y/?z=1&w=2 ^~`|",
+    "##ing ## # ing ##",
+    "\ud7ff \ue000 \U0001f9d1 \U00020000 \U0010ffff",
+    "ﬁ ﬂ Ａ １ ² ½ ⅷ",
+]
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased"])
+def test_ids_equal_transformers(shared, name):
+    transformers = pytest.importorskip("transformers", reason="pip install bert-jax[torch]")
+    folder, lowercase = shared / "data/vocab" / name, name.endswith("uncased")
+    theirs = transformers.BertTokenizer.from_pretrained(str(folder), do_lower_case=lowercase)
+    ours = load_tokenizer(folder, TokenizerConfig(lowercase=lowercase))
+    with open(shared / "data/pretrain/enwiki/valid.txt", encoding="utf-8", newline="\n") as file:
+        lines = HARD + file.read().split("\n")
+    assert len(lines) > 2500
+    expected = theirs(lines)["input_ids"]
+    for line, encoding, ids in zip(lines, ours.encode_batch(lines), expected, strict=True):
+        assert encoding.ids == ids, line
+    pairs = list(zip(HARD, reversed(HARD), strict=True))
+    expected = theirs([a for a, _ in pairs], [b for _, b in pairs], return_token_type_ids=True)
+    for i, encoding in enumerate(ours.encode_batch(pairs)):
+        assert encoding.ids == expected["input_ids"][i], pairs[i]
+        assert encoding.type_ids == expected["token_type_ids"][i], pairs[i]
+    assert ours.decode(expected["input_ids"][2]) == theirs.decode(
+        expected["input_ids"][2], skip_special_tokens=True
+    )
+
+
+def test_real_tokenizer_json_loses_its_truncation(shared):
+    ours = load_tokenizer(shared / "models/all-MiniLM-L6-v2")
+    plain = load_tokenizer(shared / "data/vocab/bert-base-uncased")
+    text = "A long text about nothing. " * 100
+    assert ours.encode(text).ids == plain.encode(text).ids
+    assert ours.encode("short").ids == plain.encode("short").ids

@@ -1,0 +1,522 @@
+"""Checkpoints: bit exact, verified, kept and deleted as promised, and safe against kills and full disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+
+from bert import checkpoint
+from bert.checkpoint import Checkpointer
+from bert.config import UserError
+from bert.manifest import MANIFEST, verify_manifest, write_manifest
+
+
+def make_state(seed: int = 0) -> dict:
+    """A small training state with every kind of leaf, moments of optax included."""
+    random = np.random.default_rng(seed)
+    params = {
+        "encoder": {
+            "kernel": random.standard_normal((4, 3)).astype(np.float32),
+            "bias": np.zeros(3, np.float32),
+        },
+        "half": random.standard_normal(5).astype(ml_dtypes.bfloat16),
+        "special": np.array([np.nan, -0.0, np.inf, 1e-45], np.float32),
+    }
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.linear_schedule(1, 0, 9)))
+    opt_state = jax.tree.map(np.asarray, optimizer.init(params))
+    return {
+        "params": params,
+        "opt_state": opt_state,
+        "step": seed,
+        "count": np.array(2**63 + seed, np.uint64),
+    }
+
+
+def bits(tree: object) -> list[tuple]:
+    return [(leaf.dtype, leaf.shape, leaf.tobytes()) for leaf in map(np.asarray, jax.tree.leaves(tree))]
+
+
+class Lines(list):
+    """A ``say`` that remembers."""
+
+    __call__ = list.append
+
+
+@pytest.fixture
+def said() -> Lines:
+    return Lines()
+
+
+@pytest.fixture
+def saver(tmp_path: Path, said: Lines):
+    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
+        yield checkpointer
+
+
+def flip_byte(path: Path, place: int | None = None) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if place is None else place] ^= 1
+    path.write_bytes(content)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_state_comes_back_bit_for_bit_in_its_own_structure(saver, said):
+    state = make_state(7)
+    saver.save(100, state)
+    saver.wait()
+    step, restored = saver.restore(make_state(1))
+    assert step == 100
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    assert bits(restored) == bits(state)
+    assert restored["step"] == 7
+    assert type(restored["step"]) is int
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(restored["params"]))
+    assert said == []
+
+
+def test_shapes_and_dtypes_are_enough_to_restore_into(saver):
+    state = make_state()
+    saver.save(1, state, wait=True)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.asarray(leaf).dtype), state)
+    assert bits(saver.restore(like)[1]) == bits(state)
+
+
+def test_without_a_structure_nested_dicts_come_back(saver):
+    state = make_state()
+    saver.save(1, state, wait=True)
+    _, restored = saver.restore()
+    assert bits(restored["params"]) == bits(state["params"])
+    assert restored["step"] == 0
+    adam = restored["opt_state"]["1"]["0"]  # the chain's second part, whose first part is scale_by_adam
+    assert bits(adam["mu"]) == bits(state["opt_state"][1][0].mu)
+
+
+def test_params_are_read_without_the_optimizer(saver):
+    state = make_state()
+    saver.save(1, state, wait=True)
+    saver.save(2, make_state(2), wait=True)
+    step, params = saver.restore_params(step=1)
+    assert step == 1
+    assert bits(params) == bits(state["params"])
+    assert saver.restore_params()[0] == 2
+
+
+def test_no_checkpoint_is_none(saver):
+    assert saver.restore(make_state()) is None
+    assert saver.restore_params() is None
+    assert saver.steps() == []
+
+
+def test_a_structure_that_does_not_fit_is_told_leaf_by_leaf(saver):
+    saver.save(1, make_state(), wait=True)
+    other = make_state()
+    other["params"]["encoder"]["kernel"] = np.zeros((4, 9), np.float32)
+    other["params"]["encoder"]["bias"] = np.zeros(3, np.float16)
+    other["params"]["head"] = other["params"].pop("half")
+    other["count"] = 1
+    with pytest.raises(UserError) as caught:
+        saver.restore(other)
+    message = str(caught.value)
+    assert "params/encoder/kernel is float32[4,3] instead of float32[4,9]" in message
+    assert "params/encoder/bias is float32[3] instead of float16[3]" in message
+    assert "params/head is missing" in message
+    assert "params/half has no place" in message
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """A checkpoints folder with steps 1 and 2, to be copied."""
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
+    with Checkpointer(folder, 5, print) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, make_state(step))
+    return folder
+
+
+def test_a_byte_flipped_in_any_file_is_seen(saved, tmp_path):
+    folder = tmp_path / "2"
+    shutil.copytree(saved / "2", folder)
+    assert verify_manifest(folder) == []
+    for path in files(folder):
+        whole = path.read_bytes()
+        for place in {0, len(whole) // 2, len(whole) - 1}:
+            flip_byte(path, place)
+            problems = verify_manifest(folder)
+            assert len(problems) == 1
+            assert path.name in problems[0]
+            path.write_bytes(whole)
+    assert verify_manifest(folder) == []
+
+
+def test_every_flipped_byte_of_the_manifest_is_seen(saved, tmp_path):
+    """Changed white space and digits of the step as well: whatever is not as written is not believed."""
+    shutil.copytree(saved / "2", tmp_path / "2")
+    path = tmp_path / "2" / MANIFEST
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        flip_byte(path, place)
+        assert verify_manifest(path.parent), f"byte {place} of {whole[place - 9 : place + 9]!r}"
+        path.write_bytes(whole)
+
+
+def largest(folder: Path) -> Path:
+    return max(files(folder), key=lambda path: path.stat().st_size)
+
+
+def cut_short(folder: Path) -> str:
+    path = largest(folder)
+    os.truncate(path, path.stat().st_size - 1)
+    return path.name
+
+
+def remove_file(folder: Path) -> str:
+    (path := largest(folder)).unlink()
+    return path.name
+
+
+def flip_one(folder: Path) -> str:
+    flip_byte(path := largest(folder))
+    return path.name
+
+
+def remove_manifest(folder: Path) -> str:
+    (folder / MANIFEST).unlink()
+    return f"{MANIFEST} is missing"
+
+
+def add_file(folder: Path) -> str:
+    (folder / "params" / "stranger").write_text("?")
+    return "params/stranger is not listed"
+
+
+def copy_over(folder: Path) -> str:
+    shutil.rmtree(folder)
+    shutil.copytree(folder.parent / "1", folder)
+    return f"{MANIFEST} belongs to step 1"
+
+
+def empty(folder: Path) -> str:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    return f"{MANIFEST} is missing"
+
+
+DAMAGES = [cut_short, remove_file, flip_one, remove_manifest, add_file, copy_over, empty]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(saved, tmp_path, said, damage):
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    named = damage(tmp_path / "checkpoints" / "2")
+    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
+        step, state = checkpointer.restore(make_state())
+        assert (step, bits(state)) == (1, bits(make_state(1)))
+        assert len(said) == 1
+        for words in (str(tmp_path / "checkpoints" / "2"), named, "using the checkpoint of step 1 instead"):
+            assert words in said[0]
+        assert checkpointer.restore_params()[0] == 1
+
+        # The damaged one is not in the way when training reaches its step again.
+        checkpointer.save(2, make_state(5), wait=True)
+        assert bits(checkpointer.restore(make_state())[1]) == bits(make_state(5))
+
+
+def test_litter_of_the_system_is_no_damage(saved, tmp_path):
+    shutil.copytree(saved / "2", tmp_path / "2")
+    (tmp_path / "2" / "params" / ".DS_Store").write_text("")
+    assert verify_manifest(tmp_path / "2") == []
+
+
+def test_what_orbax_cannot_read_is_passed_over_as_well(saved, tmp_path, said):
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    folder = tmp_path / "checkpoints" / "2"
+    (folder / "params" / "manifest.ocdbt").write_text("nonsense")
+    write_manifest(folder, 2)
+    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
+        assert checkpointer.restore(make_state())[0] == 1
+    assert "orbax cannot read it" in said[0]
+
+
+def test_no_undamaged_checkpoint_is_an_error(saved, tmp_path, said):
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    for step in ("1", "2"):
+        flip_one(tmp_path / "checkpoints" / step)
+    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
+        with pytest.raises(UserError, match=r"2 is damaged.*1 is damaged.*no other checkpoint is left"):
+            checkpointer.restore()
+        with pytest.raises(UserError, match="choose another step"):
+            checkpointer.restore(step=1)
+        with pytest.raises(UserError, match="no checkpoint of step 3: there are 1, 2"):
+            checkpointer.restore_params(step=3)
+    assert said == []
+
+
+def test_damaged_checkpoints_do_not_push_out_good_ones(saved, tmp_path, said):
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
+        flip_one(tmp_path / "checkpoints" / "2")
+        checkpointer.restore()
+        checkpointer.save(3, make_state(), wait=True)
+        assert checkpointer.steps() == [1, 3]
+
+
+def test_a_later_checkpoint_of_an_abandoned_line_does_not_push_out_the_new_one(saved, tmp_path, said):
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    os.rename(tmp_path / "checkpoints" / "2", tmp_path / "checkpoints" / "20")
+    with Checkpointer(tmp_path / "checkpoints", 1, said) as checkpointer:
+        assert checkpointer.restore()[0] == 1  # 20 is not the step in its manifest
+        checkpointer.save(10, make_state(), wait=True)
+        assert checkpointer.steps() == [10, 20]
+        checkpointer.save(20, make_state(), wait=True)
+        assert checkpointer.steps() == [20]
+
+
+def test_the_newest_and_the_protected_are_kept(tmp_path, said):
+    folder = tmp_path / "checkpoints"
+    with Checkpointer(folder, 2, said) as checkpointer:
+        assert checkpointer.protected is None
+        for step in (1, 2, 3, 4):
+            checkpointer.save(step, make_state(step))
+            if step == 1:
+                checkpointer.protect(1)
+        checkpointer.wait()
+        assert checkpointer.steps() == [1, 3, 4]
+        assert checkpointer.protected == 1
+    with Checkpointer(folder, 2, said) as checkpointer:  # a resumed process knows it too
+        checkpointer.save(5, make_state(5), wait=True)
+        assert checkpointer.steps() == [1, 4, 5]
+        checkpointer.protect(5)
+        checkpointer.save(6, make_state(6), wait=True)
+        assert checkpointer.steps() == [5, 6]
+        assert checkpointer.protected == 5
+
+
+def test_the_same_step_can_be_saved_again(saver):
+    saver.save(1, make_state(1))
+    saver.save(1, make_state(2), wait=True)
+    assert bits(saver.restore(make_state())[1]) == bits(make_state(2))
+    assert os.listdir(saver.folder) == ["1"]
+
+
+def test_readers_change_nothing_and_the_next_save_cleans_up(saved, tmp_path, said):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(saved, folder)
+    for name in ("3.saving", "3.saving.orbax-checkpoint-tmp", "0.deleted"):
+        shutil.copytree(saved / "1", folder / name)
+    os.rename(folder / "2", folder / "2.replaced")  # killed between the two renames: it still counts
+    (folder / "notes.saving").write_text("the user's own")
+    before = sorted(os.listdir(folder))
+    with Checkpointer(folder, 5, said) as checkpointer:
+        assert checkpointer.steps() == [1, 2]
+        assert checkpointer.restore()[0] == 2
+        assert sorted(os.listdir(folder)) == before
+        checkpointer.save(4, make_state(), wait=True)
+    assert sorted(os.listdir(folder)) == ["1", "2", "4", "notes.saving"]
+
+
+def fails(error: Exception):
+    def function(*_args: object, **_kwargs: object) -> None:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize("part", ["orbax.checkpoint.Checkpointer.save", "bert.checkpoint.write_manifest"])
+def test_a_save_that_fails_is_told_once_and_leaves_the_last_good_one(saver, monkeypatch, part):
+    saver.save(1, make_state(1), wait=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(part, fails(OSError(errno.ENOSPC, "No space left on device", "/some/file")))
+        saver.save(2, make_state(2))
+        with pytest.raises(
+            UserError, match=r"step 2 could not.*No space left.*step 1 is the last good"
+        ) as caught:
+            saver.save(3, make_state(3))
+    assert "\n" not in str(caught.value)
+    assert os.listdir(saver.folder) == ["1"]
+    saver.wait()
+    saver.save(3, make_state(3), wait=True)
+    assert saver.steps() == [1, 3]
+
+
+def test_a_bug_is_not_dressed_up_as_a_full_disk(saver, monkeypatch):
+    monkeypatch.setattr(checkpoint, "write_manifest", fails(ZeroDivisionError()))
+    saver.save(1, make_state())
+    with pytest.raises(ZeroDivisionError):
+        saver.wait()
+    assert os.listdir(saver.folder) == []
+
+
+def test_a_failed_replacement_leaves_what_it_was_to_replace(saver, monkeypatch):
+    saver.save(1, make_state(1), wait=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            checkpoint, "write_manifest", fails(PermissionError(errno.EACCES, "Permission denied"))
+        )
+        with pytest.raises(UserError, match="Permission denied"):
+            saver.save(1, make_state(2), wait=True)
+    assert bits(saver.restore(make_state())[1]) == bits(make_state(1))
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, said):
+    (tmp_path / "run").write_text("a file where the run's folder should be")
+    checkpointer = Checkpointer(tmp_path / "run" / "checkpoints", 1, said)
+    checkpointer.save(1, make_state())
+    with pytest.raises(UserError, match=r"Not a directory.*run.*there is none yet"):
+        checkpointer.close()
+    with pytest.raises(UserError, match="PROTECTED cannot be written: Not a directory"):
+        checkpointer.protect(1)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A file system of 2 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
+    if (
+        sys.platform != "linux"
+        or not shutil.which("mount")
+        or subprocess.run(command, capture_output=True).returncode
+    ):
+        pytest.skip("needs the right to mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint_and_room(small_disk, said, caplog):
+    random = np.random.default_rng(0)
+    with Checkpointer(small_disk / "checkpoints", 2, said) as checkpointer:
+        checkpointer.save(1, {"params": {"w": random.random(100_000)}}, wait=True)
+        with pytest.raises(UserError, match=r"No space left on device; step 1 is the last good one"):
+            checkpointer.save(2, {"params": {"w": random.random(1_000_000)}}, wait=True)
+        assert os.listdir(checkpointer.folder) == ["1"]
+        checkpointer.save(3, {"params": {"w": random.random(10_000)}}, wait=True)
+        assert checkpointer.restore()[0] == 3
+    assert caplog.records == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+from bert import checkpoint
+
+folder, place = Path(sys.argv[1]), sys.argv[2]
+state = lambda value: {"params": {"w": np.full((64, 64), value, np.float32)}}
+def kill(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+saver = checkpoint.Checkpointer(folder, 1, print)
+saver.save(2, state(2), wait=True)
+if place == "in orbax":
+    checkpoint.ocp.CompositeCheckpointHandler.finalize = kill
+if place == "in the manifest":
+    checkpoint.write_manifest = kill
+if place == "before the rename":
+    checkpoint.os.replace = lambda a, b, replace=os.replace: kill() if str(b).endswith("3") else replace(a, b)
+if place == "between the renames":
+    checkpoint.os.replace = lambda a, b, replace=os.replace: kill() if str(a).endswith(".saving") else replace(a, b)
+if place == "in the deletion":
+    checkpoint.shutil.rmtree = kill
+saver.save(2 if place == "between the renames" else 3, state(3), wait=True)
+"""
+
+
+def run_child(code: str, *arguments: str) -> subprocess.Popen:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parent.parent)}
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize(
+    ("place", "good"),
+    [
+        ("in orbax", 2),
+        ("in the manifest", 2),
+        ("before the rename", 2),
+        ("between the renames", 2),
+        ("in the deletion", 3),
+    ],
+)
+def test_a_kill_leaves_a_good_checkpoint(tmp_path, said, place, good):
+    folder = tmp_path / "checkpoints"
+    with run_child(KILLED, str(folder), place) as child:
+        stderr = child.communicate()[1]
+    assert child.returncode == -signal.SIGKILL, stderr.decode()
+    with Checkpointer(folder, 1, said) as checkpointer:
+        step, state = checkpointer.restore()
+        assert (step, state["params"]["w"][0, 0]) == (good, good)
+        assert said == []
+        checkpointer.save(4, make_state(), wait=True)
+    assert os.listdir(folder) == ["4"]
+
+
+SAVING_ON_AND_ON = """
+import sys
+from pathlib import Path
+import numpy as np
+from bert.checkpoint import Checkpointer
+
+saver = Checkpointer(Path(sys.argv[1]), 2, print)
+restored = saver.restore()
+step = restored[0] if restored else 0
+while True:
+    step += 1
+    saver.save(step, {"params": {str(i): np.full((300, 300), step + i) for i in range(20)}})
+    sys.stderr.write(".") and sys.stderr.flush()
+"""
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_never_cost_the_last_good_checkpoint(tmp_path, said):
+    folder, newest = tmp_path / "checkpoints", 0
+    for delay in np.random.default_rng(0).uniform(0, 0.4, 12):
+        with run_child(SAVING_ON_AND_ON, str(folder)) as child:
+            assert child.stderr.read(3) == b"..."  # the third save begins when the second has ended
+            time.sleep(delay)  # a random moment is the point here
+            child.kill()
+        with Checkpointer(folder, 2, said) as checkpointer:
+            step, state = checkpointer.restore()
+            assert step >= newest + 2
+            assert all(np.all(array == step + int(name)) for name, array in state["params"].items())
+            newest = step
+    assert said == []
+
+
+SEVERAL_DEVICES = """
+import os, sys
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+from pathlib import Path
+import jax, numpy as np
+from bert.checkpoint import Checkpointer
+
+assert jax.device_count() == 4
+saver = Checkpointer(Path(sys.argv[1]), 2, print)
+assert type(saver.restore_params()[1]["special"]) is np.ndarray
+saver.save(9, saver.restore()[1], wait=True)
+"""
+
+
+def test_the_number_of_devices_does_not_matter(saved, tmp_path, said):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(saved, folder)
+    with run_child(SEVERAL_DEVICES, str(folder)) as child:
+        stderr = child.communicate()[1]
+    assert (child.returncode, stderr.decode()) == (0, "")
+    with Checkpointer(folder, 2, said) as checkpointer:
+        step, state = checkpointer.restore(make_state())
+    assert (step, bits(state)) == (9, bits(make_state(2)))

@@ -1,0 +1,59 @@
+"""Metrics against worked examples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from bert import metrics
+
+LABELS = np.array([1, 1, 1, 0, 0])
+PREDICTIONS = np.array([1, 1, 0, 1, 0])
+
+
+def test_accuracy_and_f1_by_hand():
+    assert metrics.accuracy(PREDICTIONS, LABELS) == pytest.approx(3 / 5)
+    # 2 true positives, 1 false, 1 missed: precision and recall are both 2/3
+    assert metrics.f1(PREDICTIONS, LABELS) == pytest.approx(2 / 3)
+    assert metrics.classification(("accuracy", "f1"), PREDICTIONS, LABELS) == {
+        "accuracy": pytest.approx(0.6),
+        "f1": pytest.approx(2 / 3),
+    }
+
+
+def test_f1_is_that_of_the_positive_class():
+    """Three true positives, one false: 2 * 3 / (2 * 3 + 1), whatever the negatives."""
+    assert metrics.f1(np.array([1, 1, 1, 1]), np.array([1, 1, 1, 0])) == pytest.approx(6 / 7)
+
+
+@pytest.mark.filterwarnings("error")
+def test_f1_is_0_where_nothing_is_predicted():
+    assert metrics.f1(np.zeros(3, int), np.array([1, 0, 1])) == 0
+    assert metrics.f1(np.zeros(3, int), np.zeros(3, int)) == 0
+
+
+def test_majority_class():
+    assert metrics.majority_class(("accuracy", "f1"), LABELS) == {"accuracy": 0.6, "f1": pytest.approx(6 / 8)}
+
+
+def test_unigram_baseline_by_hand():
+    # add one: 4, 2, 1, 1 of 8
+    result = metrics.unigram_baseline(np.array([3, 1, 0, 0]), np.array([0, 0, 1, 3]))
+    assert result["loss"] == pytest.approx((math.log(2) * 2 + math.log(4) + math.log(8)) / 4)
+    assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
+    assert result["accuracy"] == 0.5
+
+
+def test_unigram_baseline_of_uniform_counts_is_the_size_of_the_vocabulary():
+    assert metrics.unigram_baseline(np.zeros(100, int), np.arange(50))["perplexity"] == pytest.approx(100)
+    with pytest.raises(ValueError, match="nothing to predict"):
+        metrics.unigram_baseline(np.ones(4, int), np.array([], int))
+
+
+def test_perplexity_does_not_overflow():
+    assert metrics.perplexity(0.0) == 1
+    assert math.isfinite(metrics.perplexity(1e9))
+    assert math.isfinite(metrics.perplexity(math.inf))
+    assert math.isnan(metrics.perplexity(math.nan))

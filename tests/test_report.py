@@ -1,0 +1,202 @@
+"""metrics.jsonl across kills, what the terminal shows, curves.png and results.json."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from bert.curves import draw_curves
+from bert.report import (
+    MetricsLog,
+    Progress,
+    format_duration,
+    format_metrics,
+    read_metrics,
+    startup_table,
+    write_results,
+)
+
+
+def log_steps(folder, start_step, steps):
+    with MetricsLog(folder, start_step) as log:
+        for step in steps:
+            log.write("train", step, {"loss": 10 / step, "learning_rate": 1e-4 * step})
+            if step % 20 == 0:
+                log.write("eval", step, {"loss": 11 / step, "accuracy": 0.5})
+
+
+def test_each_line_is_on_disk_at_once(tmp_path):
+    log = MetricsLog(tmp_path / "run", 0)
+    log.write("train", 10, {"loss": np.float32(0.5), "rows": np.int64(3), "note": "x"})
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert text == '{"step": 10, "split": "train", "loss": 0.5, "rows": 3, "note": "x"}\n'
+    log.close()
+
+
+def test_resumed_log_is_that_of_a_run_never_interrupted(tmp_path):
+    log_steps(tmp_path / "whole", 0, range(10, 61, 10))
+    log_steps(tmp_path / "killed", 0, range(10, 51, 10))
+    with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 60, "split": "tr')  # the kill
+    log_steps(tmp_path / "killed", 40, range(50, 61, 10))
+    whole, killed = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "killed"))
+    assert killed == whole
+    assert b'"step": 40, "split": "eval"' in killed
+    assert [path.name for path in (tmp_path / "killed").iterdir() if path.name.startswith(".")] == []
+
+
+def test_half_line_at_the_restored_step_vanishes(tmp_path):
+    log_steps(tmp_path, 0, [10])
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 10, "split": "eval", "loss": 1.\xc3')
+    MetricsLog(tmp_path, 10).close()
+    assert [line["split"] for line in read_metrics(tmp_path)] == ["train"]
+    assert (tmp_path / "metrics.jsonl").read_text().endswith("}\n")
+
+
+def test_run_that_begins_anew_has_a_new_log(tmp_path):
+    log_steps(tmp_path, 0, [10, 20])
+    log_steps(tmp_path, 0, [10])
+    assert [line["step"] for line in read_metrics(tmp_path)] == [10]
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path):
+    with MetricsLog(tmp_path, 0) as log:
+        log.write("train", 1, {"loss": float("nan"), "a": np.float32("inf"), "b": float("-inf")})
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "step": 1,
+        "split": "train",
+        "loss": None,
+        "a": None,
+        "b": None,
+    }
+
+
+def test_tensorboard_has_the_scalars(tmp_path):
+    pytest.importorskip("tensorboardX")
+    log_steps(tmp_path, 0, [10, 20])
+    log_steps(tmp_path, 10, [20])
+    events = b"".join(path.read_bytes() for path in (tmp_path / "tensorboard").iterdir())
+    for name in (b"train/loss", b"train/learning_rate", b"eval/accuracy"):
+        assert name in events
+
+
+def test_without_the_optional_packages_the_log_and_the_progress_still_work(tmp_path, monkeypatch, capsys):
+    for name in ("tensorboardX", "rich.progress", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    log_steps(tmp_path, 0, [10])
+    assert len(read_metrics(tmp_path)) == 1
+    assert not (tmp_path / "tensorboard").exists()
+    with Progress(10) as progress:
+        progress.update(10, {"loss": 1.0})
+    assert "step 10/10 (100%)" in capsys.readouterr().out
+    assert draw_curves(tmp_path) is None
+
+
+def test_progress_without_a_terminal_is_plain_lines(capsys):
+    with Progress(5000, 0, "pretraining", every=100) as progress:
+        for step in range(1, 301):
+            metrics = {"loss": 7.1234, "learning_rate": 1e-4, "tokens_per_second": 12345.4}
+            progress.update(step, metrics if step % 50 == 0 else None)
+        progress.say("saved [runs/x]")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
+        "step 100/5000 (2%)",
+        "step 200/5000 (4%)",
+        "step 300/5000 (6%)",
+        "saved [runs/x]",
+    ]
+    assert "  loss 7.123  lr 1.0e-04  12,345 tokens/s  " in lines[0]
+    assert lines[0].endswith(" left")
+
+
+def test_progress_of_a_resumed_run_counts_only_its_own_time(capsys, monkeypatch):
+    clock = iter([100.0, 100.0, 110.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with Progress(5000, 4000) as progress:
+        progress.update(4001)
+        progress.update(4101, {"loss": 1.0})  # 100 steps in 10 s, 899 to go
+    assert capsys.readouterr().out == "step 4101/5000 (82%)  loss 1.000  1m30s left\n"
+
+
+def test_progress_on_a_terminal_is_a_bar(monkeypatch, capsys):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    for name, value in {"TERM": "xterm", "FORCE_COLOR": "1", "COLUMNS": "110"}.items():
+        monkeypatch.setenv(name, value)
+    with Progress(10, 0, "pretraining") as progress:
+        progress.update(5, {"loss": 7.5, "tokens_per_second": 1234.0, "learning_rate": 1e-4})
+        progress.say("[MASK] is a piece")
+        progress.update(10)
+    text = capsys.readouterr().out
+    assert "pretraining" in text
+    assert "loss 7.500  1,234 tokens/s" in text
+    assert "[MASK] is a piece" in text
+
+
+def test_metrics_on_one_line():
+    metrics = {"loss": 2.3456, "f1": 1.0, "rows": 1200, "grad_norm": 0.00001, "note": "x", "nothing": None}
+    assert format_metrics("eval", 500, metrics) == (
+        "eval  step 500  loss 2.346  f1 1  rows 1,200  grad_norm 1.0e-05"
+    )
+    assert format_metrics("train", 1, {"loss": float("nan")}) == "train  step 1  loss nan"
+    assert format_metrics("train", 1, {"loss": np.float32(3)}) == "train  step 1  loss 3.000"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59.6, "1m00s"), (190, "3m10s"), (7500, "2h05m"), (86399.9, "1d00h"), (273600, "3d04h")],
+)
+def test_duration(seconds, text):
+    assert format_duration(seconds) == text
+
+
+def test_startup_table_is_aligned(capsys):
+    startup_table([("parameters", "4,386,178"), ("devices", "1 x cpu\n2 hosts")])
+    assert (
+        capsys.readouterr().out == "  parameters  4,386,178\n  devices     1 x cpu\n              2 hosts\n"
+    )
+    startup_table([])
+
+
+@pytest.mark.parametrize("count", [1, 2, 300])
+def test_curves_of_any_length(tmp_path, count):
+    with MetricsLog(tmp_path, 0) as log:
+        for step in range(1, count + 1):
+            log.write("train", step, {"loss": 5 / step, "mlm_loss": 4 / step, "learning_rate": 1e-4})
+            if step % 3 == 1:
+                log.write("eval", step, {"loss": float("nan"), "mlm_accuracy": 0.3, "f1": 0.5})
+    path = draw_curves(tmp_path)
+    assert path == tmp_path / "curves.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_curves_of_nothing(tmp_path):
+    assert draw_curves(tmp_path) is None
+    with MetricsLog(tmp_path, 0) as log:
+        log.write("train", 1, {"tokens_per_second": 5.0})
+    assert draw_curves(tmp_path) is None
+    assert not (tmp_path / "curves.png").exists()
+
+
+def test_results_are_whole_and_valid_json(tmp_path):
+    folder = tmp_path / "run"
+    write_results(
+        folder, {"f1": np.float32(0.5), "each": np.array([1, 2]), "nan": float("nan"), "at": folder}
+    )
+    assert json.loads((folder / "results.json").read_text()) == {
+        "f1": 0.5,
+        "each": [1, 2],
+        "nan": None,
+        "at": str(folder),
+    }
+    with pytest.raises(RecursionError):
+        endless = {}
+        endless["again"] = endless
+        write_results(folder, endless)
+    assert [path.name for path in folder.iterdir()] == ["results.json"]
+    assert json.loads((folder / "results.json").read_text())["f1"] == 0.5
