@@ -40,11 +40,18 @@ logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathnam
 
 
 class Checkpointer:
-    """The checkpoints of one run. One process writes; any number may read meanwhile."""
+    """The checkpoints of one run. One process writes; any number may read meanwhile.
+
+    Close it, or use it in a ``with``: a save that the end of the interpreter overtakes is lost.
+    """
 
     def __init__(self, folder: Path, keep: int, say: Callable[[str], None]):
-        """Opens ``folder`` (RUN/checkpoints), which the first save makes; ``keep`` of the newest stay; ``say``
-        is told which damaged ones were passed over."""
+        """Opens ``folder`` (RUN/checkpoints), which the first save makes.
+
+        Args:
+          keep: how many of the newest checkpoints stay.
+          say: is told which damaged ones were passed over, and what is used instead.
+        """
         self.folder = Path(folder).absolute()  # orbax takes no relative paths
         self.keep = max(1, keep)
         self._say = say
@@ -147,9 +154,7 @@ class Checkpointer:
             return None
         step, items = read
         if PARAMS not in items:
-            raise UserError(
-                f"checkpoint {self.folder / str(step)} holds no {PARAMS}: it is not one of a training run"
-            )
+            raise UserError(f"checkpoint {self.folder / str(step)} holds no {PARAMS}: it is not one of a training run")
         return step, items[PARAMS]
 
     def _read_newest(self, names: tuple[str, ...], step: int | None) -> tuple[int, dict[str, Any]] | None:
@@ -166,9 +171,7 @@ class Checkpointer:
             if not problems:
                 try:
                     items = _read_items(found[candidate], names)
-                except (
-                    Exception
-                ) as error:  # whatever orbax raises, the checkpoint before may still be readable
+                except Exception as error:  # whatever orbax raises, the checkpoint before may still be readable
                     problems = [f"orbax cannot read it: {_reason(error)}"]
                 else:
                     for message in passed_over:
@@ -332,7 +335,16 @@ def _composite(items: Mapping[str, Any], argument: Callable[[Any], Any]) -> ocp.
 
 def _orbax() -> ocp.Checkpointer:
     # The synchronous one: the manifest has to follow in the same thread, so the thread is ours, not orbax's.
-    return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    # Left to itself, orbax waits for every process of a distributed run to come along; here one acts alone.
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=jax.process_index(),
+        active_processes={jax.process_index()},
+        barrier_sync_key_prefix=f"process_{jax.process_index()}",
+    )
+    items = {name: ocp.PyTreeCheckpointHandler(multiprocessing_options=alone) for name in (PARAMS, REST)}
+    options = ocp.CompositeOptions(multiprocessing_options=alone)
+    handler = ocp.CompositeCheckpointHandler(composite_options=options, **items)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 # Files

@@ -167,7 +167,7 @@ class OptimizerConfig:
         """Raises UserError for values that cannot train."""
         if self.name not in ("adamw", "lamb"):
             raise UserError(f"optimizer.name is {self.name!r}: choose adamw or lamb")
-        if self.learning_rate <= 0:
+        if not self.learning_rate > 0:
             raise UserError(f"optimizer.learning_rate is {self.learning_rate}: it must be above 0")
         _fraction("optimizer.warmup_ratio", self.warmup_ratio)
         if self.warmup_steps is not None:
@@ -212,7 +212,7 @@ class TrainingConfig:
             raise UserError(f"training.steps and training.epochs: {state}, set exactly one of them")
         if self.steps is not None:
             _at_least("training.steps", self.steps, 1)
-        if self.epochs is not None and self.epochs <= 0:
+        if self.epochs is not None and not self.epochs > 0:
             raise UserError(f"training.epochs is {self.epochs}: it must be above 0")
         for name in (
             "batch_size",
@@ -361,7 +361,7 @@ def recipe_folder() -> Path:
 
 
 def _at_least(name: str, value: float, least: float) -> None:
-    if value < least:
+    if not value >= least:  # so that NaN fails too
         raise UserError(f"{name} is {value}: it must be at least {least}")
 
 

@@ -69,6 +69,7 @@ def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, A
     axes.grid(color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 250k, 1M
     if is_rate:

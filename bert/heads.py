@@ -1,4 +1,4 @@
-"""Heads over the encoder, and the encoder with each set of heads. Shapes as in `bert.model`; P predictions, L labels."""
+"""Heads, and the encoder with each set of heads. Shapes as in `bert.model`; P predictions, L labels."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ FORMAT = 1
 def write_manifest(folder: Path, step: int) -> None:
     """Writes ``folder/MANIFEST.json`` for all files in ``folder``: whole or not at all, and onto the disk."""
     files = {
-        name: {"size": path.stat().st_size, "sha256": _sha256(path)}
-        for name, path in sorted(_files(folder).items())
+        name: {"size": path.stat().st_size, "sha256": _sha256(path)} for name, path in sorted(_files(folder).items())
     }
     write_atomically(folder / MANIFEST, _dump({"format": FORMAT, "step": step, "files": files}))
 
@@ -43,17 +42,18 @@ def verify_manifest(folder: Path) -> list[str]:
         return [f"{MANIFEST} has format {manifest['format']}, this version reads format {FORMAT}"]
 
     problems = []
+    try:
+        present = _files(folder)
+    except OSError as error:
+        return [f"it cannot be read ({error.strerror})"]
     if folder.name.isdigit() and int(folder.name) != manifest["step"]:
         problems.append(f"{MANIFEST} belongs to step {manifest['step']}")
-    present = _files(folder)
     for name, expected in manifest["files"].items():
         if name not in present:
             problems.append(f"{name} is missing")
         elif problem := _compare(present[name], expected):
             problems.append(f"{name} {problem}")
-    problems += [
-        f"{name} is not listed in {MANIFEST}" for name in sorted(present.keys() - manifest["files"].keys())
-    ]
+    problems += [f"{name} is not listed in {MANIFEST}" for name in sorted(present.keys() - manifest["files"].keys())]
     return problems
 
 

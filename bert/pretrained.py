@@ -13,8 +13,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.checkpoint import Checkpointer
-from bert.commands.arguments import load as load_config
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, UserError
+from bert.config_file import load as load_config
 from bert.data.batches import bucket, evaluation_batches
 from bert.data.features import Features, tokenize
 from bert.data.tasks import find_task

@@ -220,13 +220,14 @@ def _formatted(metrics: dict[str, Any]) -> list[str]:
     for name, value in metrics.items():
         if isinstance(value, (str, bool)) or not hasattr(value, "__float__"):
             continue
+        value = value.item() if hasattr(value, "item") else value  # NumPy's and JAX's scalars
         number = float(value)
         if name == "learning_rate":
             parts.append(f"lr {number:.1e}")
         elif name.endswith("_per_second"):
             parts.append(f"{number:,.0f} {name.removesuffix('_per_second')}/s")
-        elif number.is_integer() and "loss" not in name:
-            parts.append(f"{name} {number:,.0f}")
+        elif isinstance(value, int):
+            parts.append(f"{name} {value:,}")
         else:
             small = 0 < abs(number) < 0.001
             parts.append(f"{name} {number:.1e}" if small else f"{name} {number:.3f}")

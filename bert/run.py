@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -12,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from bert.config import FinetuneConfig, PretrainConfig, UserError, to_dict
+from bert.config_file import dump, load
 from bert.manifest import write_atomically
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
@@ -52,17 +52,15 @@ class RunFolder(Generic[Config]):
 
     def resolve(self, config: Config) -> RunFolder[Config]:
         """Writes config.yaml with everything resolved, and returns the folder with it."""
-        text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=110)
-        write_atomically(self.path / "config.yaml", text)
+        write_atomically(self.path / "config.yaml", dump(config))
         return dataclasses.replace(self, config=config)
 
 
-def open_run(config: Config, load: Callable[[type, Path], Any]) -> RunFolder[Config]:
+def open_run(config: Config) -> RunFolder[Config]:
     """Claims ``config.output_dir``, or finds the same run there already.
 
     Args:
         config: as asked for; a value of None matches whatever the run resolved it to.
-        load: reads a config.yaml into a configuration of the class given.
 
     Raises:
         UserError: the folder cannot be written, or holds something that is not this run.

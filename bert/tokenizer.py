@@ -72,9 +72,7 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     from tokenizers import Tokenizer, models, trainers
 
     if config.vocab_size < _LEAST_VOCAB_SIZE:
-        raise UserError(
-            f"tokenizer.vocab_size is {config.vocab_size}: it must be at least {_LEAST_VOCAB_SIZE}"
-        )
+        raise UserError(f"tokenizer.vocab_size is {config.vocab_size}: it must be at least {_LEAST_VOCAB_SIZE}")
     draft = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     draft.normalizer, draft.pre_tokenizer = _text_steps(config.lowercase, config.strip_accents)
     with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
@@ -86,9 +84,7 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
         spool.seek(0)
         first, continuing = _alphabet(counts, draft, config)
         if not first:
-            raise UserError(
-                "the corpus holds no text to train a vocabulary on: name one that does (data.train)"
-            )
+            raise UserError("the corpus holds no text to train a vocabulary on: name one that does (data.train)")
         trainer = trainers.WordPieceTrainer(
             vocab_size=config.vocab_size,
             min_frequency=config.min_frequency,
@@ -249,16 +245,12 @@ def _read_utf8(file: Path) -> str:
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise UserError(
-            f"{file} cannot be read ({error.strerror}): mend its permissions or name another"
-        ) from None
+        raise UserError(f"{file} cannot be read ({error.strerror}): mend its permissions or name another") from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"{file}, line {line}: not UTF-8, convert the file or name another vocabulary"
-        ) from None
+        raise UserError(f"{file}, line {line}: not UTF-8, convert the file or name another vocabulary") from None
 
 
 def _parse_tokenizer(text: str, file: Path) -> Tokenizer:

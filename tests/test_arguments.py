@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bert.commands.arguments import dump, load, parse, run_command
+from bert.commands.arguments import parse, run_command
 from bert.config import Count, FinetuneConfig, PretrainConfig, UserError
+from bert.config_file import dump, load
 
 ENOUGH = ["--data.train", "a.txt", "--training.steps", "10"]
 
@@ -118,7 +119,8 @@ def test_list_of_numbers_may_have_one():
 
 def test_texts_stay_texts_and_null_clears():
     config = pretrain_yaml(
-        "output_dir: 1e6\ndata: {language: no, train: a, cache_dir: 2024-01-01}\ntraining: {epochs: 2, steps: 9}",
+        "output_dir: 1e6\ndata: {language: no, train: a, cache_dir: 2024-01-01}\n"
+        "training: {epochs: 2, steps: 9}",
         "--training.epochs",
         "null",
     )

@@ -24,11 +24,11 @@ TEXTS = [
 ] * 5
 
 TRAIN = """
-import sys
+import argparse, tarfile, _pydecimal
 from bert.config import TokenizerConfig
-from bert.data import docstrings
 from bert.tokenizer import tokenizer_fingerprint, train_tokenizer
-texts = (p for i, d in enumerate(docstrings.harvest()) if i < 60 for p in d)
+modules = (argparse, tarfile, _pydecimal)
+texts = (line for module in modules for line in open(module.__file__, encoding="utf-8"))
 print(tokenizer_fingerprint(train_tokenizer(texts, TokenizerConfig(vocab_size=1500))))
 """
 
@@ -47,7 +47,7 @@ def test_vocabulary_starts_with_the_special_tokens_and_holds_the_words(tokenizer
     assert pieces(tokenizer)[:5] == list(SPECIAL_TOKENS)
     assert special_ids(tokenizer).all == (0, 1, 2, 3, 4)
     assert tokenizer.get_vocab_size() <= 120
-    assert {"the", "low", "##est", "a", "##a"} <= set(pieces(tokenizer))
+    assert {"the", "low", "newest", "a", "##a"} <= set(pieces(tokenizer))
     assert special_ids(tokenizer).unk not in tokenizer.encode(" ".join(TEXTS)).ids
 
 
@@ -134,7 +134,7 @@ def test_word_of_a_hundred_characters_is_read_and_a_longer_one_is_unknown(tokeni
 
 
 def test_fingerprint_follows_content(tokenizer):
-    other = train_tokenizer(TEXTS, TokenizerConfig(vocab_size=119))
+    other = train_tokenizer(TEXTS, TokenizerConfig(vocab_size=60))
     cased = train_tokenizer(TEXTS, TokenizerConfig(vocab_size=120, lowercase=False))
     assert len({tokenizer_fingerprint(each) for each in (tokenizer, other, cased)}) == 3
 

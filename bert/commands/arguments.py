@@ -1,12 +1,10 @@
 """Command line and YAML file -> configuration, and every mistake in them -> one sentence.
 
-keys.py knows where each value was written. What a text means for its field's type, and the help, are
-jsonargparse's business here.
+`bert.config_file` knows where each value was written and what it means; the help is jsonargparse's.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
 import json
@@ -14,22 +12,19 @@ import os
 import re
 import sys
 import typing
-from argparse import Action, ArgumentError
+from argparse import Action
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
-from jsonargparse.typing import register_type
 
-from bert.commands.keys import Given, Key, help_texts, keys_of, read_yaml, unknown_key
-from bert.config import Count, UserError, recipe_folder, recipe_names, to_dict
+from bert.config import Count, UserError, recipe_folder, recipe_names
+from bert.config_file import Given, Key, build, dump, help_texts, keys_of, read_yaml, typed, unknown_key
 
 Config = TypeVar("Config")
 
 COMMAND_LINE = "command line"
-NULLS = (None, "null", "~")
 FLAGS = ("help", "print_config")
 
 
@@ -51,7 +46,7 @@ def parse(
     path = None if name is None else find_config(name)
     given = {} if path is None else read_yaml(path, keys)
     given |= {key: _from_command_line(key, values, keys[key]) for key, values in options.items()}
-    config = _build(config_class, _typed(given, keys))
+    config = build(config_class, typed(given, keys))
     if print_config:
         print(dump(config), end="")
         raise SystemExit(0)
@@ -60,17 +55,6 @@ def parse(
     except UserError as error:
         raise UserError(_with_origin(str(error), given)) from None
     return config, None if path is None else path.stem
-
-
-def dump(config: Any) -> str:
-    """The configuration as YAML; ``load`` reads it back into an equal object."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=110)
-
-
-def load(config_class: type[Config], path: Path | str) -> Config:
-    """The configuration in a YAML file, defaults filled in, ``check`` not called. Raises UserError."""
-    keys = keys_of(config_class)
-    return _build(config_class, _typed(read_yaml(Path(path), keys), keys))
 
 
 def run_command(main: Callable[[list[str]], int]) -> Callable[[list[str] | None], int]:
@@ -159,47 +143,6 @@ def _from_command_line(name: str, values: list[str], key: Key) -> Given:
     return Given(values if is_list else values[0], COMMAND_LINE, None, f"--{name} {' '.join(values)}")
 
 
-def _typed(given: dict[str, Given], keys: dict[str, Key]) -> dict[str, Any]:
-    """The value of every key, as its type demands. Raises UserError at a text that is not of that type."""
-    texts = {name: None if item.value in NULLS else item.value for name, item in given.items()}
-    try:
-        values = _parser(keys).parse_object(texts)
-    except ArgumentError as error:
-        match = re.search(r'key "([^"]+)"', str(error))
-        if match is None or match[1] not in given:
-            raise UserError(str(error)) from None
-        raise _wrong_type(given[match[1]], keys[match[1]]) from None
-    for name, item in given.items():
-        # jsonargparse takes null for anything, and a text that YAML reads as a mere comment for null.
-        if values[name] is None and (item.value not in NULLS or type(None) not in keys[name].members):
-            raise _wrong_type(item, keys[name])
-    return {name: values[name] for name in keys}
-
-
-def _wrong_type(item: Given, key: Key) -> UserError:
-    names = {
-        int: "a whole number",
-        Count: "a whole number (1000 or 1e3)",
-        float: "a number (0.01 or 1e-2)",
-        bool: "true or false",
-        str: "a text",
-        list[str]: "a list of texts",
-        list[int]: "a list of whole numbers",
-        type(None): "null",
-    }
-    expected = " or ".join(names.get(member, str(member)) for member in key.members)
-    return UserError(f"{item.where}: {item.shown}: {expected} is expected")
-
-
-def _build(config_class: type[Config], values: dict[str, Any], prefix: str = "") -> Config:
-    """The dataclass and its sections from values by dotted key."""
-    fields = {}
-    for name, hint in typing.get_type_hints(config_class).items():
-        is_section = dataclasses.is_dataclass(hint)
-        fields[name] = _build(hint, values, f"{prefix}{name}.") if is_section else values[prefix + name]
-    return config_class(**fields)
-
-
 def _with_origin(sentence: str, given: dict[str, Given]) -> str:
     """The sentence of a check, after the places that the values it speaks of came from."""
     words = re.findall(r"[\w.]*\w", sentence)
@@ -274,14 +217,3 @@ def _placeholder(key: Key) -> str:
     if key.takes_list:
         return "N ..." if typing.get_args(kind) == (int,) else "TEXT ..."
     return {int: "N", Count: "N", float: "X", bool: "true|false"}.get(kind, "TEXT")
-
-
-def _count(value: Any) -> Count:
-    """1000, 1_000 or 1e3 as a Count; ValueError for anything that is not whole."""
-    number = float(value)
-    if not number.is_integer():
-        raise ValueError(f"{value} is not a whole number")
-    return Count(number)
-
-
-register_type(Count, serializer=int, deserializer=_count)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from bert.commands.arguments import load, parse, run_command
+from bert.commands.arguments import parse, run_command
 from bert.config import PretrainConfig
 
-DESCRIPTION = """Pretrains BERT on a corpus. Without arguments: a tiny model on the prose of Python's own standard library,
-in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it was."""
+DESCRIPTION = """Pretrains BERT on a corpus. Without arguments: a tiny model on the prose of Python's own standard
+library, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it was."""
 
 
 @run_command
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
 
     from bert.run import open_run
 
-    run = open_run(config, load)
+    run = open_run(config)
 
     from bert.pretraining import pretrain
     from bert.train import Interrupted
@@ -56,7 +56,8 @@ def _show(results: dict, path: str, seconds: float) -> None:
         guesses = ", ".join(f"{guess['token']} {guess['probability']:.0%}" for guess in filled["guesses"])
         print(f"  {filled['text']}\n    -> {guesses}   (it was: {filled['truth']})")
     print(
-        f"\n{seconds:.0f} seconds; {path} holds checkpoints, tokenizer.json, vocab.txt, metrics.jsonl, curves.png, results.json"
+        f"\n{seconds:.0f} seconds; {path} holds checkpoints, tokenizer.json, vocab.txt, metrics.jsonl, curves.png, "
+        "results.json"
         "\nnext:"
         f"\n  python -c \"import bert; print(bert.load('{path}').fill_mask('The name of the [MASK] is not valid.'))\""
         f"\n  python finetune.py --config sst2 --init {path} --data.dir GLUE/SST-2 --output_dir runs/sst2"

@@ -50,8 +50,9 @@ def documents(source: list[str] | str) -> Iterator[Document]:
     empty = True
     for place in corpus_files(source):
         for document in docstrings.harvest() if place == STANDARD_LIBRARY else _file_documents(Path(place)):
-            empty = False
-            yield document
+            if _visible(document):
+                empty = False
+                yield document
     if empty:
         raise UserError(f"{_shown(source)} holds no text: name a corpus with at least a few documents")
 
@@ -127,6 +128,11 @@ def _windows(paragraph: str, language: str) -> Iterator[str]:
     yield paragraph[start:]
 
 
+def _visible(document: Document) -> bool:
+    """Whether clean-up leaves anything: a page of zero-width spaces is no document to draw sentences from."""
+    return any(character != " " and character.isprintable() for line in document for character in line)
+
+
 def _expand(entry: str) -> list[str]:
     if os.path.isdir(entry):
         inside = [
@@ -154,9 +160,7 @@ def _expand(entry: str) -> list[str]:
 
 def _require_readable_kind(path: str) -> None:
     if path.endswith(_UNREADABLE):
-        raise UserError(
-            f"{path} is of a kind that is not read: convert it to .txt or .jsonl, plain or with .gz"
-        )
+        raise UserError(f"{path} is of a kind that is not read: convert it to .txt or .jsonl, plain or with .gz")
 
 
 def _is_jsonl(path: str | Path) -> bool:
@@ -188,9 +192,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise UserError(f"{path} is cut short or damaged after line {number}: copy it again") from None
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}): mend its permissions or leave it out"
-        ) from None
+        raise UserError(f"{path} cannot be read ({error.strerror}): mend its permissions or leave it out") from None
 
 
 def _open(path: Path) -> BinaryIO:
@@ -279,9 +281,7 @@ def _file_state(path: str) -> tuple[str, int]:
     try:
         stat = os.stat(path)
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}): mend its permissions or leave it out"
-        ) from None
+        raise UserError(f"{path} cannot be read ({error.strerror}): mend its permissions or leave it out") from None
     return f"{os.path.realpath(path)}|{stat.st_size}|{stat.st_mtime_ns}", stat.st_mtime_ns
 
 
@@ -292,9 +292,7 @@ def _digest_of_file(path: str) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}): mend its permissions or leave it out"
-        ) from None
+        raise UserError(f"{path} cannot be read ({error.strerror}): mend its permissions or leave it out") from None
     return digest.hexdigest()
 
 

@@ -28,9 +28,7 @@ _MIN_WORDS = 30
 _SENTENCE_END = re.compile(r"[.!?:;)\"'][)\"']?$")
 _SIGNATURE = re.compile(r"^[\w.\[\], ]*\w\(.*\)\s*(->.*|[-:=].*)?$")
 _RULE = re.compile(r"^[\W_]+$")
-_CODE = re.compile(
-    r"^(import |from \w+ import |def |class |return |for \w+ in |if .*:$|print\(|@\w|[\w.]+ = |\$ |% )"
-)
+_CODE = re.compile(r"^(import |from \w+ import |def |class |return |for \w+ in |if .*:$|print\(|@\w|[\w.]+ = |\$ |% )")
 _BULLET = re.compile(r"^([-*+o•]|\d+[.)]|:\w[\w ]*:|@\w+)\s+")
 _FIELD = re.compile(r"^\w[\w.,*' ]{0,30}\s(--|-)\s")
 
@@ -115,7 +113,7 @@ def _items(lines: list[str]) -> Iterator[list[str]]:
         stripped = line.strip()
         if stripped.startswith((">>>", "...")):
             break  # the output of a session reaches to the end of its block
-        if _RULE.match(stripped) or not stripped:
+        if _RULE.match(stripped):
             # An underline: what stands above is a heading, not a sentence.
             item = item[:-1]
             continue
@@ -139,6 +137,6 @@ def _paragraph(lines: list[str]) -> str | None:
     text = re.sub(r"\s+", " ", _BULLET.sub("", text)).replace("``", "").strip()
     words = text.split()
     plain = sum(word.strip("\"'`.,:;!?()*").replace("-", "").replace("'", "").isalpha() for word in words)
-    if len(words) < 4 or plain < 0.7 * len(words):
+    if len(words) < 4 or plain < 0.6 * len(words):
         return None
     return text if _SENTENCE_END.search(text) else text + "."

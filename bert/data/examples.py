@@ -119,9 +119,7 @@ def open_examples(folder: str | Path) -> ExampleSet:
     try:
         index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(
-            f"{folder} holds no finished examples ({_INDEX} is missing): build them first"
-        ) from None
+        raise UserError(f"{folder} holds no finished examples ({_INDEX} is missing): build them first") from None
     except (OSError, ValueError) as error:
         raise damaged(folder / _INDEX, str(error)) from None
     for entry in [*index["train"], *index["eval"], index["unigram_counts"]]:

@@ -46,9 +46,7 @@ class Features:
         lengths = self.lengths[rows]
         longest = lengths.max(initial=0)
         if len(rows) > batch_size or longest > length:
-            raise ValueError(
-                f"{len(rows)} rows of up to {longest} tokens do not fit a batch [{batch_size}, {length}]"
-            )
+            raise ValueError(f"{len(rows)} rows of up to {longest} tokens do not fit a batch [{batch_size}, {length}]")
         used = slice(0, len(rows))
         place = np.arange(length)
         real = np.zeros((batch_size, length), bool)
@@ -80,7 +78,7 @@ def tokenize(
     max_length: int,
     labels: np.ndarray | None = None,
 ) -> Features:
-    """Texts and pairs of texts -> ``[CLS] A [SEP]`` and ``[CLS] A [SEP] B [SEP]``, at most ``max_length`` tokens.
+    """Texts or pairs -> ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, at most ``max_length`` tokens.
 
     The longer text of a pair is cut first, as BERT's ``_truncate_seq_pair`` (google-research/bert,
     run_classifier.py). ``tokenizer`` stays as it is.

@@ -60,7 +60,7 @@ class Masking:
             unused; ``masked_lm_ids`` [B, P] int32, the original tokens; ``masked_lm_weights`` [B, P] float32, 1 for
             a prediction and 0 for an unused place.
         """
-        rows, length = input_ids.shape
+        length = input_ids.shape[1]
         count = min(self.max_predictions, length)
         draws = words.view(np.uint32)
         maskable = self.maskable[input_ids]

@@ -74,9 +74,7 @@ def sentence_pairs(
             else:
                 b_first, b_stop, label, following = a_stop, end, IS_NEXT, end
             yield Pair(
-                *truncated(
-                    sentences[start], sentences[a_stop], sentences[b_first], sentences[b_stop], longest, draw
-                ),
+                *truncated(sentences[start], sentences[a_stop], sentences[b_first], sentences[b_stop], longest, draw),
                 label,
             )
             start = following

@@ -99,9 +99,7 @@ def build_shard(task: ShardTask, tokenizer: Tokenizer) -> tuple[ShardSummary, np
             "characters, and next-sentence pairs need two: remove the empty ones from the corpus"
         )
     draw = pairs.stream(task.seed, task.name)
-    found = np.array(
-        list(pairs.sentence_pairs(sentences, documents, task.sequence_length, task.short_seq_prob, draw))
-    )
+    found = np.array(list(pairs.sentence_pairs(sentences, documents, task.sequence_length, task.short_seq_prob, draw)))
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     columns = _columns(tokens, found, task.sequence_length, special_ids(tokenizer), vocab_size)
     present = np.arange(task.sequence_length) < columns["length"][:, None]
@@ -121,9 +119,7 @@ def build_shard(task: ShardTask, tokenizer: Tokenizer) -> tuple[ShardSummary, np
     return summary, counts
 
 
-def _tokenized(
-    task: ShardTask, numbers: np.ndarray, tokenizer: Tokenizer
-) -> tuple[np.ndarray, list[int], list[int]]:
+def _tokenized(task: ShardTask, numbers: np.ndarray, tokenizer: Tokenizer) -> tuple[np.ndarray, list[int], list[int]]:
     """Flat tokens, boundaries of the sentences in them, boundaries of the documents among the sentences.
 
     Sentences without a token and documents without a sentence vanish. A sentence over T - 3 tokens is cut
@@ -171,9 +167,7 @@ def _columns(
     rows = np.full((len(found), length), special.pad, dtype)
     rows[:, 0] = special.cls
     a_length, b_length = found[:, 1] - found[:, 0] + 2, found[:, 3] - found[:, 2] + 1
-    for row, (a_start, a_end, b_start, b_end, _), second in zip(
-        rows, found.tolist(), a_length.tolist(), strict=True
-    ):
+    for row, (a_start, a_end, b_start, b_end, _), second in zip(rows, found.tolist(), a_length.tolist(), strict=True):
         row[1 : second - 1] = tokens[a_start:a_end]
         row[second : second + b_end - b_start] = tokens[b_start:b_end]
     every = np.arange(len(found))
@@ -229,9 +223,7 @@ class Rows:
                 flat = ids.flatten().to_numpy(zero_copy_only=True)
                 table = flat.reshape(len(batch), ids.type.list_size)
                 self._views.append((table, *(column.to_numpy(zero_copy_only=True) for column in scalars)))
-        self._starts = np.concatenate(
-            [[0], np.cumsum([len(view[0]) for view in self._views], dtype=np.int64)]
-        )
+        self._starts = np.concatenate([[0], np.cumsum([len(view[0]) for view in self._views], dtype=np.int64)])
 
     def __len__(self) -> int:
         return int(self._starts[-1])

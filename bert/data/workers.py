@@ -44,9 +44,7 @@ def build_shards(tasks: list[ShardTask], tokenizer: Tokenizer, work: Path, proce
             yield task.name
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        processes, mp_context=context, initializer=_start, initargs=(tokenizer.to_str(),)
-    ) as pool:
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=(tokenizer.to_str(),)) as pool:
         futures = {pool.submit(_build_in_worker, task, work): task.name for task in tasks}
         try:
             for future in as_completed(futures):

@@ -41,9 +41,7 @@ def test_ids_equal_transformers(shared, name):
     for i, encoding in enumerate(ours.encode_batch(pairs)):
         assert encoding.ids == expected["input_ids"][i], pairs[i]
         assert encoding.type_ids == expected["token_type_ids"][i], pairs[i]
-    assert ours.decode(expected["input_ids"][2]) == theirs.decode(
-        expected["input_ids"][2], skip_special_tokens=True
-    )
+    assert ours.decode(expected["input_ids"][2]) == theirs.decode(expected["input_ids"][2], skip_special_tokens=True)
 
 
 def test_real_tokenizer_json_loses_its_truncation(shared):

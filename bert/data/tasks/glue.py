@@ -132,9 +132,7 @@ def read_split(task: ClassificationTask, folder: Path, split: str, max_rows: int
             column.append(cells[place])
         last.append(cells[last_place])
     if not last:
-        raise UserError(
-            f"{path} has a header but no rows: copy it again from the original {task.folder_name} data"
-        )
+        raise UserError(f"{path} has a header but no rows: copy it again from the original {task.folder_name} data")
 
     numbers = {label: number for number, label in enumerate(task.labels)}
     return Examples(
@@ -189,16 +187,14 @@ def _locate(task: ClassificationTask, folder: Path, split: str) -> Path:
         if path.is_file():
             return path
     wrong = f"{folder} has no {name}" if folder.is_dir() else f"{folder} is not a folder"
-    raise UserError(
-        f"{wrong}: set data.dir to the folder with {', '.join(task.files.values())} of {task.folder_name}"
-    )
+    raise UserError(f"{wrong}: set data.dir to the folder with {', '.join(task.files.values())} of {task.folder_name}")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """(number from 1, text) of each line, without its end, byte order mark and empty lines at the end.
 
     Only ``\\n`` ends a line: sentences hold U+2028, U+0085 and their like. A ``\\r`` right before it belongs
-    to it; elsewhere it is white space like any other. A NUL means that the file is no text, or cut by a crash.
+    to it; elsewhere it is white space like any other. A NUL means that the file is no text or was damaged.
     """
     empty = 0
     with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""The keys of a configuration, and what a YAML file gives them, each value with the line it stands on.
+"""Configurations as YAML files: every value with the line it stands on, every mistake as one sentence.
 
-Keys are looked up here, where the line is known. What a text means for a field's type is decided in
-arguments.py, in one way for the file and the command line: both hand over the text that the user wrote.
+What a text means for a field's type is jsonargparse's business, in one way for the file and for the command line
+(`bert.commands.arguments`): both hand over the text that the user wrote. Imports no JAX.
 """
 
 from __future__ import annotations
@@ -9,16 +9,24 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 import types
 import typing
+from argparse import ArgumentError
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import docstring_parser
 import yaml
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import register_type
 
-from bert.config import UserError
+from bert.config import Count, UserError, to_dict
+
+Config = TypeVar("Config")
+
+NULLS = (None, "null", "~")
 
 
 class Key(NamedTuple):
@@ -165,3 +173,74 @@ def _snippet(node: yaml.Node, text: str) -> str:
     """The node as the file has it, on one line and not too long."""
     snippet = " ".join(text[node.start_mark.index : node.end_mark.index].split())
     return snippet if len(snippet) <= 60 else f"{snippet[:57]}..."
+
+
+def dump(config: Any) -> str:
+    """The configuration as YAML; ``load`` reads it back into an equal object."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=110)
+
+
+def load(config_class: type[Config], path: Path | str) -> Config:
+    """The configuration in a YAML file, defaults filled in, ``check`` not called. Raises UserError."""
+    keys = keys_of(config_class)
+    return build(config_class, typed(read_yaml(Path(path), keys), keys))
+
+
+def typed(given: dict[str, Given], keys: dict[str, Key]) -> dict[str, Any]:
+    """The value of every key, as its type demands. Raises UserError at a text that is not of that type."""
+    texts = {name: None if item.value in NULLS else item.value for name, item in given.items()}
+    try:
+        values = _parser(keys).parse_object(texts)
+    except ArgumentError as error:
+        match = re.search(r'key "([^"]+)"', str(error))
+        if match is None or match[1] not in given:
+            raise UserError(str(error)) from None
+        raise _wrong_type(given[match[1]], keys[match[1]]) from None
+    for name, item in given.items():
+        # jsonargparse takes null for anything, and a text that YAML reads as a mere comment for null.
+        if values[name] is None and (item.value not in NULLS or type(None) not in keys[name].members):
+            raise _wrong_type(item, keys[name])
+    return {name: values[name] for name in keys}
+
+
+def _wrong_type(item: Given, key: Key) -> UserError:
+    names = {
+        int: "a whole number",
+        Count: "a whole number (1000 or 1e3)",
+        float: "a number (0.01 or 1e-2)",
+        bool: "true or false",
+        str: "a text",
+        list[str]: "a list of texts",
+        list[int]: "a list of whole numbers",
+        type(None): "null",
+    }
+    expected = " or ".join(names.get(member, str(member)) for member in key.members)
+    return UserError(f"{item.where}: {item.shown}: {expected} is expected")
+
+
+def build(config_class: type[Config], values: dict[str, Any], prefix: str = "") -> Config:
+    """The dataclass and its sections from values by dotted key."""
+    fields = {}
+    for name, hint in typing.get_type_hints(config_class).items():
+        is_section = dataclasses.is_dataclass(hint)
+        fields[name] = build(hint, values, f"{prefix}{name}.") if is_section else values[prefix + name]
+    return config_class(**fields)
+
+
+def _parser(keys: dict[str, Key]) -> ArgumentParser:
+    """jsonargparse's parser of these keys, for the types alone."""
+    parser = ArgumentParser(exit_on_error=False, add_help=False)
+    for name, key in keys.items():
+        parser.add_argument(f"--{name}", type=key.type, default=key.default)
+    return parser
+
+
+def _count(value: Any) -> Count:
+    """1000, 1_000 or 1e3 as a Count; ValueError for anything that is not whole."""
+    number = float(value)
+    if not number.is_integer():
+        raise ValueError(f"{value} is not a whole number")
+    return Count(number)
+
+
+register_type(Count, serializer=int, deserializer=_count)

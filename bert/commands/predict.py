@@ -1,0 +1,113 @@
+"""`bert predict`: a fine-tuned run's answers for new texts."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from bert.commands.arguments import run_command
+from bert.config import UserError
+
+DESCRIPTION = """Answers for new texts, one JSON object a line with the label and the probability of each. INPUT holds
+one text a line, a pair of texts as two columns with a tab between; - is standard input."""
+
+LINES_AT_ONCE = 1024
+
+
+@run_command
+def main(argv: list[str]) -> int:
+    """Runs the command and returns its exit status."""
+    parser = argparse.ArgumentParser(prog="bert predict", description=DESCRIPTION)
+    parser.add_argument("run", metavar="RUN", help="folder of a fine-tuning run")
+    parser.add_argument("input", metavar="INPUT", help="file of texts, or - for standard input")
+    parser.add_argument("--output", metavar="FILE", help="write the answers here, not to standard output")
+    parser.add_argument("--batch_size", type=int, default=32, help="texts at once (default: 32)")
+    arguments = parser.parse_args(argv)
+    if arguments.batch_size < 1:
+        raise UserError(f"--batch_size is {arguments.batch_size}: it must be at least 1")
+    if arguments.input != "-" and not Path(arguments.input).is_file():
+        raise UserError(
+            f"{arguments.input} does not exist or is no file: name a file of texts, or - for standard input"
+        )
+    if arguments.output and Path(arguments.output).exists():
+        raise UserError(f"{arguments.output} exists already: name another --output or remove it")
+
+    from bert.pretrained import load
+
+    model = load(arguments.run, lambda text: print(text, file=sys.stderr))
+    pairs = model.task is not None and len(model.task.text_columns) == 2
+    with _input(arguments.input) as lines, _output(arguments.output) as output:
+        for texts in _chunks(_texts(lines, arguments.input, pairs)):
+            for text, answer in zip(texts, model.predict(texts, arguments.batch_size), strict=True):
+                given = {"text": text} if isinstance(text, str) else {"text_a": text[0], "text_b": text[1]}
+                line = {**given, "label": answer.label, "probabilities": answer.probabilities}
+                output.write(json.dumps(line, ensure_ascii=False) + "\n")
+            output.flush()
+    return 0
+
+
+def _texts(lines: IO[bytes], name: str, pairs: bool) -> Iterator[str | tuple[str, str]]:
+    """The texts of a file. An empty line is an error rather than a silent shift of answers against lines."""
+    name = "standard input" if name == "-" else name
+    empty = True
+    for number, raw in enumerate(lines, 1):
+        empty = False
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise UserError(f"{name}, line {number}: not UTF-8, convert the file first") from None
+        columns = line.split("\t") if pairs else [line]
+        if not all(column.strip() for column in columns):
+            raise UserError(f"{name}, line {number}: empty, remove the line or fill it in")
+        if pairs and len(columns) != 2:
+            raise UserError(
+                f"{name}, line {number}: {len(columns)} column(s), this task takes two texts with a tab between"
+            )
+        yield tuple(columns) if pairs else line
+    if empty:
+        raise UserError(f"{name} is empty: put one text a line")
+
+
+def _chunks(texts: Iterator[str | tuple[str, str]]) -> Iterator[list]:
+    chunk = []
+    for text in texts:
+        chunk.append(text)
+        if len(chunk) == LINES_AT_ONCE:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+@contextlib.contextmanager
+def _input(name: str) -> Iterator[IO[bytes]]:
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    with Path(name).open("rb") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _output(name: str | None) -> Iterator[IO[str]]:
+    """Standard output, or a file that appears whole or not at all."""
+    if name is None:
+        yield sys.stdout
+        return
+    partial = Path(f"{name}.partial")
+    try:
+        file = partial.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{name} cannot be written ({error.strerror}): name another --output") from None
+    try:
+        with file:
+            yield file
+        os.replace(partial, name)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+
+from bert.data.loader import PretrainingLoader, held_out_batches
+from bert.data.masking import Masking
+
+MASKING = Masking(vocab_size=500, mask_id=4, special_ids=(0, 1, 2, 3, 4), max_predictions=5)
+
+
+class NumberedRows:
+    """Rows whose tokens tell their number: row r holds 5 + r % 400 and counts upwards."""
+
+    def __init__(self, count: int, length: int = 32) -> None:
+        self.count, self.length = count, length
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        assert (indices < self.count).all()
+        tokens = 5 + (indices[:, None] + np.arange(self.length)) % 400
+        real = self.length - indices % 7
+        tokens[np.arange(self.length) >= real[:, None]] = 0
+        return {
+            "input_ids": tokens.astype(np.uint16),
+            "length": real,
+            "segment_a_length": real // 2,
+            "next_sentence_label": (indices % 2).astype(np.int8),
+        }
+
+
+def originals(batch: dict[str, np.ndarray]) -> np.ndarray:
+    """The batch's tokens before masking, put back from its labels."""
+    ids = batch["input_ids"].copy()
+    rows, places = np.nonzero(batch["masked_lm_weights"])
+    ids[rows, batch["masked_lm_positions"][rows, places]] = batch["masked_lm_ids"][rows, places]
+    return ids
+
+
+def test_every_row_once_an_epoch_across_batch_boundaries() -> None:
+    loader = PretrainingLoader(NumberedRows(100), MASKING, batch_size=8, seed=1)
+    first = np.concatenate([originals(loader.batch(step))[:, 0] for step in range(25)])  # 200 rows: two epochs
+    assert sorted(first[:100]) == list(range(5, 105))
+    assert sorted(first[100:]) == list(range(5, 105))
+    assert (first[:100] != first[100:]).any()
+
+
+def test_a_batch_is_a_function_of_seed_and_step() -> None:
+    loader = PretrainingLoader(NumberedRows(100), MASKING, batch_size=8, seed=1)
+    forward = [loader.batch(step) for step in range(30)]
+    again = PretrainingLoader(NumberedRows(100), MASKING, batch_size=8, seed=1)
+    for step in (29, 3, 17, 3):
+        for name, value in again.batch(step).items():
+            np.testing.assert_array_equal(value, forward[step][name])
+    other = PretrainingLoader(NumberedRows(100), MASKING, batch_size=8, seed=2).batch(0)
+    assert (other["input_ids"] != forward[0]["input_ids"]).any()
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_hosts_read_their_rows_of_the_same_global_batch(processes: int) -> None:
+    whole = PretrainingLoader(NumberedRows(100), MASKING, batch_size=8, seed=1)
+    parts = [PretrainingLoader(NumberedRows(100), MASKING, 8, 1, (i, processes)) for i in range(processes)]
+    for step in (0, 11, 12):
+        batches = [part.batch(step) for part in parts]
+        for name, value in whole.batch(step).items():
+            np.testing.assert_array_equal(np.concatenate([batch[name] for batch in batches]), value)
+
+
+def test_masks_are_fresh_at_every_visit() -> None:
+    loader = PretrainingLoader(NumberedRows(8), MASKING, batch_size=8, seed=1)
+    first, second = loader.batch(0), loader.batch(1)
+    order = np.argsort(originals(first)[:, 0]), np.argsort(originals(second)[:, 0])
+    np.testing.assert_array_equal(originals(first)[order[0]], originals(second)[order[1]])
+    assert (first["input_ids"][order[0]] != second["input_ids"][order[1]]).any(axis=1).all()
+
+
+def test_the_attention_mask_is_that_of_the_uncorrupted_row() -> None:
+    batch = PretrainingLoader(NumberedRows(100), MASKING, batch_size=32, seed=1).batch(5)
+    np.testing.assert_array_equal(batch["attention_mask"], originals(batch) != 0)
+    assert ((batch["token_type_ids"] == 1) <= (batch["attention_mask"] == 1)).all()
+    np.testing.assert_array_equal(batch["rows"], np.arange(32))
+
+
+@pytest.mark.parametrize(("batch_size", "processes"), [(8, 1), (32, 1), (8, 2)])
+def test_held_out_rows_count_once_with_one_fixed_masking(batch_size: int, processes: int) -> None:
+    rows = NumberedRows(21)
+    seen: dict[int, np.ndarray] = {}
+    for process in range(processes):
+        for batch in held_out_batches(rows, MASKING, batch_size, (process, processes)):
+            assert len(batch["input_ids"]) == batch_size // processes
+            real = batch["next_sentence_weights"] > 0
+            assert not batch["masked_lm_weights"][~real].any()
+            assert not batch["attention_mask"][~real].any()
+            for first, row in zip(originals(batch)[real, 0], batch["input_ids"][real], strict=True):
+                assert first not in seen
+                seen[first] = row
+    assert sorted(seen) == list(range(5, 26))
+    reference = {
+        row[0]: row
+        for batch in held_out_batches(rows, MASKING, 21)
+        for row in np.concatenate([originals(batch)[:, :1], batch["input_ids"]], axis=1)
+    }
+    for first, row in seen.items():
+        np.testing.assert_array_equal(row, reference[first][1:])

@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+
+from bert.data.masking import Masking, random_words
+
+V, MASK, SPECIAL = 1000, 4, (0, 1, 2, 3, 4)
+
+
+def corpus(rows: int, length: int = 128) -> np.ndarray:
+    """Rows [CLS] words [SEP] words [SEP] padding, of different lengths."""
+    random = np.random.default_rng(0)
+    ids = random.integers(5, V, (rows, length)).astype(np.uint16)
+    ids[:, 0] = 2
+    for row, end in zip(ids, random.integers(8, length + 1, rows), strict=True):
+        row[end // 2] = row[end - 1] = 3
+        row[end:] = 0
+    return ids
+
+
+def masked(ids: np.ndarray, masking: Masking, key: tuple[int, int] = (7, 1)) -> dict[str, np.ndarray]:
+    words = random_words(key, 0, len(ids), masking.words_per_row(ids.shape[1]))
+    return masking(ids, words)
+
+
+def test_a_worked_example() -> None:
+    # Ten maskable tokens at 30%: three are chosen, those with the smallest of the first twelve 32-bit words. Their fates
+    # are the next P words, in order of position: below 0.8 [MASK], from 0.9 a random piece, between them kept.
+    masking = Masking(vocab_size=20, mask_id=4, special_ids=SPECIAL, max_predictions=4, prob=0.3)
+    ids = np.array([[2, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 3]], dtype=np.uint16)
+    share = lambda x: int(x * 2**32)  # noqa: E731
+    selection = [0, 900, 50, 800, 700, 10, 600, 500, 400, 300, 30, 1]  # smallest of the maskable: places 5, 10, 2
+    fates = [share(0.5), share(0.85), share(0.95), 0]  # place 2 -> [MASK], place 5 -> kept, place 10 -> random
+    choices = [0, 0, share(0.5), 0]  # the random piece is number 7 of the 15 ordinary ones: 5 + 7
+    halves = np.array(selection + fates + choices, dtype=np.uint32)
+    words = np.zeros((1, masking.words_per_row(12) * 2), dtype=np.uint32)
+    words[0, : len(halves)] = halves
+    result = masking(ids, words.view(np.uint64))
+    assert result["input_ids"].tolist() == [[2, 10, 4, 12, 13, 14, 15, 16, 17, 18, 12, 3]]
+    assert result["masked_lm_positions"].tolist() == [[2, 5, 10, 0]]
+    assert result["masked_lm_ids"].tolist() == [[11, 14, 19, 0]]
+    assert result["masked_lm_weights"].tolist() == [[1, 1, 1, 0]]
+
+
+def test_each_row_predicts_15_percent_rounded_at_least_one_at_most_p() -> None:
+    masking = Masking(V, MASK, SPECIAL, max_predictions=12)
+    ids = corpus(2000)
+    count = masked(ids, masking)["masked_lm_weights"].sum(axis=1)
+    maskable = (ids >= 5).sum(axis=1)
+    np.testing.assert_array_equal(count, np.clip(np.floor(maskable * 0.15 + 0.5), 1, 12))
+    assert count.min() == 1
+    assert count.max() == 12
+
+
+def test_80_10_10_and_uniform_choice() -> None:
+    masking = Masking(V, MASK, SPECIAL, max_predictions=20)
+    ids = corpus(20_000)
+    result = masked(ids, masking)
+    rows, places = np.nonzero(result["masked_lm_weights"])
+    positions = result["masked_lm_positions"][rows, places]
+    before, after = ids[rows, positions].astype(int), result["input_ids"][rows, positions]
+    n = len(rows)
+    to_mask, kept = after == MASK, after == before
+    random = ~to_mask & ~kept
+    # Four standard deviations of a binomial; a random piece is the original one in 1 of 995 cases.
+    for share, expected in ((to_mask, 0.8), (random, 0.1 * 994 / 995), (kept, 0.1 + 0.1 / 995)):
+        assert abs(share.mean() - expected) < 4 * np.sqrt(expected * (1 - expected) / n)
+    # Every ordinary piece is drawn about as often as another (chi-squared, 994 degrees of freedom, 5 deviations).
+    drawn = np.bincount(after[random], minlength=V)[5:]
+    assert ((drawn - drawn.mean()) ** 2 / drawn.mean()).sum() < 994 + 5 * np.sqrt(2 * 994)
+    # Every place is chosen about as often as its neighbours.
+    full = ids[:, -1] == 3
+    chosen = np.zeros(128)
+    np.add.at(chosen, positions[full[rows]], 1)
+    inner = np.delete(chosen, [0, 64, 127])
+    assert inner.min() > 0.5 * inner.mean() or full.sum() < 100
+
+
+def test_specials_and_padding_are_never_touched_nor_put_in() -> None:
+    masking = Masking(V, MASK, SPECIAL, max_predictions=20)
+    ids = corpus(5000)
+    result = masked(ids, masking)
+    rows, places = np.nonzero(result["masked_lm_weights"])
+    positions = result["masked_lm_positions"][rows, places]
+    assert (ids[rows, positions] >= 5).all()
+    changed = result["input_ids"] != ids
+    assert not changed[ids < 5].any()
+    assert set(np.unique(result["input_ids"][changed])) & set(SPECIAL) == {MASK}
+    np.testing.assert_array_equal(result["masked_lm_ids"][rows, places], ids[rows, positions])
+    # Nothing else changed, no place is predicted twice, and places ascend.
+    untouched = changed.copy()
+    untouched[rows, positions] = False
+    assert not untouched.any()
+    used = result["masked_lm_weights"] > 0
+    assert (np.diff(np.where(used, result["masked_lm_positions"], 9999), axis=1)[used[:, 1:]] > 0).all()
+
+
+def test_a_row_without_maskable_tokens_predicts_nothing() -> None:
+    ids = np.array([[2, 3, 3, 0, 0, 0, 0, 0]], dtype=np.uint16)
+    result = masked(ids, Masking(V, MASK, SPECIAL, max_predictions=4))
+    assert result["masked_lm_weights"].sum() == 0
+    np.testing.assert_array_equal(result["input_ids"], ids)
+
+
+def test_short_rows_with_more_places_than_tokens() -> None:
+    ids = corpus(50, length=8)
+    result = masked(ids, Masking(V, MASK, SPECIAL, max_predictions=20))
+    assert result["masked_lm_positions"].shape == (50, 20)
+    np.testing.assert_array_equal(result["masked_lm_weights"].sum(axis=1), 1)
+
+
+@pytest.mark.parametrize("length", [128, 77])
+def test_rows_are_the_same_whoever_draws_them(length: int) -> None:
+    masking = Masking(V, MASK, SPECIAL, max_predictions=20)
+    ids = corpus(64, length)
+    whole = masked(ids, masking)
+    words = masking.words_per_row(length)
+    for first in (0, 16, 48):
+        part = masking(ids[first : first + 16], random_words((7, 1), first, 16, words))
+        for name, value in part.items():
+            np.testing.assert_array_equal(value, whole[name][first : first + 16])
+    other = masked(ids, masking, key=(7, 2))
+    assert (other["masked_lm_positions"] != whole["masked_lm_positions"]).mean() > 0.5
