@@ -7,10 +7,13 @@ matter when the process died.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
 import shutil
+import sys
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +40,16 @@ PARAMS, REST = "params", "rest"
 
 # orbax tells of its progress, and of errors that are raised here anyway, through a logger it shares.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+
+
+def _ignore_writes_after_the_end(unraisable: sys.UnraisableHookArgs, others: Callable = sys.unraisablehook) -> None:
+    # When one array cannot be written, orbax closes its event loop; the others, still on their way in tensorstore,
+    # then find it closed and each prints a stack trace into the user's terminal. The error itself is raised anyway.
+    if not (isinstance(unraisable.exc_value, RuntimeError) and str(unraisable.exc_value) == "Event loop is closed"):
+        others(unraisable)
+
+
+sys.unraisablehook = _ignore_writes_after_the_end
 
 
 class Checkpointer:
@@ -196,15 +209,15 @@ class Checkpointer:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clean()
+            _check_space(self.folder, items)
             with _orbax() as orbax:
                 orbax.save(fresh, args=_composite(items, ocp.args.PyTreeSave))
             write_manifest(fresh, step)
             self._put_in_place(step, fresh)
             self._thin_out(step)
         except Exception as error:
-            for path in self.folder.glob(f"{step}{SAVING}*"):  # frees a full disk
-                _remove(path, ignore_errors=True)
-            if _system_error(error) is None:  # a bug of ours: let it be seen
+            _remove_for_good(self.folder, f"{step}{SAVING}*")  # frees a full disk
+            if not _is_file_trouble(error):  # a bug of ours: let it be seen
                 raise
             good = [s for s in self.steps() if s not in self._damaged]
             raise UserError(
@@ -357,6 +370,31 @@ def _remove(path: Path, ignore_errors: bool = False) -> None:
         path.unlink(missing_ok=True)
 
 
+def _remove_for_good(folder: Path, pattern: str) -> None:
+    # What tensorstore still has on its way may make the folder anew. What outlasts this goes before the next save.
+    for _ in range(10):
+        for path in folder.glob(pattern):
+            _remove(path, ignore_errors=True)
+        time.sleep(0.05)
+        if not any(folder.glob(pattern)):
+            return
+
+
+def _check_space(folder: Path, items: Any) -> None:
+    """Raises OSError before anything is written where it cannot all be written: orbax fails slowly and untidily."""
+    needed, disk = sum(array.nbytes for array in jax.tree.leaves(items)), shutil.disk_usage(folder)
+    if disk.total and disk.free < needed:  # some network file systems report zeros
+        raise OSError(
+            errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({needed / 1e6:.1f} MB needed, {disk.free / 1e6:.1f} MB free)"
+        )
+
+
+def _is_file_trouble(error: Exception) -> bool:
+    # Every failure inside tensorstore is a ValueError that begins with a status such as PERMISSION_DENIED. One array
+    # that does not fit may show as another one that is NOT_FOUND: the system's own number is not always there.
+    return _system_error(error) is not None or bool(re.match(r"[A-Z_]{3,}: ", str(error)))
+
+
 def _system_error(error: Exception) -> int | None:
     """The system's error number, if a file operation failed."""
     if isinstance(error, OSError):
@@ -369,7 +407,8 @@ def _system_error(error: Exception) -> int | None:
 def _reason(error: Exception) -> str:
     """What went wrong in a few words: tensorstore's own text fills a page."""
     if (number := _system_error(error)) is not None:
+        text = getattr(error, "strerror", None) or os.strerror(number)
         file = getattr(error, "filename", None)
-        return f"{os.strerror(number)} ({file})" if file else os.strerror(number)
+        return f"{text} ({file})" if file else text
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

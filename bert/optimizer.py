@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +43,8 @@ def scale_by_bert_adam(
         nu = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * jnp.square(g), state.nu, grads)
         first = second = 1.0
         if bias_correction:
-            first, second = 1 - beta1**count, 1 - beta2**count
+            # 1 - beta**count; as written it would lose four of float32's seven digits at the first steps.
+            first, second = (-jnp.expm1(count * math.log(beta)) for beta in (beta1, beta2))
         updates = jax.tree.map(lambda m, v: (m / first) / (jnp.sqrt(v / second) + epsilon), mu, nu)
         return updates, ScaleByBertAdamState(count, mu, nu)
 

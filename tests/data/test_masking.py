@@ -72,7 +72,7 @@ def test_80_10_10_and_uniform_choice() -> None:
     chosen = np.zeros(128)
     np.add.at(chosen, positions[full[rows]], 1)
     inner = np.delete(chosen, [0, 64, 127])
-    assert inner.min() > 0.5 * inner.mean() or full.sum() < 100
+    assert abs(inner - inner.mean()).max() < 5 * np.sqrt(inner.mean())
 
 
 def test_specials_and_padding_are_never_touched_nor_put_in() -> None:
@@ -119,4 +119,4 @@ def test_rows_are_the_same_whoever_draws_them(length: int) -> None:
         for name, value in part.items():
             np.testing.assert_array_equal(value, whole[name][first : first + 16])
     other = masked(ids, masking, key=(7, 2))
-    assert (other["masked_lm_positions"] != whole["masked_lm_positions"]).mean() > 0.5
+    assert (other["masked_lm_positions"] != whole["masked_lm_positions"]).any(axis=1).mean() > 0.8

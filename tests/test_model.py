@@ -1,0 +1,193 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert.config import ModelConfig
+from bert.dropout import Dropout
+from bert.heads import BertForPreTraining, BertForSequenceClassification
+from bert.model import Attention, Bert, Encoder, causal_mask, dot_product_attention, initializer
+from bert.train import count_parameters
+
+CONFIG = ModelConfig(
+    vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+    max_position_embeddings=24, initializer_range=0.2,
+)  # fmt: skip
+MODEL = Bert(CONFIG)
+IDS = jax.random.randint(jax.random.key(1), (3, 12), 0, 99)
+PARAMS = MODEL.init(jax.random.key(0), IDS)
+apply = jax.jit(MODEL.apply, static_argnames="intermediates")
+
+SIZES = {
+    "tiny": (2, 128, 2, 4_433_468),
+    "mini": (4, 256, 4, 11_267_900),
+    "small": (4, 512, 8, 29_058_876),
+    "medium": (8, 512, 8, 41_668_412),
+    "base": (12, 768, 12, 110_106_428),
+    "large": (24, 1024, 16, 336_226_108),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_published_sizes(name: str) -> None:
+    layers, width, heads, parameters = SIZES[name]
+    config = ModelConfig(30522, width, layers, heads, 4 * width)
+    model = BertForPreTraining(config)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((2, 8), jnp.int32)))
+    assert count_parameters(shapes) == parameters
+
+
+def test_scaled_dot_product_attention_by_hand() -> None:
+    # One head of size 4, so scores are halved. Query 0 sees scores 2 ln 3 / 2 = ln 3 and 0: weights 3/4 and 1/4.
+    ln3 = np.log(3)
+    query = jnp.array([[[2 * ln3, 0, 0, 0]], [[0, 0, 0, 0]]]).reshape(1, 2, 1, 4)
+    key = jnp.array([[1.0, 0, 0, 0], [0, 1, 0, 0]]).reshape(1, 2, 1, 4)
+    value = jnp.array([[4.0, 0, 8, 0], [0, 4, 0, 8]]).reshape(1, 2, 1, 4)
+    mixed, weights = dot_product_attention(query, key, value)
+    np.testing.assert_allclose(weights[0, 0], [[0.75, 0.25], [0.5, 0.5]], atol=1e-6)
+    np.testing.assert_allclose(mixed[0, :, 0], [[3, 1, 6, 2], [2, 2, 4, 4]], atol=1e-5)
+    # Causal: the first query sees itself only.
+    mixed, weights = dot_product_attention(query, key, value, causal_mask(2))
+    np.testing.assert_allclose(weights[0, 0], [[1, 0], [0.5, 0.5]], atol=1e-6)
+    np.testing.assert_allclose(mixed[0, :, 0], [[4, 0, 8, 0], [2, 2, 4, 4]], atol=1e-5)
+
+
+def test_cross_attention_by_hand() -> None:
+    # Three queries over two keys; zero queries mix evenly, the mask leaves one key.
+    query = jnp.zeros((1, 3, 1, 2))
+    key = value = jnp.array([[1.0, 3.0], [5.0, 7.0]]).reshape(1, 2, 1, 2)
+    mask = jnp.array([[1, 1], [1, 0], [0, 1]], bool)[None, None]
+    mixed, _ = dot_product_attention(query, key, value, mask)
+    np.testing.assert_allclose(mixed[0, :, 0], [[3, 5], [1, 3], [5, 7]], atol=1e-6)
+
+
+def test_a_query_that_may_look_nowhere_gives_no_nan() -> None:
+    x = jnp.ones((1, 2, 1, 4))
+    mixed, _ = dot_product_attention(x, x, x, jnp.zeros((1, 1, 2, 2), bool))
+    assert np.isfinite(mixed).all()
+
+
+def test_self_attention_is_cross_attention_over_itself_and_heads_are_apart() -> None:
+    attention = Attention(CONFIG)
+    x = jax.random.normal(jax.random.key(2), (2, 5, 32))
+    params = attention.init(jax.random.key(0), x, x, None)
+    out, weights = attention.apply(params, x, x, None)
+    assert out.shape == (2, 5, 32)
+    assert weights.shape == (2, 4, 5, 5)
+    memory = jax.random.normal(jax.random.key(3), (2, 7, 32))
+    cross, weights = attention.apply(params, x, memory, None)
+    assert weights.shape == (2, 4, 5, 7)
+    # The layer by hand, head by head.
+    p = {name: (np.asarray(v["kernel"]), np.asarray(v["bias"])) for name, v in params["params"].items()}
+    q, k, v = (np.asarray(a) @ p[n][0] + p[n][1] for n, a in (("query", x), ("key", memory), ("value", memory)))
+    heads = []
+    for h in range(4):
+        part = slice(8 * h, 8 * h + 8)
+        scores = np.exp(q[..., part] @ k[..., part].swapaxes(1, 2) / np.sqrt(8))
+        heads.append(scores / scores.sum(-1, keepdims=True) @ v[..., part])
+    by_hand = np.concatenate(heads, axis=-1) @ p["output"][0] + p["output"][1]
+    np.testing.assert_allclose(cross, by_hand, atol=1e-5)
+
+
+def test_causal_attention_does_not_see_the_future() -> None:
+    attention = Attention(CONFIG)
+    x = jax.random.normal(jax.random.key(2), (2, 6, 32))
+    params = attention.init(jax.random.key(0), x, x, None)
+    changed = x.at[:, 4:].set(9.0)
+    before, after = (attention.apply(params, y, y, causal_mask(6))[0] for y in (x, changed))
+    np.testing.assert_allclose(before[:, :4], after[:, :4], atol=1e-6)
+    assert np.abs(before[:, 4:] - after[:, 4:]).max() > 0.1
+
+
+def test_the_encoder_without_positions_is_permutation_equivariant() -> None:
+    encoder = Encoder(CONFIG)
+    x = jax.random.normal(jax.random.key(2), (2, 9, 32))
+    params = encoder.init(jax.random.key(0), x, None)
+    order = np.random.default_rng(0).permutation(9)
+    straight, permuted = encoder.apply(params, x, None)[0], encoder.apply(params, x[:, order], None)[0]
+    np.testing.assert_allclose(straight[:, order], permuted, atol=1e-5)
+
+
+def test_padding_changes_nothing() -> None:
+    mask = jnp.ones((3, 12), jnp.int32)
+    segments = jnp.tile(jnp.arange(12) // 6, (3, 1))
+    alone = apply(PARAMS, IDS, segments, mask)
+    padded = [jnp.pad(a, ((0, 0), (0, 8)), constant_values=fill) for a, fill in ((IDS, 7), (segments, 1), (mask, 0))]
+    with_padding = apply(PARAMS, *padded)
+    np.testing.assert_allclose(alone.last_hidden_state, with_padding.last_hidden_state[:, :12], atol=1e-5)
+    np.testing.assert_allclose(alone.pooled_output, with_padding.pooled_output, atol=1e-5)
+
+
+def test_intermediates_on_request_only() -> None:
+    assert apply(PARAMS, IDS).hidden_states == ()
+    output = apply(PARAMS, IDS, intermediates=True)
+    assert [h.shape for h in output.hidden_states] == [(3, 12, 32)] * 3
+    assert [a.shape for a in output.attentions] == [(3, 4, 12, 12)] * 2
+    np.testing.assert_array_equal(output.hidden_states[-1], output.last_hidden_state)
+    np.testing.assert_allclose(output.attentions[0].sum(-1), 1, atol=1e-5)
+
+
+def test_bfloat16_computes_in_bfloat16_over_float32_parameters() -> None:
+    model = BertForPreTraining(CONFIG, jnp.bfloat16)
+    params = model.init(jax.random.key(0), IDS)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    output = model.apply(params, IDS)
+    assert output.prediction_logits.dtype == output.seq_relationship_logits.dtype == jnp.float32
+    assert Bert(CONFIG, jnp.bfloat16).apply(PARAMS, IDS).last_hidden_state.dtype == jnp.bfloat16
+    exact = BertForPreTraining(CONFIG).apply(params, IDS)
+    # bfloat16 has 8 bits of mantissa; over two layers the logits (of size 1) keep about two digits.
+    assert 0 < np.abs(exact.prediction_logits - output.prediction_logits).max() < 0.1
+
+
+def test_initialisation_is_a_truncated_normal() -> None:
+    config = dataclasses.replace(CONFIG, initializer_range=0.02)
+    kernel = np.asarray(initializer(config)(jax.random.key(0), (500, 500)))
+    assert np.abs(kernel).max() <= 0.04
+    assert abs(kernel.std() - 0.02 * 0.8796) < 1e-4  # 0.8796: deviation of a normal cut at two deviations
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_tanh", "relu", "silu", "tanh"])
+def test_activations_have_their_names(act: str) -> None:
+    from scipy.special import erf
+
+    from bert.model import ACTIVATIONS
+
+    x = np.linspace(-4, 4, 41)
+    by_hand = {
+        "gelu": x * 0.5 * (1 + erf(x / np.sqrt(2))),
+        "gelu_tanh": 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+        "relu": np.maximum(x, 0),
+        "silu": x / (1 + np.exp(-x)),
+        "tanh": np.tanh(x),
+    }
+    np.testing.assert_allclose(ACTIVATIONS[act](jnp.asarray(x, jnp.float32)), by_hand[act], atol=1e-6)
+
+
+def test_the_mlm_head_decodes_the_asked_places_with_the_tied_embedding() -> None:
+    model = BertForPreTraining(CONFIG)
+    params = model.init(jax.random.key(0), IDS)
+    places = jnp.array([[1, 5, 0], [2, 3, 11], [7, 7, 7]])
+    everywhere = model.apply(params, IDS).prediction_logits
+    some = model.apply(params, IDS, None, None, places).prediction_logits
+    np.testing.assert_allclose(some, np.take_along_axis(everywhere, places[:, :, None], axis=1), atol=1e-5)
+    moved = jax.tree.map(lambda x: x, params)
+    moved["params"]["predictions"]["bias"] = params["params"]["predictions"]["bias"].at[9].add(2.0)
+    np.testing.assert_allclose(model.apply(moved, IDS).prediction_logits[..., 9], everywhere[..., 9] + 2, atol=1e-5)
+
+
+def test_dropout_acts_in_training_only_and_the_classifier_has_its_own_rate() -> None:
+    model = BertForSequenceClassification(CONFIG, num_labels=3, classifier_dropout=0.5)
+    params = model.init(jax.random.key(0), IDS)
+    dropout = Dropout.of(0, 0, jnp.arange(3))
+    assert model.apply(params, IDS).shape == (3, 3)
+    assert np.abs(model.apply(params, IDS, dropout=dropout) - model.apply(params, IDS)).max() > 1e-3
+    still = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = BertForSequenceClassification(still, num_labels=3, classifier_dropout=0.0)
+    np.testing.assert_array_equal(model.apply(params, IDS, dropout=dropout), model.apply(params, IDS))
+
+
+def test_a_sequence_over_the_position_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="25 tokens do not fit a position table of 24"):
+        MODEL.apply(PARAMS, jnp.zeros((1, 25), jnp.int32))
