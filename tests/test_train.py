@@ -31,7 +31,7 @@ from bert.train import (
 )
 
 V, T, P, B = 61, 16, 4, 16
-CONFIG = ModelConfig(V, 32, 2, 4, 64, max_position_embeddings=T, initializer_range=0.1)
+CONFIG = ModelConfig(V, 16, 1, 2, 32, max_position_embeddings=T, initializer_range=0.1)
 MODEL = BertForPreTraining(CONFIG)
 OBJECTIVE = pretraining_objective(MODEL.apply)
 PARAMS = MODEL.init(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"]
@@ -74,8 +74,10 @@ def gradients(devices: int, micro_batches: int, generator: str | None):
     return parallel.fetch(grads), parallel.fetch(sums)
 
 
-@pytest.mark.parametrize("generator", [None, "hash", "threefry"])
-@pytest.mark.parametrize(("devices", "micro_batches"), [(8, 1), (2, 1), (1, 4), (1, 16), (4, 2), (8, 2)])
+@pytest.mark.parametrize(
+    ("devices", "micro_batches", "generator"),
+    [(8, 1, None), (8, 1, "hash"), (1, 4, None), (1, 16, "hash"), (4, 2, "hash"), (8, 1, "threefry")],
+)
 def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: int, generator: str | None) -> None:
     expected, expected_sums = gradients(1, 1, generator)
     grads, sums = gradients(devices, micro_batches, generator)
@@ -187,7 +189,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory):
     return params, lines, state
 
 
-@pytest.mark.parametrize("stop_at", [1, 6, 7, 11])
+@pytest.mark.parametrize("stop_at", [1, 6, 7])
 def test_interruption_does_not_matter_bit_for_bit(tmp_path: Path, uninterrupted, stop_at: int) -> None:
     expected, expected_lines, expected_state = uninterrupted
     _, before = train(tmp_path, stop_at=stop_at)
