@@ -281,7 +281,7 @@ class TaskDataConfig:
     """Folder with the task's original files (train.tsv, dev.tsv, test.tsv)."""
     max_length: int = 128
     """Longest input in tokens, special ones included; longer ones are cut, the longer text first."""
-    buckets: list[int] = field(default_factory=lambda: [32, 64, 96, 128, 192, 256, 384, 512])
+    buckets: list[int] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
     """Lengths that batches are padded to: each costs one compilation and saves padding."""
     max_train_rows: int | None = None
     """Use only the first rows of the training file."""

@@ -263,7 +263,7 @@ def _filled_masks(model: Pretrained, rows: Any, examples: int = 3) -> list[dict[
     """Held-out texts with one whole word masked: the first suitable word after the middle of evenly spread rows."""
     special = special_ids(model.tokenizer)
     shown = []
-    for number in np.linspace(0, len(rows) - 1, 8 * examples).astype(int):
+    for number in np.unique(np.linspace(0, len(rows) - 1, 8 * examples).astype(int)):
         row = rows.take(np.array([number]))
         ids = [int(i) for i in row["input_ids"][0, 1 : row["segment_a_length"][0] - 1]][:40]
         pieces = [model.tokenizer.id_to_token(i) for i in ids]

@@ -11,3 +11,106 @@ _CACHE = tempfile.TemporaryDirectory(prefix="bert-tests-")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SMALL_MODEL = (
+    "--model.hidden_size=16 --model.num_hidden_layers=1 --model.num_attention_heads=2 --model.intermediate_size=32 "
+    "--model.max_position_embeddings=32"
+).split()
+SMALL_RUN = [
+    *SMALL_MODEL,
+    *"--data.sequence_length=32 --data.max_predictions_per_sequence=5 --tokenizer.vocab_size=200".split(),
+    *"--data.num_workers=1 --training.steps=6 --training.batch_size=8 --training.log_every=2".split(),
+    *"--training.checkpoint_every=3 --optimizer.warmup_steps=2".split(),
+]
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """30 documents of short sentences over 60 words."""
+    random = np.random.default_rng(0)
+    syllables = ["ba", "ko", "ri", "tu", "ne", "lo", "sa", "mi"]
+    words = ["".join(random.choice(syllables, random.integers(1, 4))) for _ in range(60)]
+    documents = []
+    for _ in range(30):
+        sentences = (
+            " ".join(random.choice(words, random.integers(4, 10))).capitalize() + "." for _ in range(random.integers(6, 12))
+        )
+        documents.append(" ".join(sentences))
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    path.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def sst2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SST-2's files with 40 training, 17 dev and 5 test rows; the word tells the label."""
+    folder = tmp_path_factory.mktemp("SST-2")
+    for split, rows in (("train", 40), ("dev", 17)):
+        lines = [f"{'ba' if row % 3 else 'ko'} ri {'tu ' * (row % 5)}\t{int(row % 3 > 0)}" for row in range(rows)]
+        (folder / f"{split}.tsv").write_text("sentence\tlabel\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "test.tsv").write_text("index\tsentence\n" + "".join(f"{i}\tba ri {i}\n" for i in range(5)))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def mrpc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MRPC's files, byte order mark and quotes included."""
+    folder = tmp_path_factory.mktemp("MRPC")
+    header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+    for split, rows in (("train", 24), ("dev", 10)):
+        lines = [f'{int(row % 3 > 0)}\t{row}\t{row}\t" ba ri {row}\tko ba " {row}\n' for row in range(rows)]
+        (folder / f"{split}.tsv").write_text(header + "".join(lines), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_device_and_a_cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands use all local devices: here one, unless a test says otherwise. Examples are cached in a new folder."""
+    import jax
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def pretrained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished pretraining run of six steps."""
+    from bert.commands.pretrain import main
+
+    folder = tmp_path_factory.mktemp("runs") / "pretrained"
+    assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finetuned(pretrained: Path, sst2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished fine-tuning run of three epochs on SST-2's layout."""
+    from bert.commands.finetune import main
+
+    folder = tmp_path_factory.mktemp("runs") / "sst2"
+    arguments = [f"--data.dir={sst2}", f"--output_dir={folder}", "--data.max_length=32", "--training.batch_size=8"]
+    assert main(["--config=sst2", f"--init={pretrained}", *arguments]) == 0
+    return folder
+
+
+@pytest.fixture
+def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must end with status 2 and one sentence, and returns the sentence."""
+
+    def run(main: Callable[[list[str]], int], *arguments: str) -> str:
+        capsys.readouterr()
+        assert main(list(arguments)) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1, error
+        return error
+
+    return run

@@ -1,0 +1,187 @@
+"""`bert finetune` and `bert predict` as a user runs them."""
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bert
+from bert.commands.finetune import main
+from bert.commands.predict import main as predict
+from tests.conftest import SMALL_MODEL
+from tests.test_pretraining import lines_of
+
+
+def run(folder: Path, data: Path, *arguments: str, config: str = "sst2") -> int:
+    sizes = [f"--data.dir={data}", f"--output_dir={folder}", "--data.max_length=32", "--training.batch_size=8"]
+    return main([f"--config={config}", *sizes, *arguments])
+
+
+def test_a_run_leaves_scores_predictions_and_its_best_checkpoint(finetuned: Path, pretrained: Path) -> None:
+    results = json.loads((finetuned / "results.json").read_text())
+    assert results["init"] == f"{pretrained}, step 6"
+    assert results["steps"] == 15  # 40 rows in batches of 8, three epochs
+    scores = {line["step"]: line["accuracy"] for line in lines_of(finetuned) if line["split"] == "eval"}
+    assert list(scores) == [5, 10, 15]
+    assert results["dev"]["accuracy"] == max(scores.values())
+    assert results["best_step"] == max(scores, key=scores.get)
+    assert results["majority_class"]["accuracy"] == pytest.approx(11 / 17)
+    dev = (finetuned / "predictions" / "dev.tsv").read_text().splitlines()
+    assert dev[0] == "index\tprediction\tlabel\tprobability"
+    hits = [line.split("\t")[1] == line.split("\t")[2] for line in dev[1:]]
+    assert len(hits) == 17
+    assert np.mean(hits) == pytest.approx(results["dev"]["accuracy"])
+    test = (finetuned / "predictions" / "SST-2.tsv").read_text().splitlines()
+    assert test[0] == "index\tprediction"
+    assert [line.split("\t")[0] for line in test[1:]] == list("01234")
+
+
+def test_it_says_what_came_from_where(pretrained: Path, sst2: Path, tmp_path: Path, capsys) -> None:
+    assert run(tmp_path / "run", sst2, f"--init={pretrained}", "--training.epochs=1") == 0
+    text = capsys.readouterr().out
+    assert f"from {pretrained}, step 6" in text
+    assert "starts afresh: classifier; not taken over: predictions, seq_relationship" in text
+
+
+def test_the_encoder_starts_as_pretrained_and_the_head_afresh(pretrained: Path) -> None:
+    import jax
+
+    from bert.config import UserError
+    from bert.finetuning import transfer
+
+    source = bert.load(pretrained)
+    fresh = {"bert": jax.tree.map(np.zeros_like, source.params["bert"]), "classifier": {"kernel": np.ones((16, 2))}}
+    params = transfer(fresh, source.params, "X", lambda text: None)
+    jax.tree.map(np.testing.assert_array_equal, params["bert"], source.params["bert"])
+    np.testing.assert_array_equal(params["classifier"]["kernel"], 1)
+    del fresh["bert"]["pooler"]
+    with pytest.raises(UserError, match="X does not fit the encoder: pooler/bias, pooler/kernel differ"):
+        transfer(fresh, source.params, "X", lambda text: None)
+
+
+@pytest.mark.parametrize("like", [True, False])
+def test_random_weights_are_the_control(pretrained: Path, sst2: Path, tmp_path: Path, capsys, like: bool) -> None:
+    arguments = [f"--like={pretrained}"] if like else [*SMALL_MODEL, "--tokenizer.vocab_size=100"]
+    assert run(tmp_path / "run", sst2, "--init=none", *arguments, "--training.epochs=1") == 0
+    assert "starts from random weights" in capsys.readouterr().out
+    vocabulary = (tmp_path / "run" / "vocab.txt").read_bytes()
+    assert (vocabulary == (pretrained / "vocab.txt").read_bytes()) == like
+
+
+def test_a_run_started_again_goes_on_where_it_was(finetuned: Path, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finetuned, folder)
+    assert main([f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"]) == 0
+    assert "goes on at step 15" in capsys.readouterr().out
+    assert lines_of(folder) == lines_of(finetuned)
+    for name in ("dev.tsv", "SST-2.tsv"):
+        assert (folder / "predictions" / name).read_bytes() == (finetuned / "predictions" / name).read_bytes()
+
+
+def test_an_interrupted_run_ends_the_same(finetuned, pretrained, sst2, tmp_path, monkeypatch, capsys) -> None:
+    import signal
+
+    from bert.data.features import Features
+
+    batch, calls = Features.batch, []
+
+    def interrupt(self, *arguments):
+        calls.append(1)
+        if len(calls) == 9:  # in the second epoch
+            signal.raise_signal(signal.SIGTERM)
+        return batch(self, *arguments)
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Features, "batch", interrupt)
+        assert run(folder, sst2, f"--init={pretrained}") == 143
+    assert "go on with: python finetune.py --config" in capsys.readouterr().out
+    assert main([f"--config={folder / 'config.yaml'}"]) == 0
+    assert lines_of(folder) == lines_of(finetuned)
+    assert (folder / "predictions" / "dev.tsv").read_bytes() == (finetuned / "predictions" / "dev.tsv").read_bytes()
+
+
+def test_scores_do_not_depend_on_the_evaluation_batch(finetuned: Path, pretrained: Path, sst2: Path, tmp_path) -> None:
+    assert run(tmp_path / "run", sst2, f"--init={pretrained}", "--training.eval_batch_size=5") == 0
+    for ours, theirs in zip(lines_of(tmp_path / "run"), lines_of(finetuned), strict=True):
+        assert ours.pop("split") == theirs.pop("split")
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_predict_answers_files_pairs_and_standard_input(finetuned, pretrained, mrpc, tmp_path, capsys, monkeypatch):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\ufeff" + "ba ri tu\nko ri\n" * 3, encoding="utf-8")
+    assert predict([str(finetuned), str(texts), "--output", str(tmp_path / "answers.jsonl")]) == 0
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [answer["text"] for answer in answers] == ["ba ri tu", "ko ri"] * 3
+    for answer in answers:
+        assert set(answer["probabilities"]) == {"negative", "positive"}
+        assert sum(answer["probabilities"].values()) == pytest.approx(1)
+        assert answer["label"] == max(answer["probabilities"], key=answer["probabilities"].get)
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ba ri tu\n")))
+    assert predict([str(finetuned), "-"]) == 0
+    [piped] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert piped["probabilities"] == pytest.approx(answers[0]["probabilities"], rel=1e-4)
+
+    pairs = tmp_path / "mrpc"
+    assert run(pairs, mrpc, f"--init={pretrained}", "--training.epochs=1", config="mrpc") == 0
+    texts.write_text("ba ri\tko ba\n")
+    capsys.readouterr()
+    assert predict([str(pairs), str(texts)]) == 0
+    assert set(json.loads(capsys.readouterr().out)["probabilities"]) == {"not_equivalent", "equivalent"}
+    results = json.loads((pairs / "results.json").read_text())
+    assert set(results["dev"]) == {"loss", "accuracy", "f1"}
+
+
+def test_predictions_equal_those_of_the_run(finetuned: Path, sst2: Path) -> None:
+    sentences = [line.split("\t")[0] for line in (sst2 / "dev.tsv").read_text().splitlines()[1:]]
+    answers = bert.load(finetuned).predict(sentences)
+    written = [line.split("\t") for line in (finetuned / "predictions" / "dev.tsv").read_text().splitlines()[1:]]
+    for answer, (_, prediction, _, probability) in zip(answers, written, strict=True):
+        assert answer.label == ("negative", "positive")[int(prediction)]
+        assert answer.probabilities[answer.label] == pytest.approx(float(probability), abs=1e-5)
+
+
+def test_errors_of_predict(finetuned: Path, pretrained: Path, tmp_path: Path, fails) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_bytes(b"ba\n\nko\n")
+    assert "line 2: empty" in fails(predict, str(finetuned), str(texts))
+    texts.write_bytes(b"ba\nko \xff\n")
+    assert f"{texts}, line 2: not UTF-8" in fails(predict, str(finetuned), str(texts))
+    texts.write_bytes(b"")
+    assert "is empty" in fails(predict, str(finetuned), str(texts))
+    assert "does not exist" in fails(predict, str(finetuned), str(tmp_path / "nothing.txt"))
+    texts.write_bytes(b"ba\n")
+    assert "not fine-tuned" in fails(predict, str(pretrained), str(texts))
+    assert "does not exist" in fails(predict, str(tmp_path / "nowhere"), str(texts))
+    assert "holds no run" in fails(predict, str(tmp_path), str(texts))
+    assert "exists already" in fails(predict, str(finetuned), str(texts), "--output", str(texts))
+    assert texts.read_bytes() == b"ba\n"
+
+
+def test_errors_of_data_and_start(pretrained: Path, finetuned: Path, sst2: Path, tmp_path: Path, fails) -> None:
+    def fine(data: Path, *arguments: str, folder: Path | None = None) -> str:
+        folder = folder or tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        return fails(main, "--config=sst2", f"--data.dir={data}", f"--output_dir={folder}", *arguments)
+
+    assert "init is not set" in fine(sst2)
+    assert "does not exist" in fine(sst2, "--init=nowhere")
+    assert "missing" in fine(tmp_path / "missing", f"--init={pretrained}")
+    assert "holds a pretraining run" in fine(sst2, f"--init={pretrained}", folder=pretrained)
+    assert "position table" in fine(sst2, f"--init={pretrained}", "--data.max_length=64")
+    assert "wnli" in fine(sst2, f"--init={pretrained}", "--task=wnli")
+    bad = tmp_path / "bad"
+    shutil.copytree(sst2, bad)
+    lines = (sst2 / "train.tsv").read_text().splitlines()
+    for line, words in (("ba ri\t7", ("line 4", "'7'", "0, 1")), ("ba ri", ("line 4", "column"))):
+        (bad / "train.tsv").write_text("\n".join([*lines[:3], line, *lines[4:]]) + "\n")
+        error = fine(bad, f"--init={pretrained}")
+        for word in (*words, str(bad / "train.tsv")):
+            assert word in error
+    (bad / "train.tsv").write_bytes(b"sentence\tlabel\nba\t1\ncaf\xe9\t0\n")
+    assert "line 3" in fine(bad, f"--init={pretrained}")

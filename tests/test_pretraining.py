@@ -1,0 +1,197 @@
+"""`bert pretrain` as a user runs it: files, resume, bad input."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+import bert
+from bert.checkpoint import Checkpointer
+from bert.commands.pretrain import main
+from tests.conftest import SMALL_RUN
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+def lines_of(run: Path) -> list[dict]:
+    """metrics.jsonl without the timing fields."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in lines]
+
+
+def state_of(run: Path) -> dict:
+    with Checkpointer(run / "checkpoints", 3, lambda text: None) as checkpoints:
+        return checkpoints.restore()[1]
+
+
+def test_a_run_leaves_what_the_design_promises(pretrained: Path) -> None:
+    names = {path.name for path in pretrained.iterdir()}
+    assert names >= {"config.yaml", "tokenizer.json", "vocab.txt", "checkpoints", "metrics.jsonl", "curves.png"}
+    assert {path.name for path in (pretrained / "checkpoints").iterdir()} >= {"3", "6"}
+    lines = lines_of(pretrained)
+    assert [(line["step"], line["split"]) for line in lines] == [
+        (2, "train"), (3, "eval"), (4, "train"), (6, "train"), (6, "eval"),
+    ]  # fmt: skip
+    assert set(lines[0]) >= {"loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate"}
+    results = json.loads((pretrained / "results.json").read_text())
+    assert results["eval"]["perplexity"] == pytest.approx(np.exp(results["eval"]["mlm_loss"]))
+    assert results["baselines"]["unigram"]["perplexity"] > 1
+    assert 0.5 <= results["baselines"]["nsp_majority_accuracy"] < 1
+    config = yaml.safe_load((pretrained / "config.yaml").read_text())
+    assert config["model"]["vocab_size"] == len((pretrained / "vocab.txt").read_text().splitlines())
+    assert (pretrained / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_summary_names_model_baselines_and_what_to_type_next(corpus, tmp_path, capsys) -> None:
+    assert main([f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, "--training.steps=2"]) == 0
+    text = capsys.readouterr().out
+    for part in ("parameters", "tokens per step", "MLM accuracy", "unigram", "NSP accuracy", "majority", "next:"):
+        assert part in text
+
+
+def test_config_yaml_repeats_the_run_bit_for_bit(pretrained: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    assert main([f"--config={pretrained / 'config.yaml'}", f"--output_dir={again}"]) == 0
+    assert lines_of(again) == lines_of(pretrained)
+    jax.tree.map(np.testing.assert_array_equal, state_of(again), state_of(pretrained))
+
+
+def test_accumulation_is_one_larger_batch(pretrained: Path, corpus: Path, tmp_path: Path) -> None:
+    arguments = [*SMALL_RUN, "--training.gradient_accumulation_steps=4"]
+    assert main([f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *arguments]) == 0
+    for ours, theirs in zip(lines_of(tmp_path / "run"), lines_of(pretrained), strict=True):
+        assert ours.pop("split") == theirs.pop("split")
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_a_finished_run_started_again_changes_nothing(pretrained: Path, corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree(pretrained, run)
+    before = lines_of(run)
+    assert main([f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN]) == 0
+    assert lines_of(run) == before
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "no manifest"])
+def test_a_damaged_checkpoint_falls_back_and_the_run_ends_the_same(pretrained, tmp_path, capsys, damage) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(pretrained, run)
+    newest = run / "checkpoints" / "6"
+    victim = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    if damage == "flip":
+        content = bytearray(victim.read_bytes())
+        content[len(content) // 2] ^= 1
+        victim.write_bytes(content)
+    elif damage == "truncate":
+        victim.write_bytes(victim.read_bytes()[:-10])
+    else:
+        (newest / "MANIFEST.json").unlink()
+    assert main([f"--config={run / 'config.yaml'}", f"--output_dir={run}"]) == 0
+    said = capsys.readouterr().out
+    assert "checkpoints/6" in said
+    assert "step 3" in said
+    assert lines_of(run) == lines_of(pretrained)
+    jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(pretrained))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_says_how_to_go_on_and_the_run_ends_the_same(pretrained, corpus, tmp_path, number) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "pretrain.py", f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN]
+    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    output = ""
+    for line in process.stdout:
+        output += line
+        if line.startswith("step 2/6"):
+            process.send_signal(number)
+            break
+    output += process.communicate()[0]
+    if process.returncode == 0:
+        pytest.skip("the run had ended before the signal came")
+    assert process.returncode == 128 + number, output
+    assert f"go on with: python pretrain.py --config {run / 'config.yaml'}" in output
+    assert main([f"--config={run / 'config.yaml'}", f"--output_dir={run}"]) == 0
+    assert lines_of(run) == lines_of(pretrained)
+
+
+def test_continued_pretraining_takes_weights_and_vocabulary(pretrained, corpus, tmp_path, capsys) -> None:
+    run = tmp_path / "more"
+    assert main([f"--init={pretrained}", f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN]) == 0
+    assert f"starts from {pretrained}, step 6" in capsys.readouterr().out
+    assert (run / "vocab.txt").read_bytes() == (pretrained / "vocab.txt").read_bytes()
+    assert lines_of(run)[1]["mlm_loss"] < lines_of(pretrained)[1]["mlm_loss"]
+
+
+def test_load_encodes_and_fills_masks(pretrained: Path) -> None:
+    model = bert.load(pretrained)
+    encoded = model.encode(["Ba ko ri.", ("Ba ko.", "Ri tu ne lo sa mi ba ko ri.")])
+    assert encoded.last_hidden_state.shape == (2, encoded.attention_mask.shape[1], 16)
+    assert encoded.pooled_output.shape == (2, 16)
+    alone = model.encode(["Ba ko ri."])
+    length = int(alone.attention_mask.sum())
+    np.testing.assert_allclose(encoded.last_hidden_state[0, :length], alone.last_hidden_state[0], atol=1e-5)
+    assert not encoded.last_hidden_state[0, length:].any()
+    [first, second] = model.fill_mask("Ba [MASK] ri [MASK].", top_k=3)
+    assert len(first) == len(second) == 3
+    assert first[0].probability >= first[1].probability >= first[2].probability
+    everything = model.fill_mask("Ba [MASK].", top_k=10_000)[0]
+    assert sum(filled.probability for filled in everything) == pytest.approx(1)
+    with pytest.raises(bert.config.UserError, match=r"no \[MASK\] in"):
+        model.fill_mask("Ba ko.")
+    with pytest.raises(bert.config.UserError, match="not fine-tuned"):
+        model.predict(["Ba ko."])
+    assert model.encode([]).pooled_output.shape == (0, 16)
+
+
+def test_errors_of_the_corpus(tmp_path: Path, fails) -> None:
+    def run(name: str, content: bytes | None, *more: str) -> str:
+        file = tmp_path / name
+        if content is not None:
+            file.write_bytes(content)
+        return fails(main, f"--data.train={file}", f"--output_dir={tmp_path / f'run-{name}'}", *SMALL_RUN, *more)
+
+    assert "missing.txt" in run("missing.txt", None)
+    assert "empty.txt" in run("empty.txt", b"")
+    assert "line 3" in run("latin.txt", b"One.\n\nTwo caf\xe9.\n")
+    assert "document" in run("one.txt", b"One sentence here. Another one there. And a third one.\n" * 3)
+    assert "line 2" in run("bad.jsonl", b'{"text": "a b."}\n{"text": 3}\n')
+
+
+def test_errors_of_sizes_and_folders(tmp_path: Path, corpus: Path, pretrained: Path, finetuned: Path, fails) -> None:
+    def run(*arguments: str, folder: Path = tmp_path / "run") -> str:
+        return fails(main, f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *arguments)
+
+    assert "max_position_embeddings" in run("--data.sequence_length=64")
+    assert "num_attention_heads" in run("--model.hidden_size=17")
+    assert not (tmp_path / "run").exists()
+    assert "vocabulary" in run("--model.vocab_size=50", folder=tmp_path / "small")
+    assert "holds another run: its model.hidden_size is 16" in run("--model.hidden_size=32", folder=pretrained)
+    assert "holds a fine-tuning run" in run(folder=finetuned)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.doc").write_text("mine")
+    assert "is not empty and holds no run" in run(folder=tmp_path / "full")
+    (tmp_path / "file").write_text("mine")
+    assert "is a file" in run(folder=tmp_path / "file")
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nba\n")
+    error = run(f"--tokenizer.path={vocabulary}", folder=tmp_path / "no-mask")
+    assert "[MASK]" in error
+    assert str(vocabulary) in error
+    assert "does not exist" in run("--init=nowhere", folder=tmp_path / "nowhere")
+
+
+def test_a_batch_that_devices_cannot_share_is_refused(tmp_path: Path, corpus: Path, fails, monkeypatch) -> None:
+    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:8])
+    arguments = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, "--training.batch_size=12"]
+    assert "training.batch_size (12) is not divisible by 8 devices" in fails(main, *arguments)
