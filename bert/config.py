@@ -65,9 +65,7 @@ class ModelConfig:
                 f"({self.num_attention_heads}): change one of them"
             )
         if self.hidden_act not in ACTIVATIONS:
-            raise UserError(
-                f"model.hidden_act is {self.hidden_act!r}: choose one of {', '.join(ACTIVATIONS)}"
-            )
+            raise UserError(f"model.hidden_act is {self.hidden_act!r}: choose one of {', '.join(ACTIVATIONS)}")
         _fraction("model.hidden_dropout_prob", self.hidden_dropout_prob)
         _fraction("model.attention_probs_dropout_prob", self.attention_probs_dropout_prob)
 
@@ -131,9 +129,8 @@ class DataConfig:
         _fraction("data.short_seq_prob", self.short_seq_prob)
         _fraction("data.held_out", self.held_out)
         if self.held_out == 0 and self.eval is None:
-            raise UserError(
-                "data.held_out is 0 and data.eval is not set: name a held-out corpus or hold out a share"
-            )
+            raise UserError("data.held_out is 0 and data.eval is not set: name a held-out corpus or hold out a share")
+        _seed("data.seed", self.seed)
         if self.num_workers is not None:
             _at_least("data.num_workers", self.num_workers, 1)
 
@@ -261,6 +258,7 @@ class PretrainConfig:
         """Raises UserError at the first value, or pair of values, that cannot work."""
         for part in (self.model, self.data, self.optimizer, self.training):
             part.check()
+        _seed("seed", self.seed)
         if self.data.sequence_length > self.model.max_position_embeddings:
             raise UserError(
                 f"data.sequence_length ({self.data.sequence_length}) is over model.max_position_embeddings "
@@ -328,6 +326,7 @@ class FinetuneConfig:
         """Raises UserError at the first value, or pair of values, that cannot work."""
         for part in (self.model, self.data, self.optimizer, self.training):
             part.check()
+        _seed("seed", self.seed)
         if self.init is None:
             raise UserError(
                 "init is not set: name the run to start from, --init runs/X, or --init none for random weights"
@@ -336,6 +335,11 @@ class FinetuneConfig:
             raise UserError("like is set, but init is not none: like only says what random weights look like")
         if self.classifier_dropout is not None:
             _fraction("classifier_dropout", self.classifier_dropout)
+
+
+def _seed(name: str, value: int) -> None:
+    if not 0 <= value < 2**32:
+        raise UserError(f"{name} is {value}: it must be at least 0 and below 2**32")
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -104,9 +104,7 @@ def read_yaml(path: Path, keys: dict[str, Key]) -> dict[str, Given]:
         lines[name] = line
         if name in keys:
             given[name] = Given(value, source, line, f"{name}: {snippet or 'null'}")
-        elif (
-            not isinstance(node, yaml.MappingNode) and value is not None
-        ):  # null: a section all commented out
+        elif not isinstance(node, yaml.MappingNode) and value is not None:  # null: a section all commented out
             example = next(key for key in keys if key.startswith(f"{name}.")).removeprefix(f"{name}.")
             raise UserError(
                 f"{where}: {name} is {snippet}, but it is a section: indent its keys below it, as {example}"

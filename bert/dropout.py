@@ -27,9 +27,7 @@ class Dropout(struct.PyTreeNode):
     generator: str = struct.field(pytree_node=False, default="hash")
 
     @classmethod
-    def of(
-        cls, seed: jax.Array | int, step: jax.Array | int, rows: jax.Array, generator: str = "hash"
-    ) -> Dropout:
+    def of(cls, seed: jax.Array | int, step: jax.Array | int, rows: jax.Array, generator: str = "hash") -> Dropout:
         """The source for one step of a run."""
         key = jnp.stack([jnp.asarray(seed, jnp.uint32), jnp.asarray(step, jnp.uint32)])
         return cls(_fold(key, 0x5EED), rows, generator)

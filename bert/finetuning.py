@@ -77,9 +77,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
             f"({config.model.max_position_embeddings}): shorten it"
         )
     parallel = DataParallel()
-    parallel.check_batch(
-        "training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps
-    )
+    parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
     parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
     splits = {
         name: Split(examples, tokenize(origin.tokenizer, examples, config.data.max_length))
@@ -124,9 +122,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                 ("optimizer", describe_decay(state.params, config.optimizer)),
             ]
         )
-        with report.RunReport(
-            run.path, total_steps, int(state.step), int(config.training.log_every)
-        ) as listener:
+        with report.RunReport(run.path, total_steps, int(state.step), int(config.training.log_every)) as listener:
 
             def is_best(step: int, scores: dict[str, float]) -> bool:
                 past = [line for line in evaluations(run.path) if line["step"] < step]
@@ -153,9 +149,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         if name in splits:
             logits = logits_of(best, splits[name].features)
             shares = np.asarray(jax.nn.softmax(logits, axis=-1))
-            write_predictions(
-                task, run.path / "predictions", name, splits[name].examples, logits.argmax(-1), shares
-            )
+            write_predictions(task, run.path / "predictions", name, splits[name].examples, logits.argmax(-1), shares)
     results = {
         "task": task.name,
         "init": origin.name,
@@ -206,9 +200,7 @@ def _origin(run: RunFolder[FinetuneConfig], train: Examples, say: Say) -> Origin
             return Origin(config.model, load_tokenizer(run.path), None, config.init)
     if config.init != "none":
         source = load(config.init, say)
-        return Origin(
-            source.config, source.tokenizer, source.params, f"{source.source}, step {source.step:,}"
-        )
+        return Origin(source.config, source.tokenizer, source.params, f"{source.source}, step {source.step:,}")
     if config.like is not None:
         source = load(config.like, say)
         return Origin(source.config, source.tokenizer, None, "none")
@@ -263,9 +255,7 @@ def transfer(params: Params, source: Params, name: str, say: Say) -> Params:
     wrong = sorted(set(mine) ^ set(theirs))
     wrong += [key for key in mine if key in theirs and mine[key].shape != theirs[key].shape]
     if wrong:
-        raise UserError(
-            f"{name} does not fit the encoder: {', '.join(wrong[:5])} differ ({len(wrong)} in all)"
-        )
+        raise UserError(f"{name} does not fit the encoder: {', '.join(wrong[:5])} differ ({len(wrong)} in all)")
     fresh = sorted(set(params) - {"bert"})
     unused = sorted(set(source) - {"bert"})
     say(f"encoder: {len(mine)} tensors ({sum(a.size for a in mine.values()):,} parameters) from {name}")
@@ -294,9 +284,7 @@ def _batches(features: Features, config: FinetuneConfig) -> Callable[[int], dict
 class _Classifier:
     """Logits of every row of a split, in its order, over all devices."""
 
-    def __init__(
-        self, model: BertForSequenceClassification, parallel: DataParallel, config: FinetuneConfig
-    ) -> None:
+    def __init__(self, model: BertForSequenceClassification, parallel: DataParallel, config: FinetuneConfig) -> None:
         self._parallel, self._config = parallel, config
         self._forward = parallel.compile(
             lambda params, batch: model.apply(

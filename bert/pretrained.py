@@ -111,10 +111,7 @@ class Pretrained:
             probabilities = _softmax(logits[0, place, : self.tokenizer.get_vocab_size()])
             best = np.argsort(-probabilities, kind="stable")[:top_k]
             answers.append(
-                [
-                    FilledMask(self.tokenizer.id_to_token(int(i)), float(probabilities[i]), int(i))
-                    for i in best
-                ]
+                [FilledMask(self.tokenizer.id_to_token(int(i)), float(probabilities[i]), int(i)) for i in best]
             )
         return answers
 
@@ -125,9 +122,7 @@ class Pretrained:
             UserError: the model was not fine-tuned; or a pair is needed and a single text given, or the reverse.
         """
         if self.task is None:
-            raise UserError(
-                f"{self.source} is not fine-tuned for a task: fine-tune it first (finetune.py --init)"
-            )
+            raise UserError(f"{self.source} is not fine-tuned for a task: fine-tune it first (finetune.py --init)")
         parts = len(self.task.text_columns)
         for number, text in enumerate(texts, 1):
             if (1 if isinstance(text, str) else len(text)) != parts:
@@ -136,8 +131,7 @@ class Pretrained:
         names = self.task.label_names
         probabilities = _softmax(self.classify(self._features(texts), batch_size))
         return [
-            Answer(names[int(row.argmax())], dict(zip(names, map(float, row), strict=True)))
-            for row in probabilities
+            Answer(names[int(row.argmax())], dict(zip(names, map(float, row), strict=True))) for row in probabilities
         ]
 
     def classify(self, features: Features, batch_size: int = 32) -> np.ndarray:

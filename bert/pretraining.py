@@ -57,9 +57,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     run = run.resolve(_with_defaults(run.config))
     config = run.config
     parallel = DataParallel()
-    parallel.check_batch(
-        "training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps
-    )
+    parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
     parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
 
     source = None if config.init is None else load(config.init, say)
@@ -77,9 +75,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         prob=config.data.masked_lm_prob,
     )
     process = (jax.process_index(), jax.process_count())
-    loader = PretrainingLoader(
-        open_rows(examples.train), masking, config.training.batch_size, config.seed, process
-    )
+    loader = PretrainingLoader(open_rows(examples.train), masking, config.training.batch_size, config.seed, process)
     held_out = open_rows(examples.eval)
 
     def held_out_pass() -> Iterator[dict[str, np.ndarray]]:
@@ -110,9 +106,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
             learning_rate=learning_rate_schedule(config.optimizer, total_steps),
             evaluate=evaluate,
         )
-        with report.RunReport(
-            run.path, total_steps, int(state.step), int(config.training.log_every)
-        ) as listener:
+        with report.RunReport(run.path, total_steps, int(state.step), int(config.training.log_every)) as listener:
             params = fit(work, state, config.training, parallel, checkpoints, listener, stop)
         checkpoints.wait()
 

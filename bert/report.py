@@ -7,6 +7,7 @@ TensorBoard; metrics.jsonl has everything.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import math
 import os
@@ -82,19 +83,13 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
 class Progress:
     """How far a run is: a bar on a terminal, otherwise a plain line at most every ``every`` steps."""
 
-    def __init__(
-        self, total_steps: int, start_step: int = 0, label: str = "training", every: int = 1
-    ) -> None:
+    def __init__(self, total_steps: int, start_step: int = 0, label: str = "training", every: int = 1) -> None:
         self.total_steps, self.label, self.every = total_steps, label, every
         self._step = self._last_line = start_step
-        self._since: tuple[float, int] | None = (
-            None  # (time, step) of the first update: compilation is behind it
-        )
+        self._since: tuple[float, int] | None = None  # (time, step) of the first update: compilation is behind it
         self._bar = _bar() if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
         if self._bar is not None:
-            self._task = self._bar.add_task(
-                label, total=total_steps, completed=start_step, metrics="", left=""
-            )
+            self._task = self._bar.add_task(label, total=total_steps, completed=start_step, metrics="", left="")
 
     def __enter__(self) -> Progress:
         if self._bar is not None:
@@ -236,16 +231,14 @@ def _formatted(metrics: dict[str, Any]) -> list[str]:
 
 def _short(metrics: dict[str, Any]) -> str:
     """What fits beside a bar."""
-    return "  ".join(
-        _formatted({name: metrics[name] for name in ("loss", "tokens_per_second") if name in metrics})
-    )
+    return "  ".join(_formatted({name: metrics[name] for name in ("loss", "tokens_per_second") if name in metrics}))
 
 
 class RunReport:
     """What `bert.train.fit` tells goes to metrics.jsonl, TensorBoard, curves.png and the eyes of people."""
 
     def __init__(self, folder: Path, total_steps: int, start_step: int, log_every: int) -> None:
-        self._folder = folder
+        self._folder, self._total_steps = folder, total_steps
         self._log = MetricsLog(folder, start_step)
         self._evaluated = {line["step"] for line in read_metrics(folder) if line["split"] == "eval"}
         self._progress = Progress(total_steps, start_step, every=log_every)
@@ -257,6 +250,15 @@ class RunReport:
     def __exit__(self, *error: Any) -> None:
         self._progress.__exit__(*error)
         self._log.close()
+
+    def begins(self, step: int, seconds_per_step: float) -> None:
+        """The first step is about to run, and has been timed."""
+        seconds = seconds_per_step * (self._total_steps - step)
+        end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
+        self.say(
+            f"about {seconds_per_step:.3g} s a step: estimated end {end:%Y-%m-%d %H:%M}, in {format_duration(seconds)} "
+            "and the time of the evaluations"
+        )
 
     def step(self, step: int, loss: float) -> None:
         """A step is finished."""

@@ -41,9 +41,7 @@ class TrainState(struct.PyTreeNode):
     sums: dict[str, jax.Array]
 
     @classmethod
-    def create(
-        cls, params: Any, optimizer: optax.GradientTransformation, metrics: Iterable[str]
-    ) -> TrainState:
+    def create(cls, params: Any, optimizer: optax.GradientTransformation, metrics: Iterable[str]) -> TrainState:
         """The state before the first step; ``metrics`` are the names an objective yields."""
         sums = {name: jnp.zeros(2) for name in (*metrics, "grad_norm")}
         return cls(jnp.zeros([], jnp.int32), params, optimizer.init(params), sums)
@@ -87,9 +85,7 @@ def total_gradients(
     first = one(jax.tree.map(lambda x: x[0], batch))
     if micro_batches > 1:
         rest = jax.tree.map(lambda x: x[1:], batch)
-        first, _ = jax.lax.scan(
-            lambda done, micro: (jax.tree.map(jnp.add, done, one(micro)), None), first, rest
-        )
+        first, _ = jax.lax.scan(lambda done, micro: (jax.tree.map(jnp.add, done, one(micro)), None), first, rest)
     return add_up(first)
 
 
@@ -176,7 +172,9 @@ class Saver(Protocol):
 
 
 class Listener(Protocol):
-    """Who the loop tells: `bert.report.Report`."""
+    """Who the loop tells: `bert.report.RunReport`."""
+
+    def begins(self, step: int, seconds_per_step: float) -> None: ...
 
     def step(self, step: int, loss: float) -> None: ...
 
@@ -226,8 +224,12 @@ def fit(
         Interrupted: after a signal, with the state saved.
     """
     step = int(state.step)
-    state = parallel.replicate(state)
     step_fn = parallel.compile(work.train_step, donate=(0,))
+    batch = work.batch(step) if step < work.total_steps else None
+    if batch is not None:
+        placed = parallel.place(batch, config.gradient_accumulation_steps)
+        listener.begins(step, _seconds_per_step(step_fn, parallel.replicate(state), placed))
+    state = parallel.replicate(state)
     clock = _Clock()
     in_flight: collections.deque[tuple[int, jax.Array]] = collections.deque()
     saved = step
@@ -251,10 +253,7 @@ def fit(
     # A signal may have come between a checkpoint and the evaluation due at its step.
     if step and due(work.eval_every) and not listener.evaluated(step):
         evaluate()
-    batch = None
     while step < work.total_steps:
-        if batch is None:
-            batch = work.batch(step)
         placed = parallel.place(batch, config.gradient_accumulation_steps)
         clock.tokens += int(batch["attention_mask"].sum())
         state, loss = step_fn(state, placed)
@@ -269,9 +268,7 @@ def fit(
             metrics["learning_rate"] = float(work.learning_rate(step - 1))
             metrics["tokens_per_second"] = clock.lap()
             listener.metrics(step, "train", metrics)
-            state = state.replace(
-                sums=parallel.replicate({name: np.zeros(2, np.float32) for name in state.sums})
-            )
+            state = state.replace(sums=parallel.replicate({name: np.zeros(2, np.float32) for name in state.sums}))
         if stop.number is None:
             better = evaluate() if due(work.eval_every) else False
             if better or due(config.checkpoint_every):
@@ -280,6 +277,16 @@ def fit(
             save()
             raise Interrupted(step, stop.number)
     return state.params
+
+
+def _seconds_per_step(step_fn: Callable[..., Any], state: Any, batch: dict[str, jax.Array]) -> float:
+    """Compiles the step and times it on a copy of the state that is thrown away: for the estimate before the start."""
+    state, loss = step_fn(state, batch)
+    loss.block_until_ready()
+    start = time.perf_counter()
+    _, loss = step_fn(state, batch)
+    loss.block_until_ready()
+    return time.perf_counter() - start
 
 
 class _Clock:

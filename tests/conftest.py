@@ -18,16 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SMALL_MODEL = (
-    "--model.hidden_size=16 --model.num_hidden_layers=1 --model.num_attention_heads=2 --model.intermediate_size=32 "
-    "--model.max_position_embeddings=32"
-).split()
-SMALL_RUN = [
-    *SMALL_MODEL,
-    *"--data.sequence_length=32 --data.max_predictions_per_sequence=5 --tokenizer.vocab_size=200".split(),
-    *"--data.num_workers=1 --training.steps=6 --training.batch_size=8 --training.log_every=2".split(),
-    *"--training.checkpoint_every=3 --optimizer.warmup_steps=2".split(),
-]
+SMALL_MODEL = """
+    --model.hidden_size=16 --model.num_hidden_layers=1 --model.num_attention_heads=2 --model.intermediate_size=32
+    --model.max_position_embeddings=32
+""".split()
+SMALL_RUN = f"""
+    {" ".join(SMALL_MODEL)} --data.sequence_length=32 --data.max_predictions_per_sequence=5 --data.num_workers=1
+    --tokenizer.vocab_size=200 --training.steps=6 --training.batch_size=8 --training.log_every=2
+    --training.checkpoint_every=3 --optimizer.warmup_steps=2
+""".split()
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +38,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents = []
     for _ in range(30):
         sentences = (
-            " ".join(random.choice(words, random.integers(4, 10))).capitalize() + "." for _ in range(random.integers(6, 12))
+            " ".join(random.choice(words, random.integers(4, 10))).capitalize() + "."
+            for _ in range(random.integers(6, 12))
         )
         documents.append(" ".join(sentences))
     path = tmp_path_factory.mktemp("corpus") / "corpus.txt"

@@ -21,9 +21,7 @@ def recipes(tmp_path, monkeypatch):
     folder = tmp_path / "configs"
     folder.mkdir()
     (folder / "tiny.yaml").write_text("data:\n  train: 'stdlib:'\ntraining:\n  steps: 1e3\n")
-    (folder / "base.yaml").write_text(
-        "data: {train: x.txt}\nmodel: {hidden_size: 768}\ntraining: {steps: 1_000_000}\n"
-    )
+    (folder / "base.yaml").write_text("data: {train: x.txt}\nmodel: {hidden_size: 768}\ntraining: {steps: 1_000_000}\n")
     (folder / "sst2.yaml").write_text("task: sst2\n")
     monkeypatch.setattr("bert.config.recipe_folder", lambda: folder)
     monkeypatch.setattr("bert.commands.arguments.recipe_folder", lambda: folder)
@@ -31,9 +29,7 @@ def recipes(tmp_path, monkeypatch):
 
 
 def pretrain(*argv, default_recipe=None):
-    return parse(
-        PretrainConfig, list(argv), prog="bert pretrain", description="D.", default_recipe=default_recipe
-    )
+    return parse(PretrainConfig, list(argv), prog="bert pretrain", description="D.", default_recipe=default_recipe)
 
 
 def pretrain_yaml(text, *argv):
@@ -119,8 +115,7 @@ def test_list_of_numbers_may_have_one():
 
 def test_texts_stay_texts_and_null_clears():
     config = pretrain_yaml(
-        "output_dir: 1e6\ndata: {language: no, train: a, cache_dir: 2024-01-01}\n"
-        "training: {epochs: 2, steps: 9}",
+        "output_dir: 1e6\ndata: {language: no, train: a, cache_dir: 2024-01-01}\ntraining: {epochs: 2, steps: 9}",
         "--training.epochs",
         "null",
     )
@@ -265,9 +260,7 @@ def test_folder_of_a_run_points_at_its_configuration():
 
 def test_contradiction_names_both_places():
     text = sentence(pretrain, "--config", "tiny", "--training.epochs", "3")
-    assert text.startswith(
-        "configs/tiny.yaml, line 4 and command line: training.steps and training.epochs: both"
-    )
+    assert text.startswith("configs/tiny.yaml, line 4 and command line: training.steps and training.epochs: both")
 
 
 def test_missing_value_blames_no_place():

@@ -84,9 +84,7 @@ HEAVY = (
 )
 def test_help_imports_nothing_heavy(imports):
     code = f"{imports}\nimport sys\nprint(sorted(set(sys.modules) & set({HEAVY})), file=sys.stderr)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert done.stderr == "[]\n"
 
 

@@ -20,7 +20,11 @@ PARAMS = {
     "word": {"embedding": jnp.array([[0.3, -0.7]])},
 }
 GRADS = [jax.tree.map(lambda p, i=i: (0.3 + 0.1 * i) * p + 0.05, PARAMS) for i in range(4)]
-DECAYED = {"dense": {"kernel": True, "bias": False}, "norm": {"scale": False, "bias": False}, "word": {"embedding": True}}
+DECAYED = {
+    "dense": {"kernel": True, "bias": False},
+    "norm": {"scale": False, "bias": False},
+    "word": {"embedding": True},
+}
 
 
 def run(config: OptimizerConfig, steps: int) -> dict:

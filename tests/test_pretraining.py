@@ -53,7 +53,16 @@ def test_a_run_leaves_what_the_design_promises(pretrained: Path) -> None:
 def test_the_summary_names_model_baselines_and_what_to_type_next(corpus, tmp_path, capsys) -> None:
     assert main([f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, "--training.steps=2"]) == 0
     text = capsys.readouterr().out
-    for part in ("parameters", "tokens per step", "MLM accuracy", "unigram", "NSP accuracy", "majority", "next:"):
+    for part in (
+        "parameters",
+        "tokens per step",
+        "estimated end",
+        "MLM accuracy",
+        "unigram",
+        "NSP accuracy",
+        "majority",
+        "next:",
+    ):
         assert part in text
 
 

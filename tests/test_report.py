@@ -164,9 +164,7 @@ def test_duration(seconds, text):
 
 def test_startup_table_is_aligned(capsys):
     startup_table([("parameters", "4,386,178"), ("devices", "1 x cpu\n2 hosts")])
-    assert (
-        capsys.readouterr().out == "  parameters  4,386,178\n  devices     1 x cpu\n              2 hosts\n"
-    )
+    assert capsys.readouterr().out == "  parameters  4,386,178\n  devices     1 x cpu\n              2 hosts\n"
     startup_table([])
 
 
@@ -193,9 +191,7 @@ def test_curves_of_nothing(tmp_path):
 
 def test_results_are_whole_and_valid_json(tmp_path):
     folder = tmp_path / "run"
-    write_results(
-        folder, {"f1": np.float32(0.5), "each": np.array([1, 2]), "nan": float("nan"), "at": folder}
-    )
+    write_results(folder, {"f1": np.float32(0.5), "each": np.array([1, 2]), "nan": float("nan"), "at": folder})
     assert json.loads((folder / "results.json").read_text()) == {
         "f1": 0.5,
         "each": [1, 2],

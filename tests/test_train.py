@@ -39,7 +39,7 @@ OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 
 
 
 def batch_of(step: int, rows: int = B) -> dict[str, np.ndarray]:
-    """A batch whose masked tokens and real rows are spread unevenly: row r predicts r % 5 tokens, some rows are empty."""
+    """Masked tokens and real rows are spread unevenly: row r predicts r % 5 tokens, every seventh row is empty."""
     random = np.random.default_rng(step)
     places = np.arange(P)
     count = np.arange(rows) % (P + 1)
@@ -136,6 +136,9 @@ class Memory:
         self.lines: list[tuple[int, str, dict[str, float]]] = []
         self.past = evaluated
 
+    def begins(self, step: int, seconds_per_step: float) -> None:
+        assert seconds_per_step > 0
+
     def step(self, step: int, loss: float) -> None:
         assert np.isfinite(loss)
 
@@ -166,7 +169,9 @@ def train(folder: Path, devices: int = 1, stop_at: int | None = None, micro_batc
             batch=batch,
             train_step=make_train_step(OBJECTIVE, OPTIMIZER, seed=3),
             learning_rate=learning_rate_schedule(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 12),
-            evaluate=lambda params: {"norm": float(sum(np.abs(p).sum() for p in jax.tree.leaves(parallel.fetch(params))))},
+            evaluate=lambda params: {
+                "norm": float(sum(np.abs(p).sum() for p in jax.tree.leaves(parallel.fetch(params))))
+            },
         )
         state = TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics)
         restored = checkpoints.restore(state)
@@ -203,7 +208,7 @@ def test_interruption_does_not_matter_bit_for_bit(tmp_path: Path, uninterrupted,
 
 
 def test_training_on_eight_devices_follows_training_on_one(tmp_path: Path, uninterrupted) -> None:
-    expected, expected_lines, _ = uninterrupted
+    _expected, expected_lines, _ = uninterrupted
     _, lines = train(tmp_path, devices=8, micro_batches=2)
     for (step, split, ours), (expected_step, expected_split, theirs) in zip(lines, expected_lines, strict=True):
         assert (step, split) == (expected_step, expected_split)
@@ -251,7 +256,7 @@ def test_batches_that_cannot_be_dealt_out_are_refused() -> None:
     parallel.check_batch("training.batch_size", 32, 2)
     with pytest.raises(UserError, match=r"batch_size \(20\) is not divisible by 8 devices x 2 .*take 16 or 32"):
         parallel.check_batch("training.batch_size", 20, 2)
-    with pytest.raises(UserError, match="take 8$"):
+    with pytest.raises(UserError, match=r"take 8$"):
         parallel.check_batch("training.batch_size", 4)
 
 

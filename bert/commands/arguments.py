@@ -98,9 +98,7 @@ def find_config(name: str) -> Path:
         raise UserError(f"{where}: this is a folder, {mend}")
     near = difflib.get_close_matches(path.stem, recipe_names(), 1)
     mend = f"did you mean {near[0]}?" if near else "give a file or a recipe's name"
-    raise UserError(
-        f"{where}: no such file or recipe, {mend} (recipes: {', '.join(recipe_names()) or 'none'})"
-    )
+    raise UserError(f"{where}: no such file or recipe, {mend} (recipes: {', '.join(recipe_names()) or 'none'})")
 
 
 def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
@@ -121,9 +119,7 @@ def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
                 raise UserError(f"{COMMAND_LINE}: --{name} takes no value, leave ={value} away")
             options[name] = [value] if equals else []
         elif name is None or name in FLAGS:
-            raise UserError(
-                f"{COMMAND_LINE}: {word} belongs to no key, write --KEY VALUE (--help lists all keys)"
-            )
+            raise UserError(f"{COMMAND_LINE}: {word} belongs to no key, write --KEY VALUE (--help lists all keys)")
         elif options[name] and not (name in keys and keys[name].takes_list):
             raise UserError(
                 f"{COMMAND_LINE}: --{name} takes one value, but {word} follows {options[name][0]}: "
@@ -191,9 +187,7 @@ def _parser(
         help=f"A YAML file or the name of a recipe; the keys below override it. Recipes: {recipes}."
         + ("" if default_recipe is None else f" (default: {default_recipe})"),
     )
-    general.add_argument(
-        "--print_config", action="store_true", help="Print the whole configuration as YAML and stop."
-    )
+    general.add_argument("--print_config", action="store_true", help="Print the whole configuration as YAML and stop.")
     titles = help_texts(config_class) if config_class else {}
     groups: dict[str, Any] = {}
     for name, key in keys.items():

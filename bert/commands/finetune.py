@@ -14,9 +14,7 @@ checkpoint and writes predictions. Run again with the same output_dir, a run res
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    config, recipe = parse(
-        FinetuneConfig, argv, prog="finetune", description=DESCRIPTION, default_recipe="sst2"
-    )
+    config, recipe = parse(FinetuneConfig, argv, prog="finetune", description=DESCRIPTION, default_recipe="sst2")
     if config.output_dir is None:
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
 
@@ -38,14 +36,10 @@ def main(argv: list[str]) -> int:
 
 
 def _show(results: dict, path: str) -> None:
-    print(
-        f"\n{results['task']} dev, best of all evaluations (step {results['best_step']:,}), from {results['init']}:"
-    )
+    print(f"\n{results['task']} dev, best of all evaluations (step {results['best_step']:,}), from {results['init']}:")
     for name, value in results["dev"].items():
         baseline = results["majority_class"].get(name)
-        print(
-            f"  {name:10}{value:8.4f}" + ("" if baseline is None else f"   (majority class {baseline:.4f})")
-        )
+        print(f"  {name:10}{value:8.4f}" + ("" if baseline is None else f"   (majority class {baseline:.4f})"))
     print(
         f"\n{results['seconds']:.0f} seconds; {path} holds predictions/, checkpoints, metrics.jsonl, curves.png, "
         "results.json"

@@ -15,9 +15,7 @@ library, in a few minutes on two CPU cores. Run again with the same output_dir, 
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    config, recipe = parse(
-        PretrainConfig, argv, prog="pretrain", description=DESCRIPTION, default_recipe="quickstart"
-    )
+    config, recipe = parse(PretrainConfig, argv, prog="pretrain", description=DESCRIPTION, default_recipe="quickstart")
     if config.output_dir is None:
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
 

@@ -95,9 +95,7 @@ def held_out_batches(
         yield batch
 
 
-def masked_batch(
-    examples: dict[str, np.ndarray], masking: Masking, words: np.ndarray, first_row: int
-) -> Batch:
+def masked_batch(examples: dict[str, np.ndarray], masking: Masking, words: np.ndarray, first_row: int) -> Batch:
     """Examples -> one pretraining batch. The attention mask comes from the lengths, never from corrupted tokens."""
     ids = examples["input_ids"]
     rows, length = ids.shape

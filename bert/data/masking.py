@@ -80,9 +80,7 @@ class Masking:
         original = np.take_along_axis(input_ids, positions, axis=1).astype(np.int32)
 
         fate = draws[:, length : length + count]
-        choice = draws[:, length + self.max_predictions : length + self.max_predictions + count].astype(
-            np.uint64
-        )
+        choice = draws[:, length + self.max_predictions : length + self.max_predictions + count].astype(np.uint64)
         random_ids = self.ordinary_ids[(choice * np.uint64(len(self.ordinary_ids))) >> np.uint64(32)]
         corrupted = np.where(fate < _share(0.8), np.int32(self.mask_id), original)
         corrupted = np.where(fate >= _share(0.9), random_ids, corrupted)

@@ -23,8 +23,8 @@ def masked(ids: np.ndarray, masking: Masking, key: tuple[int, int] = (7, 1)) -> 
 
 
 def test_a_worked_example() -> None:
-    # Ten maskable tokens at 30%: three are chosen, those with the smallest of the first twelve 32-bit words. Their fates
-    # are the next P words, in order of position: below 0.8 [MASK], from 0.9 a random piece, between them kept.
+    # Ten maskable tokens at 30%: three are chosen, those with the smallest of the first twelve 32-bit words. Their
+    # fates are the next P words, in order of position: below 0.8 [MASK], from 0.9 a random piece, between them kept.
     masking = Masking(vocab_size=20, mask_id=4, special_ids=SPECIAL, max_predictions=4, prob=0.3)
     ids = np.array([[2, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 3]], dtype=np.uint16)
     share = lambda x: int(x * 2**32)  # noqa: E731
