@@ -190,14 +190,19 @@ def _unused(found: np.ndarray, number_of_tokens: int) -> int:
 
 
 def _write(file: Path, columns: dict[str, np.ndarray]) -> tuple[int, str]:
-    """Writes one record batch as an Arrow stream, under a temporary name first. Returns (size, sha256)."""
+    """Writes one record batch as `datasets` does, under a temporary name first. Returns (size, sha256)."""
+    from datasets import Features, List, Value
+    from datasets.arrow_writer import ArrowWriter
+
     ids = columns["input_ids"]
+    features = Features({name: Value(str(values.dtype)) for name, values in columns.items() if name != "input_ids"})
+    features = Features({"input_ids": List(Value(str(ids.dtype)), length=ids.shape[1]), **features})
     arrays = {name: pa.array(values) for name, values in columns.items() if name != "input_ids"}
-    arrays = {"input_ids": pa.FixedSizeListArray.from_arrays(ids.reshape(-1), ids.shape[1]), **arrays}
-    batch = pa.RecordBatch.from_pydict(arrays)
+    arrays["input_ids"] = pa.FixedSizeListArray.from_arrays(ids.reshape(-1), ids.shape[1])
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
+    with ArrowWriter(features=features, stream=sink) as writer:
+        writer.write_table(pa.table(arrays), writer_batch_size=len(ids))
+        writer.finalize(close_stream=False)
     data = sink.getvalue()
     write_durably(file, data)
     return len(data), hashlib.sha256(data).hexdigest()
