@@ -24,7 +24,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from bert.config import UserError
-from bert.manifest import MANIFEST, sync_folder, verify_manifest, write_atomically, write_manifest
+from bert.files import sync_folder, write_durably
+from bert.manifest import MANIFEST, verify_manifest, write_manifest
 
 SAVING = ".saving"
 """Suffix of a checkpoint that is being written."""
@@ -123,7 +124,7 @@ class Checkpointer:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.folder / PROTECTED, f"{step}\n")
+            write_durably(self.folder / PROTECTED, f"{step}\n")
         except OSError as error:
             raise UserError(f"{self.folder / PROTECTED} cannot be written: {_reason(error)}") from error
 
@@ -169,6 +170,16 @@ class Checkpointer:
         if PARAMS not in items:
             raise UserError(f"checkpoint {self.folder / str(step)} holds no {PARAMS}: it is not one of a training run")
         return step, items[PARAMS]
+
+    def restore_best_params(self) -> tuple[int, dict[str, Any]] | None:
+        """As ``restore_params`` of the protected step; of the newest good one where that is damaged or missing."""
+        best = self.protected
+        if best is not None:
+            try:
+                return self.restore_params(best)
+            except UserError as error:
+                self._say(f"{error}; the newest good checkpoint is used instead")
+        return self.restore_params()
 
     def _read_newest(self, names: tuple[str, ...], step: int | None) -> tuple[int, dict[str, Any]] | None:
         self.wait()

@@ -85,6 +85,12 @@ class TokenizerConfig:
     min_frequency: int = 2
     """Rarest pair of pieces that is still merged when a vocabulary is trained."""
 
+    def check(self) -> None:
+        """Raises UserError for a vocabulary that cannot be trained."""
+        if not 32 <= self.vocab_size < 2**24:
+            raise UserError(f"tokenizer.vocab_size is {self.vocab_size}: it must be at least 32 and below 2**24")
+        _at_least("tokenizer.min_frequency", self.min_frequency, 1)
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -256,7 +262,7 @@ class PretrainConfig:
 
     def check(self) -> None:
         """Raises UserError at the first value, or pair of values, that cannot work."""
-        for part in (self.model, self.data, self.optimizer, self.training):
+        for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
         _seed("seed", self.seed)
         if self.data.sequence_length > self.model.max_position_embeddings:
@@ -324,7 +330,7 @@ class FinetuneConfig:
 
     def check(self) -> None:
         """Raises UserError at the first value, or pair of values, that cannot work."""
-        for part in (self.model, self.data, self.optimizer, self.training):
+        for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
         _seed("seed", self.seed)
         if self.init is None:

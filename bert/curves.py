@@ -7,7 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from bert.report import read_metrics, replacing
+from bert.files import replacing
+from bert.report import read_metrics
 
 SCORES = ("accuracy", "f1", "exact_match", "matthews_correlation", "pearson", "spearman")
 """Ends of the names of metrics for which more is better."""

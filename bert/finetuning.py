@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -12,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
 from tokenizers import Tokenizer
 
 from bert import metrics, report
@@ -28,8 +28,9 @@ from bert.optimizer import describe_decay, learning_rate_schedule, make_optimize
 from bert.parallel import DataParallel
 from bert.pretrained import Params, load
 from bert.run import RunFolder
-from bert.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
-from bert.train import StopRequest, TrainState, Work, count_parameters, fit, make_train_step, steps_of
+from bert.start import sizes_of_source, sizes_of_vocabulary, starting_state
+from bert.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer, vocabulary_size
+from bert.train import StopRequest, Work, count_parameters, fit, make_train_step, steps_of
 
 Say = Callable[[str], None]
 
@@ -68,12 +69,10 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         texts["test"] = read_split(task, folder, "test")
 
     origin = _origin(run, texts["train"], say)
-    save_tokenizer(origin.tokenizer, run.path)
-    run = run.resolve(_resolved(run.config, origin.config, len(texts["train"].ids)))
-    config = run.config
+    config = _resolved(run.config, origin.config, len(texts["train"].ids))
     if config.data.max_length > config.model.max_position_embeddings:
         raise UserError(
-            f"data.max_length ({config.data.max_length}) is over the position table of {origin.name} "
+            f"data.max_length ({config.data.max_length}) is over the model's position table "
             f"({config.model.max_position_embeddings}): shorten it"
         )
     parallel = DataParallel()
@@ -84,6 +83,9 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         for name, examples in texts.items()
     }
     train = splits["train"].features
+    run.check_data(_digest(train))
+    save_tokenizer(origin.tokenizer, run.path)
+    run = run.resolve(config)
     model = BertForSequenceClassification(
         config.model, len(task.labels), config.classifier_dropout, jnp.dtype(config.training.dtype)
     )
@@ -92,33 +94,24 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     optimizer = make_optimizer(config.optimizer, total_steps)
     logits_of = _Classifier(model, parallel, config)
 
-    def evaluate(params: Any) -> dict[str, float]:
-        logits = logits_of(params, splits["dev"].features)
-        labels = splits["dev"].examples.labels
-        scores = metrics.classification(task.metrics, logits.argmax(-1), labels)
-        return {"loss": _cross_entropy(logits, labels), **scores}
+    with Checkpointer(run.checkpoints, config.training.keep_checkpoints, say) as checkpoints, StopRequest() as stop:
 
-    with (
-        Checkpointer(run.checkpoints, config.training.keep_checkpoints, say) as checkpoints,
-        StopRequest() as stop,
-    ):
-        state = _start(model, optimizer, objective.metrics, config, origin, checkpoints, say)
+        def evaluate(params: Any) -> dict[str, float]:
+            logits = logits_of(params, splits["dev"].features, stop.check)
+            labels = splits["dev"].examples.labels
+            scores = metrics.classification(task.metrics, logits.argmax(-1), labels)
+            return {"loss": _cross_entropy(logits, labels), **scores}
+
+        weights = None if origin.params is None else (origin.name, origin.params)
+        state = starting_state(model, optimizer, objective.metrics, config.seed, checkpoints, weights, ("bert",), say)
+        batch, length = config.training.batch_size, config.data.max_length
         report.startup_table(
             [
-                (
-                    "task",
-                    f"{task.folder_name}: {len(train):,} training rows, {len(splits['dev'].features):,} dev",
-                ),
+                ("task", f"{task.folder_name}: {len(train):,} training rows, {len(splits['dev'].features):,} dev"),
                 ("parameters", f"{count_parameters(state.params):,}"),
                 ("devices", parallel.describe()),
-                (
-                    "rows per step",
-                    f"{config.training.batch_size}, up to {config.data.max_length} tokens each",
-                ),
-                (
-                    "steps",
-                    f"{total_steps:,} ({total_steps * config.training.batch_size / len(train):.1f} epochs)",
-                ),
+                ("tokens per step", f"up to {batch * length:,} ({batch} x {length}, padded to buckets)"),
+                ("steps", f"{total_steps:,} ({total_steps * batch / len(train):.1f} epochs)"),
                 ("optimizer", describe_decay(state.params, config.optimizer)),
             ]
         )
@@ -126,10 +119,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
 
             def is_best(step: int, scores: dict[str, float]) -> bool:
                 past = [line for line in evaluations(run.path) if line["step"] < step]
-                better = all(scores[task.main_metric] > line[task.main_metric] for line in past)
-                if better:
-                    checkpoints.protect(step)
-                return better
+                return all(scores[task.main_metric] > line[task.main_metric] for line in past)
 
             work = Work(
                 total_steps=total_steps,
@@ -139,10 +129,11 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                 learning_rate=learning_rate_schedule(config.optimizer, total_steps),
                 evaluate=evaluate,
                 evaluated=is_best,
+                keep=checkpoints.protect,
             )
             fit(work, state, config.training, parallel, checkpoints, listener, stop)
         checkpoints.wait()
-        best_step, best = checkpoints.restore_params(checkpoints.protected)
+        best_step, best = checkpoints.restore_best_params()
 
     best = parallel.replicate(best)
     for name in ("dev", "test"):
@@ -152,7 +143,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
             write_predictions(task, run.path / "predictions", name, splits[name].examples, logits.argmax(-1), shares)
     results = {
         "task": task.name,
-        "init": origin.name,
+        "init": config.init,
         "seed": config.seed,
         "steps": total_steps,
         "best_step": best_step,
@@ -194,73 +185,31 @@ def _resolved(config: FinetuneConfig, model: ModelConfig, train_rows: int) -> Fi
 def _origin(run: RunFolder[FinetuneConfig], train: Examples, say: Say) -> Origin:
     """Where sizes, vocabulary and weights come from: the run itself if begun, else ``init``, ``like``, config."""
     config = run.config
-    if run.resumed and (run.path / "tokenizer.json").is_file() and config.model.vocab_size is not None:
-        begun = Checkpointer(run.checkpoints, config.training.keep_checkpoints, lambda text: None).steps()
-        if begun or config.init == "none":
-            return Origin(config.model, load_tokenizer(run.path), None, config.init)
+    begun = Checkpointer(run.checkpoints, config.training.keep_checkpoints, say).steps() if run.resumed else []
+    if begun:
+        return Origin(config.model, load_tokenizer(run.path), None, config.init)
     if config.init != "none":
         source = load(config.init, say)
-        return Origin(source.config, source.tokenizer, source.params, f"{source.source}, step {source.step:,}")
+        model = sizes_of_source(config.model, source.config, source.source)
+        return Origin(model, source.tokenizer, source.params, f"{source.source}, step {source.step:,}")
     if config.like is not None:
         source = load(config.like, say)
-        return Origin(source.config, source.tokenizer, None, "none")
+        model = sizes_of_source(config.model, source.config, source.source)
+        return Origin(model, source.tokenizer, None, "none")
     if config.tokenizer.path is not None:
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
     else:
         sentences = (text for texts in (train.texts_a, train.texts_b or []) for text in texts)
         tokenizer = train_tokenizer(sentences, config.tokenizer)
-    pieces = tokenizer.get_vocab_size()
-    if config.model.vocab_size is not None and config.model.vocab_size < pieces:
-        raise UserError(
-            f"model.vocab_size ({config.model.vocab_size}) is smaller than the vocabulary ({pieces} pieces)"
-        )
-    model = dataclasses.replace(config.model, vocab_size=config.model.vocab_size or pieces)
-    return Origin(model, tokenizer, None, "none")
+    return Origin(sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)), tokenizer, None, "none")
 
 
-def _start(
-    model: BertForSequenceClassification,
-    optimizer: Any,
-    names: tuple[str, ...],
-    config: FinetuneConfig,
-    origin: Origin,
-    checkpoints: Checkpointer,
-    say: Say,
-) -> TrainState:
-    """What the run starts from: its own newest good checkpoint, else the origin's weights, else random ones."""
-
-    def init(key: jax.Array) -> Params:
-        return model.init(key, jnp.zeros((1, 8), jnp.int32))["params"]
-
-    like = jax.eval_shape(lambda key: TrainState.create(init(key), optimizer, names), jax.random.key(0))
-    restored = checkpoints.restore(like)
-    if restored is not None:
-        say(f"goes on at step {restored[0]:,}")
-        return restored[1]
-    params = jax.jit(init)(jax.random.key(config.seed))
-    if origin.params is None:
-        say("starts from random weights")
-    else:
-        params = transfer(params, origin.params, origin.name, say)
-    return TrainState.create(params, optimizer, names)
-
-
-def transfer(params: Params, source: Params, name: str, say: Say) -> Params:
-    """``params`` with the encoder (``bert``) of ``source`` in it, saying what came from where.
-
-    Raises:
-        UserError: the two encoders differ in a name or a shape.
-    """
-    mine, theirs = (traverse_util.flatten_dict(tree["bert"], sep="/") for tree in (params, source))
-    wrong = sorted(set(mine) ^ set(theirs))
-    wrong += [key for key in mine if key in theirs and mine[key].shape != theirs[key].shape]
-    if wrong:
-        raise UserError(f"{name} does not fit the encoder: {', '.join(wrong[:5])} differ ({len(wrong)} in all)")
-    fresh = sorted(set(params) - {"bert"})
-    unused = sorted(set(source) - {"bert"})
-    say(f"encoder: {len(mine)} tensors ({sum(a.size for a in mine.values()):,} parameters) from {name}")
-    say(f"starts afresh: {', '.join(fresh)}" + (f"; not taken over: {', '.join(unused)}" if unused else ""))
-    return {**params, "bert": source["bert"]}
+def _digest(features: Features) -> str:
+    """Of the training rows and their labels."""
+    digest = hashlib.sha256()
+    for array in (features.ids, features.offsets, features.segment_a_lengths, features.labels):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def _batches(features: Features, config: FinetuneConfig) -> Callable[[int], dict[str, np.ndarray]]:
@@ -292,11 +241,12 @@ class _Classifier:
             )
         )
 
-    def __call__(self, params: Any, features: Features) -> np.ndarray:
-        """Replicated parameters, R rows -> [R, L] float32."""
+    def __call__(self, params: Any, features: Features, between: Callable[[], None] = lambda: None) -> np.ndarray:
+        """Replicated parameters, R rows -> [R, L] float32; ``between`` is called before each batch."""
         data, size = self._config.data, self._config.training.eval_batch_size
         parts, order = [], []
         for rows in evaluation_batches(features.lengths, size):
+            between()
             length = bucket(int(features.lengths[rows].max()), data.buckets, data.max_length)
             logits = self._forward(params, self._parallel.place(features.batch(rows, length, size)))
             parts.append(self._parallel.gather(logits)[: len(rows)])

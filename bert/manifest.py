@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from bert.files import write_durably
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
@@ -21,7 +22,7 @@ def write_manifest(folder: Path, step: int) -> None:
     files = {
         name: {"size": path.stat().st_size, "sha256": _sha256(path)} for name, path in sorted(_files(folder).items())
     }
-    write_atomically(folder / MANIFEST, _dump({"format": FORMAT, "step": step, "files": files}))
+    write_durably(folder / MANIFEST, _dump({"format": FORMAT, "step": step, "files": files}))
 
 
 def verify_manifest(folder: Path) -> list[str]:
@@ -55,30 +56,6 @@ def verify_manifest(folder: Path) -> list[str]:
             problems.append(f"{name} {problem}")
     problems += [f"{name} is not listed in {MANIFEST}" for name in sorted(present.keys() - manifest["files"].keys())]
     return problems
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a small file so that a crash leaves the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames inside ``folder`` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _compare(path: Path, expected: dict[str, Any]) -> str | None:

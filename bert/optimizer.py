@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import traverse_util
 
-from bert.config import OptimizerConfig
+from bert.config import OptimizerConfig, UserError
 
 
 class ScaleByBertAdamState(NamedTuple):
@@ -73,10 +73,15 @@ def describe_decay(params: Any, config: OptimizerConfig) -> str:
 
 
 def warmup_steps(config: OptimizerConfig, total_steps: int) -> int:
-    """Steps of warm-up for a run of ``total_steps``."""
-    if config.warmup_steps is not None:
-        return min(int(config.warmup_steps), total_steps)
-    return int(config.warmup_ratio * total_steps)
+    """Steps of warm-up for a run of ``total_steps``. Raises UserError where the rate would never fall."""
+    if config.warmup_steps is None:
+        return int(config.warmup_ratio * total_steps)
+    if config.warmup_steps >= total_steps:
+        raise UserError(
+            f"optimizer.warmup_steps ({config.warmup_steps}) is not below the {total_steps} steps of the run: "
+            "shorten it, or set it to null for a share of the steps (optimizer.warmup_ratio)"
+        )
+    return int(config.warmup_steps)
 
 
 def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:

@@ -19,26 +19,29 @@ class DataParallel:
 
     Args:
         devices: the devices to use; all local ones if None.
+
+    Raises:
+        UserError: several hosts take part.
     """
 
     def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
+        if jax.process_count() > 1:
+            raise UserError(f"{jax.process_count()} hosts take part, but training runs on the devices of one so far")
         self.devices = list(jax.local_devices() if devices is None else devices)
         self._sharding = NamedSharding(Mesh(np.array(self.devices), (AXIS,)), PartitionSpec(AXIS))
 
     def describe(self) -> str:
         """How many devices of which kind, for the log."""
-        kind, hosts = self.devices[0].device_kind, jax.process_count()
-        here = f"{len(self.devices)} x {kind}"
-        return here if hosts == 1 else f"{hosts} hosts with {here} each"
+        return f"{len(self.devices)} x {self.devices[0].device_kind}"
 
     def check_batch(self, name: str, batch_size: int, micro_batches: int = 1) -> None:
         """Raises UserError where a global batch cannot be dealt out evenly."""
-        parts = len(self.devices) * jax.process_count() * micro_batches
+        parts = len(self.devices) * micro_batches
         if batch_size % parts:
             lower, upper = batch_size // parts * parts, -(-batch_size // parts) * parts
             nearest = f"{lower} or {upper}" if lower else str(upper)
             raise UserError(
-                f"{name} ({batch_size}) is not divisible by {len(self.devices) * jax.process_count()} devices x "
+                f"{name} ({batch_size}) is not divisible by {len(self.devices)} devices x "
                 f"{micro_batches} micro-batches: take {nearest}"
             )
 

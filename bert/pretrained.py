@@ -22,7 +22,7 @@ from bert.data.tasks.glue import ClassificationTask
 from bert.heads import BertForPreTraining, BertForSequenceClassification
 from bert.model import Bert
 from bert.run import kind_of
-from bert.tokenizer import load_tokenizer, special_ids
+from bert.tokenizer import load_tokenizer, special_ids, vocabulary_size
 
 Text = str | tuple[str, str]
 Params = dict[str, Any]
@@ -108,7 +108,7 @@ class Pretrained:
         [(_, logits)] = self._run(self._masked_lm, features, 1)
         answers = []
         for place in places:
-            probabilities = _softmax(logits[0, place, : self.tokenizer.get_vocab_size()])
+            probabilities = _softmax(logits[0, place, : vocabulary_size(self.tokenizer)])
             best = np.argsort(-probabilities, kind="stable")[:top_k]
             answers.append(
                 [FilledMask(self.tokenizer.id_to_token(int(i)), float(probabilities[i]), int(i)) for i in best]
@@ -194,8 +194,7 @@ def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> 
     kind = kind_of(path)
     config: PretrainConfig | FinetuneConfig = load_config(kind, path / "config.yaml")
     with Checkpointer(path / "checkpoints", config.training.keep_checkpoints, say) as checkpoints:
-        best = checkpoints.protected if kind is FinetuneConfig else None
-        restored = checkpoints.restore_params(best)
+        restored = checkpoints.restore_best_params() if kind is FinetuneConfig else checkpoints.restore_params()
     if restored is None:
         raise UserError(f"{path} has no checkpoint yet: let the run reach its first one")
     step, params = restored

@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
 from bert import metrics, report
 from bert.checkpoint import Checkpointer
-from bert.config import DataConfig, ModelConfig, PretrainConfig, TokenizerConfig, UserError, to_dict
+from bert.config import DataConfig, PretrainConfig, TokenizerConfig, UserError, to_dict
 from bert.data.corpus import corpus_fingerprint, documents
-from bert.data.examples import ExampleSet, build_examples, open_rows
+from bert.data.examples import ExampleSet, build_examples, cache_folder, open_rows
 from bert.data.loader import PretrainingLoader, held_out_batches
 from bert.data.masking import Masking
 from bert.heads import BertForPreTraining
@@ -29,7 +27,8 @@ from bert.optimizer import describe_decay, learning_rate_schedule, make_optimize
 from bert.parallel import DataParallel
 from bert.pretrained import Pretrained, load
 from bert.run import RunFolder
-from bert.tokenizer import load_tokenizer, save_tokenizer, special_ids, train_tokenizer
+from bert.start import sizes_of_source, sizes_of_vocabulary, starting_state
+from bert.tokenizer import load_tokenizer, save_tokenizer, special_ids, train_tokenizer, vocabulary_size
 from bert.train import (
     StopRequest,
     TrainState,
@@ -54,32 +53,35 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         Interrupted: a signal came; the state is saved.
     """
     began = time.perf_counter()
-    run = run.resolve(_with_defaults(run.config))
-    config = run.config
+    config = _with_defaults(run.config)
     parallel = DataParallel()
     parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
     parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
-
     source = None if config.init is None else load(config.init, say)
+    if source is not None:
+        config = dataclasses.replace(config, model=sizes_of_source(config.model, source.config, source.source))
+    run = run.resolve(config)
+
     tokenizer = _tokenizer(run, source, say)
-    save_tokenizer(tokenizer, run.path)
-    run = run.resolve(dataclasses.replace(config, model=_model_config(config.model, tokenizer, source)))
-    config = run.config
-    examples = build_examples(config.data, tokenizer, progress=_tell(say))
+    if source is None:
+        config = dataclasses.replace(config, model=sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)))
     special = special_ids(tokenizer)
     masking = Masking(
-        vocab_size=tokenizer.get_vocab_size(),
+        vocab_size=vocabulary_size(tokenizer),
         mask_id=special.mask,
         special_ids=special.all,
         max_predictions=config.data.max_predictions_per_sequence,
         prob=config.data.masked_lm_prob,
     )
-    process = (jax.process_index(), jax.process_count())
-    loader = PretrainingLoader(open_rows(examples.train), masking, config.training.batch_size, config.seed, process)
+    examples = build_examples(config.data, tokenizer, progress=_tell(say))
+    run.check_data(examples.folder.name)
+    save_tokenizer(tokenizer, run.path)
+    run = run.resolve(config)
+    loader = PretrainingLoader(open_rows(examples.train), masking, config.training.batch_size, config.seed)
     held_out = open_rows(examples.eval)
 
     def held_out_pass() -> Iterator[dict[str, np.ndarray]]:
-        return held_out_batches(held_out, masking, config.training.eval_batch_size, process)
+        return held_out_batches(held_out, masking, config.training.eval_batch_size)
 
     model = BertForPreTraining(config.model, jnp.dtype(config.training.dtype))
     objective = pretraining_objective(model.apply)
@@ -87,17 +89,21 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     optimizer = make_optimizer(config.optimizer, total_steps)
     eval_step = parallel.compile(make_eval_step(objective))
 
-    def evaluate(params: Any) -> dict[str, float]:
-        sums = add_sums((eval_step(params, parallel.place(batch)) for batch in held_out_pass()), parallel)
-        means = divide(sums)
-        return {**means, "perplexity": metrics.perplexity(means["mlm_loss"])}
+    with Checkpointer(run.checkpoints, config.training.keep_checkpoints, say) as checkpoints, StopRequest() as stop:
 
-    with (
-        Checkpointer(run.checkpoints, config.training.keep_checkpoints, say) as checkpoints,
-        StopRequest() as stop,
-    ):
-        state = _start(model, optimizer, objective.metrics, config, source, checkpoints, say)
-        _introduce(state, config, parallel, total_steps, examples, len(loader.rows), say)
+        def evaluate(params: Any) -> dict[str, float]:
+            def sums() -> Iterator[Any]:
+                for batch in held_out_pass():
+                    stop.check()
+                    yield eval_step(params, parallel.place(batch))
+
+            means = divide(add_sums(sums(), parallel))
+            return {**means, "perplexity": metrics.perplexity(means["mlm_loss"])}
+
+        weights = None if source is None else (f"{source.source}, step {source.step:,}", source.params)
+        parts = ("bert", "predictions", "seq_relationship")
+        state = starting_state(model, optimizer, objective.metrics, config.seed, checkpoints, weights, parts, say)
+        _introduce(state, config, parallel, total_steps, examples, len(loader.rows))
         work = Work(
             total_steps=total_steps,
             eval_every=int(config.training.eval_every),
@@ -114,7 +120,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     results = {
         "steps": total_steps,
         "eval": _last_evaluation(run.path),
-        "baselines": _baselines(examples, held_out_pass()),
+        "baselines": _baselines(examples, special.all, held_out_pass()),
         "filled_masks": _filled_masks(trained, held_out),
         "seconds": round(time.perf_counter() - began, 1),
     }
@@ -163,52 +169,6 @@ def _trained_tokenizer(data: DataConfig, config: TokenizerConfig, say: Say) -> T
     return tokenizer
 
 
-def cache_folder(data: DataConfig) -> Path:
-    """Where built examples and vocabularies of corpora lie."""
-    if data.cache_dir is not None:
-        return Path(data.cache_dir)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bert-jax" / "examples"
-
-
-def _model_config(config: ModelConfig, tokenizer: Tokenizer, source: Pretrained | None) -> ModelConfig:
-    """The model's sizes with the vocabulary's filled in; those of ``init`` where there is one."""
-    if source is not None:
-        return source.config
-    pieces = tokenizer.get_vocab_size()
-    if config.vocab_size is not None and config.vocab_size < pieces:
-        raise UserError(
-            f"model.vocab_size ({config.vocab_size}) is smaller than the vocabulary ({pieces} pieces): "
-            "leave it out, or enlarge it"
-        )
-    return dataclasses.replace(config, vocab_size=config.vocab_size or pieces)
-
-
-def _start(
-    model: BertForPreTraining,
-    optimizer: Any,
-    names: tuple[str, ...],
-    config: PretrainConfig,
-    source: Pretrained | None,
-    checkpoints: Checkpointer,
-    say: Say,
-) -> TrainState:
-    """What the run starts from: its own newest good checkpoint, else ``init``, else random weights."""
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
-    like = jax.eval_shape(lambda params: TrainState.create(params, optimizer, names), shapes)
-    restored = checkpoints.restore(like)
-    if restored is not None:
-        say(f"goes on at step {restored[0]:,}")
-        return restored[1]
-    if source is not None:
-        say(f"starts from {source.source}, step {source.step:,}: encoder, MLM head and NSP head")
-        params = source.params
-    else:
-        params = jax.jit(lambda key: model.init(key, jnp.zeros((1, 8), jnp.int32))["params"])(
-            jax.random.key(config.seed)
-        )
-    return TrainState.create(params, optimizer, names)
-
-
 def _introduce(
     state: TrainState,
     config: PretrainConfig,
@@ -216,7 +176,6 @@ def _introduce(
     total_steps: int,
     examples: ExampleSet,
     train_rows: int,
-    say: Say,
 ) -> None:
     batch, length = config.training.batch_size, config.data.sequence_length
     counts = examples.counts
@@ -242,13 +201,17 @@ def _last_evaluation(folder: Path) -> dict[str, float]:
     return {name: value for name, value in lines[-1].items() if name not in ("step", "split")}
 
 
-def _baselines(examples: ExampleSet, batches: Iterator[dict[str, np.ndarray]]) -> dict[str, Any]:
+def _baselines(
+    examples: ExampleSet, special_ids: Sequence[int], batches: Iterator[dict[str, np.ndarray]]
+) -> dict[str, Any]:
     """What a model would score that knows word frequencies, and the more frequent next-sentence answer, only."""
     labels, pairs = [], []
     for batch in batches:
         labels.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
         pairs.append(batch["next_sentence_labels"][batch["next_sentence_weights"] > 0])
-    unigram = metrics.unigram_baseline(examples.unigram_counts, np.concatenate(labels))
+    counts = examples.unigram_counts.copy()
+    counts[list(special_ids)] = 0  # never predicted
+    unigram = metrics.unigram_baseline(counts, np.concatenate(labels))
     random_pairs = float(np.mean(np.concatenate(pairs)))
     return {"unigram": unigram, "nsp_majority_accuracy": max(random_pairs, 1 - random_pairs)}
 

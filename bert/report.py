@@ -13,10 +13,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from bert.files import replacing
 
 
 class MetricsLog:
@@ -183,17 +184,6 @@ def write_results(folder: Path | str, results: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "results.json") as temporary:
         temporary.write_text(json.dumps(plain(results), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside this one that takes its place at the end, or vanishes after an error."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def plain(value: Any) -> Any:

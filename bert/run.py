@@ -12,14 +12,20 @@ import yaml
 
 from bert.config import FinetuneConfig, PretrainConfig, UserError, to_dict
 from bert.config_file import dump, load
-from bert.manifest import write_atomically
+from bert.files import write_durably
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
 KINDS: dict[type, str] = {PretrainConfig: "pretraining", FinetuneConfig: "fine-tuning"}
 
-# What may change when a run goes on: nothing here moves a number in its results. (Evaluations and log lines that are
-# set otherwise leave their lines at other steps, which is what whoever sets them asks for.)
+DATA = "data.digest"
+"""File with the digest of the training data, so that a run does not go on with other data unnoticed."""
+
+OWN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+"""What a run sets of its own in ``model`` where its weights come from elsewhere."""
+
+# What may change when a run goes on: none of these changes what is trained. (Evaluations and log lines that are set
+# otherwise stand at other steps, and the best of other evaluations may be another one: whoever sets them asks for it.)
 FREE = (
     "output_dir",
     "data.num_workers",
@@ -46,13 +52,27 @@ class RunFolder(Generic[Config]):
     config: Config
     resumed: bool
 
+    def check_data(self, digest: str) -> None:
+        """Remembers what the run is trained on, by its digest.
+
+        Raises:
+            UserError: the run began with other data.
+        """
+        file = self.path / DATA
+        if not file.is_file():
+            write_durably(file, digest + "\n")
+        elif file.read_text(encoding="utf-8").strip() != digest:
+            raise UserError(
+                f"the data is not what the run in {self.path} began with: restore it, or name another --output_dir"
+            )
+
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
     def resolve(self, config: Config) -> RunFolder[Config]:
         """Writes config.yaml with everything resolved, and returns the folder with it."""
-        write_atomically(self.path / "config.yaml", dump(config))
+        write_durably(self.path / "config.yaml", dump(config))
         return dataclasses.replace(self, config=config)
 
 
@@ -60,7 +80,7 @@ def open_run(config: Config) -> RunFolder[Config]:
     """Claims ``config.output_dir``, or finds the same run there already.
 
     Args:
-        config: as asked for; a value of None matches whatever the run resolved it to.
+        config: as asked for.
 
     Raises:
         UserError: the folder cannot be written, or holds something that is not this run.
@@ -76,8 +96,19 @@ def open_run(config: Config) -> RunFolder[Config]:
                 "name another --output_dir"
             )
         stored = load(type(config), file)
-        _same_run(path, _flat(to_dict(config)), _flat(to_dict(stored)))
-        return RunFolder(path, _with_free(stored, config), resumed=True)
+        different = _difference(config, stored)
+        if different is None:
+            return RunFolder(path, _with_free(stored, config), resumed=True)
+        if _has_begun(path):
+            key, theirs, ours = different
+            raise UserError(
+                f"{path} holds another run: its {key} is {theirs!r}, here {ours!r}; name another --output_dir, "
+                f"or go on with it by --config {file}"
+            )
+        # Nothing was trained yet: a mistake was mended before the first checkpoint.
+        for name in ("config.yaml", "tokenizer.json", "vocab.txt", DATA):
+            (path / name).unlink(missing_ok=True)
+        return RunFolder(path, config, resumed=False)
     if path.is_dir() and any(path.iterdir()):
         raise UserError(f"{path} is not empty and holds no run (no config.yaml): name another --output_dir")
     try:
@@ -100,13 +131,23 @@ def kind_of(run: Path) -> type:
     return FinetuneConfig if "task" in content else PretrainConfig
 
 
-def _same_run(path: Path, asked: dict[str, Any], stored: dict[str, Any]) -> None:
-    for key, value in asked.items():
-        if key not in FREE and value is not None and value != stored[key]:
-            raise UserError(
-                f"{path} holds another run: its {key} is {stored[key]!r}, here {value!r}; name another --output_dir, "
-                f"or go on with it by --config {path / 'config.yaml'}"
-            )
+def _has_begun(path: Path) -> bool:
+    folder = path / "checkpoints"
+    return folder.is_dir() and any(entry.name.isdigit() for entry in folder.iterdir())
+
+
+def _difference(asked: Config, stored: Config) -> tuple[str, Any, Any] | None:
+    """The first key in which two runs differ, and its values in the stored and in the asked-for one."""
+    # A run that starts from another one has that one's sizes, whatever the recipe says.
+    source = asked.init not in (None, "none") or getattr(asked, "like", None) is not None
+    theirs, ours = _flat(to_dict(stored)), _flat(to_dict(asked))
+    for key, value in ours.items():
+        section, _, name = key.rpartition(".")
+        taken = (source and section in ("model", "tokenizer") and name not in OWN) or key in FREE
+        resolved = key == "model.vocab_size" and value is None
+        if not taken and not resolved and value != theirs[key]:
+            return key, theirs[key], value
+    return None
 
 
 def _with_free(stored: Config, asked: Config) -> Config:

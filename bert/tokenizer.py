@@ -7,10 +7,8 @@ pieces first.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bert.config import TokenizerConfig, UserError
+from bert.files import write_durably
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -128,14 +127,19 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     pieces = sorted((i, piece) for piece, i in tokenizer.get_vocab().items())
-    _write_atomically(folder / "vocab.txt", "".join(piece + "\n" for _, piece in pieces))
-    _write_atomically(folder / "tokenizer.json", tokenizer.to_str(pretty=True) + "\n")
+    write_durably(folder / "vocab.txt", "".join(piece + "\n" for _, piece in pieces))
+    write_durably(folder / "tokenizer.json", tokenizer.to_str(pretty=True) + "\n")
 
 
 def special_ids(tokenizer: Tokenizer) -> SpecialTokens:
     """Ids of the special tokens. Raises UserError where one is missing."""
     _require_special_tokens(tokenizer.get_vocab(), "the vocabulary")
     return SpecialTokens(*(tokenizer.token_to_id(token) for token in SPECIAL_TOKENS))
+
+
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """Rows V an embedding needs: one more than the largest id, also where ids have gaps."""
+    return max(tokenizer.get_vocab().values()) + 1
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
@@ -304,13 +308,3 @@ def _casing(file: Path, config: TokenizerConfig) -> tuple[bool, bool | None]:
         except ValueError:
             raise UserError(f"{beside} is not valid JSON: mend it or remove it") from None
     return known.get("do_lower_case", config.lowercase), known.get("strip_accents", config.strip_accents)
-
-
-def _write_atomically(file: Path, text: str) -> None:
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, file)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()

@@ -143,6 +143,10 @@ class Interrupted(Exception):
         self.status = 128 + signal_number
 
 
+class Stopped(Exception):
+    """An evaluation was left, since a signal had come."""
+
+
 @dataclass
 class StopRequest:
     """Turns the first SIGINT or SIGTERM into a flag that the loop looks at; a second SIGINT ends at once."""
@@ -158,6 +162,11 @@ class StopRequest:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raises `Stopped` once a signal has come: for work that is long and can be done again."""
+        if self.number is not None:
+            raise Stopped
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if self.number is not None and number == signal.SIGINT:
@@ -193,8 +202,9 @@ class Work:
         batch: step -> this host's rows of its batch.
         train_step: the body from `make_train_step`.
         learning_rate: update number -> rate, for the log.
-        evaluate: replicated parameters -> metrics.
-        evaluated: called with (step, metrics) after each evaluation, before its checkpoint; says whether to save one.
+        evaluate: replicated parameters -> metrics; may end in `Stopped` between two batches.
+        evaluated: called with (step, metrics) after each evaluation; says whether its state is to be kept.
+        keep: called with the step once the state that ``evaluated`` asked for is saved.
     """
 
     total_steps: int
@@ -204,6 +214,7 @@ class Work:
     learning_rate: Callable[[int], Any]
     evaluate: Callable[[Any], Metrics]
     evaluated: Callable[[int, Metrics], bool] = lambda step, metrics: False
+    keep: Callable[[int], None] = lambda step: None
 
 
 def fit(
@@ -218,7 +229,8 @@ def fit(
     """Runs the loop from ``state.step`` to the end and returns the replicated parameters.
 
     The host never waits for the step it has just started: it makes and places the next batch meanwhile, and waits
-    for the step before the last one only, so that neither memory nor the answer to a signal can run away.
+    for the step before the last one only, so that neither memory nor the answer to a signal can run away. A state
+    that is due is saved before it is evaluated: evaluations can be long, and a resumed run makes up for one.
 
     Raises:
         Interrupted: after a signal, with the state saved.
@@ -241,25 +253,33 @@ def fit(
                 saver.save(step, parallel.fetch(state))
         saved = step
 
-    def evaluate() -> bool:
+    def evaluate() -> None:
         with clock.paused():
-            metrics = work.evaluate(state.params)
+            try:
+                metrics = work.evaluate(state.params)
+            except Stopped:
+                return
             listener.metrics(step, "eval", metrics)
-            return work.evaluated(step, metrics)
+        if work.evaluated(step, metrics):
+            save()
+            work.keep(step)
 
     def due(every: int) -> bool:
         return step % every == 0 or step == work.total_steps
 
-    # A signal may have come between a checkpoint and the evaluation due at its step.
+    # A signal or a kill may have come between a checkpoint and the evaluation due at its step.
     if step and due(work.eval_every) and not listener.evaluated(step):
         evaluate()
+        if stop.number is not None:
+            raise Interrupted(step, stop.number)
     while step < work.total_steps:
-        placed = parallel.place(batch, config.gradient_accumulation_steps)
         clock.tokens += int(batch["attention_mask"].sum())
         state, loss = step_fn(state, placed)
         step += 1
         in_flight.append((step, loss))
-        batch = work.batch(step) if step < work.total_steps else None
+        if step < work.total_steps:
+            batch = work.batch(step)
+            placed = parallel.place(batch, config.gradient_accumulation_steps)
         if len(in_flight) > _STEPS_IN_FLIGHT:
             finished, value = in_flight.popleft()
             listener.step(finished, float(value.addressable_shards[0].data[0]))
@@ -269,10 +289,10 @@ def fit(
             metrics["tokens_per_second"] = clock.lap()
             listener.metrics(step, "train", metrics)
             state = state.replace(sums=parallel.replicate({name: np.zeros(2, np.float32) for name in state.sums}))
-        if stop.number is None:
-            better = evaluate() if due(work.eval_every) else False
-            if better or due(config.checkpoint_every):
-                save()
+        if due(config.checkpoint_every):
+            save()
+        if due(work.eval_every) and stop.number is None:
+            evaluate()
         if stop.number is not None:
             save()
             raise Interrupted(step, stop.number)

@@ -18,15 +18,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SMALL_MODEL = """
-    --model.hidden_size=16 --model.num_hidden_layers=1 --model.num_attention_heads=2 --model.intermediate_size=32
-    --model.max_position_embeddings=32
-""".split()
-SMALL_RUN = f"""
-    {" ".join(SMALL_MODEL)} --data.sequence_length=32 --data.max_predictions_per_sequence=5 --data.num_workers=1
-    --tokenizer.vocab_size=200 --training.steps=6 --training.batch_size=8 --training.log_every=2
-    --training.checkpoint_every=3 --optimizer.warmup_steps=2
-""".split()
+SMALL_MODEL = [
+    "--model.hidden_size=16",
+    "--model.num_hidden_layers=1",
+    "--model.num_attention_heads=2",
+    "--model.intermediate_size=32",
+    "--model.max_position_embeddings=32",
+]
+SMALL_RUN = [
+    *SMALL_MODEL,
+    "--data.sequence_length=32",
+    "--data.max_predictions_per_sequence=5",
+    "--data.num_workers=1",
+    "--tokenizer.vocab_size=200",
+    "--training.steps=6",
+    "--training.batch_size=8",
+    "--training.log_every=2",
+    "--training.eval_every=3",
+    "--training.checkpoint_every=3",
+    "--optimizer.warmup_steps=1",
+]
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ def run(folder: Path, data: Path, *arguments: str, config: str = "sst2") -> int:
 
 def test_a_run_leaves_scores_predictions_and_its_best_checkpoint(finetuned: Path, pretrained: Path) -> None:
     results = json.loads((finetuned / "results.json").read_text())
-    assert results["init"] == f"{pretrained}, step 6"
+    assert results["init"] == str(pretrained)
     assert results["steps"] == 15  # 40 rows in batches of 8, three epochs
     scores = {line["step"]: line["accuracy"] for line in lines_of(finetuned) if line["split"] == "eval"}
     assert list(scores) == [5, 10, 15]
@@ -43,24 +43,24 @@ def test_a_run_leaves_scores_predictions_and_its_best_checkpoint(finetuned: Path
 def test_it_says_what_came_from_where(pretrained: Path, sst2: Path, tmp_path: Path, capsys) -> None:
     assert run(tmp_path / "run", sst2, f"--init={pretrained}", "--training.epochs=1") == 0
     text = capsys.readouterr().out
-    assert f"from {pretrained}, step 6" in text
-    assert "starts afresh: classifier; not taken over: predictions, seq_relationship" in text
+    assert f"from {pretrained}, step 6: bert (" in text
+    assert "starts afresh: classifier\nnot taken over: predictions, seq_relationship" in text
 
 
 def test_the_encoder_starts_as_pretrained_and_the_head_afresh(pretrained: Path) -> None:
     import jax
 
     from bert.config import UserError
-    from bert.finetuning import transfer
+    from bert.start import transfer
 
     source = bert.load(pretrained)
     fresh = {"bert": jax.tree.map(np.zeros_like, source.params["bert"]), "classifier": {"kernel": np.ones((16, 2))}}
-    params = transfer(fresh, source.params, "X", lambda text: None)
+    params = transfer(fresh, source.params, "X", ("bert",), lambda text: None)
     jax.tree.map(np.testing.assert_array_equal, params["bert"], source.params["bert"])
     np.testing.assert_array_equal(params["classifier"]["kernel"], 1)
     del fresh["bert"]["pooler"]
-    with pytest.raises(UserError, match="X does not fit the encoder: pooler/bias, pooler/kernel differ"):
-        transfer(fresh, source.params, "X", lambda text: None)
+    with pytest.raises(UserError, match="X does not fit the model: bert/pooler/bias, bert/pooler/kernel differ"):
+        transfer(fresh, source.params, "X", ("bert",), lambda text: None)
 
 
 @pytest.mark.parametrize("like", [True, False])
@@ -82,6 +82,35 @@ def test_a_run_started_again_goes_on_where_it_was(finetuned: Path, tmp_path: Pat
         assert (folder / "predictions" / name).read_bytes() == (finetuned / "predictions" / name).read_bytes()
 
 
+def test_the_same_command_in_the_same_folder_goes_on(finetuned: Path, pretrained: Path, sst2: Path, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(finetuned, folder)
+    assert run(folder, sst2, f"--init={pretrained}") == 0
+    assert "goes on at step 15" in capsys.readouterr().out
+    assert json.loads((folder / "results.json").read_text())["init"] == str(pretrained)
+
+
+def test_dropout_is_the_runs_own(pretrained: Path, sst2: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert run(folder, sst2, f"--init={pretrained}", "--model.hidden_dropout_prob=0.3", "--training.epochs=1") == 0
+    assert bert.load(folder).config.hidden_dropout_prob == 0.3
+    assert bert.load(folder).config.hidden_size == 16
+
+
+def test_a_damaged_best_checkpoint_is_said_and_the_newest_used(finetuned: Path, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finetuned, folder)
+    best = (folder / "checkpoints" / "PROTECTED").read_text().strip()
+    newest = max(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit())
+    if int(best) == newest:  # then the one before it is what is left
+        assert len(list((folder / "checkpoints").iterdir())) > 2
+    (tmp_path / "texts.txt").write_text("ba ri\n")
+    victim = max((folder / "checkpoints" / best / "params").rglob("*"), key=lambda p: p.stat().st_size * p.is_file())
+    victim.write_bytes(victim.read_bytes()[:-1])
+    assert predict([str(folder), str(tmp_path / "texts.txt")]) == 0
+    assert "newest good checkpoint is used instead" in capsys.readouterr().err
+
+
 def test_an_interrupted_run_ends_the_same(finetuned, pretrained, sst2, tmp_path, monkeypatch, capsys) -> None:
     import signal
 
@@ -99,7 +128,7 @@ def test_an_interrupted_run_ends_the_same(finetuned, pretrained, sst2, tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(Features, "batch", interrupt)
         assert run(folder, sst2, f"--init={pretrained}") == 143
-    assert "go on with: python finetune.py --config" in capsys.readouterr().out
+    assert "go on with: bert finetune --config" in capsys.readouterr().out
     assert main([f"--config={folder / 'config.yaml'}"]) == 0
     assert lines_of(folder) == lines_of(finetuned)
     assert (folder / "predictions" / "dev.tsv").read_bytes() == (finetuned / "predictions" / "dev.tsv").read_bytes()
@@ -171,10 +200,11 @@ def test_errors_of_data_and_start(pretrained: Path, finetuned: Path, sst2: Path,
 
     assert "init is not set" in fine(sst2)
     assert "does not exist" in fine(sst2, "--init=nowhere")
-    assert "missing" in fine(tmp_path / "missing", f"--init={pretrained}")
+    assert "missing is not a folder" in fine(tmp_path / "missing", f"--init={pretrained}")
+    assert "was trained with 16: leave it out" in fine(sst2, f"--init={pretrained}", "--model.hidden_size=256")
     assert "holds a pretraining run" in fine(sst2, f"--init={pretrained}", folder=pretrained)
     assert "position table" in fine(sst2, f"--init={pretrained}", "--data.max_length=64")
-    assert "wnli" in fine(sst2, f"--init={pretrained}", "--task=wnli")
+    assert "mrpc, sst2" in fine(sst2, f"--init={pretrained}", "--task=wnli")
     bad = tmp_path / "bad"
     shutil.copytree(sst2, bad)
     lines = (sst2 / "train.tsv").read_text().splitlines()

@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from bert.config import OptimizerConfig
+from bert.config import OptimizerConfig, UserError
 from bert.optimizer import (
     decay_mask,
     describe_decay,
@@ -100,4 +100,5 @@ def test_learning_rate_rises_and_falls_in_lines() -> None:
 def test_warm_up_by_share_or_by_steps() -> None:
     assert warmup_steps(OptimizerConfig(warmup_ratio=0.1), 345) == 34
     assert warmup_steps(OptimizerConfig(warmup_steps=50, warmup_ratio=0.1), 345) == 50
-    assert warmup_steps(OptimizerConfig(warmup_steps=500), 345) == 345
+    with pytest.raises(UserError, match=r"warmup_steps \(345\) is not below the 345 steps"):
+        warmup_steps(OptimizerConfig(warmup_steps=345), 345)

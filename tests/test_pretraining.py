@@ -81,6 +81,44 @@ def test_accumulation_is_one_larger_batch(pretrained: Path, corpus: Path, tmp_pa
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+def test_a_mended_mistake_does_not_find_the_folder_taken(corpus: Path, tmp_path: Path, fails) -> None:
+    folder = f"--output_dir={tmp_path / 'run'}"
+    assert "nope.txt does not exist" in fails(main, "--data.train=nope.txt", folder, *SMALL_RUN)
+    assert "not below the 6 steps" in fails(
+        main, f"--data.train={corpus}", folder, *SMALL_RUN, "--optimizer.warmup_steps=6"
+    )
+    assert main([f"--data.train={corpus}", folder, *SMALL_RUN, "--training.steps=2"]) == 0
+
+
+def test_a_run_does_not_go_on_with_another_corpus_unnoticed(
+    pretrained: Path, corpus: Path, tmp_path: Path, fails
+) -> None:
+    run, text = tmp_path / "run", tmp_path / "corpus.txt"
+    text.write_text(corpus.read_text())
+    arguments = [f"--data.train={text}", f"--output_dir={run}", *SMALL_RUN]
+    assert main([*arguments, "--training.steps=4"]) == 0
+    text.write_text(corpus.read_text() + "\nOne more. And another.\n")
+    assert f"the data is not what the run in {run} began with" in fails(main, *arguments, "--training.steps=4")
+
+
+def test_a_run_that_diverges_still_ends_with_its_files(corpus: Path, tmp_path: Path, capsys) -> None:
+    run = tmp_path / "run"
+    wild = ["--optimizer.learning_rate=1e30", "--optimizer.max_grad_norm=0"]
+    assert main([f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, *wild]) == 0
+    assert "nan" in capsys.readouterr().out
+    assert json.loads((run / "results.json").read_text())["eval"]["mlm_loss"] is None
+
+
+def test_commands_use_all_devices_with_the_same_result(
+    pretrained: Path, corpus: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:4])
+    assert main([f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]) == 0
+    for ours, theirs in zip(lines_of(tmp_path / "run"), lines_of(pretrained), strict=True):
+        assert ours.pop("split") == theirs.pop("split")
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
 def test_a_finished_run_started_again_changes_nothing(pretrained: Path, corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "copy"
     shutil.copytree(pretrained, run)
@@ -112,9 +150,12 @@ def test_a_damaged_checkpoint_falls_back_and_the_run_ends_the_same(pretrained, t
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_says_how_to_go_on_and_the_run_ends_the_same(pretrained, corpus, tmp_path, number) -> None:
+def test_a_signal_saves_says_how_to_go_on_and_the_run_ends_the_same(corpus, tmp_path, number) -> None:
     run = tmp_path / "run"
-    command = [sys.executable, "pretrain.py", f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN]
+    # Long enough that a signal at its second step comes before its end; the steps take milliseconds.
+    arguments = [f"--data.train={corpus}", *SMALL_RUN, "--training.steps=3000", "--training.checkpoint_every=3000"]
+    arguments += ["--training.eval_every=1000", "--training.log_every=500"]
+    command = [sys.executable, "pretrain.py", f"--output_dir={run}", *arguments]
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -122,24 +163,31 @@ def test_a_signal_saves_says_how_to_go_on_and_the_run_ends_the_same(pretrained, 
     output = ""
     for line in process.stdout:
         output += line
-        if line.startswith("step 2/6"):
+        if line.startswith("step 500/3000"):
             process.send_signal(number)
             break
     output += process.communicate()[0]
-    if process.returncode == 0:
-        pytest.skip("the run had ended before the signal came")
     assert process.returncode == 128 + number, output
     assert f"go on with: python pretrain.py --config {run / 'config.yaml'}" in output
     assert main([f"--config={run / 'config.yaml'}", f"--output_dir={run}"]) == 0
-    assert lines_of(run) == lines_of(pretrained)
+    assert main([f"--output_dir={tmp_path / 'whole'}", *arguments]) == 0
+    assert lines_of(run) == lines_of(tmp_path / "whole")
+    jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(tmp_path / "whole"))
 
 
 def test_continued_pretraining_takes_weights_and_vocabulary(pretrained, corpus, tmp_path, capsys) -> None:
     run = tmp_path / "more"
     assert main([f"--init={pretrained}", f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN]) == 0
-    assert f"starts from {pretrained}, step 6" in capsys.readouterr().out
+    assert f"from {pretrained}, step 6: bert, predictions, seq_relationship" in capsys.readouterr().out
     assert (run / "vocab.txt").read_bytes() == (pretrained / "vocab.txt").read_bytes()
     assert lines_of(run)[1]["mlm_loss"] < lines_of(pretrained)[1]["mlm_loss"]
+    assert main([f"--init={pretrained}", f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN]) == 0
+
+
+def test_heads_that_a_source_does_not_have_start_afresh(finetuned, corpus, tmp_path, capsys) -> None:
+    assert main([f"--init={finetuned}", f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]) == 0
+    said = capsys.readouterr().out
+    assert "starts afresh: predictions, seq_relationship\nnot taken over: classifier" in said
 
 
 def test_load_encodes_and_fills_masks(pretrained: Path) -> None:
@@ -170,10 +218,12 @@ def test_errors_of_the_corpus(tmp_path: Path, fails) -> None:
             file.write_bytes(content)
         return fails(main, f"--data.train={file}", f"--output_dir={tmp_path / f'run-{name}'}", *SMALL_RUN, *more)
 
-    assert "missing.txt" in run("missing.txt", None)
-    assert "empty.txt" in run("empty.txt", b"")
+    assert "missing.txt does not exist" in run("missing.txt", None)
+    assert "holds no text" in run("empty.txt", b"")
     assert "line 3" in run("latin.txt", b"One.\n\nTwo caf\xe9.\n")
-    assert "document" in run("one.txt", b"One sentence here. Another one there. And a third one.\n" * 3)
+    assert "holds 1 document: at least 4 are needed" in run(
+        "one.txt", b"One sentence here. Another one there. And a third one.\n" * 3
+    )
     assert "line 2" in run("bad.jsonl", b'{"text": "a b."}\n{"text": 3}\n')
 
 

@@ -37,14 +37,14 @@ def _help() -> str:
     lines = [f"  {name:10}{text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(
         [
-            "usage: bert COMMAND [--config FILE] [--KEY VALUE ...]",
+            "usage: bert COMMAND ...",
             "",
             "Pretrain and fine-tune BERT in JAX, from raw text to a scored model.",
             "",
             "Commands:",
             *lines,
             "",
-            "bert COMMAND --help explains the keys of a command, bert --version tells the version.",
+            "bert COMMAND --help explains a command, bert --version tells the version.",
         ]
     )
 

@@ -77,11 +77,22 @@ def run_command(main: Callable[[list[str]], int]) -> Callable[[list[str] | None]
             # Python flushes stdout once more at exit and would complain again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
+        except OSError as error:
+            if error.strerror is None:  # not from the operating system
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            print(f"error: {where}{error.strerror}; mend that and run the same command again", file=sys.stderr)
+            return 2
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return 130
 
     return run
+
+
+def invocation(command: str) -> str:
+    """How this process was called, for sentences that say what to type: by a script of the clone, or as `bert`."""
+    return f"python {command}.py" if Path(sys.argv[0]).name in ("pretrain.py", "finetune.py") else f"bert {command}"
 
 
 def find_config(name: str) -> Path:

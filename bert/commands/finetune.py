@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
-from bert.commands.arguments import parse, run_command
-from bert.config import FinetuneConfig
+from bert.commands.arguments import invocation, parse, run_command
+from bert.config import FinetuneConfig, UserError
 
 DESCRIPTION = """Fine-tunes a pretrained encoder on a task, scores it on the dev set after every epoch, keeps the best
 checkpoint and writes predictions. Run again with the same output_dir, a run resumes where it was."""
@@ -14,7 +15,11 @@ checkpoint and writes predictions. Run again with the same output_dir, a run res
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    config, recipe = parse(FinetuneConfig, argv, prog="finetune", description=DESCRIPTION, default_recipe="sst2")
+    config, recipe = parse(
+        FinetuneConfig, argv, prog=invocation("finetune"), description=DESCRIPTION, default_recipe=None
+    )
+    if recipe is None and config.output_dir is None:
+        raise UserError("neither --config nor --output_dir is given: name a recipe, for example --config sst2")
     if config.output_dir is None:
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
 
@@ -29,7 +34,7 @@ def main(argv: list[str]) -> int:
         results = finetune(run)
     except Interrupted as stop:
         print(f"interrupted and saved at step {stop.step:,}; go on with: "
-              f"python finetune.py --config {run.path / 'config.yaml'}")  # fmt: skip
+              f"{invocation('finetune')} --config {run.path / 'config.yaml'}")  # fmt: skip
         return stop.status
     _show(results, str(run.path))
     return 0
@@ -38,6 +43,7 @@ def main(argv: list[str]) -> int:
 def _show(results: dict, path: str) -> None:
     print(f"\n{results['task']} dev, best of all evaluations (step {results['best_step']:,}), from {results['init']}:")
     for name, value in results["dev"].items():
+        value = math.nan if value is None else value  # a run that diverged
         baseline = results["majority_class"].get(name)
         print(f"  {name:10}{value:8.4f}" + ("" if baseline is None else f"   (majority class {baseline:.4f})"))
     print(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import IO
 
 from bert.commands.arguments import run_command
 from bert.config import UserError
+from bert.files import replacing
 
 DESCRIPTION = """Answers for new texts, one JSON object a line with the label and the probability of each. INPUT holds
 one text a line, a pair of texts as two columns with a tab between; - is standard input."""
@@ -100,14 +100,8 @@ def _output(name: str | None) -> Iterator[IO[str]]:
     if name is None:
         yield sys.stdout
         return
-    partial = Path(f"{name}.partial")
     try:
-        file = partial.open("w", encoding="utf-8")
+        with replacing(Path(name)) as partial, partial.open("w", encoding="utf-8") as file:
+            yield file
     except OSError as error:
         raise UserError(f"{name} cannot be written ({error.strerror}): name another --output") from None
-    try:
-        with file:
-            yield file
-        os.replace(partial, name)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 
-from bert.commands.arguments import parse, run_command
+from bert.commands.arguments import invocation, parse, run_command
 from bert.config import PretrainConfig
 
 DESCRIPTION = """Pretrains BERT on a corpus. Without arguments: a tiny model on the prose of Python's own standard
@@ -15,7 +16,9 @@ library, in a few minutes on two CPU cores. Run again with the same output_dir, 
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    config, recipe = parse(PretrainConfig, argv, prog="pretrain", description=DESCRIPTION, default_recipe="quickstart")
+    config, recipe = parse(
+        PretrainConfig, argv, prog=invocation("pretrain"), description=DESCRIPTION, default_recipe="quickstart"
+    )
     if config.output_dir is None:
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
 
@@ -31,7 +34,7 @@ def main(argv: list[str]) -> int:
         results = pretrain(run)
     except Interrupted as stop:
         print(f"interrupted and saved at step {stop.step:,}; go on with: "
-              f"python pretrain.py --config {run.path / 'config.yaml'}")  # fmt: skip
+              f"{invocation('pretrain')} --config {run.path / 'config.yaml'}")  # fmt: skip
         return stop.status
     _show(results, str(run.path), time.perf_counter() - began)
     return 0
@@ -47,6 +50,7 @@ def _show(results: dict, path: str, seconds: float) -> None:
         ("MLM perplexity", measured["perplexity"], unigram["perplexity"], "unigram frequencies"),
         ("NSP accuracy", measured["nsp_accuracy"], baselines["nsp_majority_accuracy"], "majority class"),
     ):
+        value = math.nan if value is None else value  # a run that diverged
         digits = 1 if name == "MLM perplexity" else 3
         print(f"  {name:22}{value:10.{digits}f}{baseline:12.{digits}f}   ({what})")
     print("\nwords of held-out sentences, masked and guessed:")
@@ -58,6 +62,6 @@ def _show(results: dict, path: str, seconds: float) -> None:
         "results.json"
         "\nnext:"
         f"\n  python -c \"import bert; print(bert.load('{path}').fill_mask('The name of the [MASK] is not valid.'))\""
-        f"\n  python finetune.py --config sst2 --init {path} --data.dir GLUE/SST-2 --output_dir runs/sst2"
-        "\n  python pretrain.py --config mini --data.train 'corpus/*.txt' --output_dir runs/mini"
+        f"\n  {invocation('finetune')} --config sst2 --init {path} --data.dir GLUE/SST-2 --output_dir runs/sst2"
+        f"\n  {invocation('pretrain')} --config mini --data.train 'corpus/*.txt' --output_dir runs/mini"
     )

@@ -24,15 +24,20 @@ def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -
       lengths: [R] tokens of each row.
       seed, epoch: the key of the Philox stream that everything is drawn from.
     """
-    generator = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], np.uint64)))
-    order = generator.permutation(len(lengths))
+    stream = np.random.Philox(key=np.array([seed, epoch], np.uint64))
+
+    def permutation(n: int) -> np.ndarray:
+        # Not Generator.permutation: NumPy promises the raw words for ever, not what its generators make of them.
+        return np.argsort(stream.random_raw(n), kind="stable")
+
+    order = permutation(len(lengths))
     # The remainder is taken before any sorting: a random sample, not the longest rows of the last window.
     whole = len(order) - len(order) % batch_size
     batches: list[np.ndarray] = []
     for start in range(0, whole, BATCHES_A_WINDOW * batch_size):
         window = order[start : min(start + BATCHES_A_WINDOW * batch_size, whole)]
         window = window[np.argsort(lengths[window], kind="stable")].reshape(-1, batch_size)
-        batches += list(window[generator.permutation(len(window))])
+        batches += list(window[permutation(len(window))])
     if whole < len(order):
         batches.append(order[whole:])
     return batches

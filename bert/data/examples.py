@@ -26,13 +26,13 @@ import numpy as np
 
 from bert.config import DataConfig, UserError
 from bert.data import corpus, spool, workers
-from bert.data.files import write_durably
 from bert.data.shards import Rows, ShardSummary, ShardTask, damaged, open_rows
+from bert.files import write_durably
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["ExampleSet", "Rows", "build_examples", "open_examples", "open_rows"]
+__all__ = ["ExampleSet", "Rows", "build_examples", "cache_folder", "open_examples", "open_rows"]
 
 Progress = Callable[[str, int, int | None], None]
 """Called as (what is being done, how many are done, of how many where that is known)."""
@@ -90,7 +90,7 @@ def build_examples(
 
     config.check()
     progress = progress or _silent
-    cache = _cache_folder(config, cache_dir)
+    cache = cache_folder(config, cache_dir)
     progress("fingerprinting the corpus", 0, None)
     settings = _settings(config, cache, tokenizer_fingerprint(tokenizer))
     folder = cache / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
@@ -155,7 +155,8 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
     }
 
 
-def _cache_folder(config: DataConfig, cache_dir: Path | None) -> Path:
+def cache_folder(config: DataConfig, cache_dir: Path | None = None) -> Path:
+    """Where built examples, and vocabularies of corpora, lie."""
     named = cache_dir or config.cache_dir
     if named:
         return Path(named).expanduser()
@@ -173,7 +174,7 @@ def _build(
     progress("building examples", done, len(tasks))
     # A process takes a second to start: worth it for a shard of text each, not for less.
     text = sum({task.spool.folder: task.spool.number_of_bytes for task in missing}.values())
-    cores = config.num_workers or len(os.sched_getaffinity(0))
+    cores = config.num_workers or _cores()
     number_of_workers = min(cores, len(missing), round(text / SHARD_BYTES))
     for _ in workers.build_shards(missing, tokenizer, work, number_of_workers):
         done += 1
@@ -276,6 +277,11 @@ def _locked(folder: Path, progress: Progress) -> Iterator[None]:
             progress("waiting for another process that builds the same examples", 0, None)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _cores() -> int:
+    """Cores this process may use; macOS does not tell, and has all of them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _silent(stage: str, done: int, total: int | None) -> None:

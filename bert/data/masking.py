@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bert.config import UserError
+
 _PHILOX_WORDS = 4  # 64-bit words that one step of Philox's counter yields
 
 
@@ -25,6 +27,9 @@ class Masking:
         special_ids: ids that are never chosen and never put in (all special tokens, padding among them).
         max_predictions: P, most predictions a row.
         prob: share of a row's maskable tokens that is predicted.
+
+    Raises:
+        UserError: nothing in the vocabulary can be predicted.
     """
 
     vocab_size: int
@@ -36,6 +41,8 @@ class Masking:
     def __post_init__(self) -> None:
         maskable = np.ones(self.vocab_size, dtype=bool)
         maskable[list(self.special_ids)] = False
+        if not maskable.any():
+            raise UserError("the vocabulary holds special tokens only: give one with pieces to predict")
         object.__setattr__(self, "maskable", maskable)
         object.__setattr__(self, "ordinary_ids", np.flatnonzero(maskable).astype(np.int32))
         lengths = np.arange(2**16 + 1)

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from bert.config import UserError
 from bert.data import corpus, pairs
-from bert.data.files import write_durably
 from bert.data.spool import Spool
+from bert.files import write_durably
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

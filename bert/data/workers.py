@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bert.config import UserError
-from bert.data.files import write_durably
 from bert.data.shards import ShardTask, build_shard
+from bert.files import write_durably
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,0 +1,119 @@
+"""What a run starts from, decided in one place for every kind of training."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import traverse_util
+
+from bert.checkpoint import Checkpointer
+from bert.config import ModelConfig, UserError
+from bert.run import OWN
+from bert.train import TrainState
+
+Params = dict[str, Any]
+Say = Callable[[str], None]
+
+
+def starting_state(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    metrics: Sequence[str],
+    seed: int,
+    checkpoints: Checkpointer,
+    source: tuple[str, Params] | None,
+    parts: Sequence[str],
+    say: Say,
+) -> TrainState:
+    """The run's own newest good checkpoint; else random weights, with those of ``source`` in their place.
+
+    Args:
+        source: name and parameters of another run, or None.
+        parts: modules to take from it where it has them: ``bert``, and for pretraining the heads.
+        say: told what came from where.
+
+    Returns:
+        The state as NumPy arrays: the devices are left to the loop.
+
+    Raises:
+        UserError: a checkpoint or the source does not fit the model.
+    """
+
+    def init(key: jax.Array) -> Params:
+        return model.init(key, jnp.zeros((1, 8), jnp.int32))["params"]
+
+    like = jax.eval_shape(lambda key: TrainState.create(init(key), optimizer, metrics), jax.random.key(0))
+    restored = checkpoints.restore(like)
+    if restored is not None:
+        say(f"goes on at step {restored[0]:,}")
+        return restored[1]
+    params = jax.device_get(jax.jit(init)(jax.random.key(seed)))
+    if source is None:
+        say("starts from random weights")
+    else:
+        params = transfer(params, source[1], source[0], parts, say)
+    return jax.tree.map(np.asarray, TrainState.create(params, optimizer, metrics))
+
+
+def transfer(params: Params, source: Params, name: str, parts: Sequence[str], say: Say) -> Params:
+    """``params`` with the ``parts`` of ``source`` in it, saying what came from where.
+
+    Raises:
+        UserError: the encoder is missing, or a part differs in a name or a shape.
+    """
+    taken = [part for part in parts if part in source]
+    if "bert" not in taken:
+        raise UserError(f"{name} has no encoder to start from")
+    mine, theirs = (
+        traverse_util.flatten_dict({part: tree[part] for part in taken}, sep="/") for tree in (params, source)
+    )
+    wrong = sorted(set(mine) ^ set(theirs))
+    wrong += [key for key in mine if key in theirs and mine[key].shape != theirs[key].shape]
+    if wrong:
+        raise UserError(f"{name} does not fit the model: {', '.join(wrong[:5])} differ ({len(wrong)} in all)")
+    size = sum(array.size for array in mine.values())
+    say(f"from {name}: {', '.join(taken)} ({len(mine)} tensors, {size:,} parameters)")
+    fresh, unused = sorted(set(params) - set(taken)), sorted(set(source) - set(taken))
+    if fresh:
+        say(f"starts afresh: {', '.join(fresh)}")
+    if unused:
+        say(f"not taken over: {', '.join(unused)}")
+    return {**params, **{part: source[part] for part in taken}}
+
+
+def sizes_of_source(asked: ModelConfig, source: ModelConfig, name: str) -> ModelConfig:
+    """The source's sizes with the run's own dropout.
+
+    Raises:
+        UserError: a size was asked for that the source does not have.
+    """
+    defaults = ModelConfig()
+    for field in dataclasses.fields(ModelConfig):
+        value, theirs = getattr(asked, field.name), getattr(source, field.name)
+        if field.name not in OWN and value not in (getattr(defaults, field.name), theirs):
+            raise UserError(
+                f"model.{field.name} is {value}, but {name} was trained with {theirs}: leave it out, sizes come with "
+                "the weights"
+            )
+    return dataclasses.replace(source, **{key: getattr(asked, key) for key in OWN})
+
+
+def sizes_of_vocabulary(asked: ModelConfig, pieces: int) -> ModelConfig:
+    """The sizes asked for, with the vocabulary's filled in.
+
+    Raises:
+        UserError: the embedding would be smaller than the vocabulary.
+    """
+    if asked.vocab_size is not None and asked.vocab_size < pieces:
+        raise UserError(
+            f"model.vocab_size ({asked.vocab_size}) is smaller than the vocabulary ({pieces} pieces): "
+            "leave it out, or enlarge it"
+        )
+    return dataclasses.replace(asked, vocab_size=asked.vocab_size or pieces)
