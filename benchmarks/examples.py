@@ -1,6 +1,6 @@
 """Speed and memory of building examples from English Wikipedia: 15 MB and 60 MB, one and all workers.
 
-    python benchmarks/examples.py [--shared ../shared]
+    PYTHONPATH=. python benchmarks/examples.py [--shared ../shared]
 
 Uses BERT's own uncased vocabulary and T = 128. Memory is the anonymous part of the resident set (RssAnon) of
 the process and its workers together, sampled every 20 ms: mapped pages of spool and shards belong to the page

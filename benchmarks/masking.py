@@ -1,4 +1,4 @@
-"""Tokens a second that masking takes on one thread: python benchmarks/masking.py"""
+"""Tokens a second that masking takes on one thread: PYTHONPATH=. python benchmarks/masking.py"""
 
 import statistics
 import time

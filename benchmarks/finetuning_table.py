@@ -1,0 +1,38 @@
+"""Prints the results of fine-tuning runs side by side: python benchmarks/finetuning_table.py runs/sst2 runs/mrpc-0 ...
+
+Runs of one task and one start are put together: mean, standard deviation and each.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+
+def main(folders: list[str]) -> None:
+    groups: dict[tuple[str, str], list[dict]] = defaultdict(list)
+    for folder in folders:
+        results = json.loads((Path(folder) / "results.json").read_text(encoding="utf-8"))
+        groups[results["task"], results["init"]].append(results)
+    print("| task | from | metric | dev, best of the epochs | last epoch | each (best) | majority class |")
+    print("|---|---|---|---|---|---|---|")
+    for (task, start), runs in sorted(groups.items()):
+        for metric, majority in runs[0]["majority_class"].items():
+            best = [run["dev"][metric] for run in runs]
+            last = [run["last"][metric] for run in runs]
+            each = ", ".join(f"{value:.4f}" for value in best)
+            start_name = "random weights" if start == "none" else start
+            print(f"| {task} | {start_name} | {metric} | {spread(best)} | {spread(last)} | {each} | {majority:.4f} |")
+
+
+def spread(values: list[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.4f}"
+    return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
