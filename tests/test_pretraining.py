@@ -149,12 +149,12 @@ def test_a_damaged_checkpoint_falls_back_and_the_run_ends_the_same(pretrained, t
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(pretrained))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_says_how_to_go_on_and_the_run_ends_the_same(corpus, tmp_path, number) -> None:
     run = tmp_path / "run"
-    # Long enough that a signal at its second step comes before its end; the steps take milliseconds.
-    arguments = [f"--data.train={corpus}", *SMALL_RUN, "--training.steps=3000", "--training.checkpoint_every=3000"]
-    arguments += ["--training.eval_every=1000", "--training.log_every=500"]
+    # Long enough that a signal at its 100th step comes before its end; the steps take milliseconds.
+    arguments = [f"--data.train={corpus}", *SMALL_RUN, "--training.steps=1000", "--training.checkpoint_every=1000"]
+    arguments += ["--training.eval_every=500", "--training.log_every=100"]
     command = [sys.executable, "pretrain.py", f"--output_dir={run}", *arguments]
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
@@ -163,7 +163,7 @@ def test_a_signal_saves_says_how_to_go_on_and_the_run_ends_the_same(corpus, tmp_
     output = ""
     for line in process.stdout:
         output += line
-        if line.startswith("step 500/3000"):
+        if line.startswith("step 100/1000"):
             process.send_signal(number)
             break
     output += process.communicate()[0]
