@@ -107,8 +107,8 @@ def finetuned(pretrained: Path, sst2: Path, tmp_path_factory: pytest.TempPathFac
     from bert.commands.finetune import main
 
     folder = tmp_path_factory.mktemp("runs") / "sst2"
-    arguments = [f"--data.dir={sst2}", f"--output_dir={folder}", "--data.max_length=32", "--training.batch_size=8"]
-    assert main(["--config=sst2", f"--init={pretrained}", *arguments]) == 0
+    arguments = [f"--data.dir={sst2}", f"--output_dir={folder}", "--data.max_length=32", "--data.buckets=32"]
+    assert main(["--config=sst2", f"--init={pretrained}", *arguments, "--training.batch_size=8"]) == 0
     return folder
 
 

@@ -17,7 +17,8 @@ from tests.test_pretraining import lines_of
 
 
 def run(folder: Path, data: Path, *arguments: str, config: str = "sst2") -> int:
-    sizes = [f"--data.dir={data}", f"--output_dir={folder}", "--data.max_length=32", "--training.batch_size=8"]
+    sizes = [f"--data.dir={data}", f"--output_dir={folder}", "--data.max_length=32", "--data.buckets=32"]
+    sizes.append("--training.batch_size=8")
     return main([f"--config={config}", *sizes, *arguments])
 
 
