@@ -51,6 +51,8 @@ class ModelConfig:
     """Number of segments."""
     initializer_range: float = 0.02
     """Standard deviation of the truncated-normal initialisation."""
+    position_init: str = "normal"
+    """How the learned position table starts: as random numbers (normal), or as sinusoids of the same deviation."""
     layer_norm_eps: float = 1e-12
     """Epsilon of LayerNorm."""
 
@@ -66,6 +68,8 @@ class ModelConfig:
             )
         if self.hidden_act not in ACTIVATIONS:
             raise UserError(f"model.hidden_act is {self.hidden_act!r}: choose one of {', '.join(ACTIVATIONS)}")
+        if self.position_init not in ("normal", "sinusoidal"):
+            raise UserError(f"model.position_init is {self.position_init!r}: choose normal or sinusoidal")
         _fraction("model.hidden_dropout_prob", self.hidden_dropout_prob)
         _fraction("model.attention_probs_dropout_prob", self.attention_probs_dropout_prob)
 
@@ -249,6 +253,8 @@ class PretrainConfig:
     """Run to start from: its weights and vocabulary; null starts from random weights."""
     seed: int = 0
     """Seed of initialisation, order of data, masks and dropout."""
+    output_bias: str = "frequencies"
+    """How the MLM head's output bias starts: at the log frequencies of the pieces, or, as published, at zeros."""
     data: DataConfig = field(default_factory=DataConfig)
     """the corpus and its examples"""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -265,6 +271,8 @@ class PretrainConfig:
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
         _seed("seed", self.seed)
+        if self.output_bias not in ("frequencies", "zeros"):
+            raise UserError(f"output_bias is {self.output_bias!r}: choose frequencies or zeros")
         if self.data.sequence_length > self.model.max_position_embeddings:
             raise UserError(
                 f"data.sequence_length ({self.data.sequence_length}) is over model.max_position_embeddings "

@@ -41,7 +41,7 @@ def unigram_baseline(train_counts: np.ndarray, label_ids: np.ndarray) -> dict[st
     """Masked tokens predicted from how often each token occurs in the training text, whatever the context.
 
     Args:
-      train_counts: [V] occurrences of each token; one is added to each: a token never seen has a finite loss.
+      train_counts: [V] occurrences of each token.
       label_ids: [tokens] the held-out ones.
 
     Returns:
@@ -49,10 +49,16 @@ def unigram_baseline(train_counts: np.ndarray, label_ids: np.ndarray) -> dict[st
     """
     if len(label_ids) == 0:
         raise ValueError("label_ids is empty: there is nothing to predict")
-    counts = np.asarray(train_counts, np.float64) + 1
-    loss = float(np.mean(np.log(counts.sum()) - np.log(counts[label_ids])))
-    hits = float(np.mean(np.asarray(label_ids) == counts.argmax()))
+    log_probabilities = unigram_log_probabilities(train_counts)
+    loss = -float(np.mean(log_probabilities[label_ids]))
+    hits = float(np.mean(np.asarray(label_ids) == log_probabilities.argmax()))
     return {"loss": loss, "perplexity": perplexity(loss), "accuracy": hits}
+
+
+def unigram_log_probabilities(counts: np.ndarray) -> np.ndarray:
+    """[V] log relative frequencies; one is added to each count, so that a token never seen has a finite one."""
+    counts = np.asarray(counts, np.float64) + 1
+    return np.log(counts) - np.log(counts.sum())
 
 
 def perplexity(loss: float) -> float:

@@ -54,6 +54,25 @@ def initializer(config: ModelConfig) -> nn.initializers.Initializer:
     return init
 
 
+def position_initializer(config: ModelConfig) -> nn.initializers.Initializer:
+    """Random numbers as `initializer`, or sinusoids (Vaswani et al. 2017, 3.5) scaled to the same deviation.
+
+    With sinusoids "the token before" is one and the same rotation at every position, so that all positions teach a
+    head together; random rows are learned one by one.
+    """
+    if config.position_init == "normal":
+        return initializer(config)
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Dtype = jnp.float32) -> jax.Array:
+        positions, features = shape
+        frequencies = 10_000.0 ** (-2 * (jnp.arange(features) // 2) / features)
+        angles = jnp.arange(positions)[:, None] * frequencies
+        waves = jnp.where(jnp.arange(features) % 2 == 0, jnp.sin(angles), jnp.cos(angles))
+        return (jnp.sqrt(2.0) * config.initializer_range * waves).astype(dtype)
+
+    return init
+
+
 def dense(config: ModelConfig, features: int, dtype: Dtype, name: str) -> nn.Dense:
     """A dense layer initialised as BERT's."""
     return nn.Dense(features, dtype=dtype, kernel_init=initializer(config), name=name)
@@ -190,12 +209,12 @@ class Embeddings(nn.Module):
     def setup(self) -> None:
         config = self.config
 
-        def table(rows: int, name: str) -> nn.Embed:
-            return nn.Embed(rows, config.hidden_size, embedding_init=initializer(config), name=name)
+        def table(rows: int, name: str, init: Callable[[ModelConfig], nn.initializers.Initializer]) -> nn.Embed:
+            return nn.Embed(rows, config.hidden_size, embedding_init=init(config), name=name)
 
-        self.word = table(config.vocab_size, "word")
-        self.position = table(config.max_position_embeddings, "position")
-        self.segment = table(config.type_vocab_size, "segment")
+        self.word = table(config.vocab_size, "word", initializer)
+        self.position = table(config.max_position_embeddings, "position", position_initializer)
+        self.segment = table(config.type_vocab_size, "segment", initializer)
         self.norm = layer_norm(config, self.dtype, "norm")
 
     def __call__(

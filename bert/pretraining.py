@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from bert.optimizer import describe_decay, learning_rate_schedule, make_optimize
 from bert.parallel import DataParallel
 from bert.pretrained import Pretrained, load
 from bert.run import RunFolder
-from bert.start import sizes_of_source, sizes_of_vocabulary, starting_state
+from bert.start import Params, sizes_of_source, sizes_of_vocabulary, starting_state
 from bert.tokenizer import load_tokenizer, save_tokenizer, special_ids, train_tokenizer, vocabulary_size
 from bert.train import (
     StopRequest,
@@ -102,7 +103,10 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
 
         weights = None if source is None else (f"{source.source}, step {source.step:,}", source.params)
         parts = ("bert", "predictions", "seq_relationship")
-        state = starting_state(model, optimizer, objective.metrics, config.seed, checkpoints, weights, parts, say)
+        prepare = partial(_with_output_bias, config.output_bias, _predictable_counts(examples, special.all))
+        state = starting_state(
+            model, optimizer, objective.metrics, config.seed, checkpoints, weights, parts, say, prepare
+        )
         _introduce(state, config, parallel, total_steps, examples, len(loader.rows))
         work = Work(
             total_steps=total_steps,
@@ -209,11 +213,32 @@ def _baselines(
     for batch in batches:
         labels.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
         pairs.append(batch["next_sentence_labels"][batch["next_sentence_weights"] > 0])
-    counts = examples.unigram_counts.copy()
-    counts[list(special_ids)] = 0  # never predicted
-    unigram = metrics.unigram_baseline(counts, np.concatenate(labels))
+    unigram = metrics.unigram_baseline(_predictable_counts(examples, special_ids), np.concatenate(labels))
     random_pairs = float(np.mean(np.concatenate(pairs)))
     return {"unigram": unigram, "nsp_majority_accuracy": max(random_pairs, 1 - random_pairs)}
+
+
+def _predictable_counts(examples: ExampleSet, special_ids: Sequence[int]) -> np.ndarray:
+    """[V] occurrences of each piece in the training rows; 0 for the special ones, which are never predicted."""
+    counts = examples.unigram_counts.copy()
+    counts[list(special_ids)] = 0
+    return counts
+
+
+def _with_output_bias(how: str, counts: np.ndarray, params: Params) -> Params:
+    """Random weights with the MLM head's output bias at the log frequencies of the pieces, if asked.
+
+    A bias that starts at zero moves by no more than the learning rate a step, and is several nats from the mark.
+    Meanwhile the encoder learns the frequencies instead: it turns all tokens into one vector, which the tied decoder
+    reads, and a short run spends itself on the way back.
+    """
+    if how == "zeros":
+        return params
+    predictions = params["predictions"]
+    bias = np.zeros_like(predictions["bias"])
+    bias[: len(counts)] = metrics.unigram_log_probabilities(counts)
+    bias[len(counts) :] = bias[: len(counts)].min()  # rows of the embedding beyond the vocabulary
+    return {**params, "predictions": {**predictions, "bias": bias}}
 
 
 def _filled_masks(model: Pretrained, rows: Any, examples: int = 3) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ def starting_state(
     source: tuple[str, Params] | None,
     parts: Sequence[str],
     say: Say,
+    prepare: Callable[[Params], Params] = lambda params: params,
 ) -> TrainState:
     """The run's own newest good checkpoint; else random weights, with those of ``source`` in their place.
 
@@ -38,6 +39,7 @@ def starting_state(
         source: name and parameters of another run, or None.
         parts: modules to take from it where it has them: ``bert``, and for pretraining the heads.
         say: told what came from where.
+        prepare: what is done to random weights before those of ``source`` take their place.
 
     Returns:
         The state as NumPy arrays: the devices are left to the loop.
@@ -54,7 +56,7 @@ def starting_state(
     if restored is not None:
         say(f"goes on at step {restored[0]:,}")
         return restored[1]
-    params = jax.device_get(jax.jit(init)(jax.random.key(seed)))
+    params = prepare(jax.device_get(jax.jit(init)(jax.random.key(seed))))
     if source is None:
         say("starts from random weights")
     else:
