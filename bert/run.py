@@ -21,7 +21,7 @@ KINDS: dict[type, str] = {PretrainConfig: "pretraining", FinetuneConfig: "fine-t
 DATA = "data.digest"
 """File with the digest of the training data, so that a run does not go on with other data unnoticed."""
 
-OWN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+OWN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "position_init")
 """What a run sets of its own in ``model`` where its weights come from elsewhere."""
 
 # What may change when a run goes on: none of these changes what is trained. (Evaluations and log lines that are set
