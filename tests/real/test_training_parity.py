@@ -1,4 +1,4 @@
-"""A hundred training steps against transformers' model under torch's AdamW, from the same weights on the same batches."""
+"""A hundred training steps against transformers under torch's AdamW: the same weights, the same batches."""
 
 import jax
 import numpy as np
