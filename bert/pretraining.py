@@ -101,7 +101,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
             means = divide(add_sums(sums(), parallel))
             return {**means, "perplexity": metrics.perplexity(means["mlm_loss"])}
 
-        weights = None if source is None else (f"{source.source}, step {source.step:,}", source.params)
+        weights = None if source is None else (source.origin, source.params)
         parts = ("bert", "predictions", "seq_relationship")
         prepare = partial(_with_output_bias, config.output_bias, _predictable_counts(examples, special.all))
         state = starting_state(

@@ -21,6 +21,8 @@ from bert.train import TrainState
 Params = dict[str, Any]
 Say = Callable[[str], None]
 
+POOLER = "bert/pooler"
+
 
 def starting_state(
     model: nn.Module,
@@ -37,7 +39,7 @@ def starting_state(
 
     Args:
         source: name and parameters of another run, or None.
-        parts: modules to take from it where it has them: ``bert``, and for pretraining the heads.
+        parts: modules to take from it where it has them: ``bert`` with its pooler, and for pretraining the heads.
         say: told what came from where.
         prepare: what is done to random weights before those of ``source`` take their place.
 
@@ -70,7 +72,9 @@ def transfer(params: Params, source: Params, name: str, parts: Sequence[str], sa
     Raises:
         UserError: the encoder is missing, or a part differs in a name or a shape.
     """
-    taken = [part for part in parts if part in source]
+    # The pooler is a part as well: models that answer for every token have none.
+    params, source = _pooler_apart(params), _pooler_apart(source)
+    taken = [part for part in (*parts, *([POOLER] if "bert" in parts else [])) if part in params and part in source]
     if "bert" not in taken:
         raise UserError(f"{name} has no encoder to start from")
     mine, theirs = (
@@ -87,7 +91,17 @@ def transfer(params: Params, source: Params, name: str, parts: Sequence[str], sa
         say(f"starts afresh: {', '.join(fresh)}")
     if unused:
         say(f"not taken over: {', '.join(unused)}")
-    return {**params, **{part: source[part] for part in taken}}
+    moved = {**params, **{part: source[part] for part in taken}}
+    if (pooler := moved.pop(POOLER, None)) is not None:
+        moved["bert"] = {**moved["bert"], "pooler": pooler}
+    return moved
+
+
+def _pooler_apart(params: Params) -> Params:
+    bert = dict(params.get("bert", {}))
+    pooler = bert.pop("pooler", None)
+    apart = {**params, **({"bert": bert} if bert else {})}
+    return apart if pooler is None else {**apart, POOLER: pooler}
 
 
 def sizes_of_source(asked: ModelConfig, source: ModelConfig, name: str) -> ModelConfig:
