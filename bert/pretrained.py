@@ -77,7 +77,7 @@ class Pretrained:
         source: the folder, or the hub's name, it was read from.
         architecture: name of the module its parameters fill, as ``bert`` exports it.
         labels: names of the classes of a classifier, by number; () without one.
-        problem_type: of a sequence classifier, as Hugging Face's config.json has it; None where there is nothing to say.
+        problem_type: of a sequence classifier, as in Hugging Face's config.json; None where it says nothing.
         pooling: how `encode` makes embeddings: as a sentence-transformers folder declares, else the mean of the tokens.
     """
 
@@ -140,8 +140,8 @@ class Pretrained:
         """The classifier's answers, in the order of ``texts``.
 
         Raises:
-            UserError: the model is no sequence classifier, or one whose answer is not one of several labels; or a pair is
-                needed and a single text given, or the reverse.
+            UserError: the model is no sequence classifier, or one whose answer is not one of several labels; or a
+                pair is needed and a single text given, or the reverse.
         """
         if not self.labels or self.architecture != "BertForSequenceClassification" or "classifier" not in self.params:
             raise UserError(f"{self.source} is not fine-tuned for a task: fine-tune it first (finetune.py --init)")

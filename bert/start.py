@@ -15,13 +15,12 @@ from flax import traverse_util
 
 from bert.checkpoint import Checkpointer
 from bert.config import ModelConfig, UserError
+from bert.interchange.names import POOLER
 from bert.run import OWN
 from bert.train import TrainState
 
 Params = dict[str, Any]
 Say = Callable[[str], None]
-
-POOLER = "bert/pooler"
 
 
 def starting_state(
@@ -85,7 +84,9 @@ def transfer(params: Params, source: Params, name: str, parts: Sequence[str], sa
     if wrong:
         raise UserError(f"{name} does not fit the model: {', '.join(wrong[:5])} differ ({len(wrong)} in all)")
     size = sum(array.size for array in mine.values())
-    say(f"from {name}: {', '.join(taken)} ({len(mine)} tensors, {size:,} parameters)")
+    say(
+        f"from {name}: {', '.join(part for part in taken if part != POOLER)} ({len(mine)} tensors, {size:,} parameters)"
+    )
     fresh, unused = sorted(set(params) - set(taken)), sorted(set(source) - set(taken))
     if fresh:
         say(f"starts afresh: {', '.join(fresh)}")

@@ -105,7 +105,7 @@ def read(folder: Path, say: Say) -> Published:
         architecture = "BertForPreTraining"
     if family == names.ROBERTA and names.PREDICTIONS in parts and config.hidden_act != "gelu":
         raise UserError(
-            f"{file}: hidden_act is {content['hidden_act']}, but RoBERTa's MLM head has gelu: no such model"
+            f"{file}: hidden_act is {content['hidden_act']}, and the MLM head of RoBERTa has gelu: name another model"
         )
     size = sum(array.size for array in found.values())
     say(f"read {source}: {', '.join(sorted(parts))} ({len(found)} tensors, {size:,} parameters)")
@@ -114,8 +114,8 @@ def read(folder: Path, say: Say) -> Published:
     tokenizer = load_tokenizer(folder)
     if vocabulary_size(tokenizer) > config.vocab_size:
         raise UserError(
-            f"{folder}: the vocabulary has {vocabulary_size(tokenizer)} pieces, but the model reads {config.vocab_size}: "
-            "copy both anew from one source"
+            f"{folder}: the vocabulary has {vocabulary_size(tokenizer)} pieces, but the model has rows for "
+            f"{config.vocab_size}: copy both anew from one source"
         )
     return Published(
         config=config,
@@ -225,8 +225,8 @@ def _placed(
     if unexplained := sorted(by_name[name] for name in set(by_name) - set(table)):
         more = f" and {len(unexplained) - 4} more" if len(unexplained) > 4 else ""
         raise UserError(
-            f"{source} holds {', '.join(unexplained[:4])}{more}, which {names.published_name(architecture, family)} with "
-            f"{config.num_hidden_layers} layers has not: mend architectures or num_hidden_layers in config.json"
+            f"{source} holds {', '.join(unexplained[:4])}{more}, which a {names.published_name(architecture, family)} "
+            f"of {config.num_hidden_layers} layers lacks: mend architectures and num_hidden_layers in config.json"
         )
     found = {}
     for theirs, name in by_name.items():

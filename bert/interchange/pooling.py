@@ -102,10 +102,9 @@ def _mode(file: Path) -> str:
         raise UserError(f"{file} is no JSON object: copy it again")
     chosen = content.get("pooling_mode")
     if chosen is None:
-        names = [
-            key.removeprefix("pooling_mode_") for key, on in content.items() if key.startswith("pooling_mode_") and on
-        ]
-        chosen = "+".join(name.removesuffix("_tokens").removesuffix("_token") for name in names)
+        prefix = "pooling_mode_"
+        on = [key.removeprefix(prefix) for key, value in content.items() if key.startswith(prefix) and value]
+        chosen = "+".join(name.removesuffix("_tokens").removesuffix("_token") for name in on)
     if chosen not in MODES:
         raise UserError(f"{file} pools by {chosen or 'nothing'}: choose one of {', '.join(MODES)}")
     return chosen

@@ -48,7 +48,7 @@ def read_json(file: Path) -> Any:
 def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
     try:
         with safetensors.safe_open(file, "numpy") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118: not a mapping
+            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError, TypeError, AttributeError) as error:
         with file.open("rb") as raw:
             start = raw.read(4)
