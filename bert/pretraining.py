@@ -61,6 +61,11 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     source = None if config.init is None else load(config.init, say)
     if source is not None:
         config = dataclasses.replace(config, model=sizes_of_source(config.model, source.config, source.source))
+    if config.model.type_vocab_size < 2:
+        raise UserError(
+            f"model.type_vocab_size is {config.model.type_vocab_size}: pretraining reads pairs of segments, start from "
+            "a model with two"
+        )
     run = run.resolve(config)
 
     tokenizer = _tokenizer(run, source, say)

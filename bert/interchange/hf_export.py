@@ -118,7 +118,8 @@ def published_config(model: Pretrained) -> dict[str, Any]:
 
 
 def _write(model: Pretrained, folder: Path) -> None:
-    write_tensors(folder / "model.safetensors", published_tensors(model))
+    file = folder / "model.safetensors"
+    write_tensors(file, published_tensors(model))
     files = {"config.json": published_config(model)}
     if model.pooling is not None:
         files |= declared(model.pooling, model.config.hidden_size)
@@ -128,6 +129,7 @@ def _write(model: Pretrained, folder: Path) -> None:
     save_published_tokenizer(model.tokenizer, folder, model.config.max_position_embeddings)
     architecture = names.published_name(model.architecture, family_of(model.config))
     (folder / "README.md").write_text(model_card(model, architecture), encoding="utf-8")
+    shutil.copymode(folder / "README.md", file)  # the library gives its file to the owner alone
 
 
 def _verify(model: Pretrained, folder: Path) -> str:
