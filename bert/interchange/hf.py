@@ -9,6 +9,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,12 @@ def read(folder: Path, say: Say) -> Published:
     family, architecture = _architecture(content, file)
     config = _model_config(content, family, file)
     labels = _labels(content, file) if architecture in LABELLED else ()
+    tokenizer = load_tokenizer(folder)
+    if vocabulary_size(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"{folder}: the vocabulary has {vocabulary_size(tokenizer)} pieces, but the model has rows for "
+            f"{config.vocab_size}: copy both anew from one source"
+        )
     stored, source = read_tensors(folder)
     found, config = _placed(stored, source, config, family, architecture, say)
     parts = _checked(found, source, config, family, architecture, labels)
@@ -111,12 +118,6 @@ def read(folder: Path, say: Say) -> Published:
     say(f"read {source}: {', '.join(sorted(parts))} ({len(found)} tensors, {size:,} parameters)")
     if fresh := [part for part in names.ARCHITECTURES[architecture] if part not in parts]:
         say(f"not in {source}, starts afresh: {', '.join(fresh)}")
-    tokenizer = load_tokenizer(folder)
-    if vocabulary_size(tokenizer) > config.vocab_size:
-        raise UserError(
-            f"{folder}: the vocabulary has {vocabulary_size(tokenizer)} pieces, but the model has rows for "
-            f"{config.vocab_size}: copy both anew from one source"
-        )
     return Published(
         config=config,
         params=traverse_util.unflatten_dict(found, sep="/"),
@@ -270,6 +271,7 @@ def _checked(
     return parts
 
 
+@lru_cache(maxsize=16)
 def expected_shapes(config: ModelConfig, architecture: str, labels: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Shape of every parameter that `names.tensors` may name, by its path."""
     model = BertForPreTraining(config)
