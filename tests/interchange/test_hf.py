@@ -228,6 +228,7 @@ def test_parts_that_are_not_there_start_afresh(made, tmp_path: Path) -> None:
     said: list[str] = []
     model = bert.load(tmp_path / "model", said.append)
     assert said[-1].endswith("starts afresh: bert/pooler, classifier")
+    assert (model.architecture, model.labels) == ("Bert", ())
     encoded = model.encode(["a b", "c"])
     assert encoded.pooled_output is None
     assert encoded.embeddings.shape == (2, 12)
