@@ -9,19 +9,43 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bert.heads import BertForPreTraining, BertForSequenceClassification
+    from bert.heads import (
+        BertForMaskedLM,
+        BertForMultipleChoice,
+        BertForNextSentencePrediction,
+        BertForPreTraining,
+        BertForQuestionAnswering,
+        BertForSequenceClassification,
+        BertForTokenClassification,
+    )
     from bert.model import Bert
     from bert.pretrained import Pretrained, load
 
 _HOMES = {
     "Bert": "bert.model",
+    "BertForMaskedLM": "bert.heads",
+    "BertForMultipleChoice": "bert.heads",
+    "BertForNextSentencePrediction": "bert.heads",
     "BertForPreTraining": "bert.heads",
+    "BertForQuestionAnswering": "bert.heads",
     "BertForSequenceClassification": "bert.heads",
+    "BertForTokenClassification": "bert.heads",
     "Pretrained": "bert.pretrained",
     "load": "bert.pretrained",
 }
 
-__all__ = ["Bert", "BertForPreTraining", "BertForSequenceClassification", "Pretrained", "load"]
+__all__ = [
+    "Bert",
+    "BertForMaskedLM",
+    "BertForMultipleChoice",
+    "BertForNextSentencePrediction",
+    "BertForPreTraining",
+    "BertForQuestionAnswering",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "Pretrained",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -46,7 +46,9 @@ class ModelConfig:
     attention_probs_dropout_prob: float = 0.1
     """Dropout on the attention weights."""
     max_position_embeddings: int = 512
-    """Rows of the position table: the longest sequence the model can read."""
+    """Rows of the position table, less position_offset: the longest sequence the model can read."""
+    position_offset: int = 0
+    """Row of the position table that the first token takes: 0 in BERT, one after the padding id in RoBERTa."""
     type_vocab_size: int = 2
     """Number of segments."""
     initializer_range: float = 0.02
@@ -55,12 +57,15 @@ class ModelConfig:
     """How the learned position table starts: as random numbers (normal), or as sinusoids of the same deviation."""
     layer_norm_eps: float = 1e-12
     """Epsilon of LayerNorm."""
+    tie_word_embeddings: bool = True
+    """The MLM head decodes with the word embeddings, as published; false gives it a matrix of its own."""
 
     def check(self) -> None:
         """Raises UserError where the sizes cannot be built."""
         for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
                      "max_position_embeddings", "type_vocab_size"):  # fmt: skip
             _at_least(f"model.{name}", getattr(self, name), 1)
+        _at_least("model.position_offset", self.position_offset, 0)
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"model.hidden_size ({self.hidden_size}) is not divisible by model.num_attention_heads "
@@ -250,7 +255,7 @@ class PretrainConfig:
     output_dir: str | None = None
     """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
     init: str | None = None
-    """Run to start from: its weights and vocabulary; null starts from random weights."""
+    """Run, Hugging Face folder or hub name to start from: weights and vocabulary; null starts from random weights."""
     seed: int = 0
     """Seed of initialisation, order of data, masks and dropout."""
     output_bias: str = "frequencies"
@@ -318,9 +323,10 @@ class FinetuneConfig:
     output_dir: str | None = None
     """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
     init: str | None = None
-    """Run to start from; "none" trains from random weights, the control that shows what pretraining gave."""
+    """Run, Hugging Face folder or hub name to start from; "none" trains from random weights, the control that shows
+    what pretraining gave."""
     like: str | None = None
-    """With init none: the run whose model sizes and vocabulary to take, without its weights."""
+    """With init none: the run or model whose sizes and vocabulary to take, without its weights."""
     seed: int = 0
     """Seed of the head's initialisation, order of data and dropout."""
     classifier_dropout: float | None = None

@@ -191,7 +191,7 @@ def _origin(run: RunFolder[FinetuneConfig], train: Examples, say: Say) -> Origin
     if config.init != "none":
         source = load(config.init, say)
         model = sizes_of_source(config.model, source.config, source.source)
-        return Origin(model, source.tokenizer, source.params, f"{source.source}, step {source.step:,}")
+        return Origin(model, source.tokenizer, source.params, source.origin)
     if config.like is not None:
         source = load(config.like, say)
         model = sizes_of_source(config.model, source.config, source.source)

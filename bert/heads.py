@@ -1,4 +1,4 @@
-"""Heads, and the encoder with each set of heads. Shapes as in `bert.model`; P predictions, L labels."""
+"""Heads, and the encoder with each set of heads. Shapes as in `bert.model`; P predictions, C choices, L labels."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from flax import struct
 
 from bert.config import ModelConfig
 from bert.dropout import Dropout
-from bert.model import ACTIVATIONS, Bert, Dtype, dense, layer_norm
+from bert.model import ACTIVATIONS, Bert, Dtype, dense, initializer, layer_norm
 
 
 class MaskedLMHead(nn.Module):
-    """Transform, LayerNorm, and a decoder tied to the word embeddings, with a bias of its own."""
+    """Transform, LayerNorm, and a decoder with a bias of its own, tied to the word embeddings unless the config says
+    otherwise."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -25,7 +26,10 @@ class MaskedLMHead(nn.Module):
         x = dense(config, config.hidden_size, self.dtype, "transform")(hidden_states)
         x = layer_norm(config, self.dtype, "norm")(ACTIVATIONS[config.hidden_act](x))
         bias = self.param("bias", nn.initializers.zeros, (word_embedding.shape[0],), jnp.float32)
-        logits = jnp.einsum("BPD,VD->BPV", x, word_embedding.astype(self.dtype))
+        decoder = word_embedding
+        if not config.tie_word_embeddings:
+            decoder = self.param("decoder", initializer(config), word_embedding.shape, jnp.float32)
+        logits = jnp.einsum("BPD,VD->BPV", x, decoder.astype(self.dtype))
         return logits.astype(jnp.float32) + bias
 
 
@@ -67,6 +71,52 @@ class BertForPreTraining(nn.Module):
         )
 
 
+class BertForMaskedLM(nn.Module):
+    """Encoder without pooler, and the MLM head."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False)
+        self.predictions = MaskedLMHead(self.config, self.dtype)
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        attention_mask: jax.Array | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> jax.Array:
+        """[B, T] -> [B, T, V] float32 logits."""
+        hidden = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).last_hidden_state
+        return self.predictions(hidden, self.bert.word_embedding())
+
+
+class BertForNextSentencePrediction(nn.Module):
+    """Encoder with the NSP head."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype)
+        self.seq_relationship = dense(self.config, 2, self.dtype, "seq_relationship")
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        attention_mask: jax.Array | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> jax.Array:
+        """[B, T] -> [B, 2] float32 logits: segment B follows A, or is random."""
+        pooled = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).pooled_output
+        return self.seq_relationship(pooled).astype(jnp.float32)
+
+
 class BertForSequenceClassification(nn.Module):
     """Encoder with dropout and a dense layer over the pooled output (Devlin et al. 2018, section 4.1).
 
@@ -94,7 +144,104 @@ class BertForSequenceClassification(nn.Module):
     ) -> jax.Array:
         """[B, T] -> [B, L] float32 logits."""
         pooled = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).pooled_output
-        if dropout is not None:
-            rate = self.classifier_dropout
-            pooled = dropout(pooled, self.config.hidden_dropout_prob if rate is None else rate, "classifier")
+        pooled = _drop_before_classifier(pooled, dropout, self.config, self.classifier_dropout)
         return self.classifier(pooled).astype(jnp.float32)
+
+
+class BertForTokenClassification(nn.Module):
+    """Encoder without pooler, dropout and a dense layer over every token (Devlin et al. 2018, section 5.3).
+
+    Attributes:
+        num_labels: L.
+        classifier_dropout: rate before the dense layer; None takes ``hidden_dropout_prob``.
+    """
+
+    config: ModelConfig
+    num_labels: int
+    classifier_dropout: float | None = None
+    dtype: Dtype = jnp.float32
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False)
+        self.classifier = dense(self.config, self.num_labels, self.dtype, "classifier")
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        attention_mask: jax.Array | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> jax.Array:
+        """[B, T] -> [B, T, L] float32 logits."""
+        hidden = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).last_hidden_state
+        hidden = _drop_before_classifier(hidden, dropout, self.config, self.classifier_dropout)
+        return self.classifier(hidden).astype(jnp.float32)
+
+
+class BertForQuestionAnswering(nn.Module):
+    """Encoder without pooler, and a dense layer that scores every token as the start and as the end of the answer
+    (Devlin et al. 2018, section 4.2)."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False)
+        self.qa_outputs = dense(self.config, 2, self.dtype, "qa_outputs")
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        attention_mask: jax.Array | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> jax.Array:
+        """[B, T] -> [B, T, 2] float32 logits of start and end."""
+        hidden = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).last_hidden_state
+        return self.qa_outputs(hidden).astype(jnp.float32)
+
+
+class BertForMultipleChoice(nn.Module):
+    """Encoder over every choice as a row of its own, and one score each (Devlin et al. 2018, section 4.4).
+
+    Attributes:
+        classifier_dropout: rate before the dense layer; None takes ``hidden_dropout_prob``.
+    """
+
+    config: ModelConfig
+    classifier_dropout: float | None = None
+    dtype: Dtype = jnp.float32
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype)
+        self.classifier = dense(self.config, 1, self.dtype, "classifier")
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        attention_mask: jax.Array | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> jax.Array:
+        """[B, C, T] -> [B, C] float32 logits."""
+        choices, length = input_ids.shape[-2:]
+
+        def rows(x: jax.Array | None) -> jax.Array | None:
+            return None if x is None else x.reshape(-1, length)
+
+        if dropout is not None:  # each choice is a row, and draws as one
+            dropout = dropout.replace(rows=(dropout.rows[:, None] * choices + jnp.arange(choices)).reshape(-1))
+        encoded = self.bert(rows(input_ids), rows(token_type_ids), rows(attention_mask), dropout=dropout)
+        pooled = _drop_before_classifier(encoded.pooled_output, dropout, self.config, self.classifier_dropout)
+        return self.classifier(pooled).astype(jnp.float32).reshape(-1, choices)
+
+
+def _drop_before_classifier(
+    x: jax.Array, dropout: Dropout | None, config: ModelConfig, rate: float | None
+) -> jax.Array:
+    if dropout is None:
+        return x
+    return dropout(x, config.hidden_dropout_prob if rate is None else rate, "classifier")

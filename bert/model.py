@@ -33,13 +33,13 @@ class EncoderOutput(struct.PyTreeNode):
 
     Attributes:
         last_hidden_state: [B, T, D].
-        pooled_output: [B, D], tanh of a dense layer over the first token.
+        pooled_output: [B, D], tanh of a dense layer over the first token; None without a pooling layer.
         hidden_states: the embeddings' output and each layer's, [B, T, D] each; () unless asked for.
         attentions: each layer's attention weights before dropout, [B, N, T, S]; () unless asked for.
     """
 
     last_hidden_state: jax.Array
-    pooled_output: jax.Array
+    pooled_output: jax.Array | None
     hidden_states: tuple[jax.Array, ...] = ()
     attentions: tuple[jax.Array, ...] = ()
 
@@ -213,7 +213,8 @@ class Embeddings(nn.Module):
             return nn.Embed(rows, config.hidden_size, embedding_init=init(config), name=name)
 
         self.word = table(config.vocab_size, "word", initializer)
-        self.position = table(config.max_position_embeddings, "position", position_initializer)
+        positions = config.position_offset + config.max_position_embeddings
+        self.position = table(positions, "position", position_initializer)
         self.segment = table(config.type_vocab_size, "segment", initializer)
         self.norm = layer_norm(config, self.dtype, "norm")
 
@@ -259,15 +260,18 @@ class Bert(nn.Module):
     Attributes:
         config: sizes; ``vocab_size`` must be set.
         dtype: of the computation, float32 or bfloat16.
+        add_pooling_layer: whether there is a pooler; heads over every token need none.
     """
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
+    add_pooling_layer: bool = True
 
     def setup(self) -> None:
         self.embeddings = Embeddings(self.config, self.dtype)
         self.encoder = Encoder(self.config, self.dtype)
-        self.pooler = dense(self.config, self.config.hidden_size, self.dtype, "pooler")
+        if self.add_pooling_layer:
+            self.pooler = dense(self.config, self.config.hidden_size, self.dtype, "pooler")
 
     def __call__(
         self,
@@ -285,7 +289,7 @@ class Bert(nn.Module):
             input_ids: [B, T] integers.
             token_type_ids: [B, T] segments; all 0 if None.
             attention_mask: [B, T], 1 for a token and 0 for padding; all 1 if None.
-            position_ids: [B, T]; 0 .. T - 1 if None.
+            position_ids: [B, T] rows of the position table; the first T from ``position_offset`` on if None.
             dropout: source of dropout; None for none (evaluation).
             intermediates: return every layer's hidden states and attention weights as well.
 
@@ -298,13 +302,14 @@ class Bert(nn.Module):
                 raise ValueError(
                     f"{length} tokens do not fit a position table of {self.config.max_position_embeddings}"
                 )
-            position_ids = jnp.arange(length)[None, :]
+            position_ids = self.config.position_offset + jnp.arange(length)[None, :]
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
         mask = None if attention_mask is None else padding_mask(attention_mask)
         x = self.embeddings(input_ids, token_type_ids, position_ids, dropout)
         x, hidden_states, attentions = self.encoder(x, mask, dropout, intermediates)
-        return EncoderOutput(x, jnp.tanh(self.pooler(x[:, 0])), hidden_states, attentions)
+        pooled = jnp.tanh(self.pooler(x[:, 0])) if self.add_pooling_layer else None
+        return EncoderOutput(x, pooled, hidden_states, attentions)
 
     def word_embedding(self) -> jax.Array:
         """[V, D], which the MLM head is tied to."""

@@ -19,7 +19,9 @@ from bert.data.batches import bucket, evaluation_batches
 from bert.data.features import Features, tokenize
 from bert.data.tasks import find_task
 from bert.data.tasks.glue import ClassificationTask
-from bert.heads import BertForPreTraining, BertForSequenceClassification
+from bert.heads import BertForMaskedLM, BertForSequenceClassification
+from bert.interchange import hf, hub
+from bert.interchange.pooling import Pooling
 from bert.model import Bert
 from bert.run import kind_of
 from bert.tokenizer import load_tokenizer, special_ids, vocabulary_size
@@ -36,13 +38,15 @@ class Encoded(NamedTuple):
 
     Attributes:
         last_hidden_state: [B, T, D] float32, zero at padding.
-        pooled_output: [B, D] float32.
+        pooled_output: [B, D] float32; None for a model without pooler.
         attention_mask: [B, T] int32, 1 for a token and 0 for padding.
+        embeddings: [B, D] float32, the hidden states pooled as the model declares (`Pretrained.pooling`).
     """
 
     last_hidden_state: np.ndarray
-    pooled_output: np.ndarray
+    pooled_output: np.ndarray | None
     attention_mask: np.ndarray
+    embeddings: np.ndarray
 
 
 class FilledMask(NamedTuple):
@@ -68,21 +72,35 @@ class Pretrained:
         config: sizes of the encoder.
         params: nested dict of float32 arrays, of the encoder (``bert``) and of its heads.
         tokenizer: a `tokenizers.Tokenizer`.
-        task: the task it was fine-tuned for, or None.
-        step: the checkpoint it was read from.
-        source: the folder it was read from.
+        task: the task it was fine-tuned for by a run, or None.
+        step: the checkpoint it was read from; None where it is not a run's.
+        source: the folder, or the hub's name, it was read from.
+        architecture: name of the module its parameters fill, as ``bert`` exports it.
+        labels: names of the classes of a classifier, by number; () without one.
+        problem_type: of a sequence classifier, as in Hugging Face's config.json; None where it says nothing.
+        pooling: how `encode` makes embeddings: as a sentence-transformers folder declares, else the mean of the tokens.
     """
 
     config: ModelConfig
     params: Params
     tokenizer: Tokenizer
     task: ClassificationTask | None
-    step: int
+    step: int | None
     source: str
+    architecture: str = "BertForPreTraining"
+    labels: tuple[str, ...] = ()
+    problem_type: str | None = None
+    pooling: Pooling | None = None
+
+    @property
+    def origin(self) -> str:
+        """Where the weights are from, for messages: the source, and a run's step."""
+        return self.source if self.step is None else f"{self.source}, step {self.step:,}"
 
     def encode(self, texts: Sequence[Text], batch_size: int = 32) -> Encoded:
         """Hidden states of texts, and of pairs of texts given as tuples; longer ones than the model's are cut."""
-        features = self._features(texts)
+        pooling = self.pooling or Pooling()
+        features = self._features(texts, pooling.max_length)
         longest = int(features.lengths.max(initial=0))
         hidden = np.zeros((len(texts), longest, self.config.hidden_size), np.float32)
         pooled = np.zeros((len(texts), self.config.hidden_size), np.float32)
@@ -90,8 +108,10 @@ class Pretrained:
         for rows, output in self._run(self._encoder, features, batch_size):
             length = min(longest, output.last_hidden_state.shape[1])
             hidden[rows, :length] = output.last_hidden_state[: len(rows), :length]
-            pooled[rows] = output.pooled_output[: len(rows)]
-        return Encoded(hidden * mask[:, :, None], pooled, mask)
+            if output.pooled_output is not None:
+                pooled[rows] = output.pooled_output[: len(rows)]
+        embeddings = pooling(hidden, mask) if len(texts) else np.zeros_like(pooled)
+        return Encoded(hidden * mask[:, :, None], pooled if self._has_pooler else None, mask, embeddings)
 
     def fill_mask(self, text: Text, top_k: int = 5) -> list[list[FilledMask]]:
         """The ``top_k`` likeliest pieces for each [MASK] of a text, masks in order, likeliest first.
@@ -102,9 +122,10 @@ class Pretrained:
         if "predictions" not in self.params:
             raise UserError(f"{self.source} has no masked-LM head to fill masks with: load a pretraining run")
         features = self._features([text])
-        places = np.flatnonzero(features.ids == special_ids(self.tokenizer).mask)
+        mask = special_ids(self.tokenizer).mask
+        places = np.flatnonzero(features.ids == mask)
         if not len(places):
-            raise UserError(f"no [MASK] in {text!r}: put one where a word is to be guessed")
+            raise UserError(f"no {self.tokenizer.id_to_token(mask)} in {text!r}: put one where a word is to be guessed")
         [(_, logits)] = self._run(self._masked_lm, features, 1)
         answers = []
         for place in places:
@@ -116,33 +137,51 @@ class Pretrained:
         return answers
 
     def predict(self, texts: Sequence[Text], batch_size: int = 32) -> list[Answer]:
-        """The fine-tuned task's answers, in the order of ``texts``.
+        """The classifier's answers, in the order of ``texts``.
 
         Raises:
-            UserError: the model was not fine-tuned; or a pair is needed and a single text given, or the reverse.
+            UserError: the model is no sequence classifier, or one whose answer is not one of several labels; or a
+                pair is needed and a single text given, or the reverse.
         """
-        if self.task is None:
+        if not self.labels or self.architecture != "BertForSequenceClassification" or "classifier" not in self.params:
             raise UserError(f"{self.source} is not fine-tuned for a task: fine-tune it first (finetune.py --init)")
-        parts = len(self.task.text_columns)
-        for number, text in enumerate(texts, 1):
-            if (1 if isinstance(text, str) else len(text)) != parts:
-                wanted = "a pair of texts" if parts == 2 else "a single text"
-                raise UserError(f"text {number} does not fit: {self.task.name} takes {wanted}")
-        names = self.task.label_names
+        if len(self.labels) < 2 or self.problem_type not in (None, "single_label_classification"):
+            kind = self.problem_type or "regression"
+            raise UserError(f"{self.source} is fine-tuned for {kind}: predict answers with one of several labels")
+        if self.task is not None:
+            parts = len(self.task.text_columns)
+            for number, text in enumerate(texts, 1):
+                if (1 if isinstance(text, str) else len(text)) != parts:
+                    wanted = "a pair of texts" if parts == 2 else "a single text"
+                    raise UserError(f"text {number} does not fit: {self.task.name} takes {wanted}")
         probabilities = _softmax(self.classify(self._features(texts), batch_size))
         return [
-            Answer(names[int(row.argmax())], dict(zip(names, map(float, row), strict=True))) for row in probabilities
+            Answer(self.labels[int(row.argmax())], dict(zip(self.labels, map(float, row), strict=True)))
+            for row in probabilities
         ]
 
     def classify(self, features: Features, batch_size: int = 32) -> np.ndarray:
         """Logits [R, L] of tokenized rows, in their order."""
-        logits = np.zeros((len(features), len(self.task.labels)), np.float32)
+        logits = np.zeros((len(features), len(self.labels)), np.float32)
         for rows, output in self._run(self._classifier, features, batch_size):
             logits[rows] = output[: len(rows)]
         return logits
 
-    def _features(self, texts: Sequence[Text]) -> Features:
-        return tokenize(self.tokenizer, list(texts), self.config.max_position_embeddings)
+    def save(self, out: str | Path, format: str = "hf", say: Callable[[str], None] = lambda text: None) -> None:
+        """Writes the model for others; ``format`` is ``hf``, a folder that Hugging Face transformers reads.
+
+        Raises:
+            UserError: an unknown format, or ``out`` is there already and not an empty folder.
+        """
+        if format != "hf":
+            raise UserError(f"format is {format!r}: hf is written")
+        from bert.interchange.hf_export import export
+
+        export(self, Path(out), say)
+
+    def _features(self, texts: Sequence[Text], max_length: int | None = None) -> Features:
+        longest = self.config.max_position_embeddings
+        return tokenize(self.tokenizer, list(texts), min(longest, max_length or longest))
 
     def _run(
         self, forward: Callable[..., Any], features: Features, batch_size: int
@@ -160,37 +199,68 @@ class Pretrained:
     def _device_params(self) -> Params:
         return jax.device_put(self.params)
 
+    @property
+    def _has_pooler(self) -> bool:
+        return "pooler" in self.params["bert"]
+
     @cached_property
     def _encoder(self) -> Callable[..., Any]:
-        model = Bert(self.config)
+        model = Bert(self.config, add_pooling_layer=self._has_pooler)
         return jax.jit(lambda params, *inputs: model.apply({"params": params["bert"]}, *inputs))
 
     @cached_property
     def _masked_lm(self) -> Callable[..., Any]:
-        model = BertForPreTraining(self.config)
-        return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs).prediction_logits)
+        model = BertForMaskedLM(self.config)
+        return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
 
     @cached_property
     def _classifier(self) -> Callable[..., Any]:
-        model = BertForSequenceClassification(self.config, len(self.task.labels))
+        model = BertForSequenceClassification(self.config, len(self.labels))
         return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
 
 
 def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> Pretrained:
-    """Reads a run's newest good checkpoint; of a fine-tuning run the best one.
+    """Reads a run's newest good checkpoint (of a fine-tuning run the best one), or a model of Hugging Face's.
 
     Args:
-        source: folder of a run.
-        say: told of damaged checkpoints that were passed over.
+        source: folder of a run, folder as transformers or sentence-transformers writes it, or a name on the hub
+            (``organisation/name``; where no such folder is here, it is downloaded).
+        say: told what was read, what starts afresh, and of damaged checkpoints that were passed over.
 
     Raises:
-        UserError: no run there, no checkpoint yet, or none that is whole.
+        UserError: nothing to read there, no checkpoint yet, or none that is whole.
     """
     path = Path(source)
     if not path.exists():
-        raise UserError(f"{path} does not exist: name the folder of a run")
-    if not (path / "config.yaml").is_file():
-        raise UserError(f"{path} holds no run (no config.yaml): name the folder of a run")
+        if not hub.is_hub_name(source):
+            raise UserError(f"{path} does not exist: name the folder of a run or of a model")
+        return _load_published(hub.download(str(source)), str(source), say)
+    if (path / "config.yaml").is_file():
+        return _load_run(path, say)
+    if hf.is_published(path):
+        return _load_published(path, str(path), say)
+    raise UserError(
+        f"{path} holds no run (no config.yaml) and no model of Hugging Face's (no config.json): name a folder that does"
+    )
+
+
+def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pretrained:
+    read = hf.read(folder, say)
+    return Pretrained(
+        config=read.config,
+        params=read.params,
+        tokenizer=read.tokenizer,
+        task=None,
+        step=None,
+        source=name,
+        architecture=read.architecture,
+        labels=read.labels,
+        problem_type=read.problem_type,
+        pooling=read.pooling,
+    )
+
+
+def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
     kind = kind_of(path)
     config: PretrainConfig | FinetuneConfig = load_config(kind, path / "config.yaml")
     with Checkpointer(path / "checkpoints", config.training.keep_checkpoints, say) as checkpoints:
@@ -198,13 +268,16 @@ def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> 
     if restored is None:
         raise UserError(f"{path} has no checkpoint yet: let the run reach its first one")
     step, params = restored
+    task = find_task(config.task) if isinstance(config, FinetuneConfig) else None
     return Pretrained(
         config=config.model,
         params=params,
         tokenizer=load_tokenizer(path),
-        task=find_task(config.task) if isinstance(config, FinetuneConfig) else None,
+        task=task,
         step=step,
         source=str(path),
+        architecture="BertForPreTraining" if task is None else "BertForSequenceClassification",
+        labels=() if task is None else task.label_names,
     )
 
 

@@ -61,6 +61,11 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     source = None if config.init is None else load(config.init, say)
     if source is not None:
         config = dataclasses.replace(config, model=sizes_of_source(config.model, source.config, source.source))
+    if config.model.type_vocab_size < 2:
+        raise UserError(
+            f"model.type_vocab_size is {config.model.type_vocab_size}: pretraining reads pairs of segments, start from "
+            "a model with two"
+        )
     run = run.resolve(config)
 
     tokenizer = _tokenizer(run, source, say)
@@ -101,7 +106,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
             means = divide(add_sums(sums(), parallel))
             return {**means, "perplexity": metrics.perplexity(means["mlm_loss"])}
 
-        weights = None if source is None else (f"{source.source}, step {source.step:,}", source.params)
+        weights = None if source is None else (source.origin, source.params)
         parts = ("bert", "predictions", "seq_relationship")
         prepare = partial(_with_output_bias, config.output_bias, _predictable_counts(examples, special.all))
         state = starting_state(

@@ -15,6 +15,7 @@ from flax import traverse_util
 
 from bert.checkpoint import Checkpointer
 from bert.config import ModelConfig, UserError
+from bert.interchange.names import POOLER
 from bert.run import OWN
 from bert.train import TrainState
 
@@ -37,7 +38,7 @@ def starting_state(
 
     Args:
         source: name and parameters of another run, or None.
-        parts: modules to take from it where it has them: ``bert``, and for pretraining the heads.
+        parts: modules to take from it where it has them: ``bert`` with its pooler, and for pretraining the heads.
         say: told what came from where.
         prepare: what is done to random weights before those of ``source`` take their place.
 
@@ -70,7 +71,9 @@ def transfer(params: Params, source: Params, name: str, parts: Sequence[str], sa
     Raises:
         UserError: the encoder is missing, or a part differs in a name or a shape.
     """
-    taken = [part for part in parts if part in source]
+    # The pooler is a part as well: models that answer for every token have none.
+    params, source = _pooler_apart(params), _pooler_apart(source)
+    taken = [part for part in (*parts, *([POOLER] if "bert" in parts else [])) if part in params and part in source]
     if "bert" not in taken:
         raise UserError(f"{name} has no encoder to start from")
     mine, theirs = (
@@ -81,13 +84,25 @@ def transfer(params: Params, source: Params, name: str, parts: Sequence[str], sa
     if wrong:
         raise UserError(f"{name} does not fit the model: {', '.join(wrong[:5])} differ ({len(wrong)} in all)")
     size = sum(array.size for array in mine.values())
-    say(f"from {name}: {', '.join(taken)} ({len(mine)} tensors, {size:,} parameters)")
+    say(
+        f"from {name}: {', '.join(part for part in taken if part != POOLER)} ({len(mine)} tensors, {size:,} parameters)"
+    )
     fresh, unused = sorted(set(params) - set(taken)), sorted(set(source) - set(taken))
     if fresh:
         say(f"starts afresh: {', '.join(fresh)}")
     if unused:
         say(f"not taken over: {', '.join(unused)}")
-    return {**params, **{part: source[part] for part in taken}}
+    moved = {**params, **{part: source[part] for part in taken}}
+    if (pooler := moved.pop(POOLER, None)) is not None:
+        moved["bert"] = {**moved["bert"], "pooler": pooler}
+    return moved
+
+
+def _pooler_apart(params: Params) -> Params:
+    bert = dict(params.get("bert", {}))
+    pooler = bert.pop("pooler", None)
+    apart = {**params, **({"bert": bert} if bert else {})}
+    return apart if pooler is None else {**apart, POOLER: pooler}
 
 
 def sizes_of_source(asked: ModelConfig, source: ModelConfig, name: str) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""WordPiece vocabularies: train one, load one, save one. A thin layer over the ``tokenizers`` library.
+"""Vocabularies: train, load and save WordPiece, and read RoBERTa's. A thin layer over the ``tokenizers`` library.
 
 The text handling is BERT's own (google-research/bert ``tokenization.py``): clean, split CJK characters,
 lower-case and strip accents where configured, split at white space and punctuation, then the longest matching
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """In the order in which a trained vocabulary starts."""
+
+ROBERTA_SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+"""The same five in RoBERTa's byte-level vocabularies."""
 
 CONTINUATION = "##"
 """Prefix of a piece that continues a word."""
@@ -99,7 +102,7 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> Tokenizer:
-    """Reads tokenizer.json, vocab.txt, or a folder that holds one of them (tokenizer.json first).
+    """Reads tokenizer.json, vocab.txt, RoBERTa's vocab.json with merges.txt beside it, or a folder that holds one.
 
     A bare vocab.txt does not say how text is normalised: a ``tokenizer_config.json`` beside it does,
     otherwise ``config.lowercase`` and ``config.strip_accents``. Truncation and padding stored in a
@@ -107,12 +110,15 @@ def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> T
     off: rows are made elsewhere.
 
     Raises:
-      UserError: nothing there, or a file that is not a WordPiece vocabulary with BERT's special tokens.
+      UserError: nothing there, or a file that is neither a WordPiece vocabulary with BERT's special tokens nor a
+        byte-level one with RoBERTa's.
     """
     config = config or TokenizerConfig()
     file = _vocabulary_file(Path(path).expanduser())
     text = _read_utf8(file)
-    if file.suffix == ".json":
+    if file.name == "vocab.json":
+        tokenizer = _byte_level(text, file)
+    elif file.suffix == ".json":
         tokenizer = _parse_tokenizer(text, file)
     else:
         vocab = _parse_vocab(text, file)
@@ -123,18 +129,25 @@ def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> T
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
-    """Writes tokenizer.json and vocab.txt into the folder, each at once or not at all."""
+    """Writes tokenizer.json, and of WordPiece vocab.txt, into the folder, each at once or not at all."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    pieces = sorted((i, piece) for piece, i in tokenizer.get_vocab().items())
-    write_durably(folder / "vocab.txt", "".join(piece + "\n" for _, piece in pieces))
+    if special_tokens(tokenizer.get_vocab()) != ROBERTA_SPECIAL_TOKENS:
+        pieces = sorted((i, piece) for piece, i in tokenizer.get_vocab().items())
+        write_durably(folder / "vocab.txt", "".join(piece + "\n" for _, piece in pieces))
     write_durably(folder / "tokenizer.json", tokenizer.to_str(pretty=True) + "\n")
 
 
 def special_ids(tokenizer: Tokenizer) -> SpecialTokens:
     """Ids of the special tokens. Raises UserError where one is missing."""
-    _require_special_tokens(tokenizer.get_vocab(), "the vocabulary")
-    return SpecialTokens(*(tokenizer.token_to_id(token) for token in SPECIAL_TOKENS))
+    vocab = tokenizer.get_vocab()
+    _require_special_tokens(vocab, "the vocabulary")
+    return SpecialTokens(*(vocab[token] for token in special_tokens(vocab)))
+
+
+def special_tokens(vocab: dict[str, int]) -> tuple[str, ...]:
+    """RoBERTa's special tokens where all of them are there, otherwise BERT's."""
+    return ROBERTA_SPECIAL_TOKENS if all(token in vocab for token in ROBERTA_SPECIAL_TOKENS) else SPECIAL_TOKENS
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
@@ -236,7 +249,7 @@ def _alphabet(counts: np.ndarray, draft: Tokenizer, config: TokenizerConfig) -> 
 def _vocabulary_file(path: Path) -> Path:
     mend = "tokenizer.path takes a vocab.txt, a tokenizer.json or a folder that holds one"
     if path.is_dir():
-        for name in ("tokenizer.json", "vocab.txt"):
+        for name in ("tokenizer.json", "vocab.txt", "vocab.json"):
             if (path / name).is_file():
                 return path / name
         raise UserError(f"{path} holds neither tokenizer.json nor vocab.txt: {mend}")
@@ -266,11 +279,33 @@ def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
         raise UserError(
             f"{file} is not a whole tokenizer.json ({error}): copy it again or name the vocab.txt"
         ) from None
-    if not isinstance(tokenizer.model, models.WordPiece):
+    byte_level = isinstance(tokenizer.model, models.BPE) and "<mask>" in tokenizer.get_vocab()
+    if not isinstance(tokenizer.model, models.WordPiece) and not byte_level:
         kind = type(tokenizer.model).__name__
         raise UserError(f"{file} holds a {kind} vocabulary, not WordPiece: name a BERT vocabulary")
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    return tokenizer
+
+
+def _byte_level(text: str, file: Path) -> Tokenizer:
+    """RoBERTa's tokenizer out of vocab.json and merges.txt: ``<s> A </s>`` and ``<s> A </s></s> B </s>``."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    lines = _read_utf8(file.parent / "merges.txt").splitlines()
+    try:
+        vocab = json.loads(text)
+        merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        tokenizer = Tokenizer(models.BPE(vocab, merges))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{file} and its merges.txt are no byte-level vocabulary ({error}): copy both again") from None
+    _require_special_tokens(vocab, file)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    *others, mask = special_tokens(vocab)
+    tokenizer.add_special_tokens([*others, AddedToken(mask, lstrip=True)])  # "a <mask>" has no space of its own
+    separator, classifier = ((token, vocab[token]) for token in ("</s>", "<s>"))
+    tokenizer.post_processor = processors.RobertaProcessing(separator, classifier, add_prefix_space=False)
     return tokenizer
 
 
@@ -293,7 +328,7 @@ def _parse_vocab(text: str, file: Path) -> dict[str, int]:
 
 
 def _require_special_tokens(vocab: dict[str, int], file: Path | str) -> None:
-    missing = [token for token in SPECIAL_TOKENS if token not in vocab]
+    missing = [token for token in special_tokens(vocab) if token not in vocab]
     if missing:
         raise UserError(f"{file} lacks {', '.join(missing)}: name a BERT vocabulary, or none to train one")
 

@@ -59,8 +59,16 @@ def test_the_encoder_starts_as_pretrained_and_the_head_afresh(pretrained: Path) 
     params = transfer(fresh, source.params, "X", ("bert",), lambda text: None)
     jax.tree.map(np.testing.assert_array_equal, params["bert"], source.params["bert"])
     np.testing.assert_array_equal(params["classifier"]["kernel"], 1)
-    del fresh["bert"]["pooler"]
-    with pytest.raises(UserError, match="X does not fit the model: bert/pooler/bias, bert/pooler/kernel differ"):
+    said: list[str] = []
+    pooler = fresh["bert"].pop("pooler")
+    assert "pooler" not in transfer(fresh, source.params, "X", ("bert",), said.append)["bert"]
+    assert "not taken over: bert/pooler, predictions, seq_relationship" in said
+    fresh["bert"]["pooler"] = pooler
+    headless = {"bert": {name: part for name, part in source.params["bert"].items() if name != "pooler"}}
+    assert transfer(fresh, headless, "X", ("bert",), said.append)["bert"]["pooler"] is pooler
+    assert said[-1] == "starts afresh: bert/pooler, classifier"
+    del fresh["bert"]["embeddings"]["norm"]
+    with pytest.raises(UserError, match=r"X does not fit the model: bert/embeddings/norm/bias, .* differ"):
         transfer(fresh, source.params, "X", ("bert",), lambda text: None)
 
 

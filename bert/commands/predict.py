@@ -15,7 +15,8 @@ from bert.config import UserError
 from bert.files import replacing
 
 DESCRIPTION = """Answers for new texts, one JSON object a line with the label and the probability of each. INPUT holds
-one text a line, a pair of texts as two columns with a tab between; - is standard input."""
+one text a line, a pair of texts as two columns with a tab between; - is standard input. A model that does not say
+which of the two it takes is given each line as it is."""
 
 LINES_AT_ONCE = 1024
 
@@ -24,7 +25,7 @@ LINES_AT_ONCE = 1024
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(prog="bert predict", description=DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", help="folder of a fine-tuning run")
+    parser.add_argument("run", metavar="RUN", help="a fine-tuning run, a Hugging Face folder or a hub name")
     parser.add_argument("input", metavar="INPUT", help="file of texts, or - for standard input")
     parser.add_argument("--output", metavar="FILE", help="write the answers here, not to standard output")
     parser.add_argument("--batch_size", type=int, default=32, help="texts at once (default: 32)")
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
     from bert.pretrained import load
 
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
-    pairs = model.task is not None and len(model.task.text_columns) == 2
+    pairs = None if model.task is None else len(model.task.text_columns) == 2
     with _input(arguments.input) as lines, _output(arguments.output) as output:
         for texts in _chunks(_texts(lines, arguments.input, pairs)):
             for text, answer in zip(texts, model.predict(texts, arguments.batch_size), strict=True):
@@ -52,8 +53,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _texts(lines: IO[bytes], name: str, pairs: bool) -> Iterator[str | tuple[str, str]]:
-    """The texts of a file. An empty line is an error rather than a silent shift of answers against lines."""
+def _texts(lines: IO[bytes], name: str, pairs: bool | None) -> Iterator[str | tuple[str, str]]:
+    """The texts of a file, or its pairs, or as each line has it (None).
+
+    An empty line is an error rather than a silent shift of answers against lines.
+    """
     name = "standard input" if name == "-" else name
     empty = True
     for number, raw in enumerate(lines, 1):
@@ -62,14 +66,14 @@ def _texts(lines: IO[bytes], name: str, pairs: bool) -> Iterator[str | tuple[str
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             raise UserError(f"{name}, line {number}: not UTF-8, convert the file first") from None
-        columns = line.split("\t") if pairs else [line]
+        columns = [line] if pairs is False else line.split("\t")
         if not all(column.strip() for column in columns):
             raise UserError(f"{name}, line {number}: empty, remove the line or fill it in")
-        if pairs and len(columns) != 2:
+        if (pairs and len(columns) != 2) or len(columns) > 2:
             raise UserError(
                 f"{name}, line {number}: {len(columns)} column(s), this task takes two texts with a tab between"
             )
-        yield tuple(columns) if pairs else line
+        yield tuple(columns) if len(columns) == 2 else line
     if empty:
         raise UserError(f"{name} is empty: put one text a line")
 

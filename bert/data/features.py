@@ -103,5 +103,5 @@ def tokenize(
         offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
         segment_a_lengths=np.array(segment_a_lengths, np.int32),
         labels=labels,
-        pad_token_id=own.token_to_id("[PAD]") or 0,
+        pad_token_id=next((i for i in map(own.token_to_id, ("[PAD]", "<pad>")) if i is not None), 0),
     )

@@ -1,0 +1,1 @@
+"""Checkpoints of others: one table of names (`names`), read in both directions."""

@@ -1,0 +1,303 @@
+"""Folders as Hugging Face transformers writes them: config.json, safetensors, tokenizer files -> our parameters.
+
+Every tensor of a folder finds its place by the table in `bert.interchange.names`, is left out by name, or is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+from tokenizers import Tokenizer
+
+from bert.config import ModelConfig, UserError
+from bert.heads import BertForPreTraining
+from bert.interchange import names
+from bert.interchange.pooling import Pooling, read_pooling
+from bert.interchange.tensor_files import read_json, read_tensors
+from bert.tokenizer import load_tokenizer, vocabulary_size
+
+Say = Callable[[str], None]
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+"""Hugging Face's names of ``hidden_act``, and ours."""
+
+REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+            "max_position_embeddings", "type_vocab_size", "hidden_act")  # fmt: skip
+OPTIONAL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "layer_norm_eps")
+
+BUFFERS = re.compile(r"(^|\.)embeddings\.(position_ids|token_type_ids)$")
+"""Constants that older versions stored with the parameters."""
+
+LABELLED = ("BertForSequenceClassification", "BertForTokenClassification")
+"""Architectures whose labels config.json names."""
+
+FLOATS = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a folder holds.
+
+    Attributes:
+        config: sizes of the encoder.
+        params: nested dict of float32 arrays: the encoder and the heads that are there.
+        tokenizer: its vocabulary.
+        architecture: name of our module that the heads fill, a key of `names.ARCHITECTURES`.
+        labels: names of the classes of a classifier, by number; () without one.
+        problem_type: of a sequence classifier, as in config.json; None where it says nothing.
+        pooling: what a sentence-transformers folder declares; None for any other.
+    """
+
+    config: ModelConfig
+    params: dict[str, Any]
+    tokenizer: Tokenizer
+    architecture: str
+    labels: tuple[str, ...] = ()
+    problem_type: str | None = None
+    pooling: Pooling | None = None
+
+
+def is_published(folder: Path) -> bool:
+    """Whether a folder looks like one of these."""
+    return (folder / "config.json").is_file() or (folder / "modules.json").is_file()
+
+
+def read(folder: Path, say: Say) -> Published:
+    """Reads a folder, saying what was read, what was left out and which parts start afresh.
+
+    Raises:
+        UserError: a file that is missing or damaged; a model that is neither BERT nor RoBERTa; a tensor without a
+            place, a parameter without a tensor, a shape that is not config.json's.
+    """
+    pooling, folder = read_pooling(folder)
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UserError(f"{file} does not exist: copy it beside the weights")
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise UserError(f"{file} holds no JSON object: copy it again")
+    family, architecture = _architecture(content, file)
+    config = _model_config(content, family, file)
+    labels = _labels(content, file) if architecture in LABELLED else ()
+    tokenizer = load_tokenizer(folder)
+    if vocabulary_size(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"{folder}: the vocabulary has {vocabulary_size(tokenizer)} pieces, but the model has rows for "
+            f"{config.vocab_size}: copy both anew from one source"
+        )
+    stored, source = read_tensors(folder)
+    found, config = _placed(stored, source, config, family, architecture, say)
+    parts = _checked(found, source, config, family, architecture, labels)
+    if family == names.ROBERTA and names.PREDICTIONS in parts and config.hidden_act != "gelu":
+        raise UserError(
+            f"{file}: hidden_act is {content['hidden_act']}, and the MLM head of RoBERTa has gelu: name another model"
+        )
+    size = sum(array.size for array in found.values())
+    say(f"read {source}: {', '.join(sorted(parts))} ({len(found)} tensors, {size:,} parameters)")
+    if fresh := [part for part in names.ARCHITECTURES[architecture] if part not in parts]:
+        say(f"not in {source}, starts afresh: {', '.join(fresh)}")
+    if not parts & {names.CLASSIFIER, names.QA_OUTPUTS}:
+        architecture, labels = _without_task(parts), ()
+    return Published(
+        config=config,
+        params=traverse_util.unflatten_dict(found, sep="/"),
+        tokenizer=tokenizer,
+        architecture=architecture,
+        labels=labels,
+        problem_type=content.get("problem_type") if labels else None,
+        pooling=pooling,
+    )
+
+
+def _without_task(parts: set[str]) -> str:
+    """The module of the pretraining heads that are there, whichever config.json declares."""
+    if names.PREDICTIONS in parts:
+        return "BertForPreTraining" if names.SEQ_RELATIONSHIP in parts else "BertForMaskedLM"
+    return "BertForNextSentencePrediction" if names.SEQ_RELATIONSHIP in parts else "Bert"
+
+
+def _architecture(content: dict[str, Any], file: Path) -> tuple[str, str]:
+    """Family and our module's name."""
+    declared = content.get("architectures") or []
+    declared = declared[0] if isinstance(declared, list) and declared else None
+    family = content.get("model_type") or ("roberta" if str(declared).startswith("Roberta") else "bert")
+    if family not in (names.BERT, names.ROBERTA):
+        raise UserError(f"{file}: model_type is {family!r}, and bert and roberta are read: name another model")
+    if declared is None:
+        return family, "Bert"
+    architecture = names.our_name(declared, family)
+    if architecture is None:
+        choice = ", ".join(names.published_name(name, family) for name in names.ARCHITECTURES)
+        raise UserError(f"{file}: the architecture is {declared!r}: one of {choice} is read")
+    for key, plain in (("is_decoder", False), ("add_cross_attention", False), ("position_embedding_type", "absolute")):
+        if content.get(key, plain) not in (plain, None):
+            raise UserError(f"{file}: {key} is {content[key]!r}, and only {plain!r} is read: name another model")
+    return family, architecture
+
+
+def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConfig:
+    if missing := [key for key in REQUIRED if key not in content]:
+        raise UserError(f"{file} lacks {', '.join(missing)}: copy it again from where the weights are from")
+    values = {key: content[key] for key in (*REQUIRED, *OPTIONAL) if key in content}
+    for key, value in values.items():
+        kind = (str,) if key == "hidden_act" else (int, float) if key in OPTIONAL else (int,)
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise UserError(f"{file}: {key} is {value!r}: copy the file again from where the weights are from")
+    if values["hidden_act"] not in ACTIVATIONS:
+        raise UserError(f"{file}: hidden_act is {values['hidden_act']!r}: {', '.join(ACTIVATIONS)} are read")
+    values["hidden_act"] = ACTIVATIONS[values["hidden_act"]]
+    if family == names.ROBERTA:
+        offset = content.get("pad_token_id", 1)
+        if not isinstance(offset, int):
+            raise UserError(f"{file}: pad_token_id is {offset!r}, and RoBERTa counts its positions from there: mend it")
+        values["position_offset"] = offset + 1
+        values["max_position_embeddings"] -= offset + 1
+    config = ModelConfig(**values, tie_word_embeddings=bool(content.get("tie_word_embeddings", True)))
+    try:
+        if config.vocab_size < 1:
+            raise UserError("model.vocab_size is below 1: mend it")
+        config.check()
+    except UserError as error:
+        raise UserError(f"{file}: {str(error).replace('model.', '')}") from None
+    return config
+
+
+def _labels(content: dict[str, Any], file: Path) -> tuple[str, ...]:
+    known = content.get("id2label")
+    if known is None:
+        count = content.get("num_labels", 2)
+        known = {str(number): f"LABEL_{number}" for number in range(count if isinstance(count, int) else 0)}
+    if not isinstance(known, dict) or sorted(known) != sorted(map(str, range(len(known)))) or not known:
+        raise UserError(f"{file}: id2label does not number its labels 0, 1, ...: mend it")
+    labels = tuple(str(known[str(number)]) for number in range(len(known)))
+    if len(set(labels)) < len(labels):
+        raise UserError(f"{file}: id2label names two labels alike: mend it")
+    return labels
+
+
+def _placed(
+    stored: dict[str, np.ndarray], source: Path, config: ModelConfig, family: str, architecture: str, say: Say
+) -> tuple[dict[str, np.ndarray], ModelConfig]:
+    """Tensors under our names, as float32, and the config with what the decoder turned out to be."""
+    table = {tensor.theirs: tensor for tensor in names.tensors(config.num_hidden_layers, family, architecture)}
+    left_out = {name for name in stored if BUFFERS.search(name)}
+    by_name: dict[str, str] = {}
+    for name in stored:
+        if name in left_out:
+            continue
+        plain = _current_name(name, family)
+        if plain in by_name:
+            raise UserError(f"{source} holds {by_name[plain]} and {name}, which are one tensor: copy it again")
+        by_name[plain] = name
+    if family == names.ROBERTA and architecture == "BertForSequenceClassification":
+        # Left over from pretraining: this architecture has no pooler of its own, only its classifier's first layer.
+        left_out |= {by_name.pop(f"roberta.pooler.dense.{end}", "") for end in ("weight", "bias")} - {""}
+
+    def of(ours: str) -> np.ndarray | None:
+        [theirs] = [tensor.theirs for tensor in table.values() if tensor.ours == ours]
+        return stored.get(by_name.get(theirs, ""))
+
+    decoder, word, bias = of("predictions/decoder"), of("bert/embeddings/word/embedding"), of("predictions/bias")
+    if decoder is not None and config.tie_word_embeddings:
+        if word is not None and np.array_equal(decoder, word):
+            del by_name[_their_name(table, "predictions/decoder")]
+        else:
+            say(f"{source}: the MLM decoder differs from the word embeddings, and stays untied")
+            config = dataclasses.replace(config, tie_word_embeddings=False)
+    second = by_name.pop(names.decoder_bias(family), None)
+    if second is not None:
+        first = by_name.get(_their_name(table, "predictions/bias"))
+        if first is not None and not np.array_equal(stored[second], bias):
+            left_out.add(first)  # transformers adds the decoder's own
+        by_name[_their_name(table, "predictions/bias")] = second
+    if unexplained := sorted(by_name[name] for name in set(by_name) - set(table)):
+        more = f" and {len(unexplained) - 4} more" if len(unexplained) > 4 else ""
+        raise UserError(
+            f"{source} holds {', '.join(unexplained[:4])}{more}, which a {names.published_name(architecture, family)} "
+            f"of {config.num_hidden_layers} layers lacks: mend architectures and num_hidden_layers in config.json"
+        )
+    found = {}
+    for theirs, name in by_name.items():
+        array, tensor = stored[name], table[theirs]
+        if array.dtype.name not in FLOATS:
+            raise UserError(f"{source}: {name} is {array.dtype.name}, and {', '.join(FLOATS)} are read: convert it")
+        found[tensor.ours] = np.ascontiguousarray((array.T if tensor.transposed else array).astype(np.float32))
+    if left_out:
+        say(f"{source}: without use here: {', '.join(sorted(left_out))}")
+    return found, config
+
+
+def _checked(
+    found: dict[str, np.ndarray],
+    source: Path,
+    config: ModelConfig,
+    family: str,
+    architecture: str,
+    labels: tuple[str, ...],
+) -> set[str]:
+    """The parts that are there; UserError where one is there by half or not in config.json's shapes."""
+    table = names.tensors(config.num_hidden_layers, family, architecture)
+    parts = {tensor.part for tensor in table if tensor.ours in found}
+    needed = {names.ENCODER, *parts}
+    pooled = names.POOLER in names.ARCHITECTURES[architecture]
+    if names.SEQ_RELATIONSHIP in parts or (names.CLASSIFIER in parts and pooled):
+        needed.add(names.POOLER)
+    shapes = expected_shapes(config, architecture, labels)
+    missing = [t.theirs for t in table if t.part in needed and t.ours in shapes and t.ours not in found]
+    if missing:
+        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+        raise UserError(f"{source} lacks {', '.join(missing[:4])}{more}: copy it again, or mend config.json")
+    for tensor in table:
+        if tensor.ours in found and found[tensor.ours].shape != shapes[tensor.ours]:
+            theirs, ours = (
+                list(shape[::-1] if tensor.transposed else shape)
+                for shape in (found[tensor.ours].shape, shapes[tensor.ours])
+            )
+            raise UserError(
+                f"{source}: {tensor.theirs} is {theirs}, but config.json makes it {ours}: copy both from one source"
+            )
+    return parts
+
+
+@lru_cache(maxsize=16)
+def expected_shapes(config: ModelConfig, architecture: str, labels: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter that `names.tensors` may name, by its path."""
+    model = BertForPreTraining(config)
+    tree = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"])
+    shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
+    outputs = {names.CLASSIFIER: len(labels) if architecture in LABELLED else 1, names.QA_OUTPUTS: 2}
+    for part in set(names.ARCHITECTURES[architecture]) & set(outputs):
+        shapes |= {f"{part}/kernel": (config.hidden_size, outputs[part]), f"{part}/bias": (outputs[part],)}
+    return shapes
+
+
+def _their_name(table: dict[str, names.Tensor], ours: str) -> str:
+    return next(theirs for theirs, tensor in table.items() if tensor.ours == ours)
+
+
+def _current_name(name: str, family: str) -> str:
+    """A tensor's name as today's versions write it: the prefix of a bare encoder, gamma and beta of old files."""
+    name = re.sub(r"(LayerNorm|layer_norm)\.gamma$", r"\1.weight", name)
+    name = re.sub(r"(LayerNorm|layer_norm)\.beta$", r"\1.bias", name)
+    bare = name.startswith(("embeddings.", "encoder.", "pooler."))
+    return f"{family}.{name}" if bare else name

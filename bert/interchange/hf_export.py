@@ -1,0 +1,207 @@
+"""Our parameters -> a folder as Hugging Face transformers writes it, read back before it is called done."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+from bert import heads
+from bert.config import ModelConfig, UserError
+from bert.interchange import hf, names
+from bert.interchange.model_card import model_card
+from bert.interchange.pooling import declared
+from bert.interchange.tensor_files import write_tensors
+from bert.interchange.tokenizer_files import save_published_tokenizer
+from bert.model import Bert
+from bert.tokenizer import special_ids
+
+if TYPE_CHECKING:
+    from bert.pretrained import Pretrained
+
+TOLERANCE = 1e-4
+"""Most that a logit may differ from transformers'."""
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu", "tanh": "tanh"}
+
+
+def export(model: Pretrained, out: Path, say: Callable[[str], None]) -> None:
+    """Writes ``out`` as a whole or not at all: config.json, model.safetensors, tokenizer files and a model card.
+
+    The folder is read back and compared tensor by tensor, and by logits where transformers is installed.
+
+    Raises:
+        UserError: ``out`` is there already and not an empty folder, or its parent cannot be written.
+        RuntimeError: what was read back is not what was written.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists already and is not an empty folder: name another one")
+    draft = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        draft.mkdir(parents=True)
+        _write(model, draft)
+        say(_verify(model, draft))
+        os.replace(draft, out)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror or error}): name another folder") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+def family_of(config: ModelConfig) -> str:
+    """RoBERTa's positions begin after its padding id, BERT's at 0."""
+    return names.ROBERTA if config.position_offset else names.BERT
+
+
+def published_tensors(model: Pretrained) -> dict[str, np.ndarray]:
+    """Every parameter under transformers' name and in its layout. Raises UserError where one has no name."""
+    config, family = model.config, family_of(model.config)
+    found = traverse_util.flatten_dict(model.params, sep="/")
+    tensors = {}
+    for tensor in names.tensors(config.num_hidden_layers, family, model.architecture):
+        if (array := found.pop(tensor.ours, None)) is not None:
+            tensors[tensor.theirs] = np.asarray(array).T if tensor.transposed else np.asarray(array)
+    if found:
+        raise UserError(f"{model.source}: {', '.join(sorted(found)[:4])} have no name in Hugging Face's models")
+    if not config.tie_word_embeddings and names.PREDICTIONS in model.params:
+        tensors[names.decoder_bias(family)] = np.asarray(model.params[names.PREDICTIONS]["bias"])
+    if model.architecture == "Bert":  # a bare encoder is written without its name in front
+        prefix = f"{family}."
+        tensors = {name.removeprefix(prefix): array for name, array in tensors.items()}
+    return tensors
+
+
+def published_config(model: Pretrained) -> dict[str, Any]:
+    """The content of config.json."""
+    config, family = model.config, family_of(model.config)
+    special = special_ids(model.tokenizer)
+    content = {
+        "architectures": [names.published_name(model.architecture, family)],
+        "model_type": family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "intermediate_size": config.intermediate_size,
+        "hidden_act": ACTIVATIONS[config.hidden_act],
+        "hidden_dropout_prob": config.hidden_dropout_prob,
+        "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
+        "max_position_embeddings": config.max_position_embeddings + config.position_offset,
+        "type_vocab_size": config.type_vocab_size,
+        "initializer_range": config.initializer_range,
+        "layer_norm_eps": config.layer_norm_eps,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "pad_token_id": special.pad,
+        "dtype": "float32",
+    }
+    if family == names.ROBERTA:
+        content |= {
+            "pad_token_id": config.position_offset - 1,
+            "bos_token_id": special.cls,
+            "eos_token_id": special.sep,
+        }
+    if model.labels:
+        content["id2label"] = {str(number): label for number, label in enumerate(model.labels)}
+        content["label2id"] = {label: number for number, label in enumerate(model.labels)}
+    if model.problem_type is not None:
+        content["problem_type"] = model.problem_type
+    return content
+
+
+def _write(model: Pretrained, folder: Path) -> None:
+    file = folder / "model.safetensors"
+    write_tensors(file, published_tensors(model))
+    files = {"config.json": published_config(model)}
+    if model.pooling is not None:
+        files |= declared(model.pooling, model.config.hidden_size)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    save_published_tokenizer(model.tokenizer, folder, model.config.max_position_embeddings)
+    architecture = names.published_name(model.architecture, family_of(model.config))
+    (folder / "README.md").write_text(model_card(model, architecture), encoding="utf-8")
+    shutil.copymode(folder / "README.md", file)  # the library gives its file to the owner alone
+
+
+def _verify(model: Pretrained, folder: Path) -> str:
+    """Reads the folder back; a sentence on what was compared. Raises RuntimeError where anything differs."""
+    again = hf.read(folder, lambda text: None)
+    ours, theirs = (traverse_util.flatten_dict(params, sep="/") for params in (model.params, again.params))
+    wrong = sorted(set(ours) ^ set(theirs))
+    wrong += [key for key in set(ours) & set(theirs) if not np.array_equal(ours[key], theirs[key])]
+    if wrong or again.config != _published_sizes(model.config) or again.labels != model.labels:
+        raise RuntimeError(f"the export does not read back as it was: {', '.join(wrong[:5]) or 'config.json'} differ")
+    said = f"verified: {len(ours)} tensors read back identical"
+    difference = logits_difference(model, folder)
+    if difference is None:
+        return f"{said}; transformers is not installed, so its logits were not compared"
+    if not difference <= TOLERANCE:
+        raise RuntimeError(f"transformers' logits differ by {difference:.2g} from ours: not exported")
+    return f"{said}, logits within {difference:.1g} of transformers'"
+
+
+def logits_difference(model: Pretrained, folder: Path) -> float | None:
+    """Largest |difference| of our outputs and transformers' on random rows; None without transformers and PyTorch."""
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        return None
+    config = model.config
+    architecture = names.published_name(model.architecture, family_of(config))
+    reference = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
+    random = np.random.default_rng(0)
+    length = min(24, config.max_position_embeddings)
+    shape = (2, 2, length) if model.architecture == "BertForMultipleChoice" else (4, length)
+    # transformers counts RoBERTa's positions by the ids that are not padding
+    ids = random.integers(config.position_offset, config.vocab_size, shape)
+    segments = random.integers(0, config.type_vocab_size, shape)
+    mask = np.ones(shape, int)
+    mask[-1, ..., length // 2 :] = 0
+    ids[mask == 0] = max(config.position_offset - 1, 0)
+    with torch.no_grad():
+        expected = reference(
+            input_ids=torch.tensor(ids), token_type_ids=torch.tensor(segments), attention_mask=torch.tensor(mask)
+        )
+    params = model.params["bert"] if model.architecture == "Bert" else model.params
+    ours = jax.device_get(module_of(model).apply({"params": params}, ids, segments, mask))
+    pairs: list[tuple[np.ndarray, Any]]
+    if model.architecture == "Bert":
+        pairs = [(ours.last_hidden_state, expected.last_hidden_state)]
+        if ours.pooled_output is not None:
+            pairs.append((ours.pooled_output, expected.pooler_output))
+    elif model.architecture == "BertForPreTraining":
+        pairs = [(ours.prediction_logits, expected.prediction_logits),
+                 (ours.seq_relationship_logits, expected.seq_relationship_logits)]  # fmt: skip
+    elif model.architecture == "BertForQuestionAnswering":
+        pairs = [(ours[..., 0], expected.start_logits), (ours[..., 1], expected.end_logits)]
+    else:
+        pairs = [(ours, expected.logits)]
+    differences = []
+    for mine, theirs in pairs:
+        apart = np.abs(mine - theirs.numpy())
+        real = mask.astype(bool)
+        differences.append(apart[real].max() if apart.shape[: mask.ndim] == mask.shape else apart.max())
+    return float(max(differences))
+
+
+def module_of(model: Pretrained) -> Any:
+    """The Flax module that the parameters fill."""
+    if model.architecture == "Bert":
+        return Bert(model.config, add_pooling_layer="pooler" in model.params["bert"])
+    module = getattr(heads, model.architecture)
+    return module(model.config, len(model.labels)) if model.labels else module(model.config)
+
+
+def _published_sizes(config: ModelConfig) -> ModelConfig:
+    """The config without what Hugging Face's has no field for."""
+    return dataclasses.replace(config, position_init=ModelConfig().position_init)

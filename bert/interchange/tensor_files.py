@@ -1,0 +1,100 @@
+"""Files of tensors: safetensors in one file or in several, and PyTorch's pickles through a loader that runs no code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+from safetensors.numpy import save_file
+
+from bert.config import UserError
+
+SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
+INDEX = ".index.json"
+
+
+def read_tensors(folder: Path) -> tuple[dict[str, np.ndarray], Path]:
+    """Every tensor of a model's folder as it is stored, and the file that names them.
+
+    Raises:
+        UserError: no weights, files that are damaged or not what they pose as, an index that does not fit them.
+    """
+    for name, read in ((SAFETENSORS, _read_safetensors), (PICKLE, _read_pickle)):
+        file, index = folder / name, folder / f"{name}{INDEX}"
+        if file.is_file():
+            return read(file), file
+        if index.is_file():
+            return _read_shards(index, read), index
+    raise UserError(f"{folder} holds no weights: put model.safetensors there")
+
+
+def write_tensors(file: Path, tensors: dict[str, np.ndarray]) -> None:
+    """Writes a safetensors file as transformers expects it."""
+    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    save_file(contiguous, file, metadata={"format": "pt"})
+
+
+def read_json(file: Path) -> Any:
+    """What a JSON file holds. Raises UserError."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8-sig"))
+    except (ValueError, OSError) as error:
+        raise UserError(f"{file} is not a whole JSON file ({error}): copy it again") from None
+
+
+def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
+    try:
+        with safetensors.safe_open(file, "numpy") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError, TypeError, AttributeError) as error:
+        with file.open("rb") as raw:
+            start = raw.read(4)
+        if start.startswith((b"\x80", b"PK\x03\x04")):
+            reason = "it is a pickle, which can run code when read"
+        else:
+            reason = str(error).removeprefix("Error while deserializing header: ")
+        raise UserError(f"{file} is no whole safetensors file ({reason}): copy it again or convert it") from None
+
+
+def _read_shards(index: Path, read: Any) -> dict[str, np.ndarray]:
+    content = read_json(index)
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise UserError(f"{index} has no weight_map of tensors and their files: copy it again")
+    found: dict[str, np.ndarray] = {}
+    for name in sorted(set(places.values())):
+        if name in ("", ".", "..") or "/" in name or "\\" in name:
+            raise UserError(f"{index} names {name!r}, which may lie outside of the folder: name a file beside it")
+        shard = index.parent / name
+        if not shard.is_file():
+            raise UserError(f"{index} names {name}, which is not there: copy it as well")
+        tensors = read(shard)
+        if twice := sorted(set(tensors) & set(found)):
+            raise UserError(f"{shard} holds {twice[0]}, which another file holds as well: copy the folder again")
+        if missing := sorted(tensor for tensor, place in places.items() if place == name and tensor not in tensors):
+            raise UserError(f"{shard} lacks {missing[0]}, which {index.name} says is there: copy the folder again")
+        found |= tensors
+    return found
+
+
+def _read_pickle(file: Path) -> dict[str, np.ndarray]:
+    try:
+        import torch
+    except ImportError:
+        raise UserError(
+            f"{file} is a pickle, which can run code when read: install PyTorch to read it safely "
+            "(pip install 'bert-jax[torch]'), or have its model saved as model.safetensors "
+            "(transformers: from_pretrained, then save_pretrained)"
+        ) from None
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # the loader raises what it meets: UnpicklingError, RuntimeError, EOFError
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"{file} is not a file of tensors alone ({reason[0][:120]}): name another model") from None
+    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
+        raise UserError(f"{file} is not a file of tensors alone: name another model")
+    halves = (torch.float16, torch.bfloat16)
+    return {name: (tensor.float() if tensor.dtype in halves else tensor).numpy() for name, tensor in state.items()}

@@ -1,0 +1,41 @@
+"""Tokenizer files as transformers writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from bert.files import write_durably
+from bert.tokenizer import save_tokenizer, special_ids
+
+
+def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
+    """Writes tokenizer.json, the vocabulary, tokenizer_config.json and special_tokens_map.json."""
+    save_tokenizer(tokenizer, folder)
+    content = json.loads(tokenizer.to_str())
+    if content["model"]["type"] == "BPE":
+        tokenizer.model.save(str(folder))  # vocab.json and merges.txt
+    special = special_ids(tokenizer)
+    roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    names = {role: tokenizer.id_to_token(number) for role, number in zip(roles, special.all, strict=True)}
+    config = {**_class(content), **names, "model_max_length": max_length}
+    for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
+        write_durably(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _class(content: dict[str, Any]) -> dict[str, Any]:
+    """The class that makes the same ids: a model's own with its settings, or the one that takes tokenizer.json."""
+    steps, words = content["normalizer"] or {}, content["pre_tokenizer"] or {}
+    if content["model"]["type"] == "BPE" and not steps and words.get("type") == "ByteLevel":
+        return {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": words["add_prefix_space"]}
+    if content["model"]["type"] == "WordPiece" and steps.get("type") == "BertNormalizer" and steps["clean_text"]:
+        return {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": steps["lowercase"],
+            "strip_accents": steps["strip_accents"],
+            "tokenize_chinese_chars": steps["handle_chinese_chars"],
+        }
+    return {"tokenizer_class": "PreTrainedTokenizerFast"}
