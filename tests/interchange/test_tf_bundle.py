@@ -160,7 +160,43 @@ def test_an_entry_that_makes_no_sense_is_refused(tmp_path: Path, value: bytes) -
     assert "is damaged" in error_of(tmp_path / "model.ckpt")
 
 
+def test_an_index_that_was_forged_is_read_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every checksum right, any byte may be anything: what comes is an array or a UserError, nothing else."""
+
+    class Right:
+        def __ne__(self, other: object) -> bool:
+            return False
+
+    monkeypatch.setattr("bert.interchange.tf_bundle.masked", lambda checksum: Right())
+    prefix = tmp_path / "model.ckpt"
+    write_bundle(prefix, tensors())
+    file = tmp_path / "model.ckpt.index"
+    whole = file.read_bytes()
+    read_all(prefix)
+    random, refused = np.random.default_rng(0), 0
+    for place in range(len(whole)):
+        for octet in random.integers(0, 256, 3, np.uint8):
+            file.write_bytes(whole[:place] + octet.tobytes() + whole[place + 1 :])
+            try:
+                read_all(prefix)
+            except UserError:
+                refused += 1
+    assert refused > len(whole)
+
+
 def test_an_index_without_a_header_or_with_names_that_are_none(tmp_path: Path) -> None:
     prefix = tmp_path / "model.ckpt"
     write_bundle(prefix, {}, more={b"": b"", b"\xff\xfe": b""})
     assert "model.ckpt.index is damaged" in error_of(prefix)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("shards", [1, 3])
+def test_tensorflow_reads_what_these_tests_write(tmp_path: Path, shards: int) -> None:
+    """Else the other tests would show no more than that two readings of the format agree."""
+    tensorflow = pytest.importorskip("tensorflow", reason="needs the extra `tf`")
+    write_bundle(tmp_path / "model.ckpt", tensors(), shards=shards)
+    reader = tensorflow.train.load_checkpoint(str(tmp_path / "model.ckpt"))
+    assert sorted(reader.get_variable_to_shape_map()) == sorted(tensors())
+    for name, array in tensors().items():
+        np.testing.assert_array_equal(reader.get_tensor(name), array)
