@@ -80,7 +80,7 @@ GOOGLE_NAMES: tuple[Row, ...] = (
     Row("predictions/bias", "cls/predictions/output_bias", "V"),
     *_output("seq_relationship", "cls/seq_relationship/", "2"),
     *_output("classifier", "", "L"),  # run_classifier.py
-    *_output("span", "cls/squad/", "2"),  # run_squad.py: start, end
+    *_output("qa_outputs", "cls/squad/", "2"),  # run_squad.py: start, end
 )
 """The encoder and all heads; a checkpoint has some of the heads."""
 
@@ -125,7 +125,7 @@ def read(folder: Path, say: Say = lambda text: None) -> tuple[ModelConfig, Param
 
     Returns:
         The sizes, and a nested dict of float32 arrays: ``bert``, and of ``predictions``, ``seq_relationship``,
-        ``classifier``, ``span`` what there is.
+        ``classifier``, ``qa_outputs`` what there is.
 
     Raises:
         UserError: a file is missing, damaged or malformed; a tensor is missing, unknown or of another shape.

@@ -30,7 +30,7 @@ PIECES = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##s
 HEADS = {
     "pretraining": ("predictions", "seq_relationship"),
     "classification": ("classifier",),
-    "squad": ("span",),
+    "squad": ("qa_outputs",),
     "none": (),
 }
 
@@ -67,7 +67,7 @@ def weights(*heads: str, labels: int = 4) -> dict[str, np.ndarray]:
     for head, scope, outputs in (
         ("seq_relationship", "cls/seq_relationship/", 2),
         ("classifier", "", labels),
-        ("span", "cls/squad/", 2),
+        ("qa_outputs", "cls/squad/", 2),
     ):
         if head in heads:
             shapes.update({f"{scope}output_weights": (outputs, D), f"{scope}output_bias": (outputs,)})
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     message = error_of(tmp_path)
     assert "bert/embeddings/word_embeddings [23, 6] instead of [24, 6]" in message
     assert "cls/predictions/output_bias [23] instead of [24]" in message
-    write_folder(tmp_path, {**weights("span"), "cls/squad/output_weights": np.zeros((6, 2), np.float32)})
+    write_folder(tmp_path, {**weights("qa_outputs"), "cls/squad/output_weights": np.zeros((6, 2), np.float32)})
     assert "cls/squad/output_weights [6, 2] instead of [2, 6]" in error_of(tmp_path)
     write_folder(tmp_path, {**weights("classifier"), "output_bias": np.zeros(5, np.float32)})
     assert "output_weights [4, 6] instead of [5, 6]" in error_of(tmp_path)
