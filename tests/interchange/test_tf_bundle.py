@@ -174,14 +174,13 @@ def test_an_index_that_was_forged_is_read_or_refused(tmp_path: Path, monkeypatch
     whole = file.read_bytes()
     read_all(prefix)
     random, refused = np.random.default_rng(0), 0
-    for place in range(len(whole)):
-        for octet in random.integers(0, 256, 3, np.uint8):
-            file.write_bytes(whole[:place] + octet.tobytes() + whole[place + 1 :])
-            try:
-                read_all(prefix)
-            except UserError:
-                refused += 1
-    assert refused > len(whole)
+    for place, octet in enumerate(random.integers(0, 256, len(whole), np.uint8)):
+        file.write_bytes(whole[:place] + octet.tobytes() + whole[place + 1 :])
+        try:
+            read_all(prefix)
+        except UserError:
+            refused += 1
+    assert refused > len(whole) // 3
 
 
 def test_an_index_without_a_header_or_with_names_that_are_none(tmp_path: Path) -> None:
