@@ -20,7 +20,7 @@ from bert.data.features import Features, tokenize
 from bert.data.tasks import find_task
 from bert.data.tasks.glue import ClassificationTask
 from bert.heads import BertForMaskedLM, BertForSequenceClassification
-from bert.interchange import hf, hub
+from bert.interchange import google, hf, hub
 from bert.interchange.pooling import Pooling
 from bert.model import Bert
 from bert.run import kind_of
@@ -237,15 +237,16 @@ def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> 
         return _load_published(hub.download(str(source)), str(source), say)
     if (path / "config.yaml").is_file():
         return _load_run(path, say)
-    if hf.is_published(path):
+    if hf.is_published(path) or google.is_google(path):
         return _load_published(path, str(path), say)
     raise UserError(
-        f"{path} holds no run (no config.yaml) and no model of Hugging Face's (no config.json): name a folder that does"
+        f"{path} holds no run (no config.yaml), no model of Hugging Face's (no config.json) and none of Google's "
+        "(no bert_config.json): name a folder that does"
     )
 
 
 def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pretrained:
-    read = hf.read(folder, say)
+    read = hf.read(folder, say) if hf.is_published(folder) else google.published(folder, say)
     return Pretrained(
         config=read.config,
         params=read.params,

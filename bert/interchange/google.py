@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from flax import traverse_util
 
 from bert.config import ModelConfig, TokenizerConfig, UserError
+from bert.interchange import names
+from bert.interchange.published import Published
+from bert.interchange.shapes import LABELLED, expected_shapes
 from bert.interchange.tf_bundle import Bundle
 from bert.tokenizer import load_tokenizer, vocabulary_size
 
@@ -24,70 +28,13 @@ CONFIG = "bert_config.json"
 CHECKPOINT = "bert_model.ckpt"
 
 
-class Row(NamedTuple):
-    """One parameter, or with ``{layer}`` in its names one of every layer.
-
-    Attributes:
-        ours: its path in our tree.
-        google: its name in Google's checkpoints.
-        shape: its shape in our tree, in the letters of `_sizes`.
-        transposed: whether Google stores it the other way round.
-    """
-
-    ours: str
-    google: str
-    shape: str
-    transposed: bool = False
-
-
-def _dense(ours: str, google: str, inputs: str, outputs: str) -> tuple[Row, ...]:
-    return (
-        Row(f"{ours}/kernel", f"{google}/kernel", f"{inputs} {outputs}"),
-        Row(f"{ours}/bias", f"{google}/bias", outputs),
-    )
-
-
-def _norm(ours: str, google: str) -> tuple[Row, ...]:
-    return Row(f"{ours}/scale", f"{google}/gamma", "D"), Row(f"{ours}/bias", f"{google}/beta", "D")
-
-
-def _output(ours: str, google: str, outputs: str) -> tuple[Row, ...]:
-    """The last dense layer of a head, which Google's scripts write as a bare matrix [outputs, D]."""
-    return (
-        Row(f"{ours}/kernel", f"{google}output_weights", f"D {outputs}", transposed=True),
-        Row(f"{ours}/bias", f"{google}output_bias", outputs),
-    )
-
-
-_EMBEDDINGS, _LAYER = "bert/embeddings", "bert/encoder/layer_{layer}"
-
-GOOGLE_NAMES: tuple[Row, ...] = (
-    Row(f"{_EMBEDDINGS}/word/embedding", f"{_EMBEDDINGS}/word_embeddings", "V D"),
-    Row(f"{_EMBEDDINGS}/position/embedding", f"{_EMBEDDINGS}/position_embeddings", "positions D"),
-    Row(f"{_EMBEDDINGS}/segment/embedding", f"{_EMBEDDINGS}/token_type_embeddings", "segments D"),
-    *_norm(f"{_EMBEDDINGS}/norm", f"{_EMBEDDINGS}/LayerNorm"),
-    *_dense(f"{_LAYER}/attention/query", f"{_LAYER}/attention/self/query", "D", "D"),
-    *_dense(f"{_LAYER}/attention/key", f"{_LAYER}/attention/self/key", "D", "D"),
-    *_dense(f"{_LAYER}/attention/value", f"{_LAYER}/attention/self/value", "D", "D"),
-    *_dense(f"{_LAYER}/attention/output", f"{_LAYER}/attention/output/dense", "D", "D"),
-    *_norm(f"{_LAYER}/attention_norm", f"{_LAYER}/attention/output/LayerNorm"),
-    *_dense(f"{_LAYER}/intermediate", f"{_LAYER}/intermediate/dense", "D", "F"),
-    *_dense(f"{_LAYER}/output", f"{_LAYER}/output/dense", "F", "D"),
-    *_norm(f"{_LAYER}/output_norm", f"{_LAYER}/output/LayerNorm"),
-    *_dense("bert/pooler", "bert/pooler/dense", "D", "D"),
-    *_dense("predictions/transform", "cls/predictions/transform/dense", "D", "D"),
-    *_norm("predictions/norm", "cls/predictions/transform/LayerNorm"),
-    Row("predictions/bias", "cls/predictions/output_bias", "V"),
-    *_output("seq_relationship", "cls/seq_relationship/", "2"),
-    *_output("classifier", "", "L"),  # run_classifier.py
-    *_output("qa_outputs", "cls/squad/", "2"),  # run_squad.py: start, end
-)
-"""The encoder and all heads; a checkpoint has some of the heads."""
-
 OPTIMIZER = re.compile(
     r".+/(adam_[mv]|lamb_[mv]|(AdamWeightDecay|LAMB)Optimizer(_1)?|Adam(_1)?)|global_step|beta[12]_power"
 )
 """Names of what belongs to the optimizer (optimization.py of google-research/bert, lamb_optimizer.py of albert)."""
+
+HEADS = {"BertForSequenceClassification": "output_weights", "BertForQuestionAnswering": "cls/squad/output_weights"}
+"""The modules that Google's scripts fine-tune, run_classifier.py and run_squad.py, and the tensor that tells each."""
 
 ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "tanh": "tanh"}
 """``hidden_act`` as modeling.py's ``get_activation`` reads it -> ours: its gelu is the tanh form."""
@@ -111,9 +58,16 @@ def is_google(folder: Path) -> bool:
     return (folder / CONFIG).is_file() or any(folder.glob(f"{CHECKPOINT}.*"))
 
 
-def google_names(config: ModelConfig) -> dict[str, tuple[str, bool]]:
-    """Our path of every parameter, all heads included -> its name in Google's checkpoints, and whether transposed."""
-    return {row.ours: (row.google, row.transposed) for row in _rows(config)}
+def published(folder: Path, say: Say = lambda text: None) -> Published:
+    """`read` and `read_tokenizer`; the labels of a classifier, which these files do not name, are numbered."""
+    config, params = read(folder, say)
+    tokenizer = read_tokenizer(folder, config, say)
+    if names.CLASSIFIER in params:
+        labels = tuple(f"LABEL_{number}" for number in range(len(params[names.CLASSIFIER]["bias"])))
+        return Published(config, params, tokenizer, "BertForSequenceClassification", labels)
+    if names.QA_OUTPUTS in params:
+        return Published(config, params, tokenizer, "BertForQuestionAnswering")
+    return Published(config, params, tokenizer, names.pretraining_architecture(set(params)))
 
 
 def read(folder: Path, say: Say = lambda text: None) -> tuple[ModelConfig, Params]:
@@ -137,34 +91,32 @@ def read(folder: Path, say: Say = lambda text: None) -> tuple[ModelConfig, Param
     if any("/.ATTRIBUTES/" in key for key in entries):
         raise UserError(
             f"{name} is one of TensorFlow 2's object graphs, not a checkpoint of google-research/bert: name a folder "
-            f"whose checkpoint holds {GOOGLE_NAMES[0].google} and its like"
+            "whose checkpoint holds bert/embeddings/word_embeddings and its like"
         )
-    parts = {row.ours.split("/")[0] for row in _rows(config) if row.google in entries} | {"bert"}
-    rows = [row for row in _rows(config) if row.ours.split("/")[0] in parts]
-    _complain(name, "lacks", (row.google for row in rows if row.google not in entries))
-    _complain(name, "holds unknown tensors,", entries.keys() - {row.google for row in rows})
-    sizes = _sizes(config)
-    if "output_bias" in entries:
-        sizes["L"] = entries["output_bias"].shape[0] if entries["output_bias"].shape else 1
+    architecture = next((head for head, sign in HEADS.items() if sign in entries), "BertForPreTraining")
+    table = names.tensors(config.num_hidden_layers, names.GOOGLE, architecture)
+    parts = {tensor.part for tensor in table if tensor.theirs in entries} | {names.ENCODER, names.POOLER}
+    table = [tensor for tensor in table if tensor.part in parts]
+    _complain(name, "lacks", (tensor.theirs for tensor in table if tensor.theirs not in entries))
+    _complain(name, "holds unknown tensors,", entries.keys() - {tensor.theirs for tensor in table})
+    labels = (entries["output_bias"].shape or (1,))[0] if architecture in LABELLED else 0
+    shapes = expected_shapes(config, architecture, labels)
     wrong = []
-    for row in rows:
-        shape = tuple(sizes[letter] for letter in row.shape.split())
-        if entries[row.google].shape != (expected := shape[::-1] if row.transposed else shape):
-            wrong.append(f"{row.google} {list(entries[row.google].shape)} instead of {list(expected)}")
+    for tensor in table:
+        expected = shapes[tensor.ours][::-1] if tensor.transposed else shapes[tensor.ours]
+        if (shape := entries[tensor.theirs].shape) != expected:
+            wrong.append(f"{tensor.theirs} {list(shape)} instead of {list(expected)}")
     _complain(name, "has other shapes than the configuration says,", wrong)
 
-    params: Params = {}
-    for row in rows:
-        *path, leaf = row.ours.split("/")
-        place = params
-        for key in path:
-            place = place.setdefault(key, {})
-        array = bundle.read(row.google)
+    found = {}
+    for tensor in table:
+        array = bundle.read(tensor.theirs)
         if array.dtype.kind == "i":
-            raise UserError(f"{name}: {row.google} holds whole numbers, not weights: name a checkpoint of BERT")
-        place[leaf] = np.ascontiguousarray(array.T if row.transposed else array, np.float32)
-    count = sum(int(np.prod(entries[row.google].shape)) for row in rows)
-    say(f"from {bundle.prefix}: {', '.join(params)} ({len(rows)} tensors, {count:,} parameters)")
+            raise UserError(f"{name}: {tensor.theirs} holds whole numbers, not weights: name a checkpoint of BERT")
+        found[tensor.ours] = np.ascontiguousarray(array.T if tensor.transposed else array, np.float32)
+    params = traverse_util.unflatten_dict(found, sep="/")
+    count = sum(array.size for array in found.values())
+    say(f"from {bundle.prefix}: {', '.join(params)} ({len(found)} tensors, {count:,} parameters)")
     if slots := len(bundle.entries) - len(entries):
         say(f"not taken over: {slots} tensors of the optimizer")
     return config, params
@@ -264,26 +216,7 @@ def _checkpoint(folder: Path) -> Path:
     return found[0]
 
 
-def _rows(config: ModelConfig) -> Iterator[Row]:
-    """The table with every layer written out."""
-    for row in GOOGLE_NAMES:
-        for layer in range(config.num_hidden_layers if "{layer}" in row.ours else 1):
-            yield row._replace(ours=row.ours.format(layer=layer), google=row.google.format(layer=layer))
-
-
-def _sizes(config: ModelConfig) -> dict[str, int]:
-    """What the letters in the table's shapes stand for; L, the labels, is the checkpoint's own."""
-    return {
-        "V": config.vocab_size,
-        "D": config.hidden_size,
-        "F": config.intermediate_size,
-        "positions": config.max_position_embeddings,
-        "segments": config.type_vocab_size,
-        "2": 2,
-    }
-
-
-def _complain(name: str, what: str, items: Iterator[str] | set[str] | list[str]) -> None:
+def _complain(name: str, what: str, items: Iterable[str]) -> None:
     """Raises UserError where there are items: the first five, and how many."""
     items = sorted(items)
     if items:

@@ -8,21 +8,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
-from tokenizers import Tokenizer
 
 from bert.config import ModelConfig, UserError
-from bert.heads import BertForPreTraining
 from bert.interchange import names
-from bert.interchange.pooling import Pooling, read_pooling
+from bert.interchange.pooling import read_pooling
+from bert.interchange.published import Published
+from bert.interchange.shapes import LABELLED, expected_shapes
 from bert.interchange.tensor_files import read_json, read_tensors
 from bert.tokenizer import load_tokenizer, vocabulary_size
 
@@ -48,33 +44,7 @@ OPTIONAL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_
 BUFFERS = re.compile(r"(^|\.)embeddings\.(position_ids|token_type_ids)$")
 """Constants that older versions stored with the parameters."""
 
-LABELLED = ("BertForSequenceClassification", "BertForTokenClassification")
-"""Architectures whose labels config.json names."""
-
 FLOATS = ("float16", "bfloat16", "float32")
-
-
-@dataclass(frozen=True)
-class Published:
-    """What a folder holds.
-
-    Attributes:
-        config: sizes of the encoder.
-        params: nested dict of float32 arrays: the encoder and the heads that are there.
-        tokenizer: its vocabulary.
-        architecture: name of our module that the heads fill, a key of `names.ARCHITECTURES`.
-        labels: names of the classes of a classifier, by number; () without one.
-        problem_type: of a sequence classifier, as in config.json; None where it says nothing.
-        pooling: what a sentence-transformers folder declares; None for any other.
-    """
-
-    config: ModelConfig
-    params: dict[str, Any]
-    tokenizer: Tokenizer
-    architecture: str
-    labels: tuple[str, ...] = ()
-    problem_type: str | None = None
-    pooling: Pooling | None = None
 
 
 def is_published(folder: Path) -> bool:
@@ -117,7 +87,7 @@ def read(folder: Path, say: Say) -> Published:
     if fresh := [part for part in names.ARCHITECTURES[architecture] if part not in parts]:
         say(f"not in {source}, starts afresh: {', '.join(fresh)}")
     if not parts & {names.CLASSIFIER, names.QA_OUTPUTS}:
-        architecture, labels = _without_task(parts), ()
+        architecture, labels = names.pretraining_architecture(parts), ()
     return Published(
         config=config,
         params=traverse_util.unflatten_dict(found, sep="/"),
@@ -127,13 +97,6 @@ def read(folder: Path, say: Say) -> Published:
         problem_type=content.get("problem_type") if labels else None,
         pooling=pooling,
     )
-
-
-def _without_task(parts: set[str]) -> str:
-    """The module of the pretraining heads that are there, whichever config.json declares."""
-    if names.PREDICTIONS in parts:
-        return "BertForPreTraining" if names.SEQ_RELATIONSHIP in parts else "BertForMaskedLM"
-    return "BertForNextSentencePrediction" if names.SEQ_RELATIONSHIP in parts else "Bert"
 
 
 def _architecture(content: dict[str, Any], file: Path) -> tuple[str, str]:
@@ -262,7 +225,7 @@ def _checked(
     pooled = names.POOLER in names.ARCHITECTURES[architecture]
     if names.SEQ_RELATIONSHIP in parts or (names.CLASSIFIER in parts and pooled):
         needed.add(names.POOLER)
-    shapes = expected_shapes(config, architecture, labels)
+    shapes = expected_shapes(config, architecture, len(labels))
     missing = [t.theirs for t in table if t.part in needed and t.ours in shapes and t.ours not in found]
     if missing:
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
@@ -277,18 +240,6 @@ def _checked(
                 f"{source}: {tensor.theirs} is {theirs}, but config.json makes it {ours}: copy both from one source"
             )
     return parts
-
-
-@lru_cache(maxsize=16)
-def expected_shapes(config: ModelConfig, architecture: str, labels: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter that `names.tensors` may name, by its path."""
-    model = BertForPreTraining(config)
-    tree = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"])
-    shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
-    outputs = {names.CLASSIFIER: len(labels) if architecture in LABELLED else 1, names.QA_OUTPUTS: 2}
-    for part in set(names.ARCHITECTURES[architecture]) & set(outputs):
-        shapes |= {f"{part}/kernel": (config.hidden_size, outputs[part]), f"{part}/bias": (outputs[part],)}
-    return shapes
 
 
 def _their_name(table: dict[str, names.Tensor], ours: str) -> str:

@@ -7,59 +7,78 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-BERT, ROBERTA = "bert", "roberta"
-"""Families of Hugging Face's models, by the ``model_type`` of config.json."""
+BERT, ROBERTA, GOOGLE = "bert", "roberta", "google"
+"""Whose names: those of Hugging Face's models, by the ``model_type`` of config.json, and of google-research/bert."""
 
 
 class Row(NamedTuple):
     """A module, or a single array, under each of its names.
 
     Attributes:
-        kind: a key of `ARRAYS`.
+        kind: a key of `HF_ARRAYS` and `GOOGLE_ARRAYS`.
         ours: path in the parameters.
         bert: in Hugging Face's BERT.
+        google: in Google's checkpoints; None for what they never hold.
         roberta: in Hugging Face's RoBERTa; None where it is BERT's with ``roberta`` for ``bert``.
     """
 
     kind: str
     ours: str
     bert: str
+    google: str | None
     roberta: str | None = None
 
 
+_LAYER, _HF, _GOOGLE = "bert/encoder/layer_{}", "bert.encoder.layer.{}", "bert/encoder/layer_{}"
+
 TABLE = (
-    Row("table", "bert/embeddings/word", "bert.embeddings.word_embeddings"),
-    Row("table", "bert/embeddings/position", "bert.embeddings.position_embeddings"),
-    Row("table", "bert/embeddings/segment", "bert.embeddings.token_type_embeddings"),
-    Row("norm", "bert/embeddings/norm", "bert.embeddings.LayerNorm"),
-    Row("dense", "bert/encoder/layer_{}/attention/query", "bert.encoder.layer.{}.attention.self.query"),
-    Row("dense", "bert/encoder/layer_{}/attention/key", "bert.encoder.layer.{}.attention.self.key"),
-    Row("dense", "bert/encoder/layer_{}/attention/value", "bert.encoder.layer.{}.attention.self.value"),
-    Row("dense", "bert/encoder/layer_{}/attention/output", "bert.encoder.layer.{}.attention.output.dense"),
-    Row("norm", "bert/encoder/layer_{}/attention_norm", "bert.encoder.layer.{}.attention.output.LayerNorm"),
-    Row("dense", "bert/encoder/layer_{}/intermediate", "bert.encoder.layer.{}.intermediate.dense"),
-    Row("dense", "bert/encoder/layer_{}/output", "bert.encoder.layer.{}.output.dense"),
-    Row("norm", "bert/encoder/layer_{}/output_norm", "bert.encoder.layer.{}.output.LayerNorm"),
-    Row("dense", "bert/pooler", "bert.pooler.dense"),
-    Row("dense", "predictions/transform", "cls.predictions.transform.dense", "lm_head.dense"),
-    Row("norm", "predictions/norm", "cls.predictions.transform.LayerNorm", "lm_head.layer_norm"),
-    Row("array", "predictions/bias", "cls.predictions.bias", "lm_head.bias"),
-    Row("array", "predictions/decoder", "cls.predictions.decoder.weight", "lm_head.decoder.weight"),
-    Row("dense", "seq_relationship", "cls.seq_relationship"),
-    Row("dense", "classifier", "classifier"),
-    Row("dense", "qa_outputs", "qa_outputs"),
-)
+    Row("table", "bert/embeddings/word", "bert.embeddings.word_embeddings", "bert/embeddings/word_embeddings"),
+    Row("table", "bert/embeddings/position", "bert.embeddings.position_embeddings",
+        "bert/embeddings/position_embeddings"),
+    Row("table", "bert/embeddings/segment", "bert.embeddings.token_type_embeddings",
+        "bert/embeddings/token_type_embeddings"),
+    Row("norm", "bert/embeddings/norm", "bert.embeddings.LayerNorm", "bert/embeddings/LayerNorm"),
+    Row("dense", f"{_LAYER}/attention/query", f"{_HF}.attention.self.query", f"{_GOOGLE}/attention/self/query"),
+    Row("dense", f"{_LAYER}/attention/key", f"{_HF}.attention.self.key", f"{_GOOGLE}/attention/self/key"),
+    Row("dense", f"{_LAYER}/attention/value", f"{_HF}.attention.self.value", f"{_GOOGLE}/attention/self/value"),
+    Row("dense", f"{_LAYER}/attention/output", f"{_HF}.attention.output.dense", f"{_GOOGLE}/attention/output/dense"),
+    Row("norm", f"{_LAYER}/attention_norm", f"{_HF}.attention.output.LayerNorm",
+        f"{_GOOGLE}/attention/output/LayerNorm"),
+    Row("dense", f"{_LAYER}/intermediate", f"{_HF}.intermediate.dense", f"{_GOOGLE}/intermediate/dense"),
+    Row("dense", f"{_LAYER}/output", f"{_HF}.output.dense", f"{_GOOGLE}/output/dense"),
+    Row("norm", f"{_LAYER}/output_norm", f"{_HF}.output.LayerNorm", f"{_GOOGLE}/output/LayerNorm"),
+    Row("dense", "bert/pooler", "bert.pooler.dense", "bert/pooler/dense"),
+    Row("dense", "predictions/transform", "cls.predictions.transform.dense", "cls/predictions/transform/dense",
+        "lm_head.dense"),
+    Row("norm", "predictions/norm", "cls.predictions.transform.LayerNorm", "cls/predictions/transform/LayerNorm",
+        "lm_head.layer_norm"),
+    Row("array", "predictions/bias", "cls.predictions.bias", "cls/predictions/output_bias", "lm_head.bias"),
+    Row("array", "predictions/decoder", "cls.predictions.decoder.weight", None, "lm_head.decoder.weight"),
+    Row("output", "seq_relationship", "cls.seq_relationship", "cls/seq_relationship/"),
+    Row("output", "classifier", "classifier", ""),  # Google's: run_classifier.py
+    Row("output", "qa_outputs", "qa_outputs", "cls/squad/"),  # Google's: run_squad.py
+)  # fmt: skip
 
 ROBERTA_CLASSIFIER = {"bert/pooler": "classifier.dense", "classifier": "classifier.out_proj"}
 """RoBERTa's ForSequenceClassification has BERT's pooler as the first layer of its classifier."""
 
-ARRAYS = {
+HF_ARRAYS = {
     "table": (("/embedding", ".weight", False),),
     "dense": (("/kernel", ".weight", True), ("/bias", ".bias", False)),
+    "output": (("/kernel", ".weight", True), ("/bias", ".bias", False)),
     "norm": (("/scale", ".weight", False), ("/bias", ".bias", False)),
     "array": (("", "", False),),
 }
 """Arrays of each kind of module: ends of our and of Hugging Face's names, and whether theirs is transposed."""
+
+GOOGLE_ARRAYS = {
+    "table": (("/embedding", "", False),),
+    "dense": (("/kernel", "/kernel", False), ("/bias", "/bias", False)),
+    "output": (("/kernel", "output_weights", True), ("/bias", "output_bias", False)),
+    "norm": (("/scale", "/gamma", False), ("/bias", "/beta", False)),
+    "array": (("", "", False),),
+}
+"""The same with Google's names. The last dense layer of a head is a bare matrix [outputs, D] there."""
 
 ENCODER, POOLER = "bert", "bert/pooler"
 PREDICTIONS, SEQ_RELATIONSHIP, CLASSIFIER, QA_OUTPUTS = "predictions", "seq_relationship", "classifier", "qa_outputs"
@@ -99,15 +118,32 @@ def tensors(layers: int, family: str, architecture: str) -> list[Tensor]:
     parts = {ENCODER, POOLER, PREDICTIONS, SEQ_RELATIONSHIP, *ARCHITECTURES[architecture]}
     found = []
     for row in TABLE:
-        theirs = row.bert if family == BERT else row.roberta or row.bert.replace("bert.", "roberta.", 1)
-        if family == ROBERTA and architecture == "BertForSequenceClassification":
-            theirs = ROBERTA_CLASSIFIER.get(row.ours, theirs)
-        for our_end, their_end, transposed in ARRAYS[row.kind]:
+        theirs = _name(row, family, architecture)
+        if theirs is None:
+            continue
+        for our_end, their_end, transposed in (GOOGLE_ARRAYS if family == GOOGLE else HF_ARRAYS)[row.kind]:
             for number in range(layers) if "{}" in row.ours else (0,):
                 found.append(
                     Tensor(row.ours.format(number) + our_end, theirs.format(number) + their_end, transposed),
                 )
     return [tensor for tensor in found if tensor.part in parts]
+
+
+def _name(row: Row, family: str, architecture: str) -> str | None:
+    if family == GOOGLE:
+        return row.google
+    if family == BERT:
+        return row.bert
+    if architecture == "BertForSequenceClassification" and row.ours in ROBERTA_CLASSIFIER:
+        return ROBERTA_CLASSIFIER[row.ours]
+    return row.roberta or row.bert.replace("bert.", "roberta.", 1)
+
+
+def pretraining_architecture(parts: set[str]) -> str:
+    """The module of the pretraining heads that are among the parts."""
+    if PREDICTIONS in parts:
+        return "BertForPreTraining" if SEQ_RELATIONSHIP in parts else "BertForMaskedLM"
+    return "BertForNextSentencePrediction" if SEQ_RELATIONSHIP in parts else "Bert"
 
 
 def decoder_bias(family: str) -> str:

@@ -11,9 +11,11 @@ import pytest
 from bundle_writer import BFLOAT16, write_bundle
 from flax import traverse_util
 
+import bert
 from bert.config import ModelConfig, UserError
 from bert.heads import BertForPreTraining, BertForSequenceClassification
-from bert.interchange.google import google_names, is_google, read, read_config, read_tokenizer
+from bert.interchange import names
+from bert.interchange.google import is_google, read, read_config, read_tokenizer
 
 SIZES = {
     "vocab_size": 23,
@@ -102,11 +104,15 @@ def test_every_tensor_finds_its_place(tmp_path: Path, heads: tuple[str, ...]) ->
     assert set(params) == {"bert", *heads}
     flat = traverse_util.flatten_dict(params, sep="/")
     assert len(flat) == len(tensors)
-    names = google_names(config)
+    known = {
+        tensor.ours: tensor
+        for head in ("BertForSequenceClassification", "BertForQuestionAnswering")
+        for tensor in names.tensors(config.num_hidden_layers, names.GOOGLE, head)
+    }
     for path, array in flat.items():
-        name, transposed = names[path]
+        tensor = known[path]
         assert array.dtype == np.float32 and array.flags.c_contiguous
-        np.testing.assert_array_equal(array.T if transposed else array, tensors[name])
+        np.testing.assert_array_equal(array.T if tensor.transposed else array, tensors[tensor.theirs])
     count = sum(array.size for array in tensors.values())
     assert said == [
         f"from {tmp_path / 'bert_model.ckpt'}: {', '.join(('bert', *heads))} ({len(tensors)} tensors, "
@@ -294,3 +300,18 @@ def test_a_vocabulary_must_fit_the_embedding(tmp_path: Path) -> None:
     shutil.copy(folder / "bert_config.json", folder / "vocab.txt")
     with pytest.raises(UserError, match="lacks"):
         read_tokenizer(folder, CONFIG)
+
+
+def test_a_folder_of_googles_is_loaded_and_a_classifier_answers(tmp_path: Path) -> None:
+    said: list[str] = []
+    model = bert.load(write_folder(tmp_path, weights("classifier")), said.append)
+    assert model.labels == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
+    [answer] = model.predict(["the café"])
+    assert sum(answer.probabilities.values()) == pytest.approx(1)
+    assert any("lower-cased" in line for line in said)
+
+
+def test_masks_are_filled_with_googles_head(tmp_path: Path) -> None:
+    model = bert.load(write_folder(tmp_path, weights("predictions", "seq_relationship")))
+    [[best]] = model.fill_mask("the [MASK]", top_k=1)
+    assert best.token in PIECES

@@ -22,8 +22,8 @@ from bert.commands.predict import main as predict
 from bert.commands.pretrain import main as pretrain
 from bert.config import ModelConfig, UserError
 from bert.interchange import hf_export, names
-from bert.interchange.hf import expected_shapes
 from bert.interchange.pooling import Pooling
+from bert.interchange.shapes import expected_shapes
 from bert.tokenizer import load_tokenizer
 from tests.conftest import SMALL_RUN
 
@@ -63,7 +63,7 @@ def made(vocabulary: Path):
         random = np.random.default_rng(0)
         labels = LABELS if architecture in ("BertForSequenceClassification", "BertForTokenClassification") else ()
         table = names.tensors(config.num_hidden_layers, "bert", architecture)
-        shapes = expected_shapes(config, architecture, labels)
+        shapes = expected_shapes(config, architecture, len(labels))
         parts = (names.ENCODER, *names.ARCHITECTURES[architecture])
         flat = {
             tensor.ours: random.normal(size=shapes[tensor.ours]).astype(np.float32)

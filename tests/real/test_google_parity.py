@@ -11,7 +11,8 @@ from flax import traverse_util
 
 from bert.config import ModelConfig, UserError
 from bert.heads import BertForPreTraining
-from bert.interchange.google import google_names, read
+from bert.interchange import names
+from bert.interchange.google import read
 from bert.interchange.tf_bundle import Bundle
 from bert.model import Bert
 
@@ -106,11 +107,15 @@ def test_a_bert_that_tensorflow_saved(tmp_path: Path, act: str, theirs: str) -> 
     config, params = read(tmp_path, said.append)
     assert config == ModelConfig(**SIZES, hidden_act="gelu_tanh" if act == "gelu" else act)
     assert said[1] == f"not taken over: {2 * len(tensors) + 1} tensors of the optimizer"
-    names = google_names(config)
+    known = {
+        tensor.ours: tensor
+        for head in ("BertForSequenceClassification", "BertForQuestionAnswering")
+        for tensor in names.tensors(config.num_hidden_layers, names.GOOGLE, head)
+    }
     found = {}
     for path, array in traverse_util.flatten_dict(params, sep="/").items():
-        name, transposed = names[path]
-        found[name] = array.T if transposed else array
+        tensor = known[path]
+        found[tensor.theirs] = array.T if tensor.transposed else array
     assert found.keys() == tensors.keys()
     for name, array in tensors.items():
         np.testing.assert_array_equal(found[name], array)

@@ -1,0 +1,34 @@
+"""The shapes that parameters must have, whatever format they come in."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+
+from bert.config import ModelConfig
+from bert.heads import BertForPreTraining
+from bert.interchange import names
+
+LABELLED = ("BertForSequenceClassification", "BertForTokenClassification")
+"""Architectures with as many outputs as there are labels."""
+
+
+@lru_cache(maxsize=16)
+def expected_shapes(config: ModelConfig, architecture: str, num_labels: int) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter that `names.tensors` may name, by its path.
+
+    Args:
+        config: sizes of the encoder.
+        architecture: a key of `names.ARCHITECTURES`.
+        num_labels: L, where the architecture is one of `LABELLED`.
+    """
+    model = BertForPreTraining(config)
+    tree = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"])
+    shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
+    outputs = {names.CLASSIFIER: num_labels if architecture in LABELLED else 1, names.QA_OUTPUTS: 2}
+    for part in set(names.ARCHITECTURES[architecture]) & set(outputs):
+        shapes |= {f"{part}/kernel": (config.hidden_size, outputs[part]), f"{part}/bias": (outputs[part],)}
+    return shapes
