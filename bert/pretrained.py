@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +14,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.checkpoint import Checkpointer
-from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, UserError
+from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, TaskDataConfig, UserError
 from bert.config_file import load as load_config
 from bert.data.batches import bucket, evaluation_batches
 from bert.data.features import Features, tokenize
-from bert.data.tasks import find_task
-from bert.data.tasks.glue import ClassificationTask
-from bert.heads import BertForPreTraining, BertForSequenceClassification
+from bert.data.tasks import task_of
+from bert.data.tasks.task import Outputs, Rows, Task
+from bert.heads import HEADS, BertForPreTraining
+from bert.metrics import softmax
 from bert.model import Bert
 from bert.run import kind_of
 from bert.tokenizer import load_tokenizer, special_ids, vocabulary_size
@@ -53,13 +55,6 @@ class FilledMask(NamedTuple):
     token_id: int
 
 
-class Answer(NamedTuple):
-    """A classifier's answer: the likeliest label, and the probability of each."""
-
-    label: str
-    probabilities: dict[str, float]
-
-
 @dataclass(frozen=True)
 class Pretrained:
     """A model with its vocabulary, ready to be asked.
@@ -71,14 +66,18 @@ class Pretrained:
         task: the task it was fine-tuned for, or None.
         step: the checkpoint it was read from.
         source: the folder it was read from.
+        data: how the task's rows were made.
+        feature_layers: of a head over a frozen encoder: how many last layers it reads; else None.
     """
 
     config: ModelConfig
     params: Params
     tokenizer: Tokenizer
-    task: ClassificationTask | None
+    task: Task | None
     step: int
     source: str
+    data: TaskDataConfig = field(default_factory=TaskDataConfig)
+    feature_layers: int | None = None
 
     def encode(self, texts: Sequence[Text], batch_size: int = 32) -> Encoded:
         """Hidden states of texts, and of pairs of texts given as tuples; longer ones than the model's are cut."""
@@ -108,45 +107,43 @@ class Pretrained:
         [(_, logits)] = self._run(self._masked_lm, features, 1)
         answers = []
         for place in places:
-            probabilities = _softmax(logits[0, place, : vocabulary_size(self.tokenizer)])
+            probabilities = softmax(logits[0, place, : vocabulary_size(self.tokenizer)])
             best = np.argsort(-probabilities, kind="stable")[:top_k]
             answers.append(
                 [FilledMask(self.tokenizer.id_to_token(int(i)), float(probabilities[i]), int(i)) for i in best]
             )
         return answers
 
-    def predict(self, texts: Sequence[Text], batch_size: int = 32) -> list[Answer]:
-        """The fine-tuned task's answers, in the order of ``texts``.
+    def predict(self, inputs: Sequence[Any], batch_size: int = 32) -> list[Any]:
+        """The fine-tuned task's answers, in the order of ``inputs``: named tuples, as the task has them.
+
+        Args:
+            inputs: texts, or what else the task takes (pairs of texts, a question with its context, ...).
+            batch_size: rows at once.
 
         Raises:
-            UserError: the model was not fine-tuned; or a pair is needed and a single text given, or the reverse.
+            UserError: the model was not fine-tuned; or an input is not what the task takes.
         """
         if self.task is None:
             raise UserError(f"{self.source} is not fine-tuned for a task: fine-tune it first (finetune.py --init)")
-        parts = len(self.task.text_columns)
-        for number, text in enumerate(texts, 1):
-            if (1 if isinstance(text, str) else len(text)) != parts:
-                wanted = "a pair of texts" if parts == 2 else "a single text"
-                raise UserError(f"text {number} does not fit: {self.task.name} takes {wanted}")
-        names = self.task.label_names
-        probabilities = _softmax(self.classify(self._features(texts), batch_size))
-        return [
-            Answer(names[int(row.argmax())], dict(zip(names, map(float, row), strict=True))) for row in probabilities
-        ]
+        examples = self.task.asked(inputs)
+        length = self.data.max_length if self.task.windows else self.config.max_position_embeddings
+        features = self.task.features(self.tokenizer, examples, dataclasses.replace(self.data, max_length=length))
+        predictions = self.task.predict(self.outputs(features, batch_size), features, examples)
+        return self.task.answers(predictions, examples)
 
-    def classify(self, features: Features, batch_size: int = 32) -> np.ndarray:
-        """Logits [R, L] of tokenized rows, in their order."""
-        logits = np.zeros((len(features), len(self.task.labels)), np.float32)
-        for rows, output in self._run(self._classifier, features, batch_size):
-            logits[rows] = output[: len(rows)]
-        return logits
+    def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
+        """What the task's head says of each row, in the order of the rows: see `bert.data.tasks.task.Outputs`."""
+        outputs: list[np.ndarray] = [np.zeros(0)] * len(features)
+        for rows, batch in self._run(self._head, features, batch_size):
+            for row, output in zip(rows, batch, strict=False):
+                outputs[row] = output[: features.lengths[row]] if output.ndim == 2 else output
+        return outputs
 
     def _features(self, texts: Sequence[Text]) -> Features:
         return tokenize(self.tokenizer, list(texts), self.config.max_position_embeddings)
 
-    def _run(
-        self, forward: Callable[..., Any], features: Features, batch_size: int
-    ) -> Iterator[tuple[np.ndarray, Any]]:
+    def _run(self, forward: Callable[..., Any], features: Rows, batch_size: int) -> Iterator[tuple[np.ndarray, Any]]:
         """Batches of like lengths through a compiled function: (row numbers, outputs as NumPy arrays)."""
         batch_size = min(batch_size, 1 << max(len(features) - 1, 0).bit_length())
         for rows in evaluation_batches(features.lengths, batch_size):
@@ -171,8 +168,9 @@ class Pretrained:
         return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs).prediction_logits)
 
     @cached_property
-    def _classifier(self) -> Callable[..., Any]:
-        model = BertForSequenceClassification(self.config, len(self.task.labels))
+    def _head(self) -> Callable[..., Any]:
+        task = self.task
+        model = HEADS[task.head](self.config, task.num_labels, feature_layers=self.feature_layers)
         return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
 
 
@@ -198,17 +196,13 @@ def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> 
     if restored is None:
         raise UserError(f"{path} has no checkpoint yet: let the run reach its first one")
     step, params = restored
+    own = isinstance(config, FinetuneConfig)
     return Pretrained(
         config=config.model,
         params=params,
         tokenizer=load_tokenizer(path),
-        task=find_task(config.task) if isinstance(config, FinetuneConfig) else None,
+        task=task_of(config) if own else None,
         step=step,
         source=str(path),
+        **({"data": config.data, "feature_layers": config.feature_layers} if own else {}),
     )
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    logits = logits - logits.max(axis=-1, keepdims=True)
-    exponentials = np.exp(logits.astype(np.float64))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)

@@ -38,6 +38,10 @@ FREE = (
 )
 
 
+RESOLVED = ("model.vocab_size", "data.labels")
+"""What null asks for and the data tells: config.yaml then has the value."""
+
+
 @dataclass(frozen=True)
 class RunFolder(Generic[Config]):
     """An output folder that belongs to one run.
@@ -144,7 +148,7 @@ def _difference(asked: Config, stored: Config) -> tuple[str, Any, Any] | None:
     for key, value in ours.items():
         section, _, name = key.rpartition(".")
         taken = (source and section in ("model", "tokenizer") and name not in OWN) or key in FREE
-        resolved = key == "model.vocab_size" and value is None
+        resolved = key in RESOLVED and value is None
         if not taken and not resolved and value != theirs[key]:
             return key, theirs[key], value
     return None

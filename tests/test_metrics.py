@@ -17,7 +17,7 @@ def test_accuracy_and_f1_by_hand():
     assert metrics.accuracy(PREDICTIONS, LABELS) == pytest.approx(3 / 5)
     # 2 true positives, 1 false, 1 missed: precision and recall are both 2/3
     assert metrics.f1(PREDICTIONS, LABELS) == pytest.approx(2 / 3)
-    assert metrics.classification(("accuracy", "f1"), PREDICTIONS, LABELS) == {
+    assert metrics.scores(("accuracy", "f1"), PREDICTIONS, LABELS) == {
         "accuracy": pytest.approx(0.6),
         "f1": pytest.approx(2 / 3),
     }

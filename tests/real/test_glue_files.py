@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from tokenizers import BertWordPieceTokenizer, Tokenizer
 
+from bert.config import TaskDataConfig
 from bert.data.tasks import TASKS
-from bert.data.tasks.glue import Examples, read_split, tokenize
+from bert.data.tasks.sentences import Examples
 
 pytestmark = pytest.mark.real
 
@@ -25,7 +26,7 @@ def vocabulary(shared: Path) -> Path:
 def test_row_counts_are_the_official_ones(shared, name):
     task = TASKS[name]
     for split, count in ROWS[name].items():
-        examples = read_split(task, shared / "data" / "glue" / task.folder_name, split)
+        examples = task.read(shared / "data" / "glue" / task.folder_name, split)
         assert len(examples.texts_a) == len(examples.ids) == count
         assert all(examples.texts_a)
         if split == "test":
@@ -36,11 +37,11 @@ def test_row_counts_are_the_official_ones(shared, name):
 
 
 def test_first_and_last_rows(shared):
-    mrpc = read_split(TASKS["mrpc"], shared / "data" / "glue" / "MRPC", "train")
+    mrpc = TASKS["mrpc"].read(shared / "data" / "glue" / "MRPC", "train")
     assert mrpc.texts_a[0].startswith('Amrozi accused his brother , whom he called " the witness "')
     assert mrpc.texts_b[0].startswith('Referring to him as only " the witness "')
     assert mrpc.labels[:3].tolist() == [1, 0, 1]
-    sst2 = read_split(TASKS["sst2"], shared / "data" / "glue" / "SST-2", "dev")
+    sst2 = TASKS["sst2"].read(shared / "data" / "glue" / "SST-2", "dev")
     assert sst2.texts_a[0] == "it 's a charming and often affecting journey . "
     assert sst2.labels[:2].tolist() == [1, 0]
 
@@ -50,9 +51,9 @@ def test_tokens_are_those_of_transformers(shared, vocabulary, name, max_length):
     transformers = pytest.importorskip("transformers")
     reference = transformers.BertTokenizer(vocab=str(vocabulary))
     task = TASKS[name]
-    examples = read_split(task, shared / "data" / "glue" / task.folder_name, "dev")
+    examples = task.read(shared / "data" / "glue" / task.folder_name, "dev")
     ours = Tokenizer.from_str(BertWordPieceTokenizer(str(vocabulary)).to_str())
-    features = tokenize(ours, examples, max_length)
+    features = task.features(ours, examples, TaskDataConfig(max_length=max_length))
     expected = reference(
         examples.texts_a,
         examples.texts_b,
@@ -77,6 +78,7 @@ def test_hostile_pairs_are_tokenized_as_by_transformers(vocabulary):
     texts = [long, short, odd, "", "½"]
     pairs = [(a, b) for a in texts for b in texts]
     examples = Examples([a for a, _ in pairs], [b for _, b in pairs], None, [])
-    features = tokenize(Tokenizer.from_str(BertWordPieceTokenizer(str(vocabulary)).to_str()), examples, 31)
+    ours = Tokenizer.from_str(BertWordPieceTokenizer(str(vocabulary)).to_str())
+    features = TASKS["mrpc"].features(ours, examples, TaskDataConfig(max_length=31))
     expected = reference(examples.texts_a, examples.texts_b, truncation="longest_first", max_length=31)
     assert [row.tolist() for row in np.split(features.ids, features.offsets[1:-1])] == expected["input_ids"]
