@@ -191,6 +191,11 @@ def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> 
         raise UserError(f"{path} holds no run (no config.yaml): name the folder of a run")
     kind = kind_of(path)
     config: PretrainConfig | FinetuneConfig = load_config(kind, path / "config.yaml")
+    if isinstance(config, FinetuneConfig) and config.seeds > 1:
+        raise UserError(
+            f"{path} holds the runs of {config.seeds} seeds: name one of them, for example "
+            f"{path / f'seed-{config.seed}'} (results.json tells the best one)"
+        )
     with Checkpointer(path / "checkpoints", config.training.keep_checkpoints, say) as checkpoints:
         restored = checkpoints.restore_best_params() if kind is FinetuneConfig else checkpoints.restore_params()
     if restored is None:

@@ -13,6 +13,7 @@ COMMANDS = {
     "pretrain": ("bert.commands.pretrain", "train an encoder on a corpus"),
     "finetune": ("bert.commands.finetune", "train a task's head and the encoder on labelled data"),
     "predict": ("bert.commands.predict", "answer for new inputs with a fine-tuned model"),
+    "glue-zip": ("bert.commands.glue_zip", "put test predictions into one zip for gluebenchmark.com"),
 }
 
 
