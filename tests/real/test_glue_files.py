@@ -1,4 +1,4 @@
-"""The real SST-2 and MRPC files, and their tokens against transformers'."""
+"""The real files of five of GLUE's tasks, and their tokens against transformers'."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from bert.data.tasks.sentences import Examples
 
 pytestmark = pytest.mark.real
 
-ROWS = {"sst2": {"train": 67349, "dev": 872, "test": 1821}, "mrpc": {"train": 3668, "dev": 408, "test": 1725}}
+ROWS = {
+    "cola": {"train": 8551, "dev": 1043, "test": 1063},
+    "sst2": {"train": 67349, "dev": 872, "test": 1821},
+    "mrpc": {"train": 3668, "dev": 408, "test": 1725},
+    "stsb": {"train": 5749, "dev": 1500, "test": 1379},
+    "rte": {"train": 2490, "dev": 277, "test": 3000},
+}
 
 
 @pytest.fixture
@@ -25,15 +31,31 @@ def vocabulary(shared: Path) -> Path:
 @pytest.mark.parametrize("name", ROWS)
 def test_row_counts_are_the_official_ones(shared, name):
     task = TASKS[name]
+    folder = shared / "data" / "glue" / task.folder_name
+    assert task.splits(folder) == ["train", "dev", "test"]
     for split, count in ROWS[name].items():
-        examples = task.read(shared / "data" / "glue" / task.folder_name, split)
-        assert len(examples.texts_a) == len(examples.ids) == count
+        examples = task.read(folder, split)
+        assert len(examples) == len(examples.texts_a) == len(examples.ids) == count
         assert all(examples.texts_a)
+        assert examples.texts_b is None or all(examples.texts_b)
+        assert examples.notes == ()
         if split == "test":
             assert examples.labels is None
             assert examples.ids == [str(row) for row in range(count)]
+        elif name == "stsb":
+            assert (examples.labels.min(), examples.labels.max()) == (0, 5)
         else:
             assert set(examples.labels.tolist()) == {0, 1}
+
+
+def test_majority_classes_are_the_known_ones(shared):
+    """Dev scores that papers give for always answering the most frequent label."""
+    known = {"cola": {"matthews": 0, "accuracy": 0.691}, "rte": {"accuracy": 0.527}, "mrpc": {"f1": 0.812}}
+    for name, expected in known.items():
+        task = TASKS[name]
+        examples = task.read(shared / "data" / "glue" / task.folder_name, "dev")
+        scores = task.baseline_scores(examples)
+        assert {metric: round(scores[metric], 3) for metric in expected} == expected
 
 
 def test_first_and_last_rows(shared):
