@@ -21,7 +21,7 @@ from bert.checkpoint import Checkpointer
 from bert.config import FinetuneConfig, ModelConfig, UserError
 from bert.data.batches import bucket, epoch_batches, evaluation_batches
 from bert.data.tasks import task_of
-from bert.data.tasks.task import Examples, Outputs, Rows
+from bert.data.tasks.task import Examples, Outputs, Rows, Task
 from bert.dropout import Dropout
 from bert.heads import HEADS
 from bert.losses import LOSSES, Batch, TaskLoss, task_objective
@@ -104,10 +104,10 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
 
     with Checkpointer(run.checkpoints, config.training.keep_checkpoints, say) as checkpoints, StopRequest() as stop:
 
-        def evaluate(params: Any, split: Split = dev) -> dict[str, float]:
-            outputs, mean_loss = outputs_of(params, split, stop.check)
-            predictions = task.predict(outputs, split.features, split.examples)
-            return {"loss": mean_loss, **task.score(predictions, split.examples)}
+        def evaluate(params: Any) -> dict[str, float]:
+            outputs, losses = outputs_of(params, dev, stop.check)
+            predictions = task.predict(outputs, dev.features, dev.examples)
+            return {**losses, **task.score(predictions, dev.examples)}
 
         weights = None if origin.params is None else (origin.name, origin.params)
         state = starting_state(
@@ -119,7 +119,8 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
             weights,
             ("bert",),
             say,
-            input_shape=train.batch(np.arange(1), int(train.lengths[0]), 1)["input_ids"].shape,
+            # Parameters do not depend on the length; whether there are choices, the data tells.
+            input_shape=(*train.batch(np.arange(1), int(train.lengths[0]), 1)["input_ids"].shape[:-1], 8),
         )
         batch, length = config.training.batch_size, config.data.max_length
         report.startup_table(
@@ -158,24 +159,15 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         best_step, best = checkpoints.restore_best_params()
 
     best = parallel.replicate(best)
+    measured, collapsed = _answer(task, run, splits, lambda split: outputs_of(best, split))
     lines = evaluations(run.path)
-    measured = {"dev": next(_scores(line) for line in lines if line["step"] == best_step)}
-    for name, split in splits.items():
-        if name == "train":
-            continue
-        outputs, mean_loss = outputs_of(best, split)
-        predictions = task.predict(outputs, split.features, split.examples)
-        task.write(run.path / "predictions", name, predictions, split.examples)
-        if name == "dev":
-            collapsed = task.collapsed(predictions, split.examples)
-        elif split.examples.labelled:
-            measured[name] = {"loss": mean_loss, **task.score(predictions, split.examples)}
     results = {
         "task": task.name,
         "init": config.init,
         "seed": config.seed,
         "steps": lines[-1]["step"],
         "best_step": best_step,
+        "dev": next(_scores(line) for line in lines if line["step"] == best_step),
         **measured,
         "last": _scores(lines[-1]),
         "baseline": task.baseline,
@@ -187,6 +179,37 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     }
     report.write_results(run.path, results)
     return results
+
+
+def _answer(
+    task: Task,
+    run: RunFolder[FinetuneConfig],
+    splits: dict[str, Split],
+    outputs_of: Callable[[Split], tuple[Outputs, dict[str, float]]],
+) -> tuple[dict[str, dict[str, float]], bool]:
+    """Writes the predictions of all splits but train, and in config.yaml what the task has learned from dev's.
+
+    Returns:
+        The scores of further splits with labels, and whether the run has collapsed on dev.
+    """
+    measured = {}
+    outputs, _ = outputs_of(splits["dev"])
+    tuned = task.tuned(outputs, splits["dev"].features, splits["dev"].examples)
+    if tuned is not task:
+        run.resolve(dataclasses.replace(run.config, data=tuned.shape(run.config.data)))
+    for name, (examples, features) in splits.items():
+        if name == "train":
+            continue
+        losses = {}
+        if name != "dev":
+            outputs, losses = outputs_of(splits[name])
+        predictions = tuned.predict(outputs, features, examples)
+        tuned.write(run.path / "predictions", name, predictions, examples)
+        if name == "dev":
+            collapsed = tuned.collapsed(predictions, examples)
+        elif examples.labelled:
+            measured[name] = {**losses, **tuned.score(predictions, examples)}
+    return measured, collapsed
 
 
 def out_of_patience(scores: list[float], patience: int) -> bool:
@@ -289,8 +312,8 @@ class _Evaluator:
 
     def __call__(
         self, params: Any, split: Split, between: Callable[[], None] = lambda: None
-    ) -> tuple[Outputs, float | None]:
-        """Replicated parameters -> one float32 array a row, and the loss, None for a split without labels.
+    ) -> tuple[Outputs, dict[str, float]]:
+        """Replicated parameters -> one float32 array a row, and the ``loss`` where the rows have labels.
 
         Of a head that says something of each token, a row's array [T, L] ends with the row's own tokens. ``between``
         is called before each batch.
@@ -303,8 +326,8 @@ class _Evaluator:
             length = bucket(int(lengths[rows].max()), data.buckets, data.max_length)
             batch = self._parallel.place(split.features.batch(rows, length, size))
             out = self._outputs(params, batch)
-            if split.examples.labelled:
+            if split.features.labels is not None:
                 sums.append({self._name: self._loss(out, batch)})
             for row, array in zip(rows, self._parallel.gather(out), strict=False):
                 outputs[row] = array[: lengths[row]] if array.ndim == 2 else array
-        return outputs, divide(add_sums(sums, self._parallel))["loss"] if sums else None
+        return outputs, {"loss": divide(add_sums(sums, self._parallel))["loss"]} if sums else {}

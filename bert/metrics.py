@@ -31,14 +31,14 @@ def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def pearson(predictions: np.ndarray, scores: np.ndarray) -> float:
-    """Pearson's correlation, -1 to 1; 0 where either side is constant, which leaves it undefined."""
+    """Pearson's correlation, -1 to 1; 0 where it is undefined: a side is constant, or a run has diverged."""
     from scipy.stats import pearsonr
 
     return _correlation(pearsonr, predictions, scores)
 
 
 def spearman(predictions: np.ndarray, scores: np.ndarray) -> float:
-    """Spearman's rank correlation, ties at their mean rank; 0 where either side is constant."""
+    """Spearman's rank correlation, ties at their mean rank; 0 where Pearson's is."""
     from scipy.stats import spearmanr
 
     return _correlation(spearmanr, predictions, scores)
@@ -46,7 +46,7 @@ def spearman(predictions: np.ndarray, scores: np.ndarray) -> float:
 
 def _correlation(of: Callable[..., Any], predictions: np.ndarray, scores: np.ndarray) -> float:
     sides = [np.asarray(side, np.float64) for side in (predictions, scores)]
-    if any(np.ptp(side) == 0 for side in sides):
+    if not all(np.isfinite(side).all() and np.ptp(side) > 0 for side in sides):
         return 0.0
     return float(of(*sides).statistic)
 

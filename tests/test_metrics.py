@@ -54,7 +54,7 @@ def test_correlations_by_hand():
     assert metrics.spearman(predictions, scores) == pytest.approx(0.5)
     # ties share a rank: 1 2 3 against 1.5 1.5 3
     assert metrics.spearman(predictions, np.array([1, 1, 5])) == pytest.approx(1.5 / math.sqrt(2 * 1.5))
-    for constant in ((np.full(3, 2.5), scores), (predictions, np.zeros(3))):
+    for constant in ((np.full(3, 2.5), scores), (predictions, np.zeros(3)), (np.full(3, np.nan), scores)):
         assert metrics.pearson(*constant) == metrics.spearman(*constant) == 0
 
 

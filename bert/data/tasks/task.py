@@ -43,6 +43,10 @@ class Rows(Protocol):
     """R rows ready for the model: `bert.data.features.Features`, `ChoiceFeatures`, or a task's own extension."""
 
     @property
+    def labels(self) -> np.ndarray | None:
+        """As the task's loss takes them; None where the rows have none, and so no loss (other than train's)."""
+
+    @property
     def lengths(self) -> np.ndarray:
         """[R] tokens of each row, by which rows are put into buckets."""
 
@@ -80,15 +84,22 @@ class Task(ABC):
         """L, the width of the head."""
 
     def fitted(self, train: Any) -> Task:
-        """The task with what only its training examples tell, such as the set of tags; it is kept by ``shaped``.
+        """The task with what only its training examples tell, such as the set of tags; ``shape`` keeps it.
 
         Args:
           train: what ``read`` returned for the split ``train``.
         """
         return self
 
+    def tuned(self, outputs: Outputs, features: Any, examples: Any) -> Task:
+        """The task with what the best checkpoint's outputs for dev tell, such as a threshold; kept likewise."""
+        return self
+
     def shape(self, data: TaskDataConfig) -> TaskDataConfig:
-        """The configuration with what ``fitted`` has found filled in: `bert.load` knows the task by it."""
+        """The configuration with what ``fitted`` and ``tuned`` have found: `bert.load` knows the task by it.
+
+        Fields that are null until then belong into `bert.run.RESOLVED`.
+        """
         return data
 
     def shaped(self, data: TaskDataConfig) -> Task:
