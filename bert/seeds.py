@@ -53,7 +53,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         ``without_collapsed`` the same of the others; the ``best_seed``; and ``runs``, each run's own results.
     """
     first = runs[0]
-    splits = [name for name in first if name == "dev" or name.startswith("dev_")]
+    splits = report.scored_splits(first)
     collapsed = [one["seed"] for one in runs if one["collapsed"]]
     sound = [one for one in runs if not one["collapsed"]]
     main = first["main_metric"]

@@ -141,6 +141,7 @@ def test_collapsed_seeds_are_named_and_left_out_of_a_second_mean(capsys) -> None
     assert results["best_seed"] == 0
     _show_seeds({**results, "seconds": 3.0}, "runs/mrpc")
     lines = capsys.readouterr().out.splitlines()
+    assert "dev_other:" in lines
     assert [line for line in lines if "collapsed" in line] == [
         "  seed 1: f1 0.8000 at step 7   collapsed: it answers the same throughout, or no better than one who never "
         "reads the text"

@@ -7,6 +7,7 @@ import math
 
 from bert.commands.arguments import invocation, parse, run_command
 from bert.config import FinetuneConfig, UserError
+from bert.report import scored_splits
 
 DESCRIPTION = """Fine-tunes a pretrained encoder on a task, scores it on the dev set after every epoch, keeps the best
 checkpoint and writes predictions. Run again with the same output_dir, a run resumes where it was."""
@@ -46,8 +47,11 @@ def main(argv: list[str]) -> int:
 
 def _show(results: dict, path: str) -> None:
     print(f"\n{results['task']} dev, best of all evaluations (step {results['best_step']:,}), from {results['init']}:")
-    for name, value in results["dev"].items():
-        print(f"  {name:10}{_number(value)}{_baseline(results, name)}")
+    for split in scored_splits(results):
+        if split != "dev":
+            print(f"{split}:")
+        for name, value in results[split].items():
+            print(f"  {name:10}{_number(value)}{_baseline(results, name) if split == 'dev' else ''}")
     if results["collapsed"]:
         print(f"  {COLLAPSED}")
     print(
@@ -60,9 +64,13 @@ def _show(results: dict, path: str) -> None:
 def _show_seeds(results: dict, path: str) -> None:
     main, runs = results["main_metric"], results["runs"]
     print(f"\n{results['task']} dev, {len(runs)} seeds, best of all evaluations of each, from {results['init']}:")
-    mean, deviation = results["dev"]["mean"], results["dev"]["standard_deviation"]
-    for name in mean:
-        print(f"  {name:10}{_number(mean[name])} +-{_number(deviation[name])}{_baseline(results, name)}")
+    for split in scored_splits(results):
+        if split != "dev":
+            print(f"{split}:")
+        mean, deviation = results[split]["mean"], results[split]["standard_deviation"]
+        for name in mean:
+            baseline = _baseline(results, name) if split == "dev" else ""
+            print(f"  {name:10}{_number(mean[name])} +-{_number(deviation[name])}{baseline}")
     for run in runs:
         note = f"   {COLLAPSED}" if run["collapsed"] else ""
         print(f"  seed {run['seed']}: {main} {_number(run['dev'][main]).strip()} at step {run['best_step']:,}{note}")
