@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -156,13 +157,7 @@ def tokenize(
     The longer text of a pair is cut first, as BERT's ``_truncate_seq_pair`` (google-research/bert,
     run_classifier.py). ``tokenizer`` stays as it is.
     """
-    own = Tokenizer.from_str(tokenizer.to_str())  # truncation and padding are settings of the object itself
-    own.no_padding()
-    own.enable_truncation(max_length, strategy="longest_first")
-    if own.post_processor is None:
-        separator, classifier = ((token, own.token_to_id(token)) for token in ("[SEP]", "[CLS]"))
-        own.post_processor = BertProcessing(separator, classifier)
-
+    own = _prepared(tokenizer, max_length, tokenizer.get_vocab_size())
     ids = [np.zeros(0, np.int32)]
     lengths: list[int] = []
     segment_a_lengths: list[int] = []
@@ -178,6 +173,19 @@ def tokenize(
         labels=labels,
         pad_token_id=own.token_to_id("[PAD]") or 0,
     )
+
+
+@lru_cache(maxsize=8)
+def _prepared(tokenizer: Tokenizer, max_length: int, pieces: int) -> Tokenizer:
+    """A copy that cuts and does not pad. Kept, since a copy of 30,000 pieces takes longer than a short answer should;
+    ``pieces``, their number, is there to notice tokens that were added since."""
+    own = Tokenizer.from_str(tokenizer.to_str())  # truncation and padding are settings of the object itself
+    own.no_padding()
+    own.enable_truncation(max_length, strategy="longest_first")
+    if own.post_processor is None:
+        separator, classifier = ((token, own.token_to_id(token)) for token in ("[SEP]", "[CLS]"))
+        own.post_processor = BertProcessing(separator, classifier)
+    return own
 
 
 def _digest(*arrays: np.ndarray | None) -> str:
