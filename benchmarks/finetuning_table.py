@@ -1,6 +1,6 @@
 """Prints the results of fine-tuning runs side by side: python benchmarks/finetuning_table.py runs/sst2 runs/mrpc-0 ...
 
-Runs of one task and one start are put together: mean, standard deviation and each.
+Runs of one task and one start, and all seeds of a folder, are put together: mean, standard deviation and each.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ def main(folders: list[str]) -> None:
     groups: dict[tuple[str, str], list[dict]] = defaultdict(list)
     for folder in folders:
         results = json.loads((Path(folder) / "results.json").read_text(encoding="utf-8"))
-        groups[results["task"], results["init"]].append(results)
-    print("| task | from | metric | dev, best of the epochs | last epoch | each (best) | majority class |")
+        groups[results["task"], results["init"]] += results.get("runs", [results])
+    print("| task | from | metric | dev, best of the epochs | last epoch | each (best) | baseline |")
     print("|---|---|---|---|---|---|---|")
     for (task, start), runs in sorted(groups.items()):
-        for metric, majority in runs[0]["majority_class"].items():
+        for metric, baseline in runs[0][runs[0].get("baseline", "majority_class")].items():
             best = [run["dev"][metric] for run in runs]
             last = [run["last"][metric] for run in runs]
             each = ", ".join(f"{value:.4f}" for value in best)
             start_name = "random weights" if start == "none" else start
-            print(f"| {task} | {start_name} | {metric} | {spread(best)} | {spread(last)} | {each} | {majority:.4f} |")
+            print(f"| {task} | {start_name} | {metric} | {spread(best)} | {spread(last)} | {each} | {baseline:.4f} |")
 
 
 def spread(values: list[float]) -> str:

@@ -174,6 +174,8 @@ class OptimizerConfig:
     """Correct the moments' bias towards zero; Google's BERT does not."""
     max_grad_norm: float = 1.0
     """Clip the gradient to this global norm; 0 turns clipping off."""
+    layer_decay: float = 1.0
+    """Factor of the learning rate from each encoder layer to the one below; 1 gives all layers the same rate."""
 
     def check(self) -> None:
         """Raises UserError for values that cannot train."""
@@ -186,6 +188,8 @@ class OptimizerConfig:
             _at_least("optimizer.warmup_steps", self.warmup_steps, 0)
         for name in ("weight_decay", "max_grad_norm", "epsilon"):
             _at_least(f"optimizer.{name}", getattr(self, name), 0)
+        if not 0 < self.layer_decay <= 1:
+            raise UserError(f"optimizer.layer_decay is {self.layer_decay}: it must be above 0 and at most 1")
         _fraction("optimizer.beta1", self.beta1)
         _fraction("optimizer.beta2", self.beta2)
 
@@ -302,6 +306,8 @@ class TaskDataConfig:
     """Lengths that batches are padded to: each costs one compilation and saves padding."""
     max_train_rows: int | None = None
     """Use only the first rows of the training file."""
+    labels: list[str] | None = None
+    """Labels in the order of their numbers, for tasks that have none of their own; null takes the training file's."""
 
     def check(self) -> None:
         """Raises UserError for values no feature can be built with."""
@@ -319,7 +325,7 @@ class FinetuneConfig:
     """A fine-tuning run."""
 
     task: str = "sst2"
-    """The task: sst2, mrpc."""
+    """The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli of GLUE."""
     output_dir: str | None = None
     """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
     init: str | None = None
@@ -329,8 +335,16 @@ class FinetuneConfig:
     """With init none: the run or model whose sizes and vocabulary to take, without its weights."""
     seed: int = 0
     """Seed of the head's initialisation, order of data and dropout."""
+    seeds: int = 1
+    """Runs of this many seeds, the first one seed, each in a sub-folder; results.json tells mean and deviation."""
+    patience: int | None = None
+    """Stop after so many evaluations in a row without a better main metric; null trains to the end."""
     classifier_dropout: float | None = None
     """Dropout before the classifier; null takes hidden_dropout_prob."""
+    frozen_layers: int | None = None
+    """Lower encoder layers that stay as they are, and with them the embeddings (0: these alone); null trains all."""
+    feature_layers: int | None = None
+    """Train the head alone, on the outputs of so many last layers side by side (4 in the paper); null trains all."""
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
     """the labelled data"""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -355,6 +369,22 @@ class FinetuneConfig:
             raise UserError("like is set, but init is not none: like only says what random weights look like")
         if self.classifier_dropout is not None:
             _fraction("classifier_dropout", self.classifier_dropout)
+        _at_least("seeds", self.seeds, 1)
+        _seed("seed + seeds - 1", self.seed + self.seeds - 1)
+        for name, least in (("patience", 1), ("frozen_layers", 0), ("feature_layers", 1)):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), least)
+        if self.frozen_layers is not None and self.feature_layers is not None:
+            raise UserError("frozen_layers and feature_layers are both set: feature_layers freezes the whole encoder")
+
+    def check_layers(self) -> None:
+        """Raises UserError where the model, once its sizes are known, has too few layers for what is asked."""
+        for name in ("frozen_layers", "feature_layers"):
+            if (getattr(self, name) or 0) > self.model.num_hidden_layers:
+                raise UserError(
+                    f"{name} is {getattr(self, name)}, but the model has {self.model.num_hidden_layers} layers: "
+                    "take no more than these"
+                )
 
 
 def _seed(name: str, value: int) -> None:

@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 from tokenizers import Tokenizer
 
-from bert import metrics, report
+from bert import report
 from bert.checkpoint import Checkpointer
 from bert.config import FinetuneConfig, ModelConfig, UserError
 from bert.data.batches import bucket, epoch_batches, evaluation_batches
-from bert.data.features import Features
-from bert.data.tasks import find_task
-from bert.data.tasks.glue import ClassificationTask, Examples, read_split, tokenize, write_predictions
-from bert.heads import BertForSequenceClassification
-from bert.losses import classification_objective
-from bert.optimizer import describe_decay, learning_rate_schedule, make_optimizer
-from bert.parallel import DataParallel
+from bert.data.tasks import task_of
+from bert.data.tasks.task import Examples, Outputs, Rows, Task
+from bert.dropout import Dropout
+from bert.heads import HEADS
+from bert.losses import LOSSES, Batch, TaskLoss, task_objective
+from bert.optimizer import describe_decay, frozen_parts, learning_rate_schedule, make_optimizer
+from bert.parallel import AXIS, DataParallel
 from bert.pretrained import Params, load
 from bert.run import RunFolder
 from bert.start import sizes_of_source, sizes_of_vocabulary, starting_state
 from bert.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer, vocabulary_size
-from bert.train import StopRequest, Work, count_parameters, fit, make_train_step, steps_of
+from bert.train import StopRequest, Work, add_sums, count_parameters, divide, fit, make_train_step, steps_of
 
 Say = Callable[[str], None]
+Apply = Callable[[Params, Batch, Dropout | None], jax.Array]
 
 
 class Split(NamedTuple):
-    """One split of a task, as text and as tokens."""
+    """One split of a task, as read and as rows for the model."""
 
     examples: Examples
-    features: Features
+    features: Rows
 
 
 class Origin(NamedTuple):
@@ -59,60 +61,76 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         Interrupted: a signal came; the state is saved.
     """
     began = time.perf_counter()
-    task = find_task(run.config.task)
-    folder = Path(run.config.data.dir)
-    texts = {
-        "train": read_split(task, folder, "train", run.config.data.max_train_rows),
-        "dev": read_split(task, folder, "dev"),
+    task, folder = task_of(run.config), Path(run.config.data.dir)
+    read = {
+        name: task.read(folder, name, run.config.data.max_train_rows if name == "train" else None)
+        for name in task.splits(folder)
     }
-    if has_split(task, folder, "test"):
-        texts["test"] = read_split(task, folder, "test")
+    for note in (note for examples in read.values() for note in examples.notes):
+        say(note)
+    task = task.fitted(read["train"])
 
-    origin = _origin(run, texts["train"], say)
-    config = _resolved(run.config, origin.config, len(texts["train"].ids))
-    if config.data.max_length > config.model.max_position_embeddings:
+    origin = _origin(run, read["train"], say)
+    data = task.shape(run.config.data)
+    if data.max_length > origin.config.max_position_embeddings:
         raise UserError(
-            f"data.max_length ({config.data.max_length}) is over the model's position table "
-            f"({config.model.max_position_embeddings}): shorten it"
+            f"data.max_length ({data.max_length}) is over the model's position table "
+            f"({origin.config.max_position_embeddings}): shorten it"
         )
+    splits = {name: Split(examples, task.features(origin.tokenizer, examples, data)) for name, examples in read.items()}
+    train, dev = splits["train"].features, splits["dev"]
+    config = _resolved(dataclasses.replace(run.config, data=data, model=origin.config), len(train))
+    config.check_layers()
     parallel = DataParallel()
     parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
     parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
-    splits = {
-        name: Split(examples, tokenize(origin.tokenizer, examples, config.data.max_length))
-        for name, examples in texts.items()
-    }
-    train = splits["train"].features
-    run.check_data(_digest(train))
+    run.check_data(train.digest())
     save_tokenizer(origin.tokenizer, run.path)
     run = run.resolve(config)
-    model = BertForSequenceClassification(
-        config.model, len(task.labels), config.classifier_dropout, jnp.dtype(config.training.dtype)
+    frozen = frozen_parts(config.frozen_layers, config.feature_layers)
+    model = HEADS[task.head](
+        config.model,
+        task.num_labels,
+        config.classifier_dropout,
+        jnp.dtype(config.training.dtype),
+        config.feature_layers,
     )
-    objective = classification_objective(model.apply)
+    loss = LOSSES[task.loss]
+    apply = _forward(model, frozen)
+    objective = task_objective(loss, apply)
     total_steps = steps_of(config.training, len(train))
-    optimizer = make_optimizer(config.optimizer, total_steps)
-    logits_of = _Classifier(model, parallel, config)
+    optimizer = make_optimizer(config.optimizer, total_steps, frozen)
+    outputs_of = _Evaluator(apply, loss, parallel, config)
 
     with Checkpointer(run.checkpoints, config.training.keep_checkpoints, say) as checkpoints, StopRequest() as stop:
 
         def evaluate(params: Any) -> dict[str, float]:
-            logits = logits_of(params, splits["dev"].features, stop.check)
-            labels = splits["dev"].examples.labels
-            scores = metrics.classification(task.metrics, logits.argmax(-1), labels)
-            return {"loss": _cross_entropy(logits, labels), **scores}
+            outputs, losses = outputs_of(params, dev, stop.check)
+            predictions = task.predict(outputs, dev.features, dev.examples)
+            return {**losses, **task.score(predictions, dev.examples)}
 
         weights = None if origin.params is None else (origin.name, origin.params)
-        state = starting_state(model, optimizer, objective.metrics, config.seed, checkpoints, weights, ("bert",), say)
+        state = starting_state(
+            model,
+            optimizer,
+            objective.metrics,
+            config.seed,
+            checkpoints,
+            weights,
+            ("bert",),
+            say,
+            # Parameters do not depend on the length; whether there are choices, the data tells.
+            input_shape=(*train.batch(np.arange(1), int(train.lengths[0]), 1)["input_ids"].shape[:-1], 8),
+        )
         batch, length = config.training.batch_size, config.data.max_length
         report.startup_table(
             [
-                ("task", f"{task.folder_name}: {len(train):,} training rows, {len(splits['dev'].features):,} dev"),
-                ("parameters", f"{count_parameters(state.params):,}"),
+                ("task", f"{task.name}: {len(train):,} training rows, {len(dev.features):,} dev"),
+                ("parameters", f"{count_parameters(state.params):,}" + _describe_frozen(state.params, frozen)),
                 ("devices", parallel.describe()),
                 ("tokens per step", f"up to {batch * length:,} ({batch} x {length}, padded to buckets)"),
                 ("steps", f"{total_steps:,} ({total_steps * batch / len(train):.1f} epochs)"),
-                ("optimizer", describe_decay(state.params, config.optimizer)),
+                ("optimizer", describe_decay(_trained(state.params, frozen), config.optimizer)),
             ]
         )
         with report.RunReport(run.path, total_steps, int(state.step), int(config.training.log_every)) as listener:
@@ -120,6 +138,10 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
             def is_best(step: int, scores: dict[str, float]) -> bool:
                 past = [line for line in evaluations(run.path) if line["step"] < step]
                 return all(scores[task.main_metric] > line[task.main_metric] for line in past)
+
+            def is_enough(step: int) -> bool:
+                past = [line[task.main_metric] for line in evaluations(run.path) if line["step"] <= step]
+                return config.patience is not None and out_of_patience(past, config.patience)
 
             work = Work(
                 total_steps=total_steps,
@@ -130,36 +152,70 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                 evaluate=evaluate,
                 evaluated=is_best,
                 keep=checkpoints.protect,
+                enough=is_enough,
             )
             fit(work, state, config.training, parallel, checkpoints, listener, stop)
         checkpoints.wait()
         best_step, best = checkpoints.restore_best_params()
 
     best = parallel.replicate(best)
-    for name in ("dev", "test"):
-        if name in splits:
-            logits = logits_of(best, splits[name].features)
-            shares = np.asarray(jax.nn.softmax(logits, axis=-1))
-            write_predictions(task, run.path / "predictions", name, splits[name].examples, logits.argmax(-1), shares)
+    measured, collapsed = _answer(task, run, splits, lambda split: outputs_of(best, split))
+    lines = evaluations(run.path)
     results = {
         "task": task.name,
         "init": config.init,
         "seed": config.seed,
-        "steps": total_steps,
+        "steps": lines[-1]["step"],
         "best_step": best_step,
-        "dev": next(_scores(line) for line in evaluations(run.path) if line["step"] == best_step),
-        "last": _scores(evaluations(run.path)[-1]),
-        "majority_class": metrics.majority_class(task.metrics, splits["dev"].examples.labels),
+        "dev": next(_scores(line) for line in lines if line["step"] == best_step),
+        **measured,
+        "last": _scores(lines[-1]),
+        "baseline": task.baseline,
+        **({task.baseline: task.baseline_scores(dev.examples)} if task.baseline else {}),
         "main_metric": task.main_metric,
+        "collapsed": collapsed,
+        "stopped_early": lines[-1]["step"] < total_steps,
         "seconds": round(time.perf_counter() - began, 1),
     }
     report.write_results(run.path, results)
     return results
 
 
-def has_split(task: ClassificationTask, folder: Path, split: str) -> bool:
-    """Whether the folder holds the file of a split."""
-    return any((place / task.files[split]).is_file() for place in (folder, folder / task.folder_name))
+def _answer(
+    task: Task,
+    run: RunFolder[FinetuneConfig],
+    splits: dict[str, Split],
+    outputs_of: Callable[[Split], tuple[Outputs, dict[str, float]]],
+) -> tuple[dict[str, dict[str, float]], bool]:
+    """Writes the predictions of all splits but train, and in config.yaml what the task has learned from dev's.
+
+    Returns:
+        The scores of further splits with labels, and whether the run has collapsed on dev.
+    """
+    measured = {}
+    outputs, _ = outputs_of(splits["dev"])
+    tuned = task.tuned(outputs, splits["dev"].features, splits["dev"].examples)
+    if tuned is not task:
+        run.resolve(dataclasses.replace(run.config, data=tuned.shape(run.config.data)))
+    for name, (examples, features) in splits.items():
+        if name == "train":
+            continue
+        losses = {}
+        if name != "dev":
+            outputs, losses = outputs_of(splits[name])
+        predictions = tuned.predict(outputs, features, examples)
+        tuned.write(run.path / "predictions", name, predictions, examples)
+        if name == "dev":
+            collapsed = tuned.collapsed(predictions, examples)
+        elif examples.labelled:
+            measured[name] = {**losses, **tuned.score(predictions, examples)}
+    return measured, collapsed
+
+
+def out_of_patience(scores: list[float], patience: int) -> bool:
+    """Whether the last ``patience`` scores, in order of time, are all no better than the best one before them."""
+    before, last = scores[:-patience], scores[-patience:]
+    return bool(before) and max(last) <= max(before)
 
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:
@@ -171,7 +227,7 @@ def _scores(line: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in line.items() if name not in ("step", "split")}
 
 
-def _resolved(config: FinetuneConfig, model: ModelConfig, train_rows: int) -> FinetuneConfig:
+def _resolved(config: FinetuneConfig, train_rows: int) -> FinetuneConfig:
     training = config.training
     per_epoch = -(-train_rows // training.batch_size)
     training = dataclasses.replace(
@@ -179,7 +235,7 @@ def _resolved(config: FinetuneConfig, model: ModelConfig, train_rows: int) -> Fi
         eval_every=training.eval_every or per_epoch,
         eval_batch_size=training.eval_batch_size or training.batch_size,
     )
-    return dataclasses.replace(config, model=model, training=training)
+    return dataclasses.replace(config, training=training)
 
 
 def _origin(run: RunFolder[FinetuneConfig], train: Examples, say: Say) -> Origin:
@@ -199,20 +255,36 @@ def _origin(run: RunFolder[FinetuneConfig], train: Examples, say: Say) -> Origin
     if config.tokenizer.path is not None:
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
     else:
-        sentences = (text for texts in (train.texts_a, train.texts_b or []) for text in texts)
-        tokenizer = train_tokenizer(sentences, config.tokenizer)
+        tokenizer = train_tokenizer(train.sentences(), config.tokenizer)
     return Origin(sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)), tokenizer, None, "none")
 
 
-def _digest(features: Features) -> str:
-    """Of the training rows and their labels."""
-    digest = hashlib.sha256()
-    for array in (features.ids, features.offsets, features.segment_a_lengths, features.labels):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+def _forward(model: nn.Module, frozen: Callable[[tuple[str, ...]], bool] | None) -> Apply:
+    """What the head gives, as a function of a batch; nothing is learned through ``frozen`` parameters."""
+
+    def stop(path: tuple[str, ...], leaf: jax.Array) -> jax.Array:
+        return jax.lax.stop_gradient(leaf) if frozen(path) else leaf
+
+    def apply(params: Params, batch: Batch, dropout: Dropout | None) -> jax.Array:
+        if frozen is not None:
+            params = traverse_util.path_aware_map(stop, params)
+        inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
+        return model.apply({"params": params}, *inputs, dropout=dropout)
+
+    return apply
 
 
-def _batches(features: Features, config: FinetuneConfig) -> Callable[[int], dict[str, np.ndarray]]:
+def _trained(params: Params, frozen: Callable[[tuple[str, ...]], bool] | None) -> Params:
+    flat = traverse_util.flatten_dict(params)
+    kept = {path: leaf for path, leaf in flat.items() if frozen is None or not frozen(path)}
+    return traverse_util.unflatten_dict(kept)
+
+
+def _describe_frozen(params: Params, frozen: Callable[[tuple[str, ...]], bool] | None) -> str:
+    return "" if frozen is None else f", of which {count_parameters(_trained(params, frozen)):,} are trained"
+
+
+def _batches(features: Rows, config: FinetuneConfig) -> Callable[[int], dict[str, np.ndarray]]:
     """Step -> its batch, padded to a bucket; the smaller batch at an epoch's end is filled with rows of no weight."""
     size = config.training.batch_size
     per_epoch = -(-len(features) // size)
@@ -230,31 +302,32 @@ def _batches(features: Features, config: FinetuneConfig) -> Callable[[int], dict
     return batch
 
 
-class _Classifier:
-    """Logits of every row of a split, in its order, over all devices."""
+class _Evaluator:
+    """Outputs of every row of a split, in its order, and the mean loss, over all devices."""
 
-    def __init__(self, model: BertForSequenceClassification, parallel: DataParallel, config: FinetuneConfig) -> None:
-        self._parallel, self._config = parallel, config
-        self._forward = parallel.compile(
-            lambda params, batch: model.apply(
-                {"params": params}, batch["input_ids"], batch["token_type_ids"], batch["attention_mask"]
-            )
-        )
+    def __init__(self, apply: Apply, loss: TaskLoss, parallel: DataParallel, config: FinetuneConfig) -> None:
+        self._parallel, self._config, self._name = parallel, config, loss.metrics[0]
+        self._outputs = parallel.compile(lambda params, batch: apply(params, batch, None))
+        self._loss = parallel.compile(lambda outputs, batch: jax.lax.psum(loss.sums(outputs, batch)[0], AXIS))
 
-    def __call__(self, params: Any, features: Features, between: Callable[[], None] = lambda: None) -> np.ndarray:
-        """Replicated parameters, R rows -> [R, L] float32; ``between`` is called before each batch."""
-        data, size = self._config.data, self._config.training.eval_batch_size
-        parts, order = [], []
-        for rows in evaluation_batches(features.lengths, size):
+    def __call__(
+        self, params: Any, split: Split, between: Callable[[], None] = lambda: None
+    ) -> tuple[Outputs, dict[str, float]]:
+        """Replicated parameters -> one float32 array a row, and the ``loss`` where the rows have labels.
+
+        Of a head that says something of each token, a row's array [T, L] ends with the row's own tokens. ``between``
+        is called before each batch.
+        """
+        data, size, lengths = self._config.data, self._config.training.eval_batch_size, split.features.lengths
+        outputs: list[np.ndarray] = [np.zeros(0)] * len(lengths)
+        sums = []
+        for rows in evaluation_batches(lengths, size):
             between()
-            length = bucket(int(features.lengths[rows].max()), data.buckets, data.max_length)
-            logits = self._forward(params, self._parallel.place(features.batch(rows, length, size)))
-            parts.append(self._parallel.gather(logits)[: len(rows)])
-            order.append(rows)
-        logits = np.concatenate(parts)
-        return logits[np.argsort(np.concatenate(order))]
-
-
-def _cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
-    logs = jax.nn.log_softmax(logits, axis=-1)
-    return -float(np.mean(np.take_along_axis(np.asarray(logs), labels[:, None], axis=-1)))
+            length = bucket(int(lengths[rows].max()), data.buckets, data.max_length)
+            batch = self._parallel.place(split.features.batch(rows, length, size))
+            out = self._outputs(params, batch)
+            if split.features.labels is not None:
+                sums.append({self._name: self._loss(out, batch)})
+            for row, array in zip(rows, self._parallel.gather(out), strict=False):
+                outputs[row] = array[: lengths[row]] if array.ndim == 2 else array
+        return outputs, {"loss": divide(add_sums(sums, self._parallel))["loss"]} if sums else {}

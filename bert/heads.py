@@ -121,14 +121,16 @@ class BertForSequenceClassification(nn.Module):
     """Encoder with dropout and a dense layer over the pooled output (Devlin et al. 2018, section 4.1).
 
     Attributes:
-        num_labels: L.
+        num_labels: L; 1 for a regression.
         classifier_dropout: rate before the dense layer; None takes ``hidden_dropout_prob``.
+        feature_layers: as `last_layers` takes it; the dense layer then reads the first token's features.
     """
 
     config: ModelConfig
     num_labels: int
     classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
+    feature_layers: int | None = None
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype)
@@ -143,9 +145,36 @@ class BertForSequenceClassification(nn.Module):
         dropout: Dropout | None = None,
     ) -> jax.Array:
         """[B, T] -> [B, L] float32 logits."""
-        pooled = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).pooled_output
-        pooled = _drop_before_classifier(pooled, dropout, self.config, self.classifier_dropout)
-        return self.classifier(pooled).astype(jnp.float32)
+        inputs = (input_ids, token_type_ids, attention_mask)
+        if self.feature_layers is None:
+            read = self.bert(*inputs, dropout=dropout).pooled_output
+        else:
+            read = last_layers(self.bert, inputs, self.feature_layers)[:, 0]
+        return self.classifier(drop_before_head(self, read, dropout)).astype(jnp.float32)
+
+
+def last_layers(bert: Bert, inputs: tuple[jax.Array | None, ...], layers: int) -> jax.Array:
+    """Features without fine-tuning (Devlin et al. 2018, section 5.3): the last layers' outputs side by side.
+
+    Without dropout: what is not trained is to say the same of a text each time.
+
+    Args:
+        bert: the encoder.
+        inputs: ids, segments and mask, [B, T] each.
+        layers: how many layers; 4 in the paper.
+
+    Returns:
+        [B, T, layers * D].
+    """
+    return jnp.concatenate(bert(*inputs, intermediates=True).hidden_states[-layers:], axis=-1)
+
+
+def drop_before_head(head: nn.Module, read: jax.Array, dropout: Dropout | None) -> jax.Array:
+    """What a task's dense layer reads, with dropout at ``classifier_dropout``; ``head`` is the task's module."""
+    if dropout is None:
+        return read
+    rate = head.classifier_dropout
+    return dropout(read, head.config.hidden_dropout_prob if rate is None else rate, "classifier")
 
 
 class BertForTokenClassification(nn.Module):
@@ -175,7 +204,7 @@ class BertForTokenClassification(nn.Module):
     ) -> jax.Array:
         """[B, T] -> [B, T, L] float32 logits."""
         hidden = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).last_hidden_state
-        hidden = _drop_before_classifier(hidden, dropout, self.config, self.classifier_dropout)
+        hidden = drop_before_head(self, hidden, dropout)
         return self.classifier(hidden).astype(jnp.float32)
 
 
@@ -235,13 +264,13 @@ class BertForMultipleChoice(nn.Module):
         if dropout is not None:  # each choice is a row, and draws as one
             dropout = dropout.replace(rows=(dropout.rows[:, None] * choices + jnp.arange(choices)).reshape(-1))
         encoded = self.bert(rows(input_ids), rows(token_type_ids), rows(attention_mask), dropout=dropout)
-        pooled = _drop_before_classifier(encoded.pooled_output, dropout, self.config, self.classifier_dropout)
+        pooled = drop_before_head(self, encoded.pooled_output, dropout)
         return self.classifier(pooled).astype(jnp.float32).reshape(-1, choices)
 
 
-def _drop_before_classifier(
-    x: jax.Array, dropout: Dropout | None, config: ModelConfig, rate: float | None
-) -> jax.Array:
-    if dropout is None:
-        return x
-    return dropout(x, config.hidden_dropout_prob if rate is None else rate, "classifier")
+HEADS: dict[str, type[nn.Module]] = {"classification": BertForSequenceClassification}
+"""The models of fine-tuning tasks by the names that tasks give.
+
+All are made from (config, num_labels, classifier_dropout, dtype, feature_layers), have the encoder as ``bert``, and
+are called with (input_ids, token_type_ids, attention_mask, dropout=...).
+"""

@@ -83,23 +83,81 @@ def pretraining_objective(apply: Callable[..., Any]) -> Objective:
     return Objective(forward, weights, ("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"))
 
 
-def classification_objective(apply: Callable[..., Any]) -> Objective:
-    """Cross-entropy over the labels.
+@dataclass(frozen=True)
+class TaskLoss:
+    """The loss of a fine-tuning task.
 
-    Args:
-        apply: the ``apply`` of `bert.heads.BertForSequenceClassification`.
+    Attributes:
+        sums: (outputs of the head, batch) -> the loss and counts, each (sum, weight), in the order of ``metrics``.
+        weight: batch -> weight of the loss; of the data alone.
+        metrics: names of what ``sums`` gives: the loss, whose name ends in ``_loss``, and the counts.
     """
 
+    sums: Callable[[jax.Array, Batch], tuple[tuple[jax.Array, jax.Array], ...]]
+    weight: Callable[[Batch], jax.Array]
+    metrics: tuple[str, ...]
+
+
+def _rows(batch: Batch) -> jax.Array:
+    return jnp.sum(batch["weights"])
+
+
+def _labels(logits: jax.Array, batch: Batch) -> tuple[tuple[jax.Array, jax.Array], ...]:
+    """[B, L] logits, [B] labels."""
+    target = (logits, batch["labels"], batch["weights"])
+    return cross_entropy(*target), correct(*target)
+
+
+def _scores(outputs: jax.Array, batch: Batch) -> tuple[tuple[jax.Array, jax.Array], ...]:
+    """[B, 1] predictions, [B] scores."""
+    errors = jnp.square(outputs[:, 0] - batch["labels"])
+    return ((jnp.sum(errors * batch["weights"]), _rows(batch)),)
+
+
+def _choices(logits: jax.Array, batch: Batch) -> tuple[tuple[jax.Array, jax.Array], ...]:
+    """[B, C] logits, [B] labels; choices that a row lacks have no share in its softmax."""
+    logits = jnp.where(batch["choice_mask"] > 0, logits, jnp.finfo(logits.dtype).min)
+    return _labels(logits, batch)
+
+
+def _tokens(logits: jax.Array, batch: Batch) -> tuple[tuple[jax.Array, jax.Array], ...]:
+    """[B, T, L] logits, [B, T] labels, below 0 where a token has none."""
+    target = (logits, jnp.maximum(batch["labels"], 0), (batch["labels"] >= 0).astype(jnp.float32))
+    return cross_entropy(*target), correct(*target)
+
+
+def _span(logits: jax.Array, batch: Batch) -> tuple[tuple[jax.Array, jax.Array], ...]:
+    """[B, T, 2] logits of start and end, [B, 2] their positions; a softmax over the row's own tokens.
+
+    The loss is the mean of the two cross-entropies (Devlin et al. 2018, section 4.2; run_squad.py).
+    """
+    logits = jnp.where(batch["attention_mask"][:, :, None] > 0, logits, jnp.finfo(logits.dtype).min)
+    weights = jnp.repeat(batch["weights"][:, None], 2, axis=1)
+    total, _ = cross_entropy(logits.swapaxes(1, 2), batch["labels"], weights)
+    hits = jnp.all(_at(logits.swapaxes(1, 2), batch["labels"]) >= logits.max(axis=1), axis=1)
+    return (total / 2, _rows(batch)), (jnp.sum(hits * batch["weights"]), _rows(batch))
+
+
+LOSSES = {
+    "cross_entropy": TaskLoss(_labels, _rows, ("classification_loss", "accuracy")),
+    "mean_squared_error": TaskLoss(_scores, _rows, ("regression_loss",)),
+    "choices": TaskLoss(_choices, _rows, ("choice_loss", "accuracy")),
+    "tokens": TaskLoss(
+        _tokens, lambda batch: jnp.sum(batch["labels"] >= 0).astype(jnp.float32), ("token_loss", "accuracy")
+    ),
+    "span": TaskLoss(_span, _rows, ("span_loss", "exact_span")),
+}
+"""The losses of fine-tuning tasks by the names that tasks give."""
+
+
+def task_objective(loss: TaskLoss, apply: Callable[[Any, Batch, Dropout | None], jax.Array]) -> Objective:
+    """The loss of a task, of ``apply``: (params, batch, dropout or None) -> what the head gives."""
+
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[Sums, Sums]:
-        inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
-        logits = apply({"params": params}, *inputs, dropout=dropout)
-        target = (logits, batch["labels"], batch["weights"])
-        return {"classification_loss": cross_entropy(*target)}, {"accuracy": correct(*target)}
+        (name, first), *counts = zip(loss.metrics, loss.sums(apply(params, batch, dropout), batch), strict=True)
+        return {name: first}, dict(counts)
 
-    def weights(batch: Batch) -> dict[str, jax.Array]:
-        return {"classification_loss": jnp.sum(batch["weights"])}
-
-    return Objective(forward, weights, ("classification_loss", "accuracy"))
+    return Objective(forward, lambda batch: {loss.metrics[0]: loss.weight(batch)}, loss.metrics)
 
 
 def _at(logits: jax.Array, labels: jax.Array) -> jax.Array:

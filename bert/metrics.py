@@ -1,9 +1,10 @@
-"""Official metrics and trivial baselines over plain arrays. scikit-learn is imported when first needed."""
+"""Official metrics and trivial baselines over plain arrays. scikit-learn and SciPy are imported when first needed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,19 +23,54 @@ def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     return float(f1_score(labels, predictions, pos_label=1, average="binary", zero_division=0))
 
 
-METRICS = {"accuracy": accuracy, "f1": f1}
-"""Metrics of a classification task by name."""
+def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Matthews correlation, -1 to 1, as GLUE has it for CoLA; 0 where one label is predicted throughout."""
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(labels, predictions))
 
 
-def classification(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """The named metrics of [R] predicted labels."""
+def pearson(predictions: np.ndarray, scores: np.ndarray) -> float:
+    """Pearson's correlation, -1 to 1; 0 where it is undefined: a side is constant, or a run has diverged."""
+    from scipy.stats import pearsonr
+
+    return _correlation(pearsonr, predictions, scores)
+
+
+def spearman(predictions: np.ndarray, scores: np.ndarray) -> float:
+    """Spearman's rank correlation, ties at their mean rank; 0 where Pearson's is."""
+    from scipy.stats import spearmanr
+
+    return _correlation(spearmanr, predictions, scores)
+
+
+def _correlation(of: Callable[..., Any], predictions: np.ndarray, scores: np.ndarray) -> float:
+    sides = [np.asarray(side, np.float64) for side in (predictions, scores)]
+    if not all(np.isfinite(side).all() and np.ptp(side) > 0 for side in sides):
+        return 0.0
+    return float(of(*sides).statistic)
+
+
+METRICS = {"accuracy": accuracy, "f1": f1, "matthews": matthews, "pearson": pearson, "spearman": spearman}
+"""Metrics of a task with one label or one score a row, by name."""
+
+
+def scores(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """The named metrics of [R] predicted labels, or scores."""
     return {name: METRICS[name](predictions, labels) for name in names}
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """[..., L] logits -> [..., L] float64 probabilities."""
+    logits = np.asarray(logits, np.float64)
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
 def majority_class(names: Sequence[str], labels: np.ndarray) -> dict[str, float]:
     """The named metrics of always answering the most frequent label: what any model has to beat."""
     labels = np.asarray(labels)
-    return classification(names, np.full_like(labels, np.bincount(labels).argmax()), labels)
+    return scores(names, np.full_like(labels, np.bincount(labels).argmax()), labels)
 
 
 def unigram_baseline(train_counts: np.ndarray, label_ids: np.ndarray) -> dict[str, float]:

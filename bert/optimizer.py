@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -99,11 +101,56 @@ def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.S
     )
 
 
-def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    """Clip by global norm, Adam's direction, decay, (LAMB's trust ratio,) learning rate; in this order.
+def depth(path: tuple[str, ...]) -> int | None:
+    """How deep a parameter lies: 0 in the embeddings, i + 1 in layer i; None above the layers (pooler, heads)."""
+    if path[:2] == ("bert", "embeddings"):
+        return 0
+    layer = re.fullmatch(r"layer_(\d+)", path[2]) if path[:2] == ("bert", "encoder") else None
+    return None if layer is None else int(layer[1]) + 1
+
+
+def scale_by_depth(decay: float) -> optax.GradientTransformation:
+    """Layer-wise learning rates: 1 for what is above the layers, ``decay`` for the top layer, a factor ``decay`` less
+    for each layer below it and for the embeddings (as google-research/electra, optimization.py)."""
+
+    def scale(updates: optax.Updates, params: optax.Params | None = None) -> optax.Updates:
+        del params
+        top = max((depth(path) or 0) for path in traverse_util.flatten_dict(updates)) + 1
+
+        def one(path: tuple[str, ...], update: jax.Array) -> jax.Array:
+            below = depth(path)
+            return update if below is None else jax.tree.map(lambda u: u * decay ** (top - below), update)
+
+        return traverse_util.path_aware_map(one, updates)
+
+    return optax.stateless(scale)
+
+
+def frozen_parts(frozen_layers: int | None, feature_layers: int | None) -> Callable[[tuple[str, ...]], bool] | None:
+    """Which parameters stay as they are; None where all are trained.
+
+    Args:
+        frozen_layers: the embeddings and so many lower layers; None for none.
+        feature_layers: not None freezes the whole encoder.
+    """
+    if feature_layers is not None:
+        return lambda path: path[0] == "bert"
+    if frozen_layers is not None:
+        return lambda path: (below := depth(path)) is not None and below <= frozen_layers
+    return None
+
+
+def make_optimizer(
+    config: OptimizerConfig, total_steps: int, frozen: Callable[[tuple[str, ...]], bool] | None = None
+) -> optax.GradientTransformation:
+    """Clip by global norm, Adam's direction, decay, (LAMB's trust ratio,) learning rate (by layer); in this order.
 
     LAMB is You et al. 2019 (algorithm 2): the trust ratio |w| / |update| of each tensor, the decay inside it; not on
     biases and LayerNorm, as in the authors' code (optax.lamb applies it to these as well).
+
+    Args:
+        frozen: path -> whether a parameter is not trained: it has no moments, no decay, no part in the norm. Its
+            gradient has to be zero (`jax.lax.stop_gradient`).
     """
     chain = []
     if config.max_grad_norm > 0:
@@ -113,4 +160,9 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
     if config.name == "lamb":
         chain.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
     chain.append(optax.scale_by_learning_rate(learning_rate_schedule(config, total_steps)))
-    return optax.chain(*chain)
+    if config.layer_decay != 1:
+        chain.append(scale_by_depth(config.layer_decay))
+    whole = optax.chain(*chain)
+    if frozen is None:
+        return whole
+    return optax.masked(whole, lambda params: traverse_util.path_aware_map(lambda path, _: not frozen(path), params))

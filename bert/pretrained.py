@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,21 +14,26 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.checkpoint import Checkpointer
-from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, UserError
+from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, TaskDataConfig, UserError
 from bert.config_file import load as load_config
 from bert.data.batches import bucket, evaluation_batches
 from bert.data.features import Features, tokenize
-from bert.data.tasks import find_task
-from bert.data.tasks.glue import ClassificationTask
-from bert.heads import BertForMaskedLM, BertForSequenceClassification
+from bert.data.tasks import task_of
+from bert.data.tasks.sentences import published_task
+from bert.data.tasks.task import Outputs, Rows, Task
+from bert.heads import HEADS, BertForMaskedLM
 from bert.interchange import google, hf, hub
 from bert.interchange.pooling import Pooling
+from bert.metrics import softmax
 from bert.model import Bert
 from bert.run import kind_of
 from bert.tokenizer import load_tokenizer, special_ids, vocabulary_size
 
 Text = str | tuple[str, str]
 Params = dict[str, Any]
+
+SENTENCES = HEADS["classification"].__name__
+"""The architecture of others that `Pretrained.predict` answers with."""
 
 BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 """Lengths that inputs are padded to; each is compiled once."""
@@ -57,13 +63,6 @@ class FilledMask(NamedTuple):
     token_id: int
 
 
-class Answer(NamedTuple):
-    """A classifier's answer: the likeliest label, and the probability of each."""
-
-    label: str
-    probabilities: dict[str, float]
-
-
 @dataclass(frozen=True)
 class Pretrained:
     """A model with its vocabulary, ready to be asked.
@@ -72,25 +71,29 @@ class Pretrained:
         config: sizes of the encoder.
         params: nested dict of float32 arrays, of the encoder (``bert``) and of its heads.
         tokenizer: a `tokenizers.Tokenizer`.
-        task: the task it was fine-tuned for by a run, or None.
+        task: the task it was fine-tuned for, or None.
         step: the checkpoint it was read from; None where it is not a run's.
         source: the folder, or the hub's name, it was read from.
         architecture: name of the module its parameters fill, as ``bert`` exports it.
-        labels: names of the classes of a classifier, by number; () without one.
+        labels: names of a classifier's outputs, by number; () without one.
         problem_type: of a sequence classifier, as in Hugging Face's config.json; None where it says nothing.
         pooling: how `encode` makes embeddings: as a sentence-transformers folder declares, else the mean of the tokens.
+        data: how the task's rows were made.
+        feature_layers: of a head over a frozen encoder: how many last layers it reads; else None.
     """
 
     config: ModelConfig
     params: Params
     tokenizer: Tokenizer
-    task: ClassificationTask | None
+    task: Task | None
     step: int | None
     source: str
     architecture: str = "BertForPreTraining"
     labels: tuple[str, ...] = ()
     problem_type: str | None = None
     pooling: Pooling | None = None
+    data: TaskDataConfig = field(default_factory=TaskDataConfig)
+    feature_layers: int | None = None
 
     @property
     def origin(self) -> str:
@@ -129,43 +132,50 @@ class Pretrained:
         [(_, logits)] = self._run(self._masked_lm, features, 1)
         answers = []
         for place in places:
-            probabilities = _softmax(logits[0, place, : vocabulary_size(self.tokenizer)])
+            probabilities = softmax(logits[0, place, : vocabulary_size(self.tokenizer)])
             best = np.argsort(-probabilities, kind="stable")[:top_k]
             answers.append(
                 [FilledMask(self.tokenizer.id_to_token(int(i)), float(probabilities[i]), int(i)) for i in best]
             )
         return answers
 
-    def predict(self, texts: Sequence[Text], batch_size: int = 32) -> list[Answer]:
-        """The classifier's answers, in the order of ``texts``.
+    def predict(self, inputs: Sequence[Any], batch_size: int = 32) -> list[Any]:
+        """The fine-tuned task's answers, in the order of ``inputs``: named tuples, as the task has them.
+
+        Args:
+            inputs: texts, or what else the task takes (pairs of texts, a question with its context, ...).
+            batch_size: rows at once.
 
         Raises:
-            UserError: the model is no sequence classifier, or one whose answer is not one of several labels; or a
-                pair is needed and a single text given, or the reverse.
+            UserError: the model was not fine-tuned for a task that is answered here; or an input is not what the
+                task takes.
         """
-        if not self.labels or self.architecture != "BertForSequenceClassification" or "classifier" not in self.params:
-            raise UserError(f"{self.source} is not fine-tuned for a task: fine-tune it first (finetune.py --init)")
-        if len(self.labels) < 2 or self.problem_type not in (None, "single_label_classification"):
-            kind = self.problem_type or "regression"
-            raise UserError(f"{self.source} is fine-tuned for {kind}: predict answers with one of several labels")
-        if self.task is not None:
-            parts = len(self.task.text_columns)
-            for number, text in enumerate(texts, 1):
-                if (1 if isinstance(text, str) else len(text)) != parts:
-                    wanted = "a pair of texts" if parts == 2 else "a single text"
-                    raise UserError(f"text {number} does not fit: {self.task.name} takes {wanted}")
-        probabilities = _softmax(self.classify(self._features(texts), batch_size))
-        return [
-            Answer(self.labels[int(row.argmax())], dict(zip(self.labels, map(float, row), strict=True)))
-            for row in probabilities
-        ]
+        task = self.answering()
+        examples = task.asked(inputs)
+        length = self.data.max_length if task.windows else self.config.max_position_embeddings
+        features = task.features(self.tokenizer, examples, dataclasses.replace(self.data, max_length=length))
+        predictions = task.predict(self.outputs(features, batch_size), features, examples)
+        return task.answers(predictions, examples)
 
-    def classify(self, features: Features, batch_size: int = 32) -> np.ndarray:
-        """Logits [R, L] of tokenized rows, in their order."""
-        logits = np.zeros((len(features), len(self.labels)), np.float32)
-        for rows, output in self._run(self._classifier, features, batch_size):
-            logits[rows] = output[: len(rows)]
-        return logits
+    def answering(self) -> Task:
+        """The task that `predict` answers.
+
+        Raises:
+            UserError: there is none.
+        """
+        if self.task is not None:
+            return self.task
+        if self.problem_type is not None:
+            raise UserError(f"{self.source} is fine-tuned for {self.problem_type}, which is not answered here")
+        raise UserError(f"{self.source} is not fine-tuned for a task: fine-tune it first (finetune.py --init)")
+
+    def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
+        """What the task's head says of each row, in the order of the rows: see `bert.data.tasks.task.Outputs`."""
+        outputs: list[np.ndarray] = [np.zeros(0)] * len(features)
+        for rows, batch in self._run(self._head, features, batch_size):
+            for row, output in zip(rows, batch, strict=False):
+                outputs[row] = output[: features.lengths[row]] if output.ndim == 2 else output
+        return outputs
 
     def save(self, out: str | Path, format: str = "hf", say: Callable[[str], None] = lambda text: None) -> None:
         """Writes the model for others; ``format`` is ``hf``, a folder that Hugging Face transformers reads.
@@ -183,9 +193,7 @@ class Pretrained:
         longest = self.config.max_position_embeddings
         return tokenize(self.tokenizer, list(texts), min(longest, max_length or longest))
 
-    def _run(
-        self, forward: Callable[..., Any], features: Features, batch_size: int
-    ) -> Iterator[tuple[np.ndarray, Any]]:
+    def _run(self, forward: Callable[..., Any], features: Rows, batch_size: int) -> Iterator[tuple[np.ndarray, Any]]:
         """Batches of like lengths through a compiled function: (row numbers, outputs as NumPy arrays)."""
         batch_size = min(batch_size, 1 << max(len(features) - 1, 0).bit_length())
         for rows in evaluation_batches(features.lengths, batch_size):
@@ -214,8 +222,9 @@ class Pretrained:
         return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
 
     @cached_property
-    def _classifier(self) -> Callable[..., Any]:
-        model = BertForSequenceClassification(self.config, len(self.labels))
+    def _head(self) -> Callable[..., Any]:
+        task = self.task
+        model = HEADS[task.head](self.config, task.num_labels, feature_layers=self.feature_layers)
         return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
 
 
@@ -251,7 +260,7 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
         config=read.config,
         params=read.params,
         tokenizer=read.tokenizer,
-        task=None,
+        task=published_task(name, read.labels, read.problem_type) if read.architecture == SENTENCES else None,
         step=None,
         source=name,
         architecture=read.architecture,
@@ -264,12 +273,18 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
 def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
     kind = kind_of(path)
     config: PretrainConfig | FinetuneConfig = load_config(kind, path / "config.yaml")
+    if isinstance(config, FinetuneConfig) and config.seeds > 1:
+        raise UserError(
+            f"{path} holds the runs of {config.seeds} seeds: name one of them, for example "
+            f"{path / f'seed-{config.seed}'} (results.json tells the best one)"
+        )
     with Checkpointer(path / "checkpoints", config.training.keep_checkpoints, say) as checkpoints:
         restored = checkpoints.restore_best_params() if kind is FinetuneConfig else checkpoints.restore_params()
     if restored is None:
         raise UserError(f"{path} has no checkpoint yet: let the run reach its first one")
     step, params = restored
-    task = find_task(config.task) if isinstance(config, FinetuneConfig) else None
+    own = isinstance(config, FinetuneConfig)
+    task = task_of(config) if own else None
     return Pretrained(
         config=config.model,
         params=params,
@@ -277,12 +292,8 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
         task=task,
         step=step,
         source=str(path),
-        architecture="BertForPreTraining" if task is None else "BertForSequenceClassification",
-        labels=() if task is None else task.label_names,
+        architecture="BertForPreTraining" if task is None else HEADS[task.head].__name__,
+        labels=() if task is None else task.output_names,
+        problem_type=None if task is None else task.problem_type,
+        **({"data": config.data, "feature_layers": config.feature_layers} if own else {}),
     )
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    logits = logits - logits.max(axis=-1, keepdims=True)
-    exponentials = np.exp(logits.astype(np.float64))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)

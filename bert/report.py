@@ -186,6 +186,11 @@ def write_results(folder: Path | str, results: dict[str, Any]) -> None:
         temporary.write_text(json.dumps(plain(results), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
+def scored_splits(results: dict[str, Any]) -> list[str]:
+    """The dev splits that a fine-tuning run's results have scores of, the one that chooses checkpoints first."""
+    return [name for name in results if name == "dev" or name.startswith("dev_")]
+
+
 def plain(value: Any) -> Any:
     """The value as JSON has it: arrays as lists, NaN and infinities as None, paths as text."""
     if isinstance(value, dict):

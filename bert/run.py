@@ -28,6 +28,7 @@ OWN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range
 # otherwise stand at other steps, and the best of other evaluations may be another one: whoever sets them asks for it.)
 FREE = (
     "output_dir",
+    "seeds",
     "data.num_workers",
     "data.cache_dir",
     "training.log_every",
@@ -36,6 +37,10 @@ FREE = (
     "training.keep_checkpoints",
     "training.eval_batch_size",
 )
+
+
+RESOLVED = ("model.vocab_size", "data.labels")
+"""What null asks for and the data tells: config.yaml then has the value."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,8 @@ def kind_of(run: Path) -> type:
 
 def _has_begun(path: Path) -> bool:
     folder = path / "checkpoints"
-    return folder.is_dir() and any(entry.name.isdigit() for entry in folder.iterdir())
+    trained = folder.is_dir() and any(entry.name.isdigit() for entry in folder.iterdir())
+    return trained or any(_has_begun(seed) for seed in path.glob("seed-*"))
 
 
 def _difference(asked: Config, stored: Config) -> tuple[str, Any, Any] | None:
@@ -144,7 +150,9 @@ def _difference(asked: Config, stored: Config) -> tuple[str, Any, Any] | None:
     for key, value in ours.items():
         section, _, name = key.rpartition(".")
         taken = (source and section in ("model", "tokenizer") and name not in OWN) or key in FREE
-        resolved = key == "model.vocab_size" and value is None
+        if key == "seeds":  # more of several may come; one run and several are different folders
+            taken = (value > 1) == (theirs[key] > 1)
+        resolved = key in RESOLVED and value is None
         if not taken and not resolved and value != theirs[key]:
             return key, theirs[key], value
     return None
@@ -154,7 +162,8 @@ def _with_free(stored: Config, asked: Config) -> Config:
     for key in FREE:
         *section, name = key.split(".")
         if not section:
-            stored = dataclasses.replace(stored, **{name: getattr(asked, name)})
+            if hasattr(asked, name):
+                stored = dataclasses.replace(stored, **{name: getattr(asked, name)})
             continue
         mine, theirs = getattr(stored, section[0]), getattr(asked, section[0])
         if hasattr(theirs, name):

@@ -33,6 +33,7 @@ def starting_state(
     parts: Sequence[str],
     say: Say,
     prepare: Callable[[Params], Params] = lambda params: params,
+    input_shape: Sequence[int] = (1, 8),
 ) -> TrainState:
     """The run's own newest good checkpoint; else random weights, with those of ``source`` in their place.
 
@@ -41,6 +42,7 @@ def starting_state(
         parts: modules to take from it where it has them: ``bert`` with its pooler, and for pretraining the heads.
         say: told what came from where.
         prepare: what is done to random weights before those of ``source`` take their place.
+        input_shape: of token ids that the model can read.
 
     Returns:
         The state as NumPy arrays: the devices are left to the loop.
@@ -50,7 +52,7 @@ def starting_state(
     """
 
     def init(key: jax.Array) -> Params:
-        return model.init(key, jnp.zeros((1, 8), jnp.int32))["params"]
+        return model.init(key, jnp.zeros(tuple(input_shape), jnp.int32))["params"]
 
     like = jax.eval_shape(lambda key: TrainState.create(init(key), optimizer, metrics), jax.random.key(0))
     restored = checkpoints.restore(like)

@@ -205,6 +205,8 @@ class Work:
         evaluate: replicated parameters -> metrics; may end in `Stopped` between two batches.
         evaluated: called with (step, metrics) after each evaluation; says whether its state is to be kept.
         keep: called with the step once the state that ``evaluated`` asked for is saved.
+        enough: step -> whether the run ends early there, asked at the start and after each evaluation; a function of
+            the evaluations up to that step, so that a resumed run ends where it would have ended.
     """
 
     total_steps: int
@@ -215,6 +217,7 @@ class Work:
     evaluate: Callable[[Any], Metrics]
     evaluated: Callable[[int, Metrics], bool] = lambda step, metrics: False
     keep: Callable[[int], None] = lambda step: None
+    enough: Callable[[int], bool] = lambda step: False
 
 
 def fit(
@@ -226,7 +229,7 @@ def fit(
     listener: Listener,
     stop: StopRequest,
 ) -> Any:
-    """Runs the loop from ``state.step`` to the end and returns the replicated parameters.
+    """Runs the loop from ``state.step`` to the end, or to where it is ``enough``; returns the replicated parameters.
 
     The host never waits for the step it has just started: it makes and places the next batch meanwhile, and waits
     for the step before the last one only, so that neither memory nor the answer to a signal can run away. A state
@@ -237,8 +240,9 @@ def fit(
     """
     step = int(state.step)
     step_fn = parallel.compile(work.train_step, donate=(0,))
-    batch = work.batch(step) if step < work.total_steps else None
-    if batch is not None:
+    done = step >= work.total_steps or work.enough(step)
+    if not done:
+        batch = work.batch(step)
         placed = parallel.place(batch, config.gradient_accumulation_steps)
         listener.begins(step, _seconds_per_step(step_fn, parallel.replicate(state), placed))
     state = parallel.replicate(state)
@@ -272,7 +276,8 @@ def fit(
         evaluate()
         if stop.number is not None:
             raise Interrupted(step, stop.number)
-    while step < work.total_steps:
+        done = done or work.enough(step)
+    while not done:
         clock.tokens += int(batch["attention_mask"].sum())
         state, loss = step_fn(state, placed)
         step += 1
@@ -291,11 +296,14 @@ def fit(
             state = state.replace(sums=parallel.replicate({name: np.zeros(2, np.float32) for name in state.sums}))
         if due(config.checkpoint_every):
             save()
+        done = step >= work.total_steps
         if due(work.eval_every) and stop.number is None:
             evaluate()
+            done = done or work.enough(step)
         if stop.number is not None:
             save()
             raise Interrupted(step, stop.number)
+    save()  # where the run ends early; else it is saved
     return state.params
 
 

@@ -17,7 +17,7 @@ def test_accuracy_and_f1_by_hand():
     assert metrics.accuracy(PREDICTIONS, LABELS) == pytest.approx(3 / 5)
     # 2 true positives, 1 false, 1 missed: precision and recall are both 2/3
     assert metrics.f1(PREDICTIONS, LABELS) == pytest.approx(2 / 3)
-    assert metrics.classification(("accuracy", "f1"), PREDICTIONS, LABELS) == {
+    assert metrics.scores(("accuracy", "f1"), PREDICTIONS, LABELS) == {
         "accuracy": pytest.approx(0.6),
         "f1": pytest.approx(2 / 3),
     }
@@ -36,6 +36,30 @@ def test_f1_is_0_where_nothing_is_predicted():
 
 def test_majority_class():
     assert metrics.majority_class(("accuracy", "f1"), LABELS) == {"accuracy": 0.6, "f1": pytest.approx(6 / 8)}
+
+
+def test_matthews_by_hand():
+    # 2 true positives, 1 true negative, 1 false positive, 1 missed: (2 * 1 - 1 * 1) / sqrt(3 * 3 * 2 * 2)
+    assert metrics.matthews(PREDICTIONS, LABELS) == pytest.approx(1 / 6)
+    assert metrics.matthews(LABELS, LABELS) == pytest.approx(1)
+    assert metrics.matthews(np.ones(5, int), LABELS) == 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_correlations_by_hand():
+    predictions, scores = np.array([1.0, 2.0, 4.0], np.float32), np.array([0.0, 2.0, 1.0], np.float32)
+    # about their means: (-4/3, -1/3, 5/3) and (-1, 1, 0): 1 / sqrt(42/9 * 2)
+    assert metrics.pearson(predictions, scores) == pytest.approx(1 / math.sqrt(42 / 9 * 2))
+    # ranks 1 2 3 and 1 3 2: 1 - 6 * 2 / (3 * 8)
+    assert metrics.spearman(predictions, scores) == pytest.approx(0.5)
+    # ties share a rank: 1 2 3 against 1.5 1.5 3
+    assert metrics.spearman(predictions, np.array([1, 1, 5])) == pytest.approx(1.5 / math.sqrt(2 * 1.5))
+    for constant in ((np.full(3, 2.5), scores), (predictions, np.zeros(3)), (np.full(3, np.nan), scores)):
+        assert metrics.pearson(*constant) == metrics.spearman(*constant) == 0
+
+
+def test_softmax_of_large_logits():
+    np.testing.assert_allclose(metrics.softmax(np.array([[1e4, 1e4 + np.log(3)]])), [[0.25, 0.75]], rtol=1e-6)
 
 
 def test_unigram_baseline_by_hand():

@@ -3,11 +3,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.traverse_util import flatten_dict, path_aware_map
 
 from bert.config import OptimizerConfig, UserError
 from bert.optimizer import (
     decay_mask,
+    depth,
     describe_decay,
+    frozen_parts,
     learning_rate_schedule,
     make_optimizer,
     scale_by_bert_adam,
@@ -102,3 +105,82 @@ def test_warm_up_by_share_or_by_steps() -> None:
     assert warmup_steps(OptimizerConfig(warmup_steps=50, warmup_ratio=0.1), 345) == 50
     with pytest.raises(UserError, match=r"warmup_steps \(345\) is not below the 345 steps"):
         warmup_steps(OptimizerConfig(warmup_steps=345), 345)
+
+
+ENCODER = {
+    "bert": {
+        "embeddings": {"word": {"embedding": jnp.array([[0.3, -0.7]])}},
+        "encoder": {f"layer_{n}": {"output": {"kernel": jnp.array([[1.0 + n]])}} for n in range(2)},
+        "pooler": {"bias": jnp.array([0.5])},
+    },
+    "classifier": {"kernel": jnp.array([[2.0]])},
+}
+
+
+def one_update(config: OptimizerConfig, params: dict, grads: dict, frozen=None) -> dict:
+    """Parameters after three steps of the same gradients, by their dotted names."""
+    optimizer = make_optimizer(config, 10, frozen)
+    state = optimizer.init(params)
+    for _ in range(3):
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    return flatten_dict(params, sep="/")
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_rates_fall_from_layer_to_layer(name: str) -> None:
+    grads = jax.tree.map(lambda p: 0.1 * p + 0.05, ENCODER)
+
+    def first_change(decay: float) -> dict:
+        config = OptimizerConfig(name, 0.1, 0, layer_decay=decay)
+        optimizer = make_optimizer(config, 10)
+        return flatten_dict(optimizer.update(grads, optimizer.init(ENCODER), ENCODER)[0], sep="/")
+
+    plain, layered = first_change(1.0), first_change(0.5)
+    factors = {
+        "bert/embeddings/word/embedding": 0.125,
+        "bert/encoder/layer_0/output/kernel": 0.25,
+        "bert/encoder/layer_1/output/kernel": 0.5,
+        "bert/pooler/bias": 1.0,
+        "classifier/kernel": 1.0,
+    }
+    for path, factor in factors.items():
+        np.testing.assert_allclose(layered[path], factor * plain[path], rtol=1e-6)
+
+
+def test_depths() -> None:
+    assert depth(("bert", "embeddings", "norm", "scale")) == 0
+    assert depth(("bert", "encoder", "layer_11", "output", "bias")) == 12
+    assert depth(("bert", "pooler", "bias")) is None
+    assert depth(("predictions", "bias")) is None
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize(
+    ("frozen_layers", "feature_layers", "names"),
+    [
+        (0, None, {"embeddings"}),
+        (1, None, {"embeddings", "layer_0"}),
+        (2, None, {"embeddings", "layer_0", "layer_1"}),
+        (None, 4, {"embeddings", "layer_0", "layer_1", "pooler"}),
+    ],
+)
+def test_what_is_frozen_stays_and_the_rest_is_trained_as_if_alone(name, frozen_layers, feature_layers, names) -> None:
+    frozen = frozen_parts(frozen_layers, feature_layers)
+    grads = path_aware_map(lambda path, p: jnp.zeros_like(p) if frozen(path) else 0.7 * p, ENCODER)
+    config = OptimizerConfig(name, 0.1, 0, weight_decay=0.1, max_grad_norm=0.5, layer_decay=0.9)
+    after, before = one_update(config, ENCODER, grads, frozen), flatten_dict(ENCODER, sep="/")
+    for path, value in before.items():
+        assert np.array_equal(after[path], value) == bool(names & set(path.split("/"))), path
+    # The norm is that of the trained ones, and no moments are kept for the others.
+    everything = one_update(config, ENCODER, grads)
+    for path, value in after.items():
+        if not names & set(path.split("/")):
+            np.testing.assert_array_equal(value, everything[path])
+    moments = jax.tree.leaves(make_optimizer(config, 10, frozen).init(ENCODER))
+    trained = sum(not names & set(path.split("/")) for path in before)
+    assert sum(leaf.ndim > 0 for leaf in moments) == 2 * trained
+
+
+def test_nothing_is_frozen_unless_asked() -> None:
+    assert frozen_parts(None, None) is None

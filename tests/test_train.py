@@ -14,7 +14,7 @@ from bert.checkpoint import Checkpointer
 from bert.config import ModelConfig, OptimizerConfig, TrainingConfig, UserError
 from bert.dropout import Dropout
 from bert.heads import BertForPreTraining, BertForSequenceClassification
-from bert.losses import classification_objective, pretraining_objective
+from bert.losses import LOSSES, pretraining_objective, task_objective
 from bert.optimizer import learning_rate_schedule, make_optimizer
 from bert.parallel import AXIS, DataParallel
 from bert.train import (
@@ -242,7 +242,16 @@ def test_what_is_logged(uninterrupted) -> None:
 
 def test_training_learns_a_batch_by_heart() -> None:
     model = BertForSequenceClassification(CONFIG, num_labels=2)
-    objective = classification_objective(model.apply)
+    objective = task_objective(
+        LOSSES["cross_entropy"],
+        lambda params, batch, dropout: model.apply(
+            {"params": params},
+            batch["input_ids"],
+            batch["token_type_ids"],
+            batch["attention_mask"],
+            dropout=dropout,
+        ),
+    )
     optimizer = make_optimizer(OptimizerConfig(learning_rate=3e-3, warmup_steps=5), 60)
     parallel = DataParallel(jax.devices()[:2])
     batch = batch_of(0)

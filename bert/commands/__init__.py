@@ -14,6 +14,7 @@ COMMANDS = {
     "finetune": ("bert.commands.finetune", "train a task's head and the encoder on labelled data"),
     "predict": ("bert.commands.predict", "answer for new inputs with a fine-tuned model"),
     "export": ("bert.commands.export", "hand a model to others in a form that they read"),
+    "glue-zip": ("bert.commands.glue_zip", "put test predictions into one zip for gluebenchmark.com"),
 }
 
 

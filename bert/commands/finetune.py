@@ -7,9 +7,12 @@ import math
 
 from bert.commands.arguments import invocation, parse, run_command
 from bert.config import FinetuneConfig, UserError
+from bert.report import scored_splits
 
 DESCRIPTION = """Fine-tunes a pretrained encoder on a task, scores it on the dev set after every epoch, keeps the best
 checkpoint and writes predictions. Run again with the same output_dir, a run resumes where it was."""
+
+COLLAPSED = "collapsed: it answers the same throughout, or no better than one who never reads the text"
 
 
 @run_command
@@ -28,26 +31,61 @@ def main(argv: list[str]) -> int:
     run = open_run(config)
 
     from bert.finetuning import finetune
+    from bert.seeds import finetune_seeds
     from bert.train import Interrupted
 
+    several = config.seeds > 1
     try:
-        results = finetune(run)
+        results = finetune_seeds(run) if several else finetune(run)
     except Interrupted as stop:
         print(f"interrupted and saved at step {stop.step:,}; go on with: "
               f"{invocation('finetune')} --config {run.path / 'config.yaml'}")  # fmt: skip
         return stop.status
-    _show(results, str(run.path))
+    (_show_seeds if several else _show)(results, str(run.path))
     return 0
 
 
 def _show(results: dict, path: str) -> None:
     print(f"\n{results['task']} dev, best of all evaluations (step {results['best_step']:,}), from {results['init']}:")
-    for name, value in results["dev"].items():
-        value = math.nan if value is None else value  # a run that diverged
-        baseline = results["majority_class"].get(name)
-        print(f"  {name:10}{value:8.4f}" + ("" if baseline is None else f"   (majority class {baseline:.4f})"))
+    for split in scored_splits(results):
+        if split != "dev":
+            print(f"{split}:")
+        for name, value in results[split].items():
+            print(f"  {name:10}{_number(value)}{_baseline(results, name) if split == 'dev' else ''}")
+    if results["collapsed"]:
+        print(f"  {COLLAPSED}")
     print(
         f"\n{results['seconds']:.0f} seconds; {path} holds predictions/, checkpoints, metrics.jsonl, curves.png, "
         "results.json"
         f"\nnext:\n  bert predict {path} FILE.txt"
     )
+
+
+def _show_seeds(results: dict, path: str) -> None:
+    main, runs = results["main_metric"], results["runs"]
+    print(f"\n{results['task']} dev, {len(runs)} seeds, best of all evaluations of each, from {results['init']}:")
+    for split in scored_splits(results):
+        if split != "dev":
+            print(f"{split}:")
+        mean, deviation = results[split]["mean"], results[split]["standard_deviation"]
+        for name in mean:
+            baseline = _baseline(results, name) if split == "dev" else ""
+            print(f"  {name:10}{_number(mean[name])} +-{_number(deviation[name])}{baseline}")
+    for run in runs:
+        note = f"   {COLLAPSED}" if run["collapsed"] else ""
+        print(f"  seed {run['seed']}: {main} {_number(run['dev'][main]).strip()} at step {run['best_step']:,}{note}")
+    best = f"{path}/seed-{results['best_seed']}"
+    print(
+        f"\n{results['seconds']:.0f} seconds; {path} holds results.json and a folder for each seed"
+        f"\nnext:\n  bert predict {best} FILE.txt"
+    )
+
+
+def _number(value: float | None) -> str:
+    return f"{math.nan if value is None else value:8.4f}"  # None: a run that diverged
+
+
+def _baseline(results: dict, name: str) -> str:
+    kind = results["baseline"]
+    value = results[kind].get(name) if kind else None
+    return "" if value is None else f"   ({kind.replace('_', ' ')} {value:.4f})"

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from bert.commands.arguments import run_command
 from bert.config import UserError
 from bert.files import replacing
 
-DESCRIPTION = """Answers for new texts, one JSON object a line with the label and the probability of each. INPUT holds
-one text a line, a pair of texts as two columns with a tab between; - is standard input. A model that does not say
-which of the two it takes is given each line as it is."""
+DESCRIPTION = """Answers for new inputs, one JSON object a line: a label and the probability of each, a score, or what
+else the task answers. INPUT holds one text a line, a pair of texts as two columns with a tab between; - is standard
+input. A model of others that does not say which of the two it takes is given each line as it is."""
 
 LINES_AT_ONCE = 1024
 
@@ -42,22 +43,18 @@ def main(argv: list[str]) -> int:
     from bert.pretrained import load
 
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
-    pairs = None if model.task is None else len(model.task.text_columns) == 2
+    task = model.answering()
     with _input(arguments.input) as lines, _output(arguments.output) as output:
-        for texts in _chunks(_texts(lines, arguments.input, pairs)):
-            for text, answer in zip(texts, model.predict(texts, arguments.batch_size), strict=True):
-                given = {"text": text} if isinstance(text, str) else {"text_a": text[0], "text_b": text[1]}
-                line = {**given, "label": answer.label, "probabilities": answer.probabilities}
+        for inputs in _chunks(_inputs(lines, arguments.input, task.input_of)):
+            for given, answer in zip(inputs, model.predict(inputs, arguments.batch_size), strict=True):
+                line = {**task.shown(given), **answer._asdict()}
                 output.write(json.dumps(line, ensure_ascii=False) + "\n")
             output.flush()
     return 0
 
 
-def _texts(lines: IO[bytes], name: str, pairs: bool | None) -> Iterator[str | tuple[str, str]]:
-    """The texts of a file, or its pairs, or as each line has it (None).
-
-    An empty line is an error rather than a silent shift of answers against lines.
-    """
+def _inputs(lines: IO[bytes], name: str, input_of: Callable[[str], Any]) -> Iterator[Any]:
+    """The inputs of a file. An empty line is an error rather than a silent shift of answers against lines."""
     name = "standard input" if name == "-" else name
     empty = True
     for number, raw in enumerate(lines, 1):
@@ -66,26 +63,16 @@ def _texts(lines: IO[bytes], name: str, pairs: bool | None) -> Iterator[str | tu
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             raise UserError(f"{name}, line {number}: not UTF-8, convert the file first") from None
-        columns = [line] if pairs is False else line.split("\t")
-        if not all(column.strip() for column in columns):
-            raise UserError(f"{name}, line {number}: empty, remove the line or fill it in")
-        if (pairs and len(columns) != 2) or len(columns) > 2:
-            raise UserError(
-                f"{name}, line {number}: {len(columns)} column(s), this task takes two texts with a tab between"
-            )
-        yield tuple(columns) if len(columns) == 2 else line
+        try:
+            yield input_of(line)
+        except ValueError as error:
+            raise UserError(f"{name}, line {number}: {error}") from None
     if empty:
-        raise UserError(f"{name} is empty: put one text a line")
+        raise UserError(f"{name} is empty: put one input a line")
 
 
-def _chunks(texts: Iterator[str | tuple[str, str]]) -> Iterator[list]:
-    chunk = []
-    for text in texts:
-        chunk.append(text)
-        if len(chunk) == LINES_AT_ONCE:
-            yield chunk
-            chunk = []
-    if chunk:
+def _chunks(inputs: Iterator[Any]) -> Iterator[list[Any]]:
+    while chunk := list(itertools.islice(inputs, LINES_AT_ONCE)):
         yield chunk
 
 

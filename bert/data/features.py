@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -11,6 +13,9 @@ from tokenizers.processors import BertProcessing
 
 ROWS_AT_ONCE = 4096
 """Texts tokenized in one call: enough to make calls cheap, few enough to bound memory."""
+
+IGNORED = -1
+"""Label of a token that has none: special tokens, padding, the pieces of a word after its first."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +29,11 @@ class Features:
     segment_a_lengths: np.ndarray
     """[R] int32: tokens of segment A, with [CLS] and its [SEP]; the others of the row are segment B."""
     labels: np.ndarray | None
-    """[R] int32; None where the split has none."""
+    """[R, ...]: [R] int32 labels, [R] float32 scores, [R, 2] int32 places of an answer; or, with ``token_labels``,
+    [tokens of all rows] int32, one a token or IGNORED. None where the split has none."""
     pad_token_id: int = 0
+    token_labels: bool = False
+    """Whether ``labels`` are those of tokens."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -39,8 +47,8 @@ class Features:
         """The given rows, padded to T = ``length`` tokens and B = ``batch_size`` rows; fill rows weigh 0.
 
         Returns:
-          input_ids, token_type_ids, attention_mask [B, T] int32, labels [B] int32 (0 where there are none),
-          weights [B] float32, 1 for a row asked for.
+          input_ids, token_type_ids, attention_mask [B, T] int32, labels [B, ...] or [B, T] (0, and IGNORED for
+          tokens, in fill rows and padding; [B] zeros where there are none), weights [B] float32, 1 for a row asked for.
         """
         rows = np.asarray(rows)
         lengths = self.lengths[rows]
@@ -58,8 +66,13 @@ class Features:
 
         input_ids = np.full((batch_size, length), self.pad_token_id, np.int32)
         input_ids[real] = self.ids[(starts + place)[real]]
-        labels = np.zeros(batch_size, np.int32)
-        if self.labels is not None:
+        if self.labels is None:
+            labels = np.zeros(batch_size, np.int32)
+        elif self.token_labels:
+            labels = np.full((batch_size, length), IGNORED, np.int32)
+            labels[real] = self.labels[(starts + place)[real]]
+        else:
+            labels = np.zeros((batch_size, *self.labels.shape[1:]), self.labels.dtype)
             labels[used] = self.labels[rows]
         weights = np.zeros(batch_size, np.float32)
         weights[used] = 1
@@ -70,6 +83,67 @@ class Features:
             "labels": labels,
             "weights": weights,
         }
+
+    def digest(self) -> str:
+        """Of tokens and labels."""
+        return _digest(self.ids, self.offsets, self.segment_a_lengths, self.labels)
+
+
+@dataclass(frozen=True)
+class ChoiceFeatures:
+    """R rows of two or more choices each, every choice a sequence of its own."""
+
+    sequences: Features
+    """The choices of all rows, one after the other; without labels."""
+    offsets: np.ndarray
+    """[R + 1] int64: the choices of row r are the sequences offsets[r] to offsets[r + 1] - 1."""
+    labels: np.ndarray | None
+    """[R] int32, the number of the right choice within its row; None where the split has none."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[R] tokens of each row's longest choice."""
+        return np.maximum.reduceat(self.sequences.lengths, self.offsets[:-1])
+
+    @property
+    def choices(self) -> np.ndarray:
+        """[R] choices of each row."""
+        return np.diff(self.offsets)
+
+    def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
+        """The given rows, padded to C choices (the most that any row has), T = ``length`` tokens, B rows.
+
+        Returns:
+          input_ids, token_type_ids, attention_mask [B, C, T] int32, choice_mask [B, C] int32 (1 for a choice that
+          the row has), labels [B] int32 (0 where there are none), weights [B] float32, 1 for a row asked for. A
+          choice that a row lacks is a copy of its first one, a fill row a copy of the first row: attention needs
+          something to look at.
+        """
+        rows = np.asarray(rows)
+        if len(rows) > batch_size:
+            raise ValueError(f"{len(rows)} rows do not fit a batch of {batch_size}")
+        filled = np.concatenate([rows, np.repeat(rows[:1], batch_size - len(rows))])
+        place = np.arange(self.choices.max())
+        has = place < self.choices[filled][:, None]
+        sequence = self.offsets[filled][:, None] + np.where(has, place, 0)
+        flat = self.sequences.batch(sequence.ravel(), length, sequence.size)
+        names = ("input_ids", "token_type_ids", "attention_mask")
+        labels = np.zeros(batch_size, np.int32)
+        if self.labels is not None:
+            labels[: len(rows)] = self.labels[rows]
+        return {
+            **{name: flat[name].reshape(*has.shape, length) for name in names},
+            "choice_mask": has.astype(np.int32),
+            "labels": labels,
+            "weights": (np.arange(batch_size) < len(rows)).astype(np.float32),
+        }
+
+    def digest(self) -> str:
+        """Of tokens, choices and labels."""
+        return _digest(np.frombuffer(self.sequences.digest().encode(), np.uint8), self.offsets, self.labels)
 
 
 def tokenize(
@@ -83,13 +157,7 @@ def tokenize(
     The longer text of a pair is cut first, as BERT's ``_truncate_seq_pair`` (google-research/bert,
     run_classifier.py). ``tokenizer`` stays as it is.
     """
-    own = Tokenizer.from_str(tokenizer.to_str())  # truncation and padding are settings of the object itself
-    own.no_padding()
-    own.enable_truncation(max_length, strategy="longest_first")
-    if own.post_processor is None:
-        separator, classifier = ((token, own.token_to_id(token)) for token in ("[SEP]", "[CLS]"))
-        own.post_processor = BertProcessing(separator, classifier)
-
+    own = _prepared(tokenizer, max_length, tokenizer.get_vocab_size())
     ids = [np.zeros(0, np.int32)]
     lengths: list[int] = []
     segment_a_lengths: list[int] = []
@@ -105,3 +173,24 @@ def tokenize(
         labels=labels,
         pad_token_id=next((i for i in map(own.token_to_id, ("[PAD]", "<pad>")) if i is not None), 0),
     )
+
+
+@lru_cache(maxsize=8)
+def _prepared(tokenizer: Tokenizer, max_length: int, pieces: int) -> Tokenizer:
+    """A copy that cuts and does not pad. Kept, since a copy of 30,000 pieces takes longer than a short answer should;
+    ``pieces``, their number, is there to notice tokens that were added since."""
+    own = Tokenizer.from_str(tokenizer.to_str())  # truncation and padding are settings of the object itself
+    own.no_padding()
+    own.enable_truncation(max_length, strategy="longest_first")
+    if own.post_processor is None:
+        separator, classifier = ((token, own.token_to_id(token)) for token in ("[SEP]", "[CLS]"))
+        own.post_processor = BertProcessing(separator, classifier)
+    return own
+
+
+def _digest(*arrays: np.ndarray | None) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        if array is not None:
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

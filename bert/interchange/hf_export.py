@@ -42,6 +42,11 @@ def export(model: Pretrained, out: Path, say: Callable[[str], None]) -> None:
         UserError: ``out`` is there already and not an empty folder, or its parent cannot be written.
         RuntimeError: what was read back is not what was written.
     """
+    if model.feature_layers is not None:
+        raise UserError(
+            f"{model.source} has a head over {model.feature_layers} layers, which Hugging Face's models lack: "
+            "fine-tune without features"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already and is not an empty folder: name another one")
     draft = out.with_name(f".{out.name}.{os.getpid()}")

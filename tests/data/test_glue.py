@@ -9,9 +9,10 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import BertProcessing
 
-from bert.config import UserError
-from bert.data.tasks import TASKS, find_task
-from bert.data.tasks.glue import Examples, read_split, tokenize, write_predictions
+from bert.config import TaskDataConfig, UserError
+from bert.data.features import Features
+from bert.data.tasks import TASKS, find_task, glue
+from bert.data.tasks.sentences import Classified, Examples
 
 SST2, MRPC = TASKS["sst2"], TASKS["mrpc"]
 HEADER = b"sentence\tlabel\n"
@@ -25,15 +26,14 @@ def write(folder: Path, content: bytes, name: str = "train.tsv") -> Path:
 
 def error_of(folder: Path, split: str = "train", task=SST2) -> str:
     with pytest.raises(UserError) as caught:
-        read_split(task, folder, split)
+        task.read(folder, split)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_every_task_is_whole():
-    for name, task in TASKS.items():
-        assert task.name == name
-        assert len(task.labels) == len(task.label_names)
+    for task in glue.TASKS:
+        assert TASKS[task.name] is task
         assert task.main_metric in task.metrics
         assert len(task.text_columns) in (1, 2)
         assert set(task.submissions) <= set(task.files)
@@ -49,7 +49,7 @@ def test_unknown_tasks_are_told_the_nearest():
 
 def test_single_sentences(tmp_path):
     write(tmp_path, HEADER + b"it 's charming . \t1\nbleak\t0\n")
-    examples = read_split(SST2, tmp_path, "train")
+    examples = SST2.read(tmp_path, "train")
     assert examples.texts_a == ["it 's charming . ", "bleak"]
     assert examples.texts_b is None
     assert examples.labels.tolist() == [1, 0]
@@ -59,13 +59,13 @@ def test_single_sentences(tmp_path):
 
 def test_pairs_with_a_byte_order_mark_in_any_order_of_columns(tmp_path):
     write(tmp_path, "\ufeff#2 String\tQuality\t#1 ID\t#1 String\nB\t1\t77\tA\n".encode(), "dev.tsv")
-    examples = read_split(MRPC, tmp_path, "dev")
+    examples = MRPC.read(tmp_path, "dev")
     assert (examples.texts_a, examples.texts_b, examples.labels.tolist()) == (["A"], ["B"], [1])
 
 
 def test_a_test_file_has_ids_and_no_labels(tmp_path):
     write(tmp_path, b"index\tsentence\n10\tone\n11\ttwo\n", "test.tsv")
-    examples = read_split(SST2, tmp_path, "test")
+    examples = SST2.read(tmp_path, "test")
     assert examples.labels is None
     assert examples.ids == ["10", "11"]
     assert "no column 'label'" in error_of(write(tmp_path / "x", b"index\tsentence\n1\ta\n"))
@@ -86,29 +86,29 @@ def test_text_may_hold_anything_but_tabs_and_line_feeds(tmp_path):
         "\\t",
     ]
     write(tmp_path, HEADER + "".join(f"{text}\t1\n" for text in texts).encode())
-    assert read_split(SST2, tmp_path, "train").texts_a == texts
+    assert SST2.read(tmp_path, "train").texts_a == texts
 
 
 def test_line_ends_of_windows_and_a_missing_last_one(tmp_path):
     write(tmp_path, b"\xef\xbb\xbfsentence\tlabel\r\na\t1\r\nb\t0")
-    examples = read_split(SST2, tmp_path, "train")
+    examples = SST2.read(tmp_path, "train")
     assert (examples.texts_a, examples.labels.tolist()) == (["a", "b"], [1, 0])
 
 
 def test_empty_lines_end_a_file_but_do_not_interrupt_it(tmp_path):
-    assert read_split(SST2, write(tmp_path, HEADER + b"a\t1\n\n\r\n"), "train").texts_a == ["a"]
+    assert SST2.read(write(tmp_path, HEADER + b"a\t1\n\n\r\n"), "train").texts_a == ["a"]
     assert "train.tsv, line 3: the line is empty" in error_of(write(tmp_path, HEADER + b"a\t1\n\n\nb\t0\n"))
 
 
 def test_max_rows_takes_the_first_and_looks_no_further(tmp_path):
     write(tmp_path, HEADER + b"a\t1\nb\t0\nbroken\n")
-    assert read_split(SST2, tmp_path, "train", max_rows=2).texts_a == ["a", "b"]
-    assert len(read_split(SST2, write(tmp_path, HEADER + b"a\t1\n"), "train", max_rows=9).texts_a) == 1
+    assert SST2.read(tmp_path, "train", max_rows=2).texts_a == ["a", "b"]
+    assert len(SST2.read(write(tmp_path, HEADER + b"a\t1\n"), "train", max_rows=9).texts_a) == 1
 
 
 def test_the_folder_above_will_do(tmp_path):
     write(tmp_path / "SST-2", HEADER + b"a\t1\n")
-    assert read_split(SST2, tmp_path, "train").texts_a == ["a"]
+    assert SST2.read(tmp_path, "train").texts_a == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +161,10 @@ def make_examples(texts_a: list[str], texts_b: list[str] | None = None) -> Examp
     return Examples(texts_a, texts_b, labels, [str(row) for row in range(len(texts_a))])
 
 
+def tokenize(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Features:
+    return SST2.features(tokenizer, examples, TaskDataConfig(max_length=max_length))
+
+
 def rows(features) -> list[list[int]]:
     return [row.tolist() for row in np.split(features.ids, features.offsets[1:-1])]
 
@@ -202,19 +206,19 @@ def test_many_rows_are_tokenized_in_parts(tokenizer, monkeypatch):
 
 def test_the_official_file_of_a_test_split(tmp_path):
     examples = Examples(["x", "y"], None, None, ["0", "1"])
-    path = write_predictions(SST2, tmp_path / "predictions", "test", examples, np.array([1, 0]), np.eye(2)[[1, 0]])
+    [path] = SST2.write(tmp_path / "predictions", "test", Classified(np.array([1, 0]), np.eye(2)[[1, 0]]), examples)
     assert path == tmp_path / "predictions" / "SST-2.tsv"
     assert path.read_bytes() == b"index\tprediction\n0\t1\n1\t0\n"
 
 
 def test_the_file_of_a_dev_split_shows_labels_and_probabilities(tmp_path):
     probabilities = np.array([[0.25, 0.75], [0.9, 0.1]])
-    path = write_predictions(MRPC, tmp_path, "dev", make_examples(["x", "y"]), np.array([1, 0]), probabilities)
+    [path] = MRPC.write(tmp_path, "dev", Classified(np.array([1, 0]), probabilities), make_examples(["x", "y"]))
     assert path.read_text() == ("index\tprediction\tlabel\tprobability\n0\t1\t0\t0.750000\n1\t0\t1\t0.900000\n")
     assert path.name == "dev.tsv"
 
 
 def test_predictions_for_other_rows_are_refused(tmp_path):
     with pytest.raises(ValueError, match="2 rows, 1 predictions"):
-        write_predictions(SST2, tmp_path, "dev", make_examples(["x", "y"]), np.array([1]), np.eye(2))
+        SST2.write(tmp_path, "dev", Classified(np.array([1]), np.eye(2)), make_examples(["x", "y"]))
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The real SST-2 and MRPC files, and their tokens against transformers'."""
+"""The real files of five of GLUE's tasks, and their tokens against transformers'."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 from tokenizers import BertWordPieceTokenizer, Tokenizer
 
+from bert.config import TaskDataConfig
 from bert.data.tasks import TASKS
-from bert.data.tasks.glue import Examples, read_split, tokenize
+from bert.data.tasks.sentences import Examples
 
 pytestmark = pytest.mark.real
 
-ROWS = {"sst2": {"train": 67349, "dev": 872, "test": 1821}, "mrpc": {"train": 3668, "dev": 408, "test": 1725}}
+ROWS = {
+    "cola": {"train": 8551, "dev": 1043, "test": 1063},
+    "sst2": {"train": 67349, "dev": 872, "test": 1821},
+    "mrpc": {"train": 3668, "dev": 408, "test": 1725},
+    "stsb": {"train": 5749, "dev": 1500, "test": 1379},
+    "rte": {"train": 2490, "dev": 277, "test": 3000},
+}
 
 
 @pytest.fixture
@@ -24,23 +31,39 @@ def vocabulary(shared: Path) -> Path:
 @pytest.mark.parametrize("name", ROWS)
 def test_row_counts_are_the_official_ones(shared, name):
     task = TASKS[name]
+    folder = shared / "data" / "glue" / task.folder_name
+    assert task.splits(folder) == ["train", "dev", "test"]
     for split, count in ROWS[name].items():
-        examples = read_split(task, shared / "data" / "glue" / task.folder_name, split)
-        assert len(examples.texts_a) == len(examples.ids) == count
+        examples = task.read(folder, split)
+        assert len(examples) == len(examples.texts_a) == len(examples.ids) == count
         assert all(examples.texts_a)
+        assert examples.texts_b is None or all(examples.texts_b)
+        assert examples.notes == ()
         if split == "test":
             assert examples.labels is None
             assert examples.ids == [str(row) for row in range(count)]
+        elif name == "stsb":
+            assert (examples.labels.min(), examples.labels.max()) == (0, 5)
         else:
             assert set(examples.labels.tolist()) == {0, 1}
 
 
+def test_majority_classes_are_the_known_ones(shared):
+    """Dev scores that papers give for always answering the most frequent label."""
+    known = {"cola": {"matthews": 0, "accuracy": 0.691}, "rte": {"accuracy": 0.527}, "mrpc": {"f1": 0.812}}
+    for name, expected in known.items():
+        task = TASKS[name]
+        examples = task.read(shared / "data" / "glue" / task.folder_name, "dev")
+        scores = task.baseline_scores(examples)
+        assert {metric: round(scores[metric], 3) for metric in expected} == expected
+
+
 def test_first_and_last_rows(shared):
-    mrpc = read_split(TASKS["mrpc"], shared / "data" / "glue" / "MRPC", "train")
+    mrpc = TASKS["mrpc"].read(shared / "data" / "glue" / "MRPC", "train")
     assert mrpc.texts_a[0].startswith('Amrozi accused his brother , whom he called " the witness "')
     assert mrpc.texts_b[0].startswith('Referring to him as only " the witness "')
     assert mrpc.labels[:3].tolist() == [1, 0, 1]
-    sst2 = read_split(TASKS["sst2"], shared / "data" / "glue" / "SST-2", "dev")
+    sst2 = TASKS["sst2"].read(shared / "data" / "glue" / "SST-2", "dev")
     assert sst2.texts_a[0] == "it 's a charming and often affecting journey . "
     assert sst2.labels[:2].tolist() == [1, 0]
 
@@ -50,9 +73,9 @@ def test_tokens_are_those_of_transformers(shared, vocabulary, name, max_length):
     transformers = pytest.importorskip("transformers")
     reference = transformers.BertTokenizer(vocab=str(vocabulary))
     task = TASKS[name]
-    examples = read_split(task, shared / "data" / "glue" / task.folder_name, "dev")
+    examples = task.read(shared / "data" / "glue" / task.folder_name, "dev")
     ours = Tokenizer.from_str(BertWordPieceTokenizer(str(vocabulary)).to_str())
-    features = tokenize(ours, examples, max_length)
+    features = task.features(ours, examples, TaskDataConfig(max_length=max_length))
     expected = reference(
         examples.texts_a,
         examples.texts_b,
@@ -77,6 +100,7 @@ def test_hostile_pairs_are_tokenized_as_by_transformers(vocabulary):
     texts = [long, short, odd, "", "½"]
     pairs = [(a, b) for a in texts for b in texts]
     examples = Examples([a for a, _ in pairs], [b for _, b in pairs], None, [])
-    features = tokenize(Tokenizer.from_str(BertWordPieceTokenizer(str(vocabulary)).to_str()), examples, 31)
+    ours = Tokenizer.from_str(BertWordPieceTokenizer(str(vocabulary)).to_str())
+    features = TASKS["mrpc"].features(ours, examples, TaskDataConfig(max_length=31))
     expected = reference(examples.texts_a, examples.texts_b, truncation="longest_first", max_length=31)
     assert [row.tolist() for row in np.split(features.ids, features.offsets[1:-1])] == expected["input_ids"]

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import difflib
 
-from bert.config import UserError
+from bert.config import FinetuneConfig, UserError
 from bert.data.tasks import glue
-from bert.data.tasks.glue import ClassificationTask
+from bert.data.tasks.task import Task
 
-TASKS: dict[str, ClassificationTask] = {task.name: task for task in glue.TASKS}
+TASKS: dict[str, Task] = {task.name: task for task in glue.TASKS}
 
 
-def find_task(name: str) -> ClassificationTask:
+def find_task(name: str) -> Task:
     """The task of that name; UserError names the nearest ones."""
     if name in TASKS:
         return TASKS[name]
     near = difflib.get_close_matches(name.lower().replace("-", ""), TASKS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(TASKS)}"
     raise UserError(f"task is {name!r}, which is unknown: {hint}")
+
+
+def task_of(config: FinetuneConfig) -> Task:
+    """The task of a run, as its configuration shapes it."""
+    return find_task(config.task).shaped(config.data)

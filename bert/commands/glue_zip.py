@@ -1,0 +1,74 @@
+"""`bert glue-zip`: the predictions of several runs as one submission to gluebenchmark.com."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import zipfile
+from pathlib import Path
+
+from bert.commands.arguments import run_command
+from bert.config import UserError
+from bert.data.tasks.glue import SUBMISSIONS
+from bert.files import replacing
+
+DESCRIPTION = """Puts the test predictions of fine-tuning runs on GLUE's tasks into one zip for gluebenchmark.com. Of a
+folder with several seeds the best one on dev is taken."""
+
+HEADER = "index\tprediction"
+
+
+@run_command
+def main(argv: list[str]) -> int:
+    """Runs the command and returns its exit status."""
+    parser = argparse.ArgumentParser(prog="bert glue-zip", description=DESCRIPTION)
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a fine-tuning run, one a task")
+    parser.add_argument("output", metavar="OUT.zip", help="the zip to write")
+    arguments = parser.parse_args(argv)
+    output = Path(arguments.output)
+    if output.suffix != ".zip":
+        raise UserError(f"{output} does not end in .zip: name the zip to write after the runs")
+    if output.exists():
+        raise UserError(f"{output} exists already: name another one or remove it")
+    files = collect([Path(run) for run in arguments.runs])
+    with replacing(output) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files):
+            # A date of its own would make each zip of the same predictions another one.
+            archive.writestr(zipfile.ZipInfo(name), files[name].read_bytes(), zipfile.ZIP_DEFLATED)
+    print(f"{output}: {', '.join(sorted(files))}")
+    if missing := [name for name in SUBMISSIONS if name not in files]:
+        print(f"not in it, and part of a whole submission: {', '.join(missing)}")
+    return 0
+
+
+def collect(runs: list[Path]) -> dict[str, Path]:
+    """Official name -> prediction file.
+
+    Raises:
+        UserError: a run has no predictions for the leaderboard, two runs have the same, or a file is another one.
+    """
+    files: dict[str, Path] = {}
+    for run in runs:
+        folder = _best_seed(run) / "predictions"
+        found = [folder / name for name in SUBMISSIONS if (folder / name).is_file()]
+        if not found:
+            raise UserError(
+                f"{folder} holds none of GLUE's prediction files: name runs that have ended, on data with a test file"
+            )
+        for path in found:
+            if path.name in files:
+                raise UserError(f"{path.name} is in {files[path.name].parent} and in {folder}: name one run a task")
+            with path.open(encoding="utf-8") as file:
+                if file.readline().rstrip("\n") != HEADER:
+                    raise UserError(f"{path}, line 1: not {HEADER!r}: let the run write it again")
+            files[path.name] = path
+    return files
+
+
+def _best_seed(run: Path) -> Path:
+    """The run itself, or the best of its seeds. Raises UserError where there is no run."""
+    if not (run / "config.yaml").is_file():
+        raise UserError(f"{run} holds no run (no config.yaml): name the folder of a fine-tuning run")
+    results = run / "results.json"
+    best = json.loads(results.read_text(encoding="utf-8")).get("best_seed") if results.is_file() else None
+    return run if best is None else run / f"seed-{best}"

@@ -1,0 +1,386 @@
+"""Tasks over sentences and pairs of sentences: one label or one score a row, in tab-separated files."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert import metrics
+from bert.config import TaskDataConfig, UserError
+from bert.data import features
+from bert.data.features import Features
+from bert.data.tasks.task import Outputs, Task
+from bert.data.tasks.tsv import read_table, write_rows
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The rows of one split, R of them, as text."""
+
+    texts_a: list[str]
+    texts_b: list[str] | None
+    """None for a task of single sentences."""
+    labels: np.ndarray | None
+    """[R] int32 numbers of labels, or float32 scores; None for a split without labels."""
+    ids: list[str]
+    """As the file numbers its rows where it has no labels, else counted from 0."""
+    notes: tuple[str, ...] = ()
+    """Sentences on rows that were left out."""
+
+    def __len__(self) -> int:
+        return len(self.texts_a)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the labels are known."""
+        return self.labels is not None
+
+    @property
+    def texts(self) -> list[str] | list[tuple[str, str]]:
+        """The texts, or the pairs of texts."""
+        return self.texts_a if self.texts_b is None else list(zip(self.texts_a, self.texts_b, strict=True))
+
+    def sentences(self) -> Iterator[str]:
+        """All first texts, then all second ones."""
+        yield from self.texts_a
+        yield from self.texts_b or []
+
+
+class Classified(NamedTuple):
+    """Predicted labels [R], and the probability [R, L] of each label."""
+
+    labels: np.ndarray
+    probabilities: np.ndarray
+
+
+class Label(NamedTuple):
+    """An answer: the likeliest label, and the probability of each."""
+
+    label: str
+    probabilities: dict[str, float]
+
+
+class Score(NamedTuple):
+    """An answer: a number on the task's scale."""
+
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceTask(Task):
+    """What its files are called and hold, and how it is measured."""
+
+    name: str
+    folder_name: str
+    """Folder in GLUE's own archive."""
+    text_columns: tuple[str, ...]
+    """Header names of the one or two texts."""
+    label_column: str
+    metrics: tuple[str, ...]
+    """Names in `bert.metrics.METRICS`, GLUE's official ones."""
+    main_metric: str
+    files: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)}
+    )
+    """Names that the file of each split goes by."""
+    submissions: Mapping[str, str] = field(default_factory=dict)
+    """File that the leaderboard wants for each split without labels."""
+    id_column: str = "index"
+    """Column that numbers the rows of a split without labels."""
+    unnamed_columns: tuple[str, ...] = ()
+    """Columns of the files with labels, where these have no header."""
+    skips_short_rows: bool = False
+    """Whether rows of too few columns in files with labels are a known flaw of the original: left out, and told."""
+    head: str = "classification"
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        return ("text",) if len(self.text_columns) == 1 else ("text_a", "text_b")
+
+    @abstractmethod
+    def _label(self, cell: str) -> float:
+        """The number that a cell of the label column means. Raises ValueError with fault and mend."""
+
+    @abstractmethod
+    def _labels(self, numbers: list[float]) -> np.ndarray:
+        """[R] labels as the loss takes them."""
+
+    def splits(self, folder: Path) -> list[str]:
+        return [name for name in self.files if name in ("train", "dev") or self._find(Path(folder), name)]
+
+    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Examples:
+        """Reads ``split`` from ``folder``, or from its subfolder named as in GLUE's archive."""
+        path = self._find(Path(folder), split)
+        if path is None:
+            raise self._not_found(Path(folder), split)
+        labelled = split not in self.submissions
+        last_column = self.label_column if labelled else self.id_column
+        wanted = (*self.text_columns, last_column)
+        table = read_table(path, self.folder_name, self.unnamed_columns if labelled else (), wanted)
+        *text_places, last_place = table.places(path, wanted)
+
+        columns: list[list[str]] = [[] for _ in text_places]
+        labels: list[float] = []
+        line_of_id: dict[str, int] = {}
+        short: list[int] = []
+        rows = 0
+        for number, cells in table.rows:
+            if max_rows is not None and rows >= max_rows:
+                break
+            if self.skips_short_rows and labelled and len(cells) < len(table.names):
+                short.append(number)
+                continue
+            if len(cells) != len(table.names):
+                raise UserError(
+                    f"{path}, line {number}: {_count(len(cells), 'column')} where {table.described}: "
+                    "mend or remove the line"
+                )
+            last = cells[last_place]
+            if labelled:
+                try:
+                    labels.append(self._label(last))
+                except ValueError as error:
+                    raise UserError(f"{path}, line {number}: {self.label_column} is {last!r}: {error}") from None
+            elif (before := line_of_id.setdefault(last, number)) != number:
+                raise UserError(
+                    f"{path}, line {number}: {last_column} {last!r} stands on line {before} already: "
+                    "the leaderboard takes one answer for each, copy the file again"
+                )
+            for column, place in zip(columns, text_places, strict=True):
+                column.append(cells[place])
+            rows += 1
+        if not rows:
+            raise UserError(f"{path} has a header but no rows: copy it again from the original {self.folder_name} data")
+        lines = ", ".join(map(str, short[:10])) + (", ..." if len(short) > 10 else "")
+        return Examples(
+            texts_a=columns[0],
+            texts_b=columns[1] if len(columns) > 1 else None,
+            labels=self._labels(labels) if labelled else None,
+            ids=[str(row) for row in range(rows)] if labelled else list(line_of_id),
+            notes=(f"{path}: {_count(len(short), 'row')} of too few columns left out (line {lines})",) if short else (),
+        )
+
+    def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> Features:
+        return features.tokenize(tokenizer, examples.texts, data.max_length, examples.labels)
+
+    def asked(self, inputs: Sequence[str | tuple[str, str]]) -> Examples:
+        parts = len(self.text_columns)
+        for number, text in enumerate(inputs, 1):
+            if (1 if isinstance(text, str) else len(text)) != parts:
+                wanted = "a pair of texts" if parts == 2 else "a single text"
+                raise UserError(f"text {number} does not fit: {self.name} takes {wanted}")
+        ids = [str(row) for row in range(len(inputs))]
+        if parts == 1:
+            return Examples(list(inputs), None, None, ids)
+        return Examples([a for a, _ in inputs], [b for _, b in inputs], None, ids)
+
+    def _write(
+        self, folder: Path, split: str, examples: Examples, words: Sequence[str], more: Mapping[str, Sequence[str]]
+    ) -> list[Path]:
+        """GLUE's official file for a split without labels; with ``more`` columns as SPLIT.tsv for one with them."""
+        columns = {"index": examples.ids, "prediction": words}
+        if examples.labelled:
+            columns |= more
+        name = f"{split}.tsv" if examples.labelled else self.submissions[split]
+        return [write_rows(folder / name, [tuple(columns), *zip(*columns.values(), strict=True)])]
+
+    def _find(self, folder: Path, split: str) -> Path | None:
+        places = (place / name for name in self.files[split] for place in (folder, folder / self.folder_name))
+        return next((path for path in places if path.is_file()), None)
+
+    def _not_found(self, folder: Path, split: str) -> UserError:
+        wrong = f"{folder} has no {self.files[split][0]}" if folder.is_dir() else f"{folder} is not a folder"
+        names = ", ".join(names[0] for names in self.files.values())
+        return UserError(f"{wrong}: set data.dir to the folder with {names} of {self.folder_name}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationTask(SentenceTask):
+    """One label a row."""
+
+    labels: tuple[str, ...]
+    """Label words of the files; a label's number is its place here."""
+    label_names: tuple[str, ...]
+    """The labels for people."""
+    loss: str = "cross_entropy"
+    baseline: str = "majority_class"
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.labels)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.label_names
+
+    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> Classified:
+        """[L] logits of each row -> the likeliest label."""
+        probabilities = metrics.softmax(np.reshape(outputs, (len(outputs), self.num_labels)))
+        return Classified(probabilities.argmax(-1), probabilities)
+
+    def score(self, predictions: Classified, examples: Examples) -> dict[str, float]:
+        return metrics.scores(self.metrics, predictions.labels, examples.labels)
+
+    def baseline_scores(self, examples: Examples) -> dict[str, float]:
+        """Of always answering the split's most frequent label."""
+        return metrics.majority_class(self.metrics, examples.labels)
+
+    def collapsed(self, predictions: Classified, examples: Examples) -> bool:
+        """One label for every row, or a main metric no better than the majority class's (as Mosbach et al. 2021)."""
+        ours, theirs = self.score(predictions, examples), self.baseline_scores(examples)
+        one_label = len(np.unique(predictions.labels)) == 1 < len(np.unique(examples.labels))
+        return one_label or ours[self.main_metric] <= theirs[self.main_metric] < 1
+
+    def write(self, folder: Path, split: str, predictions: Classified, examples: Examples) -> list[Path]:
+        if not len(examples) == len(predictions.labels) == len(predictions.probabilities):
+            raise ValueError(
+                f"{len(examples)} rows, {len(predictions.labels)} predictions, "
+                f"{len(predictions.probabilities)} probabilities"
+            )
+        words = [self.labels[number] for number in predictions.labels]
+        chosen = np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
+        right = [self.labels[number] for number in examples.labels] if examples.labelled else []
+        more = {"label": right, "probability": [f"{share:.6f}" for share in chosen]}
+        return self._write(folder, split, examples, words, more)
+
+    def answers(self, predictions: Classified, examples: Any) -> list[Label]:
+        return [
+            Label(self.label_names[number], dict(zip(self.label_names, map(float, shares), strict=True)))
+            for number, shares in zip(predictions.labels, predictions.probabilities, strict=True)
+        ]
+
+    def _label(self, cell: str) -> float:
+        if cell not in self.labels:
+            raise ValueError(f"{self.name} has the labels {', '.join(self.labels)}")
+        return self.labels.index(cell)
+
+    def _labels(self, numbers: list[float]) -> np.ndarray:
+        return np.array(numbers, np.int32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionTask(SentenceTask):
+    """One score a row, from ``lowest`` to ``highest``; predictions are R float32 scores, as the head gives them."""
+
+    lowest: float
+    highest: float
+    loss: str = "mean_squared_error"
+    baseline: str = "mean"
+
+    @property
+    def num_labels(self) -> int:
+        return 1
+
+    @property
+    def problem_type(self) -> str:
+        return "regression"
+
+    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> np.ndarray:
+        """[1] of each row -> [R]."""
+        return np.reshape(outputs, len(outputs))
+
+    def score(self, predictions: np.ndarray, examples: Examples) -> dict[str, float]:
+        return metrics.scores(self.metrics, predictions, examples.labels)
+
+    def baseline_scores(self, examples: Examples) -> dict[str, float]:
+        """Of always answering the mean: it goes along with nothing."""
+        return metrics.scores(self.metrics, np.zeros(len(examples)), examples.labels)
+
+    def collapsed(self, predictions: np.ndarray, examples: Examples) -> bool:
+        """No correlation, or less than none."""
+        return self.score(predictions, examples)[self.main_metric] <= 0
+
+    def write(self, folder: Path, split: str, predictions: np.ndarray, examples: Examples) -> list[Path]:
+        """Scores for the leaderboard are within the scale; those beside labels are as the head gives them."""
+        if len(examples) != len(predictions):
+            raise ValueError(f"{len(examples)} rows, {len(predictions)} predictions")
+        shown = predictions if examples.labelled else self._within(predictions)
+        right = examples.labels if examples.labelled else []
+        words = [f"{score:.3f}" for score in shown]
+        return self._write(folder, split, examples, words, {"score": [f"{score:g}" for score in right]})
+
+    def answers(self, predictions: np.ndarray, examples: Any) -> list[Score]:
+        return [Score(float(score)) for score in self._within(predictions)]
+
+    def _within(self, scores: np.ndarray) -> np.ndarray:
+        return np.clip(scores, self.lowest, self.highest)
+
+    def _label(self, cell: str) -> float:
+        scale = f"{self.name} has scores from {self.lowest:g} to {self.highest:g}"
+        try:
+            score = float(cell)
+        except ValueError:
+            raise ValueError(f"no number, {scale}") from None
+        if not (math.isfinite(score) and self.lowest <= score <= self.highest):
+            raise ValueError(f"out of range, {scale}")
+        return score
+
+    def _labels(self, numbers: list[float]) -> np.ndarray:
+        return np.array(numbers, np.float32)
+
+
+class _AsGiven:
+    """Of a model whose files are unknown, and with them whether it takes single texts or pairs: both are taken."""
+
+    def asked(self, inputs: Sequence[str | tuple[str, str]]) -> Examples:
+        for number, text in enumerate(inputs, 1):
+            if not isinstance(text, str) and len(text) != 2:
+                raise UserError(f"text {number} does not fit: a text or a pair of texts is taken")
+        return _Mixed(list(inputs), None, None, [str(row) for row in range(len(inputs))])
+
+    def input_of(self, line: str) -> str | tuple[str, ...]:
+        columns = line.split("\t")
+        if not all(column.strip() for column in columns):
+            raise ValueError("empty, remove the line or fill it in")
+        if len(columns) > 2:
+            raise ValueError(f"{len(columns)} column(s), a text or two texts with a tab between are taken")
+        return line if len(columns) == 1 else tuple(columns)
+
+    def shown(self, given: Any) -> dict[str, Any]:
+        return {"text": given} if isinstance(given, str) else {"text_a": given[0], "text_b": given[1]}
+
+
+class _Mixed(Examples):
+    """Texts and pairs of texts as they come, in ``texts_a``."""
+
+    @property
+    def texts(self) -> list[str] | list[tuple[str, str]]:
+        return self.texts_a
+
+
+class _PublishedClassification(_AsGiven, ClassificationTask):
+    pass
+
+
+class _PublishedRegression(_AsGiven, RegressionTask):
+    pass
+
+
+def published_task(name: str, outputs: tuple[str, ...], problem_type: str | None) -> Task | None:
+    """The task of a sequence classifier of others, as far as it can be asked; it cannot be trained or scored.
+
+    Args:
+      name: of the model, for messages.
+      outputs: names of its outputs.
+      problem_type: as config.json has it; null means regression for one output, else one of several labels.
+
+    Returns:
+      None for what has no answer here: no output, or several labels at once.
+    """
+    unknown = {"name": name, "folder_name": name, "text_columns": ("text",), "label_column": "label", "metrics": ()}
+    if len(outputs) == 1 and problem_type in (None, "regression"):
+        return _PublishedRegression(**unknown, main_metric="", lowest=-math.inf, highest=math.inf)
+    if len(outputs) > 1 and problem_type in (None, "single_label_classification"):
+        return _PublishedClassification(**unknown, main_metric="", labels=outputs, label_names=outputs)
+    return None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

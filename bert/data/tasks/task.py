@@ -1,0 +1,194 @@
+"""What the fine-tuning loop and `bert predict` know of a task. A task is a subclass of `Task`; NumPy only, no JAX.
+
+The way of the data: files -> ``read`` -> examples -> ``features`` -> rows for the model -> (head, loss: by name) ->
+outputs, one array a row -> ``predict`` -> predictions -> ``score``, ``write`` or ``answers``. What examples and
+predictions are is the task's own affair: the loop only hands them back to it. A row is what the model reads at once;
+an example may be one row, or several (the windows of a long text).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert.config import TaskDataConfig
+
+Outputs = Sequence[np.ndarray]
+"""What the head says of each row, R float32 arrays: [L] labels, [C] choices, or [T, L] for the row's own T tokens."""
+
+
+class Examples(Protocol):
+    """The examples of one split, as read."""
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the answers are known."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the user has to know, such as rows that were left out: a sentence each."""
+
+    def __len__(self) -> int: ...
+
+    def sentences(self) -> Iterator[str]:
+        """Every text, to train a vocabulary on where the run has none."""
+
+
+class Rows(Protocol):
+    """R rows ready for the model: `bert.data.features.Features`, `ChoiceFeatures`, or a task's own extension."""
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """As the task's loss takes them; None where the rows have none, and so no loss (other than train's)."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[R] tokens of each row, by which rows are put into buckets."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
+        """The rows padded to T = ``length`` and B = ``batch_size``.
+
+        Returns ``input_ids``, ``token_type_ids``, ``attention_mask`` ([B, T], or [B, C, T] with choices), ``labels``
+        as the task's loss takes them, ``weights`` [B], 0 for rows that only fill the batch.
+        """
+
+    def digest(self) -> str:
+        """Of tokens and labels: a run does not go on with others."""
+
+
+class Task(ABC):
+    """A task: its data, the names of its head and loss, its scores, its files."""
+
+    name: str
+    head: str
+    """Name in `bert.heads.HEADS`."""
+    loss: str
+    """Name in `bert.losses.LOSSES`."""
+    main_metric: str
+    """The score, of the first dev split, that chooses the best checkpoint: higher is better."""
+    baseline: str
+    """What `baseline_scores` are those of, such as ``majority_class``; "" for none."""
+    windows: ClassVar[bool] = False
+    """Whether long inputs become several rows. They are then as long as in training; else as the model can read."""
+
+    @property
+    @abstractmethod
+    def num_labels(self) -> int:
+        """L, the width of the head."""
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the L outputs, for those who read an exported model."""
+        return tuple(f"LABEL_{number}" for number in range(self.num_labels))
+
+    @property
+    def problem_type(self) -> str | None:
+        """What Hugging Face's config.json calls the problem, where the number of outputs does not tell it."""
+        return None
+
+    def fitted(self, train: Any) -> Task:
+        """The task with what only its training examples tell, such as the set of tags; ``shape`` keeps it.
+
+        Args:
+          train: what ``read`` returned for the split ``train``.
+        """
+        return self
+
+    def tuned(self, outputs: Outputs, features: Any, examples: Any) -> Task:
+        """The task with what the best checkpoint's outputs for dev tell, such as a threshold; kept likewise."""
+        return self
+
+    def shape(self, data: TaskDataConfig) -> TaskDataConfig:
+        """The configuration with what ``fitted`` and ``tuned`` have found: `bert.load` knows the task by it.
+
+        Fields that are null until then belong into `bert.run.RESOLVED`.
+        """
+        return data
+
+    def shaped(self, data: TaskDataConfig) -> Task:
+        """The task as the configuration of a run describes it: the inverse of ``shape``."""
+        return self
+
+    # Files
+
+    @abstractmethod
+    def splits(self, folder: Path) -> list[str]:
+        """``train``, ``dev`` and whatever more the folder has: further dev splits (named dev_...), then those to
+        predict. Names of splits are names of files under predictions/ and keys of results.json."""
+
+    @abstractmethod
+    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Any:
+        """The `Examples` of a split, the first ``max_rows`` of them.
+
+        Raises:
+          UserError: file (and line) that is missing or not as the task needs it, and the mend.
+        """
+
+    @abstractmethod
+    def features(self, tokenizer: Tokenizer, examples: Any, data: TaskDataConfig) -> Rows:
+        """The examples as rows of at most ``data.max_length`` tokens."""
+
+    @abstractmethod
+    def predict(self, outputs: Outputs, features: Any, examples: Any) -> Any:
+        """The answers that the outputs of all rows amount to, one an example."""
+
+    @abstractmethod
+    def score(self, predictions: Any, examples: Any) -> dict[str, float]:
+        """The official metrics of a split with labels, ``main_metric`` among them; 0 where one is undefined."""
+
+    def baseline_scores(self, examples: Any) -> dict[str, float]:
+        """The same metrics of an answer that looks at no text: what any model has to beat."""
+        return {}
+
+    def collapsed(self, predictions: Any, examples: Any) -> bool:
+        """Whether training came to nothing: the answers are no better than ``baseline``, or all one and the same."""
+        return False
+
+    @abstractmethod
+    def write(self, folder: Path, split: str, predictions: Any, examples: Any) -> list[Path]:
+        """Writes the official prediction files of a split into ``folder``, made if need be, and returns them."""
+
+    # New inputs
+
+    @property
+    @abstractmethod
+    def input_columns(self) -> tuple[str, ...]:
+        """Names of the texts of one input of `bert predict`."""
+
+    def input_of(self, line: str) -> Any:
+        """One line of an input file as ``asked`` takes it: a text, or a tuple of texts with tabs between.
+
+        Raises:
+          ValueError: what is wrong with the line, and the mend.
+        """
+        wanted = len(self.input_columns)
+        columns = line.split("\t") if wanted > 1 else [line]
+        if not all(column.strip() for column in columns):
+            raise ValueError("empty, remove the line or fill it in")
+        if len(columns) != wanted:
+            names = ", ".join(self.input_columns)
+            raise ValueError(f"{len(columns)} column(s), this task takes {wanted} texts with a tab between: {names}")
+        return columns[0] if wanted == 1 else tuple(columns)
+
+    def shown(self, given: Any) -> dict[str, Any]:
+        """An input as the first fields of its line of answers."""
+        return dict(zip(self.input_columns, [given] if isinstance(given, str) else given, strict=True))
+
+    @abstractmethod
+    def asked(self, inputs: Sequence[Any]) -> Any:
+        """New inputs as examples without labels.
+
+        Raises:
+          UserError: an input is not what the task takes.
+        """
+
+    @abstractmethod
+    def answers(self, predictions: Any, examples: Any) -> list[Any]:
+        """Predictions for people, one named tuple an input, of values that JSON has."""

@@ -1,0 +1,90 @@
+"""One fine-tuning run under several seeds: a sub-folder each, and what they come to together."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert import report
+from bert.config import FinetuneConfig
+from bert.finetuning import finetune
+from bert.run import RunFolder, open_run
+
+
+def finetune_seeds(run: RunFolder[FinetuneConfig], say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Runs, or goes on with, ``seeds`` runs in seed-0, seed-1, ... and returns what stands in the results.json above.
+
+    A run that has ended is not run again.
+
+    Raises:
+        UserError: as `bert.finetuning.finetune`; or a sub-folder holds another run.
+        Interrupted: a signal came; the state of the seed under way is saved.
+    """
+    began = time.perf_counter()
+    run = run.resolve(run.config)
+    runs = []
+    for seed in range(run.config.seed, run.config.seed + run.config.seeds):
+        folder = run.path / f"seed-{seed}"
+        one = open_run(dataclasses.replace(run.config, seed=seed, seeds=1, output_dir=str(folder)))
+        finished = folder / "results.json"
+        if one.resumed and finished.is_file():
+            say(f"seed {seed} has ended before: {folder}")
+            runs.append(json.loads(finished.read_text(encoding="utf-8")))
+        else:
+            say(f"seed {seed}: {folder}")
+            runs.append(report.plain(finetune(one, say)))
+    results = {**summary(runs), "seconds": round(time.perf_counter() - began, 1)}
+    report.write_results(run.path, results)
+    return results
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The results of runs that differ in their seed alone, together.
+
+    Returns:
+        Per split with labels ``mean`` and ``standard_deviation`` of each score (that of a sample, n - 1 in the
+        divisor; None of a single run), the seeds that ``collapsed`` and, if some did and some did not,
+        ``without_collapsed`` the same of the others; the ``best_seed``; and ``runs``, each run's own results.
+    """
+    first = runs[0]
+    splits = report.scored_splits(first)
+    collapsed = [one["seed"] for one in runs if one["collapsed"]]
+    sound = [one for one in runs if not one["collapsed"]]
+    main = first["main_metric"]
+    results = {
+        "task": first["task"],
+        "init": first["init"],
+        "seeds": [one["seed"] for one in runs],
+        **{name: _moments(runs, name) for name in splits},
+        "collapsed": collapsed,
+    }
+    if collapsed and sound:
+        results["without_collapsed"] = {name: _moments(sound, name) for name in splits}
+    return {
+        **results,
+        "main_metric": main,
+        "best_seed": max(runs, key=lambda one: -math.inf if one["dev"][main] is None else one["dev"][main])["seed"],
+        "baseline": first["baseline"],
+        **({first["baseline"]: first[first["baseline"]]} if first["baseline"] else {}),
+        "runs": list(runs),
+    }
+
+
+def _moments(runs: Sequence[dict[str, Any]], split: str) -> dict[str, dict[str, float | None]]:
+    """{"mean": {score: ...}, "standard_deviation": {score: ...}}."""
+    values = {
+        name: np.array([math.nan if one[split][name] is None else one[split][name] for one in runs])
+        for name in runs[0][split]
+    }
+    return {
+        "mean": {name: float(column.mean()) for name, column in values.items()},
+        "standard_deviation": {
+            name: float(column.std(ddof=1)) if len(runs) > 1 else None for name, column in values.items()
+        },
+    }

@@ -1,0 +1,57 @@
+"""Padded batches of labels in other shapes than one a row: spans, tokens, choices."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bert.data.features import IGNORED, ChoiceFeatures, Features
+
+# Rows of 3, 2, 4 and 2 tokens.
+OFFSETS = np.array([0, 3, 5, 9, 11])
+PLAIN = Features(np.arange(1, 12, dtype=np.int32), OFFSETS, np.array([3, 2, 2, 2], np.int32), None)
+
+
+def test_scores_and_spans_keep_their_shape() -> None:
+    scores = dataclasses.replace(PLAIN, labels=np.array([0.5, 1.5, 2.5, 3.5], np.float32))
+    batch = scores.batch(np.array([2, 0]), 4, 3)
+    assert batch["labels"].dtype == np.float32
+    assert batch["labels"].tolist() == [2.5, 0.5, 0]
+    spans = dataclasses.replace(PLAIN, labels=np.array([[1, 2], [0, 1], [2, 3], [0, 0]], np.int32))
+    assert spans.batch(np.array([2, 0]), 4, 3)["labels"].tolist() == [[2, 3], [1, 2], [0, 0]]
+
+
+def test_labels_of_tokens_are_padded_with_ignored_ones() -> None:
+    tags = np.array([IGNORED, 1, IGNORED, IGNORED, 2, 3, 4, 5, 6, 7, 8], np.int32)
+    tagged = dataclasses.replace(PLAIN, labels=tags, token_labels=True)
+    batch = tagged.batch(np.array([2, 0]), 5, 3)
+    i = IGNORED
+    assert batch["labels"].tolist() == [[3, 4, 5, 6, i], [i, 1, i, i, i], [i, i, i, i, i]]
+    assert (batch["labels"][batch["attention_mask"] == 0] == i).all()
+
+
+def test_choices_are_padded_to_the_most_that_a_row_has() -> None:
+    choices = ChoiceFeatures(PLAIN, np.array([0, 1, 4]), np.array([0, 2], np.int32))
+    assert (len(choices), choices.lengths.tolist(), choices.choices.tolist()) == (2, [3, 4], [1, 3])
+    batch = choices.batch(np.array([1, 0]), 4, 3)
+    assert batch["input_ids"].tolist() == [
+        [[4, 5, 0, 0], [6, 7, 8, 9], [10, 11, 0, 0]],
+        [[1, 2, 3, 0], [1, 2, 3, 0], [1, 2, 3, 0]],
+        [[4, 5, 0, 0], [6, 7, 8, 9], [10, 11, 0, 0]],
+    ]
+    assert batch["token_type_ids"][0].tolist() == [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]]
+    assert batch["attention_mask"].sum(-1).tolist() == [[2, 4, 2], [3, 3, 3], [2, 4, 2]]
+    assert batch["choice_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 1]]
+    assert (batch["labels"].tolist(), batch["weights"].tolist()) == ([2, 0, 0], [1, 1, 0])
+    with pytest.raises(ValueError, match="2 rows do not fit a batch of 1"):
+        choices.batch(np.array([1, 0]), 4, 1)
+
+
+def test_digests_tell_tokens_and_labels_apart() -> None:
+    labelled = dataclasses.replace(PLAIN, labels=np.arange(4, dtype=np.int32))
+    other = dataclasses.replace(PLAIN, labels=np.arange(1, 5, dtype=np.int32))
+    choices = [ChoiceFeatures(PLAIN, np.array([0, at, 4]), np.array([0, 1], np.int32)) for at in (1, 2)]
+    assert len({rows.digest() for rows in (PLAIN, labelled, other, *choices)}) == 5
+    assert labelled.digest() == dataclasses.replace(labelled).digest()

@@ -1,0 +1,227 @@
+"""The nine tasks of GLUE and the diagnostic set in their original layouts: read, scored, written, refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert.config import UserError
+from bert.data.tasks import TASKS, glue
+from bert.data.tasks.sentences import Classified, Examples, Label, Score
+
+MNLI_COLUMNS = (
+    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
+    "\tsentence1\tsentence2"
+)
+FILLING = "\tp\tp\tg\t( a )\t( b )\t(ROOT a)\t(ROOT b)\t"
+STSB_COLUMNS = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
+
+# Of each task: the files, and what is read of each: first texts, second texts, labels or ids.
+LAYOUTS = {
+    "cola": {
+        "train.tsv": ("gj04\t1\t\tThey ran.\ngj04\t0\t*\tThem ran.\n", ["They ran.", "Them ran."], None, [1, 0]),
+        "dev.tsv": ("bc01\t1\t\tThe \"q\n", ['The "q'], None, [1]),
+        "test.tsv": ("index\tsentence\n0\tBill ran.\n", ["Bill ran."], None, ["0"]),
+    },
+    "sst2": {
+        "train.tsv": ("sentence\tlabel\nfine \t1\n", ["fine "], None, [1]),
+        "dev.tsv": ("sentence\tlabel\nbad \t0\n", ["bad "], None, [0]),
+        "test.tsv": ("index\tsentence\n0\tso so\n", ["so so"], None, ["0"]),
+    },
+    "mrpc": {
+        "train.tsv": ("\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\ta\tb\n", ["a"], ["b"], [1]),
+        "dev.tsv": ("\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t7\t8\tc\td\n", ["c"], ["d"], [0]),
+        "test.tsv": ("\ufeffindex\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t7\t8\te\tf\n", ["e"], ["f"], ["0"]),
+    },
+    "stsb": {
+        "train.tsv": (STSB_COLUMNS + "\tscore\n0\tg\tf\ty\t1\tn\tn\ta\tb\t3.800\n", ["a"], ["b"], [np.float32(3.8)]),
+        "dev.tsv": (STSB_COLUMNS + "\tscore\n0\tg\tf\ty\t1\tn\tn\tc\td\t0.000\n", ["c"], ["d"], [0.0]),
+        "test.tsv": (STSB_COLUMNS + "\n9\tg\tf\ty\t1\tn\tn\te\tf\n", ["e"], ["f"], ["9"]),
+    },
+    "qqp": {
+        "train.tsv": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n5\t1\t2\ta\tb\t1\n", ["a"], ["b"], [1]),
+        "dev.tsv": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n6\t1\t2\tc\td\t0\n", ["c"], ["d"], [0]),
+        "test.tsv": ("id\tquestion1\tquestion2\n0\te\tf\n", ["e"], ["f"], ["0"]),
+    },
+    "mnli": {
+        "train.tsv": (f"{MNLI_COLUMNS}\tlabel1\tgold_label\n0{FILLING}a\tb\tneutral\tneutral\n", ["a"], ["b"], [1]),
+        "dev_matched.tsv": (
+            MNLI_COLUMNS + "".join(f"\tlabel{n}" for n in range(1, 6)) + f"\tgold_label\n0{FILLING}c\td"
+            "\tneutral\tneutral\tentailment\tneutral\tneutral\tcontradiction\n", ["c"], ["d"], [2]),
+        "dev_mismatched.tsv": (
+            "index\tsentence1\tsentence2\tgold_label\n0\tg\th\tentailment\n", ["g"], ["h"], [0]),
+        "test_matched.tsv": (f"{MNLI_COLUMNS}\n0{FILLING}e\tf\n", ["e"], ["f"], ["0"]),
+        "test_mismatched.tsv": (f"{MNLI_COLUMNS}\n3{FILLING}i\tj\n", ["i"], ["j"], ["3"]),
+        "AX.tsv": ("index\tsentence1\tsentence2\n0\tk\tl\n", ["k"], ["l"], ["0"]),
+    },
+    "qnli": {
+        "train.tsv": ("index\tquestion\tsentence\tlabel\n0\tq?\ts\tentailment\n", ["q?"], ["s"], [0]),
+        "dev.tsv": ("index\tquestion\tsentence\tlabel\n0\tq?\ts\tnot_entailment\n", ["q?"], ["s"], [1]),
+        "test.tsv": ("index\tquestion\tsentence\n0\tq?\ts\n", ["q?"], ["s"], ["0"]),
+    },
+    "rte": {
+        "train.tsv": ("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tnot_entailment\n", ["a"], ["b"], [1]),
+        "dev.tsv": ("index\tsentence1\tsentence2\tlabel\n0\tc\td\tentailment\n", ["c"], ["d"], [0]),
+        "test.tsv": ("index\tsentence1\tsentence2\n0\te\tf\n", ["e"], ["f"], ["0"]),
+    },
+    "wnli": {
+        "train.tsv": ("index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n", ["a"], ["b"], [1]),
+        "dev.tsv": ("index\tsentence1\tsentence2\tlabel\n0\tc\td\t0\n", ["c"], ["d"], [0]),
+        "test.tsv": ("index\tsentence1\tsentence2\n0\te\tf\n", ["e"], ["f"], ["0"]),
+    },
+}  # fmt: skip
+
+
+def made(folder: Path, name: str, **changed: str) -> Path:
+    """The files of a task; ``changed`` replaces some by the stem of their names."""
+    for file, (content, *_) in LAYOUTS[name].items():
+        (folder / file).write_text(changed.get(file.removesuffix(".tsv"), content), encoding="utf-8")
+    return folder
+
+
+def error_of(folder: Path, name: str, split: str = "train") -> str:
+    with pytest.raises(UserError) as caught:
+        TASKS[name].read(folder, split)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_split_of_the_original_layout_is_read(tmp_path: Path, name: str) -> None:
+    task = TASKS[name]
+    splits = task.splits(made(tmp_path, name))
+    assert len(splits) == len(LAYOUTS[name])
+    for split, (_, texts_a, texts_b, last) in zip(splits, LAYOUTS[name].values(), strict=True):
+        examples = task.read(tmp_path, split)
+        assert (examples.texts_a, examples.texts_b) == (texts_a, texts_b)
+        assert examples.labelled == (split not in task.submissions)
+        assert (examples.labels.tolist() if examples.labelled else examples.ids) == last
+        assert list(examples.sentences()) == texts_a + (texts_b or [])
+
+
+def test_all_nine_are_there_and_eleven_files_are_handed_in() -> None:
+    assert set(LAYOUTS) == {task.name for task in glue.TASKS}
+    assert set(glue.SUBMISSIONS) == {
+        "CoLA.tsv", "SST-2.tsv", "MRPC.tsv", "STS-B.tsv", "QQP.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "QNLI.tsv",
+        "RTE.tsv", "WNLI.tsv", "AX.tsv",
+    }  # fmt: skip
+
+
+def test_train_and_dev_are_needed_and_the_rest_is_taken_where_it_is(tmp_path: Path) -> None:
+    made(tmp_path, "mnli")
+    for name in ("dev_mismatched", "test_matched", "AX", "dev_matched"):
+        (tmp_path / f"{name}.tsv").unlink()
+    assert TASKS["mnli"].splits(tmp_path) == ["train", "dev", "test_mismatched"]
+    assert "has no dev_matched.tsv: set data.dir" in error_of(tmp_path, "mnli", "dev")
+
+
+@pytest.mark.parametrize("place", ["AX/AX.tsv", "diagnostic/diagnostic.tsv"])
+def test_the_diagnostic_set_lies_beside_mnli(tmp_path: Path, place: str) -> None:
+    (tmp_path / "MNLI").mkdir()
+    made(tmp_path / "MNLI", "mnli")
+    (tmp_path / place).parent.mkdir()
+    (tmp_path / "MNLI" / "AX.tsv").rename(tmp_path / place)
+    for folder in (tmp_path, tmp_path / "MNLI"):
+        assert TASKS["mnli"].read(folder, "diagnostic").texts_b == ["l"]
+
+
+def test_cola_with_a_header_is_read_too(tmp_path: Path) -> None:
+    made(tmp_path, "cola", train="sentence\tlabel\nThey ran.\t1\n")
+    assert TASKS["cola"].read(tmp_path, "train").texts_a == ["They ran."]
+
+
+def test_short_rows_of_qqp_are_left_out_and_told_but_not_in_test(tmp_path: Path) -> None:
+    train = LAYOUTS["qqp"]["train.tsv"][0] + "7\t1\t2\thalf a question\n8\t3\t4\tx\ty\t0\n"
+    examples = TASKS["qqp"].read(made(tmp_path, "qqp", train=train), "train")
+    assert (examples.texts_a, examples.labels.tolist()) == (["a", "x"], [1, 0])
+    assert examples.notes == (f"{tmp_path / 'train.tsv'}: 1 row of too few columns left out (line 3)",)
+    made(tmp_path, "qqp", test="id\tquestion1\tquestion2\n0\te\n")
+    assert "test.tsv, line 2: 2 columns where the header has 3" in error_of(tmp_path, "qqp", "test")
+    made(tmp_path, "rte", train=LAYOUTS["rte"]["train.tsv"][0] + "1\tx\n")
+    assert "train.tsv, line 3: 2 columns where the header has 4" in error_of(tmp_path, "rte")
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "words"),
+    [
+        ("cola", "\t0\t*", "\t2\t*", "train.tsv, line 2: label is '2': cola has the labels 0, 1"),
+        ("cola", "\t*\tThem", "\tThem", "train.tsv, line 2: 3 columns where there should be 4"),
+        ("stsb", "3.800", "5.001", "train.tsv, line 2: score is '5.001': out of range, stsb has scores from 0 to 5"),
+        ("stsb", "3.800", "-0.1", "score is '-0.1': out of range"),
+        ("stsb", "3.800", "nan", "score is 'nan': out of range"),
+        ("stsb", "3.800", "high", "score is 'high': no number, stsb has scores from 0 to 5"),
+        ("mnli", "neutral\n", "-\n", "gold_label is '-': mnli has the labels entailment, neutral, contradiction"),
+        ("rte", "not_entailment", "1", "label is '1': rte has the labels entailment, not_entailment"),
+        ("qnli", "question", "query", "train.tsv, line 1: no column 'question' among 'index', 'query'"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_with_file_and_line(tmp_path: Path, name, old, new, words) -> None:
+    message = error_of(made(tmp_path, name, train=LAYOUTS[name]["train.tsv"][0].replace(old, new)), name)
+    assert words in message
+    assert message.startswith(str(tmp_path))
+    assert "\n" not in message
+
+
+def test_ids_that_are_there_twice_are_refused(tmp_path: Path) -> None:
+    made(tmp_path, "wnli", test=LAYOUTS["wnli"]["test.tsv"][0] + "1\tx\ty\n0\tx\ty\n")
+    assert "test.tsv, line 4: index '0' stands on line 2 already" in error_of(tmp_path, "wnli", "test")
+
+
+def test_words_and_numbers_of_the_official_files(tmp_path: Path) -> None:
+    unlabelled = Examples(["x", "y", "z"], ["x", "y", "z"], None, ["4", "5", "6"])
+    chosen = Classified(np.array([2, 0, 1]), np.eye(3)[[2, 0, 1]])
+    for split, name in (("test", "MNLI-m.tsv"), ("test_mismatched", "MNLI-mm.tsv"), ("diagnostic", "AX.tsv")):
+        [path] = TASKS["mnli"].write(tmp_path, split, chosen, unlabelled)
+        assert path == tmp_path / name
+        assert path.read_bytes() == b"index\tprediction\n4\tcontradiction\n5\tentailment\n6\tneutral\n"
+    [path] = TASKS["stsb"].write(tmp_path, "test", np.array([5.25, -0.5, 2.5]), unlabelled)
+    assert path.name == "STS-B.tsv"
+    assert path.read_bytes() == b"index\tprediction\n4\t5.000\n5\t0.000\n6\t2.500\n"
+    labelled = Examples(["x"], ["x"], np.array([3.8], np.float32), ["0"])
+    [path] = TASKS["stsb"].write(tmp_path, "dev", np.array([5.25]), labelled)
+    assert path.read_bytes() == b"index\tprediction\tscore\n0\t5.250\t3.8\n"
+    with pytest.raises(ValueError, match="1 rows, 2 predictions"):
+        TASKS["stsb"].write(tmp_path, "dev", np.zeros(2), labelled)
+
+
+def test_outputs_become_predictions_scores_and_answers() -> None:
+    examples = Examples(["x", "y"], ["x", "y"], np.array([1.0, 3.0], np.float32), ["0", "1"])
+    scores = TASKS["stsb"].predict([np.array([2.0]), np.array([7.0])], None, examples)
+    assert TASKS["stsb"].score(scores, examples) == {"pearson": pytest.approx(1), "spearman": pytest.approx(1)}
+    assert TASKS["stsb"].answers(scores, examples) == [Score(2.0), Score(5.0)]
+    assert TASKS["stsb"].baseline_scores(examples) == {"pearson": 0, "spearman": 0}
+    classified = TASKS["cola"].predict([np.log([3.0, 1.0]), np.log([0.5, 0.5])], None, examples)
+    assert classified.labels.tolist() == [0, 0]
+    assert TASKS["cola"].answers(classified, examples)[0] == Label(
+        "unacceptable", {"unacceptable": pytest.approx(0.75), "acceptable": pytest.approx(0.25)}
+    )
+
+
+def test_collapsed_runs_are_known_by_one_label_or_a_score_no_better_than_the_majority_class() -> None:
+    def collapsed(name: str, predicted: list[int], labels: list[int]) -> bool:
+        examples = Examples(["x"] * len(labels), None, np.array(labels, np.int32), [])
+        return TASKS[name].collapsed(Classified(np.array(predicted), np.eye(2)[predicted]), examples)
+
+    labels = [1, 1, 1, 0]
+    assert collapsed("cola", [1, 1, 1, 1], labels)
+    assert collapsed("rte", [0, 0, 0, 0], labels)
+    assert collapsed("mrpc", [1, 1, 0, 1], labels)  # F1 2/3, below the majority class's 6/7
+    assert not collapsed("mrpc", [1, 1, 1, 0], labels)
+    assert not collapsed("rte", [1, 1], [1, 1])  # nothing else can be right
+    flat = Examples(["x"] * 3, None, np.array([0, 1, 2], np.float32), [])
+    assert TASKS["stsb"].collapsed(np.full(3, 2.5), flat)
+    assert TASKS["stsb"].collapsed(np.array([2.0, 1.0, 0.0]), flat)
+    assert not TASKS["stsb"].collapsed(np.array([0.0, 1.0, 1.0]), flat)
+
+
+def test_lines_of_new_inputs() -> None:
+    assert TASKS["cola"].input_of("a\tb") == "a\tb"
+    assert TASKS["rte"].input_of("a\tb") == ("a", "b")
+    assert TASKS["rte"].shown(("a", "b")) == {"text_a": "a", "text_b": "b"}
+    with pytest.raises(ValueError, match=r"1 column\(s\), this task takes 2 texts with a tab between: text_a, text_b"):
+        TASKS["rte"].input_of("a")
+    with pytest.raises(ValueError, match="empty"):
+        TASKS["rte"].input_of("a\t ")
+    with pytest.raises(UserError, match="text 2 does not fit: rte takes a pair of texts"):
+        TASKS["rte"].asked([("a", "b"), "a"])
