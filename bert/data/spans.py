@@ -6,6 +6,7 @@ and an answer is cut from the context there, so that nothing has to be put toget
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -251,9 +252,22 @@ class _Tokens(NamedTuple):
 
 def _tokenize(tokenizer: Tokenizer, texts: list[str]) -> Iterator[_Tokens]:
     for first in range(0, len(texts), ROWS_AT_ONCE):
-        for encoding in tokenizer.encode_batch(texts[first : first + ROWS_AT_ONCE], add_special_tokens=False):
+        part = texts[first : first + ROWS_AT_ONCE]
+        for text, encoding in zip(part, tokenizer.encode_batch(part, add_special_tokens=False), strict=True):
             places = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-            yield _Tokens(np.array(encoding.ids, np.int32), places[:, 0].copy(), places[:, 1].copy())
+            ends = places[:, 1].copy() if text.isascii() else _with_accents(text, places[:, 1])
+            yield _Tokens(np.array(encoding.ids, np.int32), places[:, 0].copy(), ends)
+
+
+def _with_accents(text: str, ends: np.ndarray) -> np.ndarray:
+    """The tokens' ends, moved past accents that stand as characters of their own: where accents are stripped, a token
+    ends before them."""
+    moved = []
+    for end in ends.tolist():
+        while end < len(text) and unicodedata.category(text[end]) == "Mn":
+            end += 1
+        moved.append(end)
+    return np.array(moved, np.int32)
 
 
 def _answer_tokens(answer: Answer | None, context: _Tokens) -> tuple[int, int] | None:
