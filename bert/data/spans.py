@@ -255,16 +255,19 @@ def _tokenize(tokenizer: Tokenizer, texts: list[str]) -> Iterator[_Tokens]:
         part = texts[first : first + ROWS_AT_ONCE]
         for text, encoding in zip(part, tokenizer.encode_batch(part, add_special_tokens=False), strict=True):
             places = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-            ends = places[:, 1].copy() if text.isascii() else _with_accents(text, places[:, 1])
+            ends = places[:, 1].copy() if text.isascii() else _with_accents(text, places)
             yield _Tokens(np.array(encoding.ids, np.int32), places[:, 0].copy(), ends)
 
 
-def _with_accents(text: str, ends: np.ndarray) -> np.ndarray:
-    """The tokens' ends, moved past accents that stand as characters of their own: where accents are stripped, a token
-    ends before them."""
+def _with_accents(text: str, places: np.ndarray) -> np.ndarray:
+    """The tokens' ends, moved past accents that stand as characters of their own and belong to no token.
+
+    Where accents are stripped, a token ends before such a one.
+    """
     moved = []
-    for end in ends.tolist():
-        while end < len(text) and unicodedata.category(text[end]) == "Mn":
+    limits = np.append(places[1:, 0], len(text))[: len(places)]
+    for end, limit in zip(places[:, 1].tolist(), limits.tolist(), strict=True):
+        while end < limit and unicodedata.category(text[end]) == "Mn":
             end += 1
         moved.append(end)
     return np.array(moved, np.int32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -103,9 +104,7 @@ def read(path: Path, labelled: bool = True, max_rows: int | None = None) -> Exam
     questions = (_read_csv if path.suffix == ".csv" else _read_jsonl)(path, labelled)
     found = []
     lines: dict[str, int] = {}
-    for question in questions:
-        if max_rows is not None and len(found) >= max_rows:
-            break
+    for question in itertools.islice(questions, max_rows):
         if question.id in lines:
             raise UserError(
                 f"{path}, line {question.line}: the id {question.id} stands on line {lines[question.id]} already: "
