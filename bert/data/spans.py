@@ -9,6 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -109,7 +110,7 @@ class Answers:
     null_threshold: float | None = None
     """No answer is given where the odds are higher than this."""
 
-    @property
+    @cached_property
     def best(self) -> dict[str, Candidate]:
         """The best answer with a text for each question; the empty one where its context has no tokens."""
         return {
@@ -117,7 +118,7 @@ class Answers:
             for id, candidates in self.n_best.items()
         }
 
-    @property
+    @cached_property
     def texts(self) -> dict[str, str]:
         """The answer given to each question; empty: it has none."""
         texts = {id: candidate.text for id, candidate in self.best.items()}
@@ -341,7 +342,10 @@ def _best_spans(
         end = np.where(may_end, end_logits[rows].astype(np.float32), -np.inf)
         end = np.pad(end, ((0, 0), (0, max_answer_length - 1)), constant_values=-np.inf)
         ends = np.lib.stride_tricks.sliding_window_view(end, max_answer_length, axis=1)  # [rows, T, last - first]
-        starts = np.argpartition(-(start + ends.max(axis=-1)), kept - 1, axis=1)[:, :kept]
+        best_end = end[:, : len(place)].copy()
+        for later in range(1, max_answer_length):  # several times as fast as a maximum over the strided view
+            np.maximum(best_end, end[:, later : later + len(place)], out=best_end)
+        starts = np.argpartition(-(start + best_end), kept - 1, axis=1)[:, :kept]
         scores = np.take_along_axis(start, starts, axis=1)[:, :, None] + ends[np.arange(len(rows))[:, None], starts]
         scores = scores.reshape(len(rows), -1)
         best = np.argpartition(-scores, kept - 1, axis=1)[:, :kept]
