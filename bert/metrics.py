@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from bert.data.tags import spans
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -100,3 +105,152 @@ def unigram_log_probabilities(counts: np.ndarray) -> np.ndarray:
 def perplexity(loss: float) -> float:
     """exp of a loss in nats a token; a diverged run's stays finite, since JSON has no infinity."""
     return math.exp(min(loss, 700.0))  # exp overflows beyond 709
+
+
+def squad(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Exact match and F1 of answers in percent, as SQuAD's official evaluators have them.
+
+    Where every question has an answer it is v1.1's (keys exact_match, f1): a question without a prediction
+    scores 0. Where one has none it is v2.0's (exact, f1, total, and the same with HasAns_ and NoAns_ before them).
+
+    Args:
+      predictions: a text for each question's id; empty: no answer.
+      references: the right answers of each question's id; none: it has no answer. The best match counts.
+
+    Raises:
+      ValueError: no questions, or, under v2.0, one without a prediction.
+    """
+    if not references:
+        raise ValueError("there are no questions to score")
+    v2 = not all(references.values())
+    if v2 and (missing := [id for id in references if id not in predictions]):
+        raise ValueError(f"{len(missing)} questions have no prediction, {missing[0]} is the first")
+    exact, f1 = _squad_scores(predictions, references, v2)
+    if not v2:
+        return {"exact_match": _percent(exact, references), "f1": _percent(f1, references)}
+    scores = {}
+    kinds = {"": list(references), "HasAns_": [id for id, golds in references.items() if golds]}
+    kinds["NoAns_"] = [id for id, golds in references.items() if not golds]
+    for name, ids in kinds.items():
+        if ids:
+            scores |= {f"{name}exact": _percent(exact, ids), f"{name}f1": _percent(f1, ids), f"{name}total": len(ids)}
+    return scores
+
+
+def best_null_threshold(
+    predictions: Mapping[str, str], null_odds: Mapping[str, float], references: Mapping[str, Sequence[str]]
+) -> dict[str, float]:
+    """The thresholds above which to give no answer, by SQuAD v2.0's official search, and the scores they reach.
+
+    As there, 0 is the threshold where no question is better answered, and of two questions with equal odds one may
+    be counted as answered and the other not.
+
+    Args:
+      predictions: for each question's id the best answer that is one (`bert.data.spans.Answers.best`).
+      null_odds: the higher, the likelier that there is no answer.
+      references: as for `squad`.
+
+    Returns:
+      best_exact, best_f1 (percent), best_exact_thresh, best_f1_thresh.
+    """
+    order = sorted(null_odds, key=null_odds.__getitem__)
+    result = {}
+    for name, scores in zip(("exact", "f1"), _squad_scores(predictions, references, v2=True), strict=True):
+        best = total = sum(not golds for golds in references.values())
+        threshold = 0.0
+        for id in order:
+            total += scores[id] if references[id] else -bool(predictions[id])
+            if total > best:
+                best, threshold = total, null_odds[id]
+        result |= {f"best_{name}": 100.0 * best / len(references), f"best_{name}_thresh": threshold}
+    return result
+
+
+def entities(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Precision, recall and F1 of entities, and accuracy of tags, 0 to 1, as conlleval and seqeval have them.
+
+    An entity counts where type, first and last word are right; `bert.data.tags.spans` says what one is, whatever the
+    scheme, sound or not. precision, recall and f1 are over all entities (seqeval's "micro"); macro_f1 is the mean
+    of the types' and weighted_f1 that weighted by the types' entities. What cannot be divided is 0.
+
+    Args:
+      predictions, references: the tags of each word of each sentence.
+    """
+    by_type = entities_by_type(predictions, references)
+    counts = [sum(scores[name] for scores in by_type.values()) for name in ("correct", "predicted", "support")]
+    supports = [scores["support"] for scores in by_type.values()]
+    f1s = [scores["f1"] for scores in by_type.values()]
+    right = sum(
+        a == b for ours, golds in zip(predictions, references, strict=True) for a, b in zip(ours, golds, strict=True)
+    )
+    weighted = sum(f1 * support for f1, support in zip(f1s, supports, strict=True))
+    return {
+        **_prf(*counts),
+        "accuracy": right / max(sum(map(len, references)), 1),
+        "macro_f1": sum(f1s) / max(len(f1s), 1),
+        "weighted_f1": weighted / max(sum(supports), 1),
+    }
+
+
+def entities_by_type(
+    predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """precision, recall, f1, correct, predicted and support (right entities) of each type, in alphabetical order."""
+    counts = {"correct": Counter(), "predicted": Counter(), "support": Counter()}
+    for number, (ours, golds) in enumerate(zip(predictions, references, strict=True)):
+        if len(ours) != len(golds):
+            raise ValueError(f"sentence {number}: {len(ours)} predicted tags for {len(golds)} words")
+        found, right = set(spans(ours)), set(spans(golds))
+        for name, entities in (("correct", found & right), ("predicted", found), ("support", right)):
+            counts[name].update(entity.type for entity in entities)
+    return {
+        type: {**_prf(*(count[type] for count in counts.values())), **{name: counts[name][type] for name in counts}}
+        for type in sorted(counts["predicted"] | counts["support"])
+    }
+
+
+def _prf(correct: int, predicted: int, support: int) -> dict[str, float]:
+    precision, recall = correct / max(predicted, 1), correct / max(support, 1)
+    return {"precision": precision, "recall": recall, "f1": 2 * correct / max(predicted + support, 1)}
+
+
+def _squad_scores(
+    predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], v2: bool
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Exact match and F1 of each question, 0 to 1."""
+    exact, f1 = {}, {}
+    for id, golds in references.items():
+        if id not in predictions:
+            exact[id] = f1[id] = 0.0
+            continue
+        words = _answer_words(predictions[id])
+        right = [_answer_words(gold) for gold in golds]
+        if v2:  # there, a right answer of articles and punctuation alone is none
+            right = [gold for gold in right if gold] or [[]]
+        exact[id] = float(words in right)
+        f1[id] = max(_word_f1(words, gold, v2) for gold in right)
+    return exact, f1
+
+
+def _answer_words(text: str) -> list[str]:
+    """Lower case, without ASCII punctuation, then without articles."""
+    text = text.lower().translate(_NO_PUNCTUATION)
+    return _ARTICLES.sub(" ", text).split()
+
+
+def _word_f1(words: list[str], gold: list[str], v2: bool) -> float:
+    if v2 and not (words and gold):  # v1.1 gives no points where there are no words to share
+        return float(words == gold)
+    shared = (Counter(words) & Counter(gold)).total()
+    if not shared:
+        return 0.0
+    precision, recall = shared / len(words), shared / len(gold)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _percent(scores: Mapping[str, float], ids: Collection[str]) -> float:
+    return 100.0 * sum(scores[id] for id in ids) / len(ids)
+
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -81,3 +81,141 @@ def test_perplexity_does_not_overflow():
     assert math.isfinite(metrics.perplexity(1e9))
     assert math.isfinite(metrics.perplexity(math.inf))
     assert math.isnan(metrics.perplexity(math.nan))
+
+
+def squad_of(prediction: str, *golds: str) -> tuple[float, float]:
+    """Exact match and F1 of one answer."""
+    return tuple(metrics.squad({"q": prediction}, {"q": golds}).values())
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "exact", "f1"),
+    [
+        ("The Cat!", ["a cat"], 100, 100),  # case, articles, punctuation
+        ("cat's", ["cats"], 100, 100),  # punctuation goes without a trace
+        ("state-of-the-art", ["stateoftheart"], 100, 100),  # before the articles are looked for
+        ("anthem", ["them"], 0, 0),
+        (" the\u00a0 big\n cat", ["big cat"], 100, 100),
+        ("the cat", ["big cat", "cat"], 100, 100),  # the best of several
+        ("big black cat", ["cat", "black dog"], 0, 50),  # 1/3 and 1; 1/3 and 1/2
+        ("cat cat dog", ["cat dog dog"], 0, 100 * 2 / 3),  # words count as often as they occur
+        ("", ["cat"], 0, 0),
+        ("the", ["a"], 100, 0),  # nothing is left on either side: v1.1 calls that exact but gives no F1
+        ("£5", ["5"], 0, 0),  # only ASCII punctuation
+        ("1\u20132", ["12"], 0, 0),
+    ],
+)
+def test_squad_answers_by_hand(prediction, golds, exact, f1):
+    assert squad_of(prediction, *golds) == pytest.approx((exact, f1))
+
+
+def test_squad_averages_over_questions_and_counts_missing_ones_as_wrong():
+    references = {"a": ["x y"], "b": ["x"], "c": ["z"], "d": ["z"]}
+    scores = metrics.squad({"a": "x", "b": "x", "c": "z", "more": "z"}, references)
+    assert scores == {"exact_match": 50, "f1": pytest.approx(100 * (2 / 3 + 2) / 4)}
+    with pytest.raises(ValueError, match="no questions"):
+        metrics.squad({}, {})
+
+
+def test_squad_2_by_hand():
+    references = {"a": ["x y"], "b": [], "c": [], "d": ["the", "z"], "e": ["the"]}
+    predictions = {"a": "x", "b": "", "c": "x", "d": "Z.", "e": ""}
+    scores = metrics.squad(predictions, references)
+    # e: an answer of articles alone is none, so that none is right.
+    assert scores == {
+        "exact": 60, "f1": pytest.approx(100 * (2 / 3 + 3) / 5), "total": 5,
+        "HasAns_exact": pytest.approx(200 / 3), "HasAns_f1": pytest.approx(100 * (2 / 3 + 2) / 3), "HasAns_total": 3,
+        "NoAns_exact": 50, "NoAns_f1": 50, "NoAns_total": 2,
+    }  # fmt: skip
+    # What has no words is as good as no answer.
+    assert metrics.squad({"q": "the ."}, {"q": []})["exact"] == 100
+    assert "HasAns_exact" not in metrics.squad({"q": ""}, {"q": []})
+    with pytest.raises(ValueError, match="1 questions have no prediction, b is the first"):
+        metrics.squad({"a": "x"}, {"a": ["x"], "b": []})
+
+
+def test_best_null_threshold_by_hand():
+    """In order of their odds: right +1, half right, an answer where there is none -1, one without text 0."""
+    references = {"a": ["x"], "b": ["x y"], "c": [], "d": ["z"], "e": [], "f": ["z"]}
+    predictions = {"a": "x", "b": "x", "c": "x", "d": "z", "e": "", "f": "x"}
+    odds = {"f": 9.0, "e": 5.0, "d": 4.0, "c": 0.5, "b": -1.0, "a": -2.0}
+    # Of 6: 2 where nothing is answered; exact 3, 3, 2, 3; F1 3, 3 2/3, 2 2/3, 3 2/3: the first that is best.
+    assert metrics.best_null_threshold(predictions, odds, references) == {
+        "best_exact": 50,
+        "best_exact_thresh": -2.0,
+        "best_f1": pytest.approx(100 * (3 + 2 / 3) / 6),
+        "best_f1_thresh": -1.0,
+    }
+
+
+def test_best_null_threshold_is_0_where_answers_do_not_help():
+    best = metrics.best_null_threshold({"a": "x", "b": "x"}, {"a": 1.0, "b": 2.0}, {"a": [], "b": ["z"]})
+    assert best == {"best_exact": 50, "best_exact_thresh": 0, "best_f1": 50, "best_f1_thresh": 0}
+
+
+TAGGED = [
+    # (right, predicted); entities that touch, I- without B-, a changing type, a missed boundary, a sentence's end
+    ("B-PER I-PER O B-LOC", "B-PER I-PER O B-LOC"),
+    ("B-PER B-PER I-PER O", "B-PER I-PER I-PER O"),
+    ("B-PER B-PER O O", "B-PER B-PER B-LOC O"),
+    ("O I-LOC I-LOC O", "O B-LOC I-LOC O"),
+    ("B-PER I-PER I-LOC O", "B-PER I-PER O I-LOC"),
+    ("I-LOC I-PER O B-MISC", "B-LOC B-PER O O"),
+    ("O O O B-LOC", "O O B-LOC I-LOC"),
+    ("B-LOC O O O", "I-LOC O B-ORG I-LOC"),
+    ("O O", "O O"),
+]
+"""By hand. Right: PER 7, LOC 6, MISC 1. Predicted: PER 6, LOC 8, ORG 1. Correct: PER 5, LOC 4."""
+RIGHT, PREDICTED = ([pair[side].split() for pair in TAGGED] for side in (0, 1))
+
+
+def test_entities_by_hand():
+    by_type = metrics.entities_by_type(PREDICTED, RIGHT)
+    counts = {type: (s["correct"], s["predicted"], s["support"]) for type, s in by_type.items()}
+    assert counts == {"LOC": (4, 8, 6), "MISC": (0, 0, 1), "ORG": (0, 1, 0), "PER": (5, 6, 7)}
+    assert by_type["PER"] == {
+        "precision": 5 / 6, "recall": 5 / 7, "f1": pytest.approx(10 / 13), "correct": 5, "predicted": 6, "support": 7,
+    }  # fmt: skip
+    assert by_type["MISC"]["precision"] == by_type["ORG"]["recall"] == 0
+    scores = metrics.entities(PREDICTED, RIGHT)
+    assert scores == pytest.approx(
+        {
+            "precision": 9 / 15,
+            "recall": 9 / 14,
+            "f1": 18 / 29,
+            "accuracy": 21 / 34,
+            "macro_f1": (8 / 14 + 10 / 13) / 4,
+            "weighted_f1": (6 * 8 / 14 + 7 * 10 / 13) / 14,
+        }
+    )
+
+
+def test_no_entities_at_all_score_0():
+    assert metrics.entities([["O"]], [["O"]]) == {
+        "precision": 0, "recall": 0, "f1": 0, "accuracy": 1, "macro_f1": 0, "weighted_f1": 0,
+    }  # fmt: skip
+
+
+def test_tags_of_other_sentences_are_refused():
+    with pytest.raises(ValueError, match="sentence 1: 1 predicted tags for 2 words"):
+        metrics.entities([["O"], ["O"]], [["O"], ["O", "O"]])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_entities_are_those_of_seqeval():
+    seqeval = pytest.importorskip("seqeval.metrics")
+    random = np.random.default_rng(1)
+    tags = ["O", "O", *(f"{prefix}-{type}" for prefix in "BIES" for type in ("A", "B", "c-d"))]
+    for length in range(1, 9):
+        right, predicted = ([[str(tag) for tag in random.choice(tags, length)] for _ in range(20)] for _ in range(2))
+        mixed = [[ours if random.random() < 0.3 else gold for ours, gold in zip(a, b, strict=True)]
+                 for a, b in zip(predicted, right, strict=True)]  # fmt: skip
+        scores = metrics.entities(mixed, right)
+        report = seqeval.classification_report(right, mixed, output_dict=True)
+        for name, ours in (("precision", "precision"), ("recall", "recall"), ("f1-score", "f1")):
+            assert scores[ours] == pytest.approx(report["micro avg"][name])
+            for type, own in metrics.entities_by_type(mixed, right).items():
+                assert own[ours] == pytest.approx(report[type][name])
+        assert scores["macro_f1"] == pytest.approx(report["macro avg"]["f1-score"])
+        assert scores["weighted_f1"] == pytest.approx(report["weighted avg"]["f1-score"])
+        assert scores["accuracy"] == pytest.approx(seqeval.accuracy_score(right, mixed))

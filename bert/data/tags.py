@@ -1,0 +1,111 @@
+"""Tags that mark spans of words: B-, I-, O and their like; which scheme a file uses, and one scheme as another.
+
+What counts as an entity is decided in one place, `spans`, by the rules of the CoNLL shared tasks' conlleval,
+which seqeval's default mode follows: every tag but O belongs to an entity, whether or not it starts as it should.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+SCHEMES = ("BIO", "IOB1", "BIOES")
+"""BIO: B- starts every entity. IOB1: I- does, B- only right after one of the same type. BIOES: E- ends, S- is both."""
+
+OUTSIDE = "O"
+
+
+class Span(NamedTuple):
+    """An entity."""
+
+    type: str
+    start: int
+    """Its first word."""
+    end: int
+    """One past the last."""
+
+
+def split_tag(tag: str) -> tuple[str, str]:
+    """("B", "PER") of "B-PER"; the type of "B" alone, and of "O", is empty."""
+    prefix, _, type = tag.partition("-")
+    return prefix, type
+
+
+def join_tag(prefix: str, type: str) -> str:
+    """The tag of a prefix and a type."""
+    return f"{prefix}-{type}" if type else prefix
+
+
+def marks_spans(tag: str) -> bool:
+    """Whether the tag is O, or B, I, E or S with or without a type."""
+    prefix, type = split_tag(tag)
+    return tag == OUTSIDE or (prefix in ("B", "I", "E", "S") and (type != "" or "-" not in tag))
+
+
+def spans(tags: Sequence[str]) -> list[Span]:
+    """The entities of a sentence, in order.
+
+    One ends before O, before B- and S-, after E- and S-, and where the type changes; one starts wherever a tag
+    other than O continues none.
+    """
+    found: list[Span] = []
+    start, last, last_type = 0, OUTSIDE, ""
+    for place, tag in enumerate((*tags, OUTSIDE)):
+        prefix, type = split_tag(tag)
+        goes_on = prefix in ("I", "E") and last in ("B", "I") and type == last_type
+        if last != OUTSIDE and not goes_on:
+            found.append(Span(last_type, start, place))
+        if not goes_on:
+            start = place
+        last, last_type = prefix, type
+    return found
+
+
+def tags_of(entities: Iterable[Span], words: int, scheme: str) -> list[str]:
+    """The tags of a sentence of so many words in one of SCHEMES."""
+    tags = [OUTSIDE] * words
+    before: Span | None = None
+    for entity in entities:
+        touches = before is not None and before.end == entity.start and before.type == entity.type
+        prefixes = ["I"] * (entity.end - entity.start)
+        if scheme == "BIOES":
+            prefixes[-1] = "E"
+            prefixes[0] = "B" if len(prefixes) > 1 else "S"
+        elif scheme == "BIO" or touches:
+            prefixes[0] = "B"
+        tags[entity.start : entity.end] = [join_tag(prefix, entity.type) for prefix in prefixes]
+        before = entity
+    return tags
+
+
+def convert(tags: Sequence[str], scheme: str) -> list[str]:
+    """A sentence's tags, of whatever scheme, in one of SCHEMES."""
+    return tags_of(spans(tags), len(tags), scheme)
+
+
+def first_fault(tags: Sequence[str], scheme: str) -> int | None:
+    """The first word whose tag the scheme does not allow there; None: the sequence is sound."""
+    last, last_type = OUTSIDE, ""
+    for place, tag in enumerate((*tags, OUTSIDE)):
+        prefix, type = split_tag(tag)
+        same = type == last_type and last != OUTSIDE
+        if scheme == "BIOES":
+            is_open = last in ("B", "I")
+            sound = (prefix in ("I", "E") and same) if is_open else prefix in (OUTSIDE, "B", "S")
+        elif scheme == "BIO":
+            sound = prefix in (OUTSIDE, "B") or (prefix == "I" and same)
+        else:
+            sound = prefix in (OUTSIDE, "I") or (prefix == "B" and same)
+        if not sound:
+            return min(place, len(tags) - 1)
+        last, last_type = prefix, type
+    return None
+
+
+def recognise(sentences: Iterable[Sequence[str]]) -> str:
+    """The scheme of SCHEMES that fits the sentences' tags: the one that fewest sentences break, BIO if in doubt."""
+    sentences = list(sentences)
+    if any(split_tag(tag)[0] in ("E", "S") for tags in sentences for tag in tags):
+        return "BIOES"
+    faults = {scheme: sum(first_fault(tags, scheme) is not None for tags in sentences) for scheme in ("BIO", "IOB1")}
+    return min(faults, key=faults.__getitem__)

@@ -1,0 +1,263 @@
+"""Multiple choice: SWAG's CSV and CommonsenseQA's JSONL -> questions -> a row of tokens for each choice."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert.config import UserError
+from bert.data import features
+from bert.data.features import Features
+from bert.files import write_durably
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The questions of one split, E of them; each has choices of its own, two or more."""
+
+    contexts: list[str]
+    choices: list[list[str]]
+    names: list[list[str]]
+    """What the file calls each choice: A, B, ... or 0, 1, ..."""
+    labels: np.ndarray | None
+    """[E] int32: place of the right choice; None for a split without labels."""
+    ids: list[str]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A row of tokens ``[CLS] context [SEP] choice [SEP]`` for every choice of E questions, question by question."""
+
+    features: Features
+    """The tokens of all choices; without labels."""
+    offsets: np.ndarray
+    """[E + 1] int64: the choices of question e are the rows offsets[e] to offsets[e + 1]."""
+    labels: np.ndarray | None
+    """[E] int32; None where the split has none."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[E] tokens of each question's longest row."""
+        return np.maximum.reduceat(self.features.lengths, self.offsets[:-1])
+
+    @property
+    def choices(self) -> int:
+        """C: the choices of the question that has most."""
+        return int(np.diff(self.offsets).max())
+
+    def batch(
+        self, questions: np.ndarray, length: int, batch_size: int, choices: int | None = None
+    ) -> dict[str, np.ndarray]:
+        """The given questions, padded to B = ``batch_size``, C = ``choices`` (of all questions, if not given), T.
+
+        Returns:
+          input_ids, token_type_ids, attention_mask [B, C, T] int32, choice_mask [B, C] float32 (1 for a choice that
+          exists), labels [B] int32 (0 where there are none), weights [B] float32, 1 for a question asked for.
+        """
+        choices = choices or self.choices
+        questions = np.asarray(questions)
+        counts = np.diff(self.offsets)[questions]
+        if len(questions) > batch_size or counts.max(initial=0) > choices:
+            raise ValueError(
+                f"{len(questions)} questions of up to {counts.max(initial=0)} choices do not fit a batch "
+                f"[{batch_size}, {choices}]"
+            )
+        exists = np.zeros((batch_size, choices), bool)
+        exists[: len(questions)] = np.arange(choices) < counts[:, None]
+        rows = (self.offsets[questions][:, None] + np.arange(choices))[exists[: len(questions)]]
+        packed = self.features.batch(rows, length, max(len(rows), 1))
+        batch: dict[str, np.ndarray] = {}
+        for name in ("input_ids", "token_type_ids", "attention_mask"):
+            fill = self.features.pad_token_id if name == "input_ids" else 0
+            batch[name] = np.full((batch_size, choices, length), fill, np.int32)
+            batch[name][exists] = packed[name][: len(rows)]
+        batch["choice_mask"] = exists.astype(np.float32)
+        batch["labels"] = np.zeros(batch_size, np.int32)
+        if self.labels is not None:
+            batch["labels"][: len(questions)] = self.labels[questions]
+        batch["weights"] = (np.arange(batch_size) < len(questions)).astype(np.float32)
+        return batch
+
+
+def read(path: Path, labelled: bool = True, max_rows: int | None = None) -> Examples:
+    """Reads SWAG's layout from a ``.csv`` file, CommonsenseQA's from any other.
+
+    SWAG: the context is sent1; a choice is sent2 and an ending (ending0, ending1, ...: as many as the header has).
+    CommonsenseQA: the context is question.stem; a choice is the text of one of question.choices.
+
+    Raises:
+      UserError: the file and line, what is wrong, and the mend.
+    """
+    path = Path(path)
+    questions = (_read_csv if path.suffix == ".csv" else _read_jsonl)(path, labelled)
+    found = []
+    lines: dict[str, int] = {}
+    for question in itertools.islice(questions, max_rows):
+        if question.id in lines:
+            raise UserError(
+                f"{path}, line {question.line}: the id {question.id} stands on line {lines[question.id]} already: "
+                "give every question an id of its own"
+            )
+        lines[question.id] = question.line
+        found.append(question)
+    if not found:
+        raise UserError(f"{path} holds no questions: copy it again")
+    return Examples(
+        contexts=[question.context for question in found],
+        choices=[question.choices for question in found],
+        names=[question.names for question in found],
+        labels=np.array([question.label for question in found], np.int32) if labelled else None,
+        ids=[question.id for question in found],
+    )
+
+
+def tokenize(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Rows:
+    """A row of at most ``max_length`` tokens for every choice; of context and choice the longer is cut first."""
+    pairs = [
+        (context, choice)
+        for context, choices in zip(examples.contexts, examples.choices, strict=True)
+        for choice in choices
+    ]
+    offsets = np.cumsum([0, *map(len, examples.choices)], dtype=np.int64)
+    return Rows(features.tokenize(tokenizer, pairs, max_length), offsets, examples.labels)
+
+
+def write_predictions(path: Path, examples: Examples, predictions: np.ndarray, probabilities: np.ndarray) -> Path:
+    """Writes a line for each question: its id, the choice by the file's name for it, the right one if known, the share.
+
+    Args:
+      predictions: [E] place of the choice.
+      probabilities: [E, C] of each choice; what lies beyond a question's own choices is ignored.
+    """
+    if not len(examples.ids) == len(predictions) == len(probabilities):
+        raise ValueError(
+            f"{len(examples.ids)} questions, {len(predictions)} predictions, {len(probabilities)} probabilities"
+        )
+    header = ["id", "prediction", *([] if examples.labels is None else ["label"]), "probability"]
+    rows = [header]
+    for number, (id, names, choice) in enumerate(zip(examples.ids, examples.names, predictions, strict=True)):
+        right = [] if examples.labels is None else [names[examples.labels[number]]]
+        rows.append([id, names[choice], *right, f"{probabilities[number][choice]:.6f}"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, "".join("\t".join(row) + "\n" for row in rows))
+    return path
+
+
+@dataclass(frozen=True)
+class _Question:
+    line: int
+    id: str
+    context: str
+    choices: list[str]
+    names: list[str]
+    label: int
+
+
+def _read_csv(path: Path, labelled: bool) -> Iterator[_Question]:
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    rows = _csv_rows(reader, path)
+    _, header = next(rows, (1, []))
+    endings = [name for name in header if name.startswith("ending") and name[len("ending") :].isdigit()]
+    endings.sort(key=lambda name: int(name[len("ending") :]))
+    wanted = ["sent1", "sent2", *(endings if len(endings) > 1 else ["ending0", "ending1"])]
+    wanted += ["label"] if labelled else []
+    if missing := [name for name in wanted if name not in header]:
+        raise UserError(
+            f"{path}, line 1: no column {missing[0]!r} among {', '.join(map(repr, header))[:200]}: "
+            f"the first line has to name {', '.join(map(repr, wanted))}"
+        )
+    places = {name: header.index(name) for name in wanted}
+    names = [str(number) for number in range(len(endings))]
+    for number, (line, cells) in enumerate(rows):
+        if len(cells) != len(header):
+            raise UserError(
+                f"{path}, line {line}: {len(cells)} columns where the header has {len(header)}: "
+                "quote texts that hold a comma, or remove the line"
+            )
+        first, second = cells[places["sent1"]], cells[places["sent2"]]
+        texts = [cells[places[name]] for name in endings]
+        if not first.strip():
+            raise UserError(f"{path}, line {line}: sent1 is empty: write it or remove the line")
+        if not all(text.strip() for text in texts):
+            raise UserError(f"{path}, line {line}: an ending is empty: write it or remove the line")
+        label = cells[places["label"]].strip() if labelled else names[0]
+        if label not in names:
+            raise UserError(f"{path}, line {line}: label is {label!r}: it has to be one of {', '.join(names)}")
+        choices = [f"{second} {text}".strip() for text in texts]
+        yield _Question(line, str(number), first, choices, names, names.index(label))
+
+
+def _csv_rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line where it begins, cells) of each row that is not empty."""
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise UserError(f"{path}, line {line}: not CSV ({error}): mend its quotes") from None
+        if cells:
+            yield line, cells
+
+
+def _read_jsonl(path: Path, labelled: bool) -> Iterator[_Question]:
+    for line, text in enumerate(_text(path).split("\n"), start=1):
+        if not text.strip():
+            continue
+        try:
+            entry = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {line}: not JSON ({error.msg}): mend or remove the line") from None
+        question = _get(entry, "question", dict, path, line)
+        stem = _get(question, "stem", str, path, line)
+        if not stem.strip():
+            raise UserError(f"{path}, line {line}: the question is empty: write it or remove the line")
+        choices = _get(question, "choices", list, path, line)
+        texts = [_get(choice, "text", str, path, line) for choice in choices]
+        names = [_get(choice, "label", str, path, line) for choice in choices]
+        if len(names) < 2 or len(set(names)) < len(names) or not all(text.strip() for text in texts):
+            raise UserError(
+                f"{path}, line {line}: the choices are {json.dumps(choices)[:80]}: "
+                "a question needs two or more, each with a text and a label of its own"
+            )
+        answer = _get(entry, "answerKey", str, path, line) if labelled else names[0]
+        if answer not in names:
+            raise UserError(f"{path}, line {line}: answerKey is {answer!r}: it has to be one of {', '.join(names)}")
+        id = _get(entry, "id", str, path, line) if isinstance(entry, dict) and "id" in entry else str(line - 1)
+        yield _Question(line, id, stem, texts, names, names.index(answer))
+
+
+_KINDS = {str: "a text", list: "a list", dict: "an object"}
+
+
+def _get(entry: Any, key: str, kind: type, path: Path, line: int) -> Any:
+    if not isinstance(entry, dict) or key not in entry:
+        raise UserError(f"{path}, line {line}: no {key!r}: the line has to follow CommonsenseQA's layout")
+    if not isinstance(entry[key], kind):
+        raise UserError(f"{path}, line {line}: {key!r} is {str(entry[key])[:40]!r}: it has to be {_KINDS[kind]}")
+    return entry[key]
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): name a .csv or .jsonl file") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, line {line}: not UTF-8: convert the file") from None

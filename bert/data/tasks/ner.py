@@ -1,0 +1,332 @@
+"""Tagging from CoNLL columns: files -> sentences -> rows of tokens; labels -> tags, entities and columns.
+
+The first column is the word, the last its tag; an empty line ends a sentence and so does a ``-DOCSTART-`` line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer, pre_tokenizers
+
+from bert.config import UserError
+from bert.data.features import ROWS_AT_ONCE, Features
+from bert.data.tags import OUTSIDE, SCHEMES, convert, first_fault, join_tag, marks_spans, recognise, spans, split_tag
+from bert.files import write_durably
+from bert.tokenizer import corpus_tokenizer, special_ids
+
+DOCUMENT_START = "-DOCSTART-"
+
+PLAIN = "plain"
+"""The scheme of tags that mark no spans: parts of speech, say."""
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """A file's sentences, S of them."""
+
+    words: list[list[str]]
+    tags: list[list[str]] | None
+    """As `convert` writes them in BIO, or as in the file where the scheme is plain; None where it has no tags."""
+    scheme: str = "BIO"
+    """The file's own: one of bert.data.tags.SCHEMES, or PLAIN."""
+    columns: list[list[list[str]]] | None = None
+    """Every column of every word as it stands in the file."""
+    lines: list[int] = field(default_factory=list)
+    """[S] line of each sentence's first word, from 1."""
+    delimiter: str = " "
+    """Tab or space."""
+    broken: list[int] = field(default_factory=list)
+    """Lines of the first fault of each sentence whose tags break the scheme; they are read as conlleval does."""
+    path: Path | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """R rows ``[CLS] pieces of some words [SEP]``: a long sentence has several, each word its label in one of them."""
+
+    features: Features
+    """The tokens; all of segment A, without labels."""
+    words: np.ndarray
+    """[tokens of all rows] int32: number of the word, counted through all sentences, at the one place in all rows
+    where it is labelled: its first piece, in the row that shows most around it; -1 elsewhere."""
+    labels: np.ndarray | None
+    """[words] int32; None where there are no tags."""
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[R] tokens of each row."""
+        return self.features.lengths
+
+    def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
+        """As `Features.batch`, but with labels [B, T] int32 and weights [B, T] float32.
+
+        A weight is 1 where a word is labelled, else 0, and so is the label there.
+        """
+        batch = self.features.batch(rows, length, batch_size)
+        words = np.full((batch_size, length), -1, np.int32)
+        words[batch["attention_mask"] > 0] = np.concatenate(
+            [self.words[self.features.offsets[row] : self.features.offsets[row + 1]] for row in rows]
+        )
+        batch["weights"] = (words >= 0).astype(np.float32)
+        batch["labels"] = np.zeros((batch_size, length), np.int32)
+        if self.labels is not None:
+            batch["labels"][words >= 0] = self.labels[words[words >= 0]]
+        return batch
+
+
+class Entity(NamedTuple):
+    """An entity of a text."""
+
+    type: str
+    text: str
+    start: int
+    """First character."""
+    end: int
+    """One past the last."""
+
+
+def read(path: Path, labelled: bool = True, broken: Literal["error", "count"] = "error") -> Sentences:
+    """Reads CoNLL columns, separated by tabs or else by spaces; which of the two, the first line with a word says.
+
+    Tags of the schemes BIO, IOB1 and BIOES are recognised by what they are and become BIO.
+
+    Args:
+      labelled: the last column is the tag; otherwise there are no tags, and one column will do.
+      broken: what a tag that its scheme does not allow there is: an error, or a fault to count (`Sentences.broken`).
+
+    Raises:
+      UserError: the file and line, what is wrong, and the mend.
+    """
+    path = Path(path)
+    columns: list[list[list[str]]] = []
+    lines: list[int] = []
+    delimiter, width, ended = None, 0, True
+    for number, line in _lines(path):
+        if not line.strip(" \t") or line.startswith(DOCUMENT_START):
+            ended = True
+            continue
+        if delimiter is None:
+            delimiter = "\t" if "\t" in line else " "
+        cells = [cell.strip(" ") for cell in line.split("\t")] if delimiter == "\t" else line.strip(" ").split(" ")
+        cells = cells if delimiter == "\t" else [cell for cell in cells if cell]
+        width = width or len(cells)
+        _check_cells(cells, width, delimiter, labelled, path, number)
+        if ended:
+            columns.append([])
+            lines.append(number)
+        ended = False
+        columns[-1].append(cells)
+    if not columns:
+        raise UserError(f"{path} holds no words: it needs a line for each word, with the word first and its tag last")
+    words = [[cells[0] for cells in sentence] for sentence in columns]
+    untagged = Sentences(words, None, PLAIN, columns, lines, delimiter, path=path)
+    return _tagged(untagged, broken) if labelled else untagged
+
+
+def labels_of(sentences: Sentences) -> tuple[str, ...]:
+    """The labels that a model needs for the training sentences: O, then B- and I- of each type; or every plain tag."""
+    tags = {tag for sentence in sentences.tags for tag in sentence}
+    if sentences.scheme == PLAIN:
+        return tuple(sorted(tags))
+    types = sorted({split_tag(tag)[1] for tag in tags - {OUTSIDE}})
+    return (OUTSIDE, *(join_tag(prefix, type) for type in types for prefix in "BI"))
+
+
+def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], max_length: int = 128) -> Rows:
+    """Sentences -> rows of at most ``max_length`` tokens; every word is labelled in exactly one place.
+
+    A sentence that does not fit is read through windows that overlap by half. A word without a piece (a control
+    character, say) is [UNK], so that it has a label too. ``tokenizer`` stays as it is.
+
+    Args:
+      labels: a tag's number is its place here.
+
+    Raises:
+      UserError: file and line of a tag that is not among ``labels``; a ``max_length`` below 4.
+    """
+    if max_length < 4:
+        raise UserError(f"data.max_length is {max_length}: [CLS], [SEP] and words need at least 4")
+    special = special_ids(tokenizer)
+    room = max_length - 2
+    pieces = _pieces(tokenizer, sentences.words, special.unk, room)
+    ids, numbers = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+    before = 0
+    for words in filter(None, sentences.words):
+        parts = [pieces[word] for word in words]
+        flat = np.concatenate(parts)
+        firsts = np.cumsum([0, *map(len, parts[:-1])])
+        starts = _window_starts(len(flat), room)
+        context = np.minimum(firsts - starts[:, None], np.minimum(starts + room, len(flat))[:, None] - 1 - firsts)
+        for window, start in enumerate(starts):
+            here = np.flatnonzero(context.argmax(axis=0) == window)
+            end = min(start + room, len(flat))
+            if len(here):
+                ids.append(np.concatenate([[special.cls], flat[start:end], [special.sep]]).astype(np.int32))
+                numbers.append(np.full(len(ids[-1]), -1, np.int32))
+                numbers[-1][firsts[here] - start + 1] = here + before
+        before += len(words)
+    lengths = np.array([len(row) for row in ids[1:]], np.int64)
+    features = Features(
+        ids=np.concatenate(ids),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        segment_a_lengths=lengths.astype(np.int32),
+        labels=None,
+        pad_token_id=special.pad,
+    )
+    return Rows(features, np.concatenate(numbers), _label_numbers(sentences, labels))
+
+
+def answers(sentences: Sentences, rows: Rows, predictions: np.ndarray, labels: Sequence[str]) -> list[list[str]]:
+    """Predicted labels -> a tag for every word of every sentence.
+
+    Args:
+      predictions: [R, T] number of the label predicted at each token, in the order of ``rows``; T at least its
+        longest row. What is predicted where no word is labelled is ignored.
+    """
+    place = np.arange(np.shape(predictions)[1])
+    longest = rows.lengths.max(initial=0)
+    if np.shape(predictions)[0] != len(rows) or longest > len(place):
+        raise ValueError(f"predictions {np.shape(predictions)} for {len(rows)} rows of up to {longest} tokens")
+    flat = np.asarray(predictions)[place < rows.lengths[:, None]]
+    of_word = np.empty(int(rows.words.max(initial=-1)) + 1, np.int64)
+    of_word[rows.words[rows.words >= 0]] = flat[rows.words >= 0]
+    tags = iter(of_word.tolist())
+    return [[labels[next(tags)] for _ in words] for words in sentences.words]
+
+
+def split_text(text: str) -> tuple[list[str], list[tuple[int, int]]]:
+    """The words of a text that is not in columns, split at white space and around punctuation, and their places."""
+    found = pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text)
+    return [word for word, _ in found], [place for _, place in found]
+
+
+def entities(text: str, places: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[Entity]:
+    """The entities of a text, by the tags of its words and the words' places (see `split_text`)."""
+    found = []
+    for type, first, end in spans(tags):
+        start, stop = places[first][0], places[end - 1][1]
+        found.append(Entity(type, text[start:stop], start, stop))
+    return found
+
+
+def write_predictions(path: Path, sentences: Sentences, tags: Sequence[Sequence[str]]) -> Path:
+    """Writes the file's columns with the predicted tag, in the file's scheme, as one more: what conlleval reads."""
+    lines = []
+    for number, predicted in enumerate(tags):
+        columns = sentences.columns[number] if sentences.columns else [[word] for word in sentences.words[number]]
+        predicted = convert(predicted, sentences.scheme) if sentences.scheme in SCHEMES else predicted
+        for cells, tag in zip(columns, predicted, strict=True):
+            lines.append(sentences.delimiter.join((*cells, tag)) + "\n")
+        lines.append("\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, "".join(lines))
+    return path
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number from 1, text) of each line; only ``\\n`` or ``\\r\\n`` ends one, for words may be U+0085 and its like."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): name a file of CoNLL columns") from None
+    for number, raw in enumerate(content.split(b"\n"), start=1):
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{path}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8: "
+                "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
+            ) from None
+        yield number, line.removesuffix("\r")
+
+
+def _check_cells(cells: list[str], width: int, delimiter: str, labelled: bool, path: Path, number: int) -> None:
+    between = "tabs" if delimiter == "\t" else "spaces"
+    if len(cells) != width:
+        raise UserError(
+            f"{path}, line {number}: {len(cells)} columns between {between} where the lines above have {width}: "
+            "mend or remove the line"
+        )
+    if labelled and width < 2:
+        raise UserError(f"{path}, line {number}: one column: the word has to come first and its tag last")
+    for what, cell in (("word", cells[0]), ("tag", cells[-1])):
+        if not cell and (what == "word" or labelled):
+            raise UserError(f"{path}, line {number}: the {what} is empty: mend or remove the line")
+
+
+def _tagged(untagged: Sentences, broken: str) -> Sentences:
+    """The sentences with their tags."""
+    tags = [[cells[-1] for cells in sentence] for sentence in untagged.columns]
+    marking = [marks_spans(tag) for sentence in tags for tag in sentence]
+    typed = {tag[:2] for sentence in tags for tag in sentence} & {"B-", "I-", "E-", "S-"}
+    if not typed and not all(marking):
+        return replace(untagged, tags=tags)
+    if not all(marking):
+        sentence, place = _place(tags, marking.index(False))
+        raise UserError(
+            f"{untagged.path}, line {untagged.lines[sentence] + place}: the tag {tags[sentence][place]!r} is none of "
+            f"{', '.join(SCHEMES)}: write O, or B-, I-, E- or S- and a type"
+        )
+    scheme = recognise(tags)
+    faults = []
+    for number, sentence in enumerate(tags):
+        place = first_fault(sentence, scheme)
+        if place is not None:
+            faults.append(untagged.lines[number] + place)
+            if broken == "error":
+                last = sentence[place - 1] if place else "the start of the sentence"
+                raise UserError(
+                    f"{untagged.path}, line {faults[0]}: the tag {sentence[place]} after {last} breaks the file's "
+                    f"scheme, {scheme}: mend the tag, or count such faults and read them as conlleval does"
+                )
+    return replace(untagged, tags=[convert(sentence, "BIO") for sentence in tags], scheme=scheme, broken=faults)
+
+
+def _place(sentences: Sequence[Sequence[str]], word: int) -> tuple[int, int]:
+    """Sentence, and place in it, of a word counted through all of them."""
+    ends = np.cumsum([len(sentence) for sentence in sentences])
+    sentence = int(np.searchsorted(ends, word, side="right"))
+    return sentence, word - int(ends[sentence]) + len(sentences[sentence])
+
+
+def _label_numbers(sentences: Sentences, labels: Sequence[str]) -> np.ndarray | None:
+    if sentences.tags is None:
+        return None
+    numbers = {label: number for number, label in enumerate(labels)}
+    for sentence, tags in enumerate(sentences.tags):
+        for place, tag in enumerate(tags):
+            if tag not in numbers:
+                line = f", line {sentences.lines[sentence] + place}" if sentences.lines else ""
+                raise UserError(
+                    f"{sentences.path or 'the sentences'}{line}: the tag {tag} does not occur in the training "
+                    f"data, whose labels are {', '.join(labels)[:200]}: mend the tag or train with it"
+                )
+    return np.array([numbers[tag] for tags in sentences.tags for tag in tags], np.int32)
+
+
+def _pieces(tokenizer: Tokenizer, sentences: list[list[str]], unknown: int, room: int) -> dict[str, np.ndarray]:
+    """The ids of each distinct word, at most ``room``: a word's pieces do not depend on its neighbours."""
+    own = corpus_tokenizer(tokenizer)
+    own.no_padding()
+    own.no_truncation()
+    words = list(dict.fromkeys(word for sentence in sentences for word in sentence))
+    pieces: dict[str, np.ndarray] = {}
+    for first in range(0, len(words), ROWS_AT_ONCE):
+        part = words[first : first + ROWS_AT_ONCE]
+        for word, encoding in zip(part, own.encode_batch_fast(part, add_special_tokens=False), strict=True):
+            pieces[word] = np.array(encoding.ids[:room] or [unknown], np.int32)
+    return pieces
+
+
+def _window_starts(tokens: int, room: int) -> np.ndarray:
+    """[windows] first token of each: half of ``room`` apart, the last one as far to the right as it goes."""
+    last = max(tokens - room, 0)
+    return np.array([*range(0, last, max(room // 2, 1)), last])

@@ -1,0 +1,330 @@
+"""SQuAD: files read or refused, windows and their answers, n-best lists, the official files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from bert import metrics
+from bert.config import UserError
+from bert.data.spans import Answer, Answers, Example, Windows
+from bert.data.tasks import squad
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), *".?'("]
+CLS, SEP = 2, 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Every letter is a token."""
+    built = Tokenizer(models.WordPiece({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    built.normalizer = normalizers.BertNormalizer()
+    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    built.add_special_tokens(WORDS[:5])
+    return built
+
+
+def entry(id: str = "q1", question: str = "who ?", answers: Any = (("Ada", 0),), **more: Any) -> dict[str, Any]:
+    listed = [{"text": text, "answer_start": start} for text, start in answers]
+    return {"id": id, "question": question, "answers": listed, **more}
+
+
+def write(folder: Path, *entries: Any, context: Any = "Ada met Bob.") -> Path:
+    content = {"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": list(entries)}]}]}
+    path = folder / "dev.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def error_of(path: Path, **arguments: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        squad.read(path, **arguments)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(str(path))
+    return str(caught.value)
+
+
+def test_questions_with_and_without_answers(tmp_path):
+    path = write(tmp_path, entry(answers=[("Ada", 0), ("Bob", 8)]), entry("q2", answers=(), is_impossible=True))
+    dataset = squad.read(path)
+    assert dataset.examples == [
+        Example("q1", "who ?", "Ada met Bob.", (Answer("Ada", 0), Answer("Bob", 8))),
+        Example("q2", "who ?", "Ada met Bob.", (), is_impossible=True),
+    ]
+    assert dataset.misplaced == dataset.skipped == []
+    assert squad.references(dataset.examples) == {"q1": ["Ada", "Bob"], "q2": []}
+
+
+def test_answers_that_do_not_stand_where_they_should_are_counted(tmp_path):
+    wrong = [("Ada", 1), ("ada", 0), ("Bob.", 900), ("Ada", -12), ("", 0), (" ", 3)]
+    path = write(tmp_path, *(entry(f"q{number}", answers=[answer]) for number, answer in enumerate(wrong)),
+                 entry("half", answers=[("Bob", 0), ("Bob", 8)]), entry("good"))  # fmt: skip
+    dataset = squad.read(path)
+    assert dataset.misplaced == ["q0", "q1", "q2", "q3", "q4", "q5", "half"]
+    assert dataset.skipped == ["q0", "q1", "q2", "q3", "q4", "q5"]
+    assert [example.id for example in dataset.trainable] == ["half", "good"]
+    assert dataset.trainable[0].answer == Answer("Bob", 8)
+    assert squad.references(dataset.examples)["q0"] == ["Ada"], "its text is a right answer all the same"
+    message = error_of(path, strict=True)
+    assert "question q0: the answer 'Ada' does not stand at character 1 of its context, where there is 'da" in message
+
+
+def test_a_file_to_predict_needs_no_answers(tmp_path):
+    question = {"id": "q", "question": "who ?"}
+    assert squad.read(write(tmp_path, question), labelled=False).examples[0].answers == ()
+    assert "question q: no 'answers'" in error_of(write(tmp_path, question))
+    assert "question q1: no answers: list one, or set is_impossible" in error_of(write(tmp_path, entry(answers=())))
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ([], "holds no questions"),
+        ([{"question": "who ?"}], "data[0].paragraphs[0].qas[0]: no 'id'"),
+        ([entry(id=7)], "qas[0]: 'id' is '7': it has to be a text"),
+        ([{"id": "q"}], "question q: no 'question'"),
+        ([entry(question=" ")], "question q1: the question is empty"),
+        ([entry(), entry()], "question q1: the id occurs twice"),
+        ([entry(is_impossible=True)], "question q1: is_impossible is true but there are answers"),
+        ([entry(is_impossible=0)], "question q1: 'is_impossible' is '0': it has to be true or false"),
+        ([entry(answers=[("Ada", "0")])], "question q1: 'answer_start' is '0': it has to be a whole number"),
+        ([entry(answers=[("Ada", False)])], "question q1: 'answer_start' is 'False'"),
+        ([entry() | {"answers": ["Ada"]}], "question q1: no 'text'"),
+        (["who ?"], "qas[0]: no 'id'"),
+    ],
+)
+def test_what_is_wrong_is_told_with_file_and_question(tmp_path, entries, words):
+    assert words in error_of(write(tmp_path, *entries))
+
+
+def test_files_that_are_not_squad(tmp_path):
+    path = tmp_path / "dev.json"
+    assert "cannot be read (No such file or directory)" in error_of(path)
+    for content, words in [
+        (b'{"data":\n [', "line 2: not JSON"),
+        (b"[]", "the file: no 'data'"),
+        (b'{"data": 3}', "the file: 'data' is '3': it has to be a list"),
+        (b'{"data": [{}]}', "data[0]: no 'paragraphs'"),
+        (b'{"data": [{"paragraphs": [{"qas": []}]}]}', "data[0].paragraphs[0]: no 'context'"),
+        (b'{"data": "\xe9"}', "byte 10: not UTF-8"),
+    ]:
+        path.write_bytes(content)
+        assert words in error_of(path)
+    path.write_bytes(b"\xef\xbb\xbf" + write(tmp_path, entry()).read_bytes())
+    assert len(squad.read(path).examples) == 1
+
+
+def example(context: str, answer: str | None = None, question: str = "q", id: str = "q1") -> Example:
+    answers = () if answer is None else (Answer(answer, context.index(answer)),)
+    return Example(id, question, context, answers, answer is None)
+
+
+def rows(windows: Windows) -> list[list[str]]:
+    return [[WORDS[id] for id in row] for row in np.split(windows.features.ids, windows.features.offsets[1:-1])]
+
+
+def test_a_short_context_is_one_row(tokenizer):
+    windows = squad.windows(tokenizer, [example("c (De f", "De")], 16, max_query_length=4)
+    assert rows(windows) == [["[CLS]", "q", "[SEP]", "c", "(", "d", "##e", "f", "[SEP]"]]
+    assert (windows.start_positions.tolist(), windows.end_positions.tolist()) == ([5], [6])
+    assert windows.char_starts.tolist() == [-1, -1, -1, 0, 2, 3, 4, 6, -1]
+    assert windows.char_ends.tolist() == [-1, -1, -1, 1, 3, 4, 5, 7, -1]
+    assert windows.max_context.tolist() == [False] * 3 + [True] * 5 + [False]
+    assert windows.features.segment_a_lengths.tolist() == [3]
+    batch = windows.batch(np.array([0]), 12, 2)
+    assert batch["token_type_ids"][0].tolist() == [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0]
+    assert batch["start_positions"].tolist() == [5, 0]
+    assert batch["end_positions"].tolist() == [6, 0]
+    assert batch["weights"].tolist() == [1, 0]
+    assert "labels" not in batch
+
+
+def test_a_long_context_is_read_through_windows(tokenizer):
+    """Ten tokens through windows of six, two apart; by hand, after run_squad.py's rule."""
+    windows = squad.windows(tokenizer, [example("a b c d e f g h i j", "g h")], 10, 2, max_query_length=1)
+    assert [row[3:-1] for row in rows(windows)] == [list("abcdef"), list("cdefgh"), list("efghij")]
+    assert windows.examples.tolist() == [0, 0, 0]
+    # Not in the first, whole in the others.
+    assert windows.start_positions.tolist() == [0, 7, 5]
+    assert windows.end_positions.tolist() == [0, 8, 6]
+    # d has 2 tokens on its lesser side in the first window and 1 in the second; e has 1, 2 and 0; g has 1 and 2.
+    shown = [row.tolist() for row in np.split(windows.max_context, windows.features.offsets[1:-1])]
+    shown = ["".join(word for word, best in zip(row, own, strict=True) if best) for row, own in
+             zip(rows(windows), shown, strict=True)]  # fmt: skip
+    assert shown == ["abcd", "ef", "ghij"]
+
+
+def test_every_token_has_its_most_context_in_one_window(tokenizer):
+    text = " ".join(LETTERS * 3)
+    for max_length, stride in [(20, 3), (20, 16), (20, 99), (47, 7), (100, 1)]:
+        windows = squad.windows(tokenizer, [example(text), example("a", "a", id="q2")], max_length, stride, 1)
+        starts = windows.char_starts[windows.max_context]
+        assert sorted(starts.tolist()) == sorted([*range(0, len(text), 2), 0])
+        assert windows.lengths.max() <= max_length
+
+
+def test_questions_are_cut_and_share_their_context(tokenizer):
+    examples = [example("a b", "b", "c d e f"), example("a b", "a", "x", "q2")]
+    windows = squad.windows(tokenizer, examples, 9, max_query_length=2)
+    assert rows(windows) == [
+        ["[CLS]", "c", "d", "[SEP]", "a", "b", "[SEP]"],
+        ["[CLS]", "x", "[SEP]", "a", "b", "[SEP]"],
+    ]
+    assert windows.start_positions.tolist() == [5, 3]
+
+
+def test_a_context_without_tokens_has_a_row_and_no_answer(tokenizer):
+    examples = [example("\u200b", None), example("a", "a", id="q2")]
+    windows = squad.windows(tokenizer, examples)
+    assert rows(windows)[0] == ["[CLS]", "q", "[SEP]", "[SEP]"]
+    logits = np.ones((2, 5))
+    assert squad.answers(examples, windows, logits, logits).texts == {"q1": "", "q2": "a"}
+    assert squad.answers(examples, windows, logits, logits, null_threshold=9.0).texts == {"q1": "", "q2": "a"}
+
+
+def test_special_tokens_in_a_text_are_prose(tokenizer):
+    windows = squad.windows(tokenizer, [example("a [SEP] b", "b", "[MASK]")])
+    assert np.isin(windows.features.ids, [CLS, SEP]).sum() == 3
+
+
+def test_lengths_that_leave_no_room_are_refused(tokenizer):
+    with pytest.raises(UserError, match="a question of 64 tokens leaves no room for its context in a row of 64"):
+        squad.windows(tokenizer, [example("a", "a")], 64)
+    with pytest.raises(UserError, match="doc_stride is 0"):
+        squad.windows(tokenizer, [example("a", "a")], doc_stride=0)
+
+
+def test_the_tokenizer_of_the_caller_stays_as_it_is(tokenizer):
+    tokenizer.enable_truncation(3)
+    before = tokenizer.to_str()
+    assert squad.windows(tokenizer, [example("a b c d e f", "b")]).lengths.tolist() == [10]
+    assert tokenizer.to_str() == before
+
+
+def oracle(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
+    """Logits that are 10 at the right places and 0 elsewhere."""
+    logits = np.zeros((2, len(windows), windows.lengths.max()), np.float32)
+    for half, places in zip(logits, (windows.start_positions, windows.end_positions), strict=True):
+        half[np.arange(len(windows)), places] = 10
+    return logits[0], logits[1]
+
+
+def test_answers_come_back_as_they_stand_in_the_context(tokenizer):
+    """White space, case, accents, punctuation: all as written, whatever the pieces are; and half a word widened."""
+    context = "abc d\u00e9  F\tghi. J'k  (Lm) o\u0308p\u00a0qe\u0301 " + " r s t" * 9
+    wanted = ["abc d\u00e9", "d\u00e9  F", "F\tghi", "J'k", "Lm", "o\u0308p", "qe\u0301", "s t"]
+    examples = [example(context, answer, id=answer) for answer in wanted]
+    for max_length in (99, 20, 14):
+        windows = squad.windows(tokenizer, examples, max_length, 3, 1)
+        found = squad.answers(examples, windows, *oracle(windows))
+        assert found.texts == {answer: answer for answer in wanted}
+        for id, best in found.best.items():
+            assert context[best.start : best.end] == id
+    whole = Tokenizer(
+        models.WordPiece({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}, unk_token="[UNK]")
+    )
+    whole.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    windows = squad.windows(whole, examples := [example("in the 1990s .", "1990")])
+    assert squad.answers(examples, windows, *oracle(windows)).texts == {"q1": "1990s"}
+
+
+def slow_n_best(windows: Windows, row: int, start: np.ndarray, end: np.ndarray, longest: int) -> list[tuple]:
+    """Every span of a row, best first."""
+    tokens = range(windows.lengths[row])
+    offset = windows.features.offsets[row]
+    return sorted(
+        (
+            (float(start[row, first] + end[row, last]), first, last)
+            for first in tokens
+            for last in tokens[first : first + longest]
+            if windows.max_context[offset + first] and windows.char_starts[offset + last] >= 0
+        ),
+        reverse=True,
+    )
+
+
+def test_n_best_lists_are_those_of_trying_every_span(tokenizer, monkeypatch):
+    monkeypatch.setattr("bert.data.spans.ROWS_SCORED_AT_ONCE", 2)
+    random = np.random.default_rng(5)
+    texts = [" ".join(random.choice(list(LETTERS), 26, replace=False)) for _ in range(3)]
+    examples = [example(text, None, id=str(number)) for number, text in enumerate([*texts, "a"])]
+    windows = squad.windows(tokenizer, examples, 16, 4, 1)
+    start, end = random.normal(size=(2, len(windows), 20)).astype(np.float32)
+    found = squad.answers(examples, windows, start, end, n_best=7, max_answer_length=5, null_threshold=0.5)
+    for number, one in enumerate(examples):
+        own = np.flatnonzero(windows.examples == number)
+        best = sorted((span for row in own for span in slow_n_best(windows, row, start, end, 5)), reverse=True)[:6]
+        null = min(float(start[row, 0]) + float(end[row, 0]) for row in own)
+        listed = found.n_best[one.id]
+        scores = [candidate.start_logit + candidate.end_logit for candidate in listed]
+        assert scores == pytest.approx(sorted([null, *(score for score, _, _ in best)], reverse=True))
+        assert len({candidate.text for candidate in listed}) == len(listed) == len(best) + 1
+        shares = np.exp(scores) / np.exp(scores).sum()
+        assert [candidate.probability for candidate in listed] == pytest.approx(shares)
+        assert found.null_odds[one.id] == pytest.approx(null - best[0][0])
+        assert found.texts[one.id] == ("" if null - best[0][0] > 0.5 else found.best[one.id].text)
+
+
+def test_equal_texts_count_once_and_the_better_stays(tokenizer):
+    examples = [example("a b a", "a")]
+    windows = squad.windows(tokenizer, examples, 16, max_query_length=1)
+    start = np.array([[0, 0, 0, 1.0, 0, 3.0, 0]])
+    listed = squad.answers(examples, windows, start, np.zeros((1, 7)), max_answer_length=1).n_best["q1"]
+    assert [(candidate.text, candidate.start) for candidate in listed] == [("a", 4), ("b", 2)]
+    assert [candidate.probability for candidate in listed] == pytest.approx([1 / (1 + np.exp(-3)), 1 / (1 + np.exp(3))])
+
+
+def test_no_answer_is_given_where_the_odds_pass_the_threshold(tokenizer):
+    """The null score is the least of the windows'; a threshold moves the answer, not the lists."""
+    examples = [example("a b c d e f g h", None)]
+    windows = squad.windows(tokenizer, examples, 8, 4, 1)
+    start, end = np.zeros((2, 2, 8))
+    start[:, 0], start[1, 4] = [5.0, 2.0], 1.0
+    for threshold, text in [(0.9, ""), (1.0, "f"), (1.1, "f")]:
+        found = squad.answers(examples, windows, start, end, 1, 1, null_threshold=threshold)
+        assert found.null_odds == {"q1": 1.0}
+        assert found.texts == {"q1": text}
+        assert [candidate.text for candidate in found.n_best["q1"]] == ["", "f"]
+        assert found.n_best["q1"][0][1:3] == (-1, -1)
+
+
+def test_logits_of_other_rows_are_refused(tokenizer):
+    examples = [example("a b", "a")]
+    windows = squad.windows(tokenizer, examples)
+    for shape in [(1, 5), (2, 6)]:
+        with pytest.raises(ValueError, match="wanted"):
+            squad.answers(examples, windows, np.zeros(shape), np.zeros(shape))
+
+
+def test_the_official_files(tokenizer, tmp_path):
+    examples = [example("Ada met Bob.", "Bob"), example("x y", None, id="q2")]
+    windows = squad.windows(tokenizer, examples)
+    paths = squad.write_predictions(tmp_path / "v1", squad.answers(examples, windows, *oracle(windows)))
+    assert [path.name for path in paths] == ["predictions.json", "nbest_predictions.json"]
+    assert json.loads(paths[0].read_text())["q1"] == "Bob"
+
+    found = squad.answers(examples, windows, *oracle(windows), null_threshold=0.0)
+    paths = squad.write_predictions(tmp_path / "v2", found)
+    written = {path.name: json.loads(path.read_text()) for path in paths}
+    assert written["predictions.json"] == {"q1": "Bob", "q2": ""}
+    assert written["null_odds.json"] == {"q1": -20.0, "q2": 20.0}
+    best = written["nbest_predictions.json"]["q1"][0]
+    assert best == {"text": "Bob", "probability": best["probability"], "start_logit": 10.0, "end_logit": 10.0}
+    assert best["probability"] > 0.99
+
+
+def test_the_best_threshold_is_found_on_answers_that_are_ones(tokenizer):
+    examples = [example("a b", "a"), example("a b", None, id="q2")]
+    windows = squad.windows(tokenizer, examples)
+    found = squad.answers(examples, windows, *oracle(windows), null_threshold=-99.0)
+    best = {id: candidate.text for id, candidate in found.best.items()}
+    thresholds = metrics.best_null_threshold(best, found.null_odds, squad.references(examples))
+    assert thresholds == {"best_exact": 100, "best_exact_thresh": -20, "best_f1": 100, "best_f1_thresh": -20}
+    again = Answers(found.n_best, found.null_odds, thresholds["best_f1_thresh"])
+    assert again.texts == {"q1": "a", "q2": ""}
