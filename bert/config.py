@@ -22,6 +22,8 @@ class Count(int):
 STANDARD_LIBRARY = "stdlib:"
 """Value of ``data.train`` for the embedded corpus: the docstrings of the running Python's standard library."""
 
+OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences")
+
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
 
@@ -111,6 +113,10 @@ class DataConfig:
     """The corpus already has one sentence a line: do not look for sentence boundaries."""
     language: str = "en"
     """Language code by which sentence boundaries are found."""
+    objective: str = "nsp"
+    """What is learned beside masked words: nsp (does B follow A, or is it from another document), sop (are two
+    consecutive segments swapped, as in ALBERT), or nothing, with rows full of whole sentences as in RoBERTa: across
+    documents (full_sentences) or within one (doc_sentences)."""
     sequence_length: int = 128
     """Tokens T a row, special ones included."""
     max_predictions_per_sequence: int = 20
@@ -118,7 +124,7 @@ class DataConfig:
     masked_lm_prob: float = 0.15
     """Share of a row's tokens that are predicted."""
     short_seq_prob: float = 0.1
-    """Share of examples with a random shorter target length, so that short inputs are learned too."""
+    """Share of pairs with a random shorter target length, so that short inputs are learned too; full rows have none."""
     seed: int = 12345
     """Seed of the document order, the held-out share and the sentence pairs; the examples are cached by it."""
     num_workers: int | None = None
@@ -133,6 +139,8 @@ class DataConfig:
                 "data.train is not set: name a corpus, for example --data.train 'corpus/*.txt' "
                 '(or "stdlib:" for the embedded one)'
             )
+        if self.objective not in OBJECTIVES:
+            raise UserError(f"data.objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")
         _at_least("data.sequence_length", self.sequence_length, 8)
         _at_least("data.max_predictions_per_sequence", self.max_predictions_per_sequence, 1)
         _fraction("data.masked_lm_prob", self.masked_lm_prob)

@@ -30,14 +30,44 @@ class MaskedLMHead(nn.Module):
 
 
 class PretrainingOutput(struct.PyTreeNode):
-    """Logits of the two pretraining heads: ``prediction_logits`` [B, P, V], ``seq_relationship_logits`` [B, 2]."""
+    """Logits of the pretraining heads: ``prediction_logits`` [B, P, V], and ``seq_relationship_logits`` [B, 2], which a
+    model without that head does not have."""
 
     prediction_logits: jax.Array
-    seq_relationship_logits: jax.Array
+    seq_relationship_logits: jax.Array | None = None
+
+
+class BertForMaskedLM(nn.Module):
+    """Encoder with the MLM head alone, for objectives without a label (Liu et al. 2019, section 4.2).
+
+    It has no ``seq_relationship``: a head that nothing trains is not kept. The encoder's pooler stays, at its random
+    start, for fine-tuning to train.
+    """
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype)
+        self.predictions = MaskedLMHead(self.config, self.dtype)
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        attention_mask: jax.Array | None = None,
+        masked_lm_positions: jax.Array | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> PretrainingOutput:
+        """As `BertForPreTraining`, without ``seq_relationship_logits``."""
+        encoded = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout)
+        hidden = _at_positions(encoded.last_hidden_state, masked_lm_positions)
+        return PretrainingOutput(self.predictions(hidden, self.bert.word_embedding()))
 
 
 class BertForPreTraining(nn.Module):
-    """Encoder with the MLM and the NSP head (Devlin et al. 2018, section 3.1)."""
+    """Encoder with the MLM head and that of NSP (Devlin et al. 2018, section 3.1) or sentence order."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -58,9 +88,7 @@ class BertForPreTraining(nn.Module):
     ) -> PretrainingOutput:
         """Decodes the ``masked_lm_positions`` [B, P] only; every position if None (then P is T)."""
         encoded = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout)
-        hidden = encoded.last_hidden_state
-        if masked_lm_positions is not None:
-            hidden = jnp.take_along_axis(hidden, masked_lm_positions[:, :, None], axis=1)
+        hidden = _at_positions(encoded.last_hidden_state, masked_lm_positions)
         return PretrainingOutput(
             self.predictions(hidden, self.bert.word_embedding()),
             self.seq_relationship(encoded.pooled_output).astype(jnp.float32),
@@ -98,3 +126,10 @@ class BertForSequenceClassification(nn.Module):
             rate = self.classifier_dropout
             pooled = dropout(pooled, self.config.hidden_dropout_prob if rate is None else rate, "classifier")
         return self.classifier(pooled).astype(jnp.float32)
+
+
+def _at_positions(hidden_states: jax.Array, positions: jax.Array | None) -> jax.Array:
+    """[B, T, D] at [B, P] -> [B, P, D]; all of them where positions is None."""
+    if positions is None:
+        return hidden_states
+    return jnp.take_along_axis(hidden_states, positions[:, :, None], axis=1)

@@ -19,7 +19,7 @@ from bert.data.batches import bucket, evaluation_batches
 from bert.data.features import Features, tokenize
 from bert.data.tasks import find_task
 from bert.data.tasks.glue import ClassificationTask
-from bert.heads import BertForPreTraining, BertForSequenceClassification
+from bert.heads import BertForMaskedLM, BertForSequenceClassification
 from bert.model import Bert
 from bert.run import kind_of
 from bert.tokenizer import load_tokenizer, special_ids, vocabulary_size
@@ -167,8 +167,10 @@ class Pretrained:
 
     @cached_property
     def _masked_lm(self) -> Callable[..., Any]:
-        model = BertForPreTraining(self.config)
-        return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs).prediction_logits)
+        model, heads = BertForMaskedLM(self.config), ("bert", "predictions")
+        return jax.jit(
+            lambda params, *inputs: model.apply({"params": {k: params[k] for k in heads}}, *inputs).prediction_logits
+        )
 
     @cached_property
     def _classifier(self) -> Callable[..., Any]:

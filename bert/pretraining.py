@@ -22,7 +22,8 @@ from bert.data.corpus import corpus_fingerprint, documents
 from bert.data.examples import ExampleSet, build_examples, cache_folder, open_rows
 from bert.data.loader import PretrainingLoader, held_out_batches
 from bert.data.masking import Masking
-from bert.heads import BertForPreTraining
+from bert.data.objectives import OBJECTIVES, RowObjective
+from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.losses import pretraining_objective
 from bert.optimizer import describe_decay, learning_rate_schedule, make_optimizer
 from bert.parallel import DataParallel
@@ -84,8 +85,10 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     def held_out_pass() -> Iterator[dict[str, np.ndarray]]:
         return held_out_batches(held_out, masking, config.training.eval_batch_size)
 
-    model = BertForPreTraining(config.model, jnp.dtype(config.training.dtype))
-    objective = pretraining_objective(model.apply)
+    rows = OBJECTIVES[config.data.objective]
+    heads = BertForPreTraining if rows.label else BertForMaskedLM
+    model = heads(config.model, jnp.dtype(config.training.dtype))
+    objective = pretraining_objective(model.apply, rows.label, rows.metric)
     total_steps = steps_of(config.training, len(loader.rows))
     optimizer = make_optimizer(config.optimizer, total_steps)
     eval_step = parallel.compile(make_eval_step(objective))
@@ -102,7 +105,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
             return {**means, "perplexity": metrics.perplexity(means["mlm_loss"])}
 
         weights = None if source is None else (f"{source.source}, step {source.step:,}", source.params)
-        parts = ("bert", "predictions", "seq_relationship")
+        parts = ("bert", "predictions", "seq_relationship") if rows.label else ("bert", "predictions")
         prepare = partial(_with_output_bias, config.output_bias, _predictable_counts(examples, special.all))
         state = starting_state(
             model, optimizer, objective.metrics, config.seed, checkpoints, weights, parts, say, prepare
@@ -124,7 +127,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     results = {
         "steps": total_steps,
         "eval": _last_evaluation(run.path),
-        "baselines": _baselines(examples, special.all, held_out_pass()),
+        "baselines": _baselines(examples, rows, special.all, held_out_pass()),
         "filled_masks": _filled_masks(trained, held_out),
         "seconds": round(time.perf_counter() - began, 1),
     }
@@ -206,16 +209,19 @@ def _last_evaluation(folder: Path) -> dict[str, float]:
 
 
 def _baselines(
-    examples: ExampleSet, special_ids: Sequence[int], batches: Iterator[dict[str, np.ndarray]]
+    examples: ExampleSet, rows: RowObjective, special_ids: Sequence[int], batches: Iterator[dict[str, np.ndarray]]
 ) -> dict[str, Any]:
-    """What a model would score that knows word frequencies, and the more frequent next-sentence answer, only."""
-    labels, pairs = [], []
+    """What a model would score that knows word frequencies, and the more frequent label of the rows, only."""
+    pieces, labels = [], []
     for batch in batches:
-        labels.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
-        pairs.append(batch["next_sentence_labels"][batch["next_sentence_weights"] > 0])
-    unigram = metrics.unigram_baseline(_predictable_counts(examples, special_ids), np.concatenate(labels))
-    random_pairs = float(np.mean(np.concatenate(pairs)))
-    return {"unigram": unigram, "nsp_majority_accuracy": max(random_pairs, 1 - random_pairs)}
+        pieces.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
+        if rows.label:
+            labels.append(batch[f"{rows.label}_labels"][batch[f"{rows.label}_weights"] > 0])
+    unigram = metrics.unigram_baseline(_predictable_counts(examples, special_ids), np.concatenate(pieces))
+    if not rows.label:
+        return {"unigram": unigram}
+    ones = float(np.mean(np.concatenate(labels)))
+    return {"unigram": unigram, f"{rows.metric}_majority_accuracy": max(ones, 1 - ones)}
 
 
 def _predictable_counts(examples: ExampleSet, special_ids: Sequence[int]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Corpus -> next-sentence examples on disk, built once and found again.
+"""Corpus -> examples of an objective on disk, built once and found again.
 
     documents -> spool -> random order -> held-out share | shards -> one worker a shard -> index.json
 
@@ -26,6 +26,7 @@ import numpy as np
 
 from bert.config import DataConfig, UserError
 from bert.data import corpus, spool, workers
+from bert.data.objectives import OBJECTIVES
 from bert.data.shards import Rows, ShardSummary, ShardTask, damaged, open_rows
 from bert.files import write_durably
 
@@ -55,7 +56,7 @@ class ExampleSet:
       train, eval: its shards, for ``open_rows``.
       sequence_length: T.
       vocab_size: V.
-      counts: train_rows, eval_rows, and documents, sentences, tokens, unused_tokens, random_rows of either.
+      counts: train_rows, eval_rows, and documents, sentences, tokens, unused_tokens, positive_rows of either.
     """
 
     folder: Path
@@ -139,20 +140,26 @@ def open_examples(folder: str | Path) -> ExampleSet:
 
 
 def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]:
-    """All that decides the rows, and nothing else: masking, workers and names of files do not."""
-    return {
+    """All that decides the rows, and nothing else: masking, workers and names of files do not.
+
+    What came later stands in it only where it is set, so that sets built before it are still found.
+    """
+    settings = {
         "format": FORMAT,
         "corpus": corpus.corpus_fingerprint(config.train, cache),
         "eval_corpus": None if config.eval is None else corpus.corpus_fingerprint(config.eval, cache),
         "held_out": config.held_out if config.eval is None else None,
         "tokenizer": tokenizer,
         "sequence_length": config.sequence_length,
-        "short_seq_prob": config.short_seq_prob,
+        "short_seq_prob": config.short_seq_prob if OBJECTIVES[config.objective].shortens else None,
         "one_sentence_per_line": config.one_sentence_per_line,
         "language": None if config.one_sentence_per_line else config.language,
         "seed": config.seed,
         "shard_bytes": SHARD_BYTES,
     }
+    if config.objective != "nsp":
+        settings["objective"] = config.objective
+    return settings
 
 
 def cache_folder(config: DataConfig, cache_dir: Path | None = None) -> Path:
@@ -192,7 +199,7 @@ def _build(
         "counts": {
             f"{split}_{name}": sum(summary[name] for summary in part)
             for split, part in parts.items()
-            for name in ("rows", "documents", "sentences", "tokens", "unused_tokens", "random_rows")
+            for name in ("rows", "documents", "sentences", "tokens", "unused_tokens", "positive_rows")
         },
         "unigram_counts": {"file": _COUNTS, "size": (folder / _COUNTS).stat().st_size},
         **parts,
@@ -207,12 +214,15 @@ def _tasks(folder: Path, work: Path, config: DataConfig, progress: Progress) -> 
     """The shards of a set: they depend on the corpus, the seed and the held-out share only."""
     train = _spooled(work / "spool", config.train, "data.train", progress)
     order = train.order(config.seed)
+    least = OBJECTIVES[config.objective].documents
     if config.eval is None:
-        held_out = max(2, round(config.held_out * train.number_of_documents))
-        if train.number_of_documents - held_out < 2:
+        held_out = max(least, round(config.held_out * train.number_of_documents))
+        if train.number_of_documents - held_out < least:
+            reason = "two to train on and two to hold out (next-sentence pairs draw from another document)"
+            reason = reason if least == 2 else "one to train on and one to hold out"
             raise UserError(
-                f"data.train holds {_number(train)}: at least 4 are needed, two to train on and two to "
-                "hold out (next-sentence pairs draw from another document); an empty line separates documents"
+                f"data.train holds {_number(train)}: at least {2 * least} are needed, {reason}; "
+                "an empty line separates documents"
             )
         splits = {"eval": (train, order[:held_out]), "train": (train, order[held_out:])}
     else:
@@ -220,7 +230,7 @@ def _tasks(folder: Path, work: Path, config: DataConfig, progress: Progress) -> 
         splits = {"eval": (held_out, held_out.order(config.seed)), "train": (train, order)}
     tasks = []
     for split, (source, numbers) in splits.items():
-        if len(numbers) < 2:
+        if len(numbers) < least:
             raise UserError(
                 f"data.{split} holds {_number(source)}: at least 2 are needed, since next-sentence pairs "
                 "draw from another document; an empty line separates documents"
@@ -236,6 +246,7 @@ def _tasks(folder: Path, work: Path, config: DataConfig, progress: Progress) -> 
                     first=first,
                     last=last,
                     seed=config.seed,
+                    objective=config.objective,
                     sequence_length=config.sequence_length,
                     short_seq_prob=config.short_seq_prob,
                     language=config.language,

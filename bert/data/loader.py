@@ -79,7 +79,7 @@ def held_out_batches(
     """This host's share of every held-out batch, each row once, with masks that depend on the row's number alone.
 
     The last batch is filled up with empty rows whose weights are 0 (``masked_lm_weights`` and
-    ``next_sentence_weights``), so that every batch has one shape and every row counts once.
+    those of the label), so that every batch has one shape and every row counts once.
     """
     index, count = process
     local = batch_size // count
@@ -97,19 +97,25 @@ def held_out_batches(
 
 
 def masked_batch(examples: dict[str, np.ndarray], masking: Masking, words: np.ndarray, first_row: int) -> Batch:
-    """Examples -> one pretraining batch. The attention mask comes from the lengths, never from corrupted tokens."""
+    """Examples -> one pretraining batch. The attention mask comes from the lengths, never from corrupted tokens.
+
+    Of an objective with a label the batch has NAME_labels and NAME_weights, NAME being next_sentence or sentence_order.
+    """
     ids = examples["input_ids"]
     rows, length = ids.shape
     position = np.arange(length, dtype=np.int32)
     mask = position < examples["length"][:, None]
-    return {
+    batch = {
         **masking(ids, words),
         "token_type_ids": (mask & (position >= examples["segment_a_length"][:, None])).astype(np.int32),
         "attention_mask": mask.astype(np.int32),
-        "next_sentence_labels": examples["next_sentence_label"].astype(np.int32),
-        "next_sentence_weights": np.ones(rows, dtype=np.float32),
         "rows": np.arange(first_row, first_row + rows, dtype=np.int32),
     }
+    for column, label in examples.items():
+        if column.endswith("_label"):
+            batch[f"{column}s"] = label.astype(np.int32)
+            batch[f"{column.removesuffix('_label')}_weights"] = np.ones(rows, dtype=np.float32)
+    return batch
 
 
 def _fill(array: np.ndarray, rows: int) -> np.ndarray:
