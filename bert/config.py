@@ -123,6 +123,12 @@ class DataConfig:
     """Most predictions P a row."""
     masked_lm_prob: float = 0.15
     """Share of a row's tokens that are predicted."""
+    whole_word_masking: bool = False
+    """Mask whole words or none of their pieces; each piece is still replaced as 80/10/10 has it."""
+    frozen_masks: bool = False
+    """Mask a row in the same way at every visit, not afresh; with duplicates each copy has masks of its own."""
+    duplicates: int = 1
+    """Times the training text is made into examples, each time with other pairs (Google's dupe_factor)."""
     short_seq_prob: float = 0.1
     """Share of pairs with a random shorter target length, so that short inputs are learned too; full rows have none."""
     seed: int = 12345
@@ -143,6 +149,7 @@ class DataConfig:
             raise UserError(f"data.objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")
         _at_least("data.sequence_length", self.sequence_length, 8)
         _at_least("data.max_predictions_per_sequence", self.max_predictions_per_sequence, 1)
+        _at_least("data.duplicates", self.duplicates, 1)
         _fraction("data.masked_lm_prob", self.masked_lm_prob)
         _fraction("data.short_seq_prob", self.short_seq_prob)
         _fraction("data.held_out", self.held_out)

@@ -20,8 +20,7 @@ from bert.checkpoint import Checkpointer
 from bert.config import DataConfig, PretrainConfig, TokenizerConfig, UserError, to_dict
 from bert.data.corpus import corpus_fingerprint, documents
 from bert.data.examples import ExampleSet, build_examples, cache_folder, open_rows
-from bert.data.loader import PretrainingLoader, held_out_batches
-from bert.data.masking import Masking
+from bert.data.loader import PretrainingLoader, held_out_batches, masking_of
 from bert.data.objectives import OBJECTIVES, RowObjective
 from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.losses import pretraining_objective
@@ -68,18 +67,18 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     if source is None:
         config = dataclasses.replace(config, model=sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)))
     special = special_ids(tokenizer)
-    masking = Masking(
-        vocab_size=vocabulary_size(tokenizer),
-        mask_id=special.mask,
-        special_ids=special.all,
-        max_predictions=config.data.max_predictions_per_sequence,
-        prob=config.data.masked_lm_prob,
-    )
+    masking = masking_of(config.data, tokenizer)
     examples = build_examples(config.data, tokenizer, progress=_tell(say))
     run.check_data(examples.folder.name)
     save_tokenizer(tokenizer, run.path)
     run = run.resolve(config)
-    loader = PretrainingLoader(open_rows(examples.train), masking, config.training.batch_size, config.seed)
+    loader = PretrainingLoader(
+        open_rows(examples.train),
+        masking,
+        config.training.batch_size,
+        config.seed,
+        frozen_masks=config.data.frozen_masks,
+    )
     held_out = open_rows(examples.eval)
 
     def held_out_pass() -> Iterator[dict[str, np.ndarray]]:

@@ -137,6 +137,12 @@ def special_ids(tokenizer: Tokenizer) -> SpecialTokens:
     return SpecialTokens(*(tokenizer.token_to_id(token) for token in SPECIAL_TOKENS))
 
 
+def continuing_ids(tokenizer: Tokenizer) -> list[int]:
+    """Ids of the pieces that continue a word, ascending."""
+    prefix = tokenizer.model.continuing_subword_prefix
+    return sorted(i for piece, i in tokenizer.get_vocab().items() if piece.startswith(prefix) and piece != prefix)
+
+
 def vocabulary_size(tokenizer: Tokenizer) -> int:
     """Rows V an embedding needs: one more than the largest id, also where ids have gaps."""
     return max(tokenizer.get_vocab().values()) + 1

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -56,7 +57,8 @@ class ExampleSet:
       train, eval: its shards, for ``open_rows``.
       sequence_length: T.
       vocab_size: V.
-      counts: train_rows, eval_rows, and documents, sentences, tokens, unused_tokens, positive_rows of either.
+      counts: train_rows and eval_rows, their positive_rows and unused_tokens, duplicates included; and documents,
+        sentences and tokens of the text behind either.
     """
 
     folder: Path
@@ -159,6 +161,8 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
     }
     if config.objective != "nsp":
         settings["objective"] = config.objective
+    if config.duplicates > 1:
+        settings["duplicates"] = config.duplicates
     return settings
 
 
@@ -196,11 +200,7 @@ def _build(
     index = {
         "settings": settings,
         "vocab_size": len(counts),
-        "counts": {
-            f"{split}_{name}": sum(summary[name] for summary in part)
-            for split, part in parts.items()
-            for name in ("rows", "documents", "sentences", "tokens", "unused_tokens", "positive_rows")
-        },
+        "counts": _counts(parts, config.duplicates),
         "unigram_counts": {"file": _COUNTS, "size": (folder / _COUNTS).stat().st_size},
         **parts,
     }
@@ -236,10 +236,12 @@ def _tasks(folder: Path, work: Path, config: DataConfig, progress: Progress) -> 
                 "draw from another document; an empty line separates documents"
             )
         np.save(work / f"{split}-order.npy", numbers)
-        for number, (first, last) in enumerate(source.slices(numbers, SHARD_BYTES)):
+        slices = list(enumerate(source.slices(numbers, SHARD_BYTES)))
+        copies = range(config.duplicates if split == "train" else 1)
+        for copy, (number, (first, last)) in itertools.product(copies, slices):
             tasks.append(
                 ShardTask(
-                    name=f"{split}-{number:05d}",
+                    name=f"{split}-{copy}-{number:05d}" if copy else f"{split}-{number:05d}",
                     folder=folder,
                     spool=source,
                     order=work / f"{split}-order.npy",
@@ -261,6 +263,16 @@ def _spooled(folder: Path, source: list[str] | str, key: str, progress: Progress
         return found
     documents = corpus.documents(source)
     return spool.write_spool(documents, folder, lambda number: progress(f"reading {key}", number, None))
+
+
+def _counts(parts: dict[str, list[dict[str, Any]]], duplicates: int) -> dict[str, int]:
+    counts = {}
+    for split, part in parts.items():
+        for name in ("rows", "documents", "sentences", "tokens", "unused_tokens", "positive_rows"):
+            counts[f"{split}_{name}"] = sum(summary[name] for summary in part)
+    for name in ("documents", "sentences", "tokens"):  # every duplicate is made of the same text
+        counts[f"train_{name}"] //= duplicates
+    return counts
 
 
 def _number(source: spool.Spool) -> str:

@@ -40,7 +40,8 @@ class ShardTask:
     """All a worker needs to know about a shard, besides the tokenizer."""
 
     name: str
-    """train-00000 or eval-00000: the name of the file and, with the seed, the key of its random stream."""
+    """train-00000 or eval-00000, train-1-00000 in the first duplicate: the name of the file and, with the seed, the key
+    of its random stream."""
     folder: Path
     spool: Spool
     order: Path
@@ -77,22 +78,25 @@ class ShardSummary:
     """Rows whose label is 1: B from another document, or swapped."""
 
 
-def build_shard(task: ShardTask, tokenizer: Tokenizer) -> tuple[ShardSummary, np.ndarray]:
-    """Builds and writes a shard, atomically.
+def build_shards_of(
+    tasks: list[ShardTask], tokenizer: Tokenizer
+) -> Iterator[tuple[ShardTask, ShardSummary, np.ndarray]]:
+    """Builds and writes the shards of one range of documents, duplicates of each other, each atomically.
 
     Args:
-      task: what to build.
+      tasks: what to build; their text is tokenised once.
       tokenizer: as ``bert.tokenizer.corpus_tokenizer`` gives it.
 
-    Returns:
-      Its summary, and how often each piece stands in its rows, special ones included and padding not: int64
-      [V].
+    Yields:
+      Each task with its summary, and how often each piece stands in its rows, special ones included and padding not:
+      int64 [V].
 
     Raises:
       UserError: too few of its documents have a token, or none gives a row.
     """
     from bert.tokenizer import special_ids
 
+    task = tasks[0]
     numbers = np.load(task.order, mmap_mode="r")[task.first : task.last]
     tokens, sentences, documents = _tokenized(task, numbers, tokenizer)
     objective = OBJECTIVES[task.objective]
@@ -102,32 +106,33 @@ def build_shard(task: ShardTask, tokenizer: Tokenizer) -> tuple[ShardSummary, np
             f"characters, and data.objective {task.objective} needs {objective.documents}: "
             "remove the empty ones from the corpus"
         )
-    draw = pairs.stream(task.seed, task.name)
-    found = objective.draw(sentences, documents, task.sequence_length, task.short_seq_prob, draw)
-    if not len(found):
-        raise UserError(
-            f"no document of {task.name} has two sentences, which data.objective {task.objective} needs: "
-            "take data.objective nsp or doc_sentences for such a corpus"
-        )
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
-    ends = np.array(sentences)[documents]
-    columns = objective.lay_out(tokens, ends, found, task.sequence_length, special_ids(tokenizer), dtype)
-    present = np.arange(task.sequence_length) < columns["length"][:, None]
-    counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
-    size, sha256 = _write(task.file, columns)
-    summary = ShardSummary(
-        file=task.file.name,
-        rows=len(found),
-        size=size,
-        sha256=sha256,
-        documents=len(documents) - 1,
-        sentences=len(sentences) - 1,
-        tokens=len(tokens),
-        unused_tokens=_unused(found, len(tokens)),
-        positive_rows=int(columns[f"{objective.label}_label"].sum()) if objective.label else 0,
-    )
-    return summary, counts
+    ends, special = np.array(sentences)[documents], special_ids(tokenizer)
+    for task in tasks:
+        draw = pairs.stream(task.seed, task.name)
+        found = objective.draw(sentences, documents, task.sequence_length, task.short_seq_prob, draw)
+        if not len(found):
+            raise UserError(
+                f"no document of {task.name} has two sentences, which data.objective {task.objective} needs: "
+                "take data.objective nsp or doc_sentences for such a corpus"
+            )
+        columns = objective.lay_out(tokens, ends, found, task.sequence_length, special, dtype)
+        present = np.arange(task.sequence_length) < columns["length"][:, None]
+        counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
+        size, sha256 = _write(task.file, columns)
+        summary = ShardSummary(
+            file=task.file.name,
+            rows=len(found),
+            size=size,
+            sha256=sha256,
+            documents=len(documents) - 1,
+            sentences=len(sentences) - 1,
+            tokens=len(tokens),
+            unused_tokens=_unused(found, len(tokens)),
+            positive_rows=int(columns[f"{objective.label}_label"].sum()) if objective.label else 0,
+        )
+        yield task, summary, counts
 
 
 def _tokenized(task: ShardTask, numbers: np.ndarray, tokenizer: Tokenizer) -> tuple[np.ndarray, list[int], list[int]]:

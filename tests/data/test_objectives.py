@@ -7,6 +7,7 @@ import pytest
 
 from bert import config
 from bert.config import DataConfig, UserError
+from bert.data import examples
 from bert.data.examples import build_examples, open_rows
 from bert.data.full_rows import rows_across_documents, rows_within_documents
 from bert.data.objectives import OBJECTIVES
@@ -167,3 +168,25 @@ def test_without_pairs_two_documents_are_enough_and_without_two_sentences_there_
     (tmp_path / "lone.txt").write_text("w1\n\nw2\n\nw3")
     with pytest.raises(UserError, match=r"no document of .* has two sentences, which data\.objective sop needs"):
         build(place, "sop", train=str(tmp_path / "lone.txt"))
+
+
+def test_duplicates_are_the_same_text_in_other_pairs(place, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(examples, "SHARD_BYTES", 2500)
+    once, thrice = build(place, "nsp"), build(place, "nsp", duplicates=3)
+    names = [path.name for path in thrice.train]
+    assert names[: len(once.train)] == [path.name for path in once.train]
+    assert len(once.train) > 2
+    assert names[len(once.train)] == "train-1-00000.arrow"
+    assert len(names) == 3 * len(once.train)
+    assert [path.read_bytes() for path in thrice.train[: len(once.train)]] == [path.read_bytes() for path in once.train]
+    assert [path.read_bytes() for path in thrice.eval] == [path.read_bytes() for path in once.eval]
+    for name in ("documents", "sentences", "tokens"):
+        assert thrice.counts[f"train_{name}"] == once.counts[f"train_{name}"]
+    copies = np.split(np.array(thrice.train), 3)
+    rows = [rows_of(paths)["input_ids"] for paths in copies]
+    assert len({row.tobytes() for copy in rows for row in copy}) > 0.9 * sum(map(len, rows))
+    texts = [set(copy.ravel().tolist()) for copy in rows]
+    assert len(texts[0] & texts[1] & texts[2]) > 0.9 * len(texts[0])
+    (tmp_path / "vocab.txt").write_bytes((place / "vocab.txt").read_bytes())
+    two = build(tmp_path, "nsp", train=str(place / "corpus.txt"), num_workers=2, duplicates=3)
+    assert [path.read_bytes() for path in two.train] == [path.read_bytes() for path in thrice.train]
