@@ -22,6 +22,9 @@ class Count(int):
 STANDARD_LIBRARY = "stdlib:"
 """Value of ``data.train`` for the embedded corpus: the docstrings of the running Python's standard library."""
 
+HUB = "hub:"
+"""Start of a ``data.train`` that names a data set on the Hugging Face hub: hub:ORG/NAME[:CONFIG][:SPLIT]."""
+
 OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences")
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
@@ -103,16 +106,20 @@ class DataConfig:
     """The corpus, and the examples made of it."""
 
     train: list[str] | str | None = None
-    """Corpus: files, globs or folders of text (an empty line ends a document) or .jsonl[.gz] with a "text" field;
-    "stdlib:" is the prose of Python's own standard library."""
+    """Corpus: files, globs or folders of .txt (an empty line ends a document), of .jsonl with a "text" field, either
+    also as .gz, .bz2, .xz or .zst, of .parquet with a "text" column; folders that datasets saved;
+    hub:ORG/NAME[:CONFIG][:SPLIT]; "stdlib:" is the prose of Python's own standard library."""
+    weights: list[float] | None = None
+    """Share of the training text for each entry of data.train: those that have less are repeated; null takes each
+    document once."""
     eval: list[str] | str | None = None
     """Held-out corpus in the same forms; null holds out a share of data.train instead."""
     held_out: float = 0.05
     """Share of the documents of data.train that is held out when data.eval is null."""
     one_sentence_per_line: bool = False
     """The corpus already has one sentence a line: do not look for sentence boundaries."""
-    language: str = "en"
-    """Language code by which sentence boundaries are found."""
+    language: list[str] | str = "en"
+    """Language code by which sentence boundaries are found; several: one for each entry of data.train."""
     objective: str = "nsp"
     """What is learned beside masked words: nsp (does B follow A, or is it from another document), sop (are two
     consecutive segments swapped, as in ALBERT), or nothing, with rows full of whole sentences as in RoBERTa: across
@@ -145,6 +152,7 @@ class DataConfig:
                 "data.train is not set: name a corpus, for example --data.train 'corpus/*.txt' "
                 '(or "stdlib:" for the embedded one)'
             )
+        self._check_entries()
         if self.objective not in OBJECTIVES:
             raise UserError(f"data.objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")
         _at_least("data.sequence_length", self.sequence_length, 8)
@@ -158,6 +166,22 @@ class DataConfig:
         _seed("data.seed", self.seed)
         if self.num_workers is not None:
             _at_least("data.num_workers", self.num_workers, 1)
+
+    def _check_entries(self) -> None:
+        """What is given for each entry of data.train must be as many."""
+        sources = [("data.train", self.train)]
+        if isinstance(self.language, list) and self.eval is not None:
+            sources.append(("data.eval", self.eval))
+        for name, values in (("data.weights", self.weights), ("data.language", self.language)):
+            for key, source in sources if name == "data.language" else sources[:1]:
+                entries = len(source) if isinstance(source, list) else 1
+                if isinstance(values, list) and len(values) != entries:
+                    raise UserError(
+                        f"{name} has {len(values)} values and {key} {entries}: give one for each (quote globs, so that "
+                        "the shell does not make many of one)"
+                    )
+        if self.weights is not None and not all(0 < weight < float("inf") for weight in self.weights):
+            raise UserError(f"data.weights is {self.weights}: every weight must be above 0")
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,10 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
     }
     if config.objective != "nsp":
         settings["objective"] = config.objective
+    if config.weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
+        settings["weights"] = config.weights
+        settings["files"] = [len(places) for places in corpus.entries(config.train)]
+        settings["eval_files"] = None if config.eval is None else [len(p) for p in corpus.entries(config.eval)]
     if config.duplicates > 1:
         settings["duplicates"] = config.duplicates
     return settings
@@ -230,6 +234,8 @@ def _tasks(folder: Path, work: Path, config: DataConfig, progress: Progress) -> 
         splits = {"eval": (held_out, held_out.order(config.seed)), "train": (train, order)}
     tasks = []
     for split, (source, numbers) in splits.items():
+        if split == "train" and config.weights is not None:
+            numbers = source.mixed(numbers, config.weights, config.seed)
         if len(numbers) < least:
             raise UserError(
                 f"data.{split} holds {_number(source)}: at least 2 are needed, since next-sentence pairs "
@@ -251,7 +257,7 @@ def _tasks(folder: Path, work: Path, config: DataConfig, progress: Progress) -> 
                     objective=config.objective,
                     sequence_length=config.sequence_length,
                     short_seq_prob=config.short_seq_prob,
-                    language=config.language,
+                    languages=(config.language,) if isinstance(config.language, str) else tuple(config.language),
                     one_sentence_per_line=config.one_sentence_per_line,
                 )
             )
@@ -261,7 +267,7 @@ def _tasks(folder: Path, work: Path, config: DataConfig, progress: Progress) -> 
 def _spooled(folder: Path, source: list[str] | str, key: str, progress: Progress) -> spool.Spool:
     if found := spool.open_spool(folder):
         return found
-    documents = corpus.documents(source)
+    documents = corpus.numbered_documents(source)
     return spool.write_spool(documents, folder, lambda number: progress(f"reading {key}", number, None))
 
 

@@ -53,7 +53,8 @@ class ShardTask:
     objective: str
     sequence_length: int
     short_seq_prob: float
-    language: str
+    languages: tuple[str, ...]
+    """Of each source of the spool; one alone is that of all."""
     one_sentence_per_line: bool
 
     @property
@@ -164,8 +165,10 @@ def _batches_of_sentences(task: ShardTask, numbers: np.ndarray) -> Iterator[tupl
     """Sentences in their order, and which document each is from."""
     sentences: list[str] = []
     owners: list[int] = []
+    of = task.spool.sources() if len(task.languages) > 1 else None
     for owner, paragraphs in enumerate(task.spool.read(numbers)):
-        found = corpus.split_sentences(paragraphs, task.language, task.one_sentence_per_line)
+        language = task.languages[0 if of is None else of[numbers[owner]]]
+        found = corpus.split_sentences(paragraphs, language, task.one_sentence_per_line)
         sentences += found
         owners += [owner] * len(found)
         while len(sentences) >= BATCH_OF_SENTENCES:
