@@ -92,13 +92,24 @@ class TokenizerConfig:
     strip_accents: bool | None = None
     """Remove accents; null does so exactly when lower-casing, as BERT's own vocabularies do."""
     min_frequency: int = 2
-    """Rarest pair of pieces that is still merged when a vocabulary is trained."""
+    """Rarest pair of pieces that is still merged, and rarest character that is kept, when a vocabulary is trained."""
+    unused: int = 0
+    """Slots [unused0], [unused1], ... of a trained vocabulary, for words that are added later without new weights."""
+    alphabet: int | None = None
+    """Most characters that a trained vocabulary knows, the commonest; null takes what fits a quarter of it."""
 
     def check(self) -> None:
         """Raises UserError for a vocabulary that cannot be trained."""
         if not 32 <= self.vocab_size < 2**24:
             raise UserError(f"tokenizer.vocab_size is {self.vocab_size}: it must be at least 32 and below 2**24")
         _at_least("tokenizer.min_frequency", self.min_frequency, 1)
+        _at_least("tokenizer.unused", self.unused, 0)
+        if self.unused > self.vocab_size - 32:
+            raise UserError(
+                f"tokenizer.unused is {self.unused}: tokenizer.vocab_size ({self.vocab_size}) leaves no room for pieces"
+            )
+        if self.alphabet is not None:
+            _at_least("tokenizer.alphabet", self.alphabet, 1)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from bert.config import UserError
 COMMANDS = {
     "pretrain": ("bert.commands.pretrain", "train an encoder on a corpus"),
     "finetune": ("bert.commands.finetune", "train a task's head and the encoder on labelled data"),
+    "tokenizer": ("bert.commands.tokenizer", "train a vocabulary on a corpus, or extend one"),
     "predict": ("bert.commands.predict", "answer for new inputs with a fine-tuned model"),
 }
 
