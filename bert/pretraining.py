@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,11 +15,11 @@ from tokenizers import Tokenizer
 
 from bert import metrics, report
 from bert.checkpoint import Checkpointer
-from bert.config import DataConfig, PretrainConfig, TokenizerConfig, UserError, to_dict
-from bert.data.corpus import corpus_fingerprint, documents
-from bert.data.examples import ExampleSet, build_examples, cache_folder, open_rows
+from bert.config import PretrainConfig
+from bert.data.examples import ExampleSet, build_examples, open_rows
 from bert.data.loader import PretrainingLoader, held_out_batches, masking_of
 from bert.data.objectives import OBJECTIVES, RowObjective
+from bert.data.vocabulary import corpus_vocabulary
 from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.losses import pretraining_objective
 from bert.optimizer import describe_decay, learning_rate_schedule, make_optimizer
@@ -29,7 +27,7 @@ from bert.parallel import DataParallel
 from bert.pretrained import Pretrained, load
 from bert.run import RunFolder
 from bert.start import Params, sizes_of_source, sizes_of_vocabulary, starting_state
-from bert.tokenizer import load_tokenizer, save_tokenizer, special_ids, train_tokenizer, vocabulary_size
+from bert.tokenizer import load_tokenizer, save_tokenizer, special_ids, vocabulary_size
 from bert.train import (
     StopRequest,
     TrainState,
@@ -68,7 +66,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         config = dataclasses.replace(config, model=sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)))
     special = special_ids(tokenizer)
     masking = masking_of(config.data, tokenizer)
-    examples = build_examples(config.data, tokenizer, progress=_tell(say))
+    examples = build_examples(config.data, tokenizer, progress=report.progress_lines(say))
     run.check_data(examples.folder.name)
     save_tokenizer(tokenizer, run.path)
     run = run.resolve(config)
@@ -153,26 +151,7 @@ def _tokenizer(run: RunFolder[PretrainConfig], source: Pretrained | None, say: S
         return source.tokenizer
     if config.tokenizer.path is not None:
         return load_tokenizer(config.tokenizer.path, config.tokenizer)
-    return _trained_tokenizer(config.data, config.tokenizer, say)
-
-
-def _trained_tokenizer(data: DataConfig, config: TokenizerConfig, say: Say) -> Tokenizer:
-    """A vocabulary of the corpus, kept beside the built examples: the same corpus and settings train it once."""
-    cache = cache_folder(data) / "vocabularies"
-    settings = [corpus_fingerprint(data.train, cache_folder(data)), to_dict(config)]
-    folder = cache / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
-    if (folder / "tokenizer.json").is_file():
-        return load_tokenizer(folder)
-    say(f"training a vocabulary of up to {config.vocab_size:,} pieces")
-    tokenizer = train_tokenizer((line for document in documents(data.train) for line in document), config)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_tokenizer(tokenizer, folder)
-    except OSError as error:
-        raise UserError(
-            f"the vocabulary cannot be written to {folder} ({error.strerror}): name another folder with data.cache_dir"
-        ) from None
-    return tokenizer
+    return corpus_vocabulary(config.data, config.tokenizer, say)
 
 
 def _introduce(
@@ -266,16 +245,3 @@ def _filled_masks(model: Pretrained, rows: Any, examples: int = 3) -> list[dict[
         if len(shown) == examples:
             break
     return shown
-
-
-def _tell(say: Say) -> Callable[[str, int, int | None], None]:
-    """Progress of preprocessing as lines, no more than one every few seconds a stage."""
-    last: dict[str, float] = {}
-
-    def tell(stage: str, done: int, total: int | None) -> None:
-        now = time.monotonic()
-        if stage not in last or now - last[stage] > 5 or (total and done == total):
-            last[stage] = now
-            say(f"{stage}: {done:,}" + (f" of {total:,}" if total else "") if done else stage)
-
-    return tell

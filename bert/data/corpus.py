@@ -80,7 +80,7 @@ def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -
     Names and times do not enter it. With a ``cache_dir``, the digest of each file is kept in a small JSON
     there under its path, size and modification time, so that the second start does not read the corpus again.
     """
-    memo = _Memo(cache_dir)
+    memo = Memo(cache_dir)
     combined = hashlib.blake2b(digest_size=32)
     for place in corpus_files(source):
         if place == STANDARD_LIBRARY:
@@ -91,7 +91,7 @@ def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -
         if place.startswith(HUB):  # the split may be a share of the files
             combined.update(f"{place}\n".encode())
         for file in formats.dataset_files(place) if kind == "dataset" else [place]:
-            digest = memo.get(_file_state(file), lambda file=file: _digest_of_file(file))
+            digest = memo.get(file_state(file), lambda file=file: _digest_of_file(file))
             combined.update(f"{kind} {digest}\n".encode())
     memo.save()
     return combined.hexdigest()
@@ -173,7 +173,7 @@ def _shown(source: list[str] | str) -> str:
     return source if isinstance(source, str) else ", ".join(source)
 
 
-class _Memo:
+class Memo:
     """Digests of files, kept between runs. Losing it costs one more read, so its faults are passed over."""
 
     def __init__(self, cache_dir: Path | None):
@@ -206,7 +206,8 @@ class _Memo:
             os.replace(temporary, self._file)
 
 
-def _file_state(path: str) -> tuple[str, int]:
+def file_state(path: str | Path) -> tuple[str, int]:
+    """What a file's digest is remembered by, and when the file was last changed, in ns."""
     try:
         stat = os.stat(path)
     except OSError as error:
