@@ -22,6 +22,11 @@ class Count(int):
 STANDARD_LIBRARY = "stdlib:"
 """Value of ``data.train`` for the embedded corpus: the docstrings of the running Python's standard library."""
 
+HUB = "hub:"
+"""Start of a ``data.train`` that names a data set on the Hugging Face hub: hub:ORG/NAME[:CONFIG][:SPLIT]."""
+
+OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences")
+
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
 
@@ -92,13 +97,24 @@ class TokenizerConfig:
     strip_accents: bool | None = None
     """Remove accents; null does so exactly when lower-casing, as BERT's own vocabularies do."""
     min_frequency: int = 2
-    """Rarest pair of pieces that is still merged when a vocabulary is trained."""
+    """Rarest pair of pieces that is still merged, and rarest character that is kept, when a vocabulary is trained."""
+    unused: int = 0
+    """Slots [unused0], [unused1], ... of a trained vocabulary, for words that are added later without new weights."""
+    alphabet: int | None = None
+    """Most characters that a trained vocabulary knows, the commonest; null takes what fits a quarter of it."""
 
     def check(self) -> None:
         """Raises UserError for a vocabulary that cannot be trained."""
         if not 32 <= self.vocab_size < 2**24:
             raise UserError(f"tokenizer.vocab_size is {self.vocab_size}: it must be at least 32 and below 2**24")
         _at_least("tokenizer.min_frequency", self.min_frequency, 1)
+        _at_least("tokenizer.unused", self.unused, 0)
+        if self.unused > self.vocab_size - 32:
+            raise UserError(
+                f"tokenizer.unused is {self.unused}: tokenizer.vocab_size ({self.vocab_size}) leaves no room for pieces"
+            )
+        if self.alphabet is not None:
+            _at_least("tokenizer.alphabet", self.alphabet, 1)
 
 
 @dataclass(frozen=True)
@@ -106,24 +122,38 @@ class DataConfig:
     """The corpus, and the examples made of it."""
 
     train: list[str] | str | None = None
-    """Corpus: files, globs or folders of text (an empty line ends a document) or .jsonl[.gz] with a "text" field;
-    "stdlib:" is the prose of Python's own standard library."""
+    """Corpus: files, globs or folders of .txt (an empty line ends a document), of .jsonl with a "text" field, either
+    also as .gz, .bz2, .xz or .zst, of .parquet with a "text" column; folders that datasets saved;
+    hub:ORG/NAME[:CONFIG][:SPLIT]; "stdlib:" is the prose of Python's own standard library."""
+    weights: list[float] | None = None
+    """Share of the training text for each entry of data.train: those that have less are repeated; null takes each
+    document once."""
     eval: list[str] | str | None = None
     """Held-out corpus in the same forms; null holds out a share of data.train instead."""
     held_out: float = 0.05
     """Share of the documents of data.train that is held out when data.eval is null."""
     one_sentence_per_line: bool = False
     """The corpus already has one sentence a line: do not look for sentence boundaries."""
-    language: str = "en"
-    """Language code by which sentence boundaries are found."""
+    language: list[str] | str = "en"
+    """Language code by which sentence boundaries are found; several: one for each entry of data.train."""
+    objective: str = "nsp"
+    """What is learned beside masked words: nsp (does B follow A, or is it from another document), sop (are two
+    consecutive segments swapped, as in ALBERT), or nothing, with rows full of whole sentences as in RoBERTa: across
+    documents (full_sentences) or within one (doc_sentences)."""
     sequence_length: int = 128
     """Tokens T a row, special ones included."""
     max_predictions_per_sequence: int = 20
     """Most predictions P a row."""
     masked_lm_prob: float = 0.15
     """Share of a row's tokens that are predicted."""
+    whole_word_masking: bool = False
+    """Mask whole words or none of their pieces; each piece is still replaced as 80/10/10 has it."""
+    frozen_masks: bool = False
+    """Mask a row in the same way at every visit, not afresh; with duplicates each copy has masks of its own."""
+    duplicates: int = 1
+    """Times the training text is made into examples, each time with other pairs (Google's dupe_factor)."""
     short_seq_prob: float = 0.1
-    """Share of examples with a random shorter target length, so that short inputs are learned too."""
+    """Share of pairs with a random shorter target length, so that short inputs are learned too; full rows have none."""
     seed: int = 12345
     """Seed of the document order, the held-out share and the sentence pairs; the examples are cached by it."""
     num_workers: int | None = None
@@ -138,8 +168,12 @@ class DataConfig:
                 "data.train is not set: name a corpus, for example --data.train 'corpus/*.txt' "
                 '(or "stdlib:" for the embedded one)'
             )
+        self._check_entries()
+        if self.objective not in OBJECTIVES:
+            raise UserError(f"data.objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")
         _at_least("data.sequence_length", self.sequence_length, 8)
         _at_least("data.max_predictions_per_sequence", self.max_predictions_per_sequence, 1)
+        _at_least("data.duplicates", self.duplicates, 1)
         _fraction("data.masked_lm_prob", self.masked_lm_prob)
         _fraction("data.short_seq_prob", self.short_seq_prob)
         _fraction("data.held_out", self.held_out)
@@ -148,6 +182,22 @@ class DataConfig:
         _seed("data.seed", self.seed)
         if self.num_workers is not None:
             _at_least("data.num_workers", self.num_workers, 1)
+
+    def _check_entries(self) -> None:
+        """What is given for each entry of data.train must be as many."""
+        sources = [("data.train", self.train)]
+        if isinstance(self.language, list) and self.eval is not None:
+            sources.append(("data.eval", self.eval))
+        for name, values in (("data.weights", self.weights), ("data.language", self.language)):
+            for key, source in sources if name == "data.language" else sources[:1]:
+                entries = len(source) if isinstance(source, list) else 1
+                if isinstance(values, list) and len(values) != entries:
+                    raise UserError(
+                        f"{name} has {len(values)} values and {key} {entries}: give one for each (quote globs, so that "
+                        "the shell does not make many of one)"
+                    )
+        if self.weights is not None and not all(0 < weight < float("inf") for weight in self.weights):
+            raise UserError(f"data.weights is {self.weights}: every weight must be above 0")
 
 
 @dataclass(frozen=True)

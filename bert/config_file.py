@@ -210,6 +210,7 @@ def _wrong_type(item: Given, key: Key) -> UserError:
         str: "a text",
         list[str]: "a list of texts",
         list[int]: "a list of whole numbers",
+        list[float]: "a list of numbers",
         type(None): "null",
     }
     expected = " or ".join(names.get(member, str(member)) for member in key.members)

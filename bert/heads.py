@@ -41,7 +41,7 @@ class PretrainingOutput(struct.PyTreeNode):
 
 
 class BertForPreTraining(nn.Module):
-    """Encoder with the MLM and the NSP head (Devlin et al. 2018, section 3.1)."""
+    """Encoder with the MLM head and that of NSP (Devlin et al. 2018, section 3.1) or sentence order."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -62,9 +62,7 @@ class BertForPreTraining(nn.Module):
     ) -> PretrainingOutput:
         """Decodes the ``masked_lm_positions`` [B, P] only; every position if None (then P is T)."""
         encoded = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout)
-        hidden = encoded.last_hidden_state
-        if masked_lm_positions is not None:
-            hidden = jnp.take_along_axis(hidden, masked_lm_positions[:, :, None], axis=1)
+        hidden = _at_positions(encoded.last_hidden_state, masked_lm_positions)
         return PretrainingOutput(
             self.predictions(hidden, self.bert.word_embedding()),
             self.seq_relationship(encoded.pooled_output).astype(jnp.float32),
@@ -72,7 +70,7 @@ class BertForPreTraining(nn.Module):
 
 
 class BertForMaskedLM(nn.Module):
-    """Encoder without pooler, and the MLM head."""
+    """Encoder without pooler, and the MLM head: for objectives without a label too (Liu et al. 2019, section 4.2)."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -86,12 +84,13 @@ class BertForMaskedLM(nn.Module):
         input_ids: jax.Array,
         token_type_ids: jax.Array | None = None,
         attention_mask: jax.Array | None = None,
+        masked_lm_positions: jax.Array | None = None,
         *,
         dropout: Dropout | None = None,
     ) -> jax.Array:
-        """[B, T] -> [B, T, V] float32 logits."""
+        """[B, T] -> [B, P, V] float32 logits at ``masked_lm_positions`` [B, P]; at every position if None (P is T)."""
         hidden = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).last_hidden_state
-        return self.predictions(hidden, self.bert.word_embedding())
+        return self.predictions(_at_positions(hidden, masked_lm_positions), self.bert.word_embedding())
 
 
 class BertForNextSentencePrediction(nn.Module):
@@ -274,3 +273,10 @@ HEADS: dict[str, type[nn.Module]] = {"classification": BertForSequenceClassifica
 All are made from (config, num_labels, classifier_dropout, dtype, feature_layers), have the encoder as ``bert``, and
 are called with (input_ids, token_type_ids, attention_mask, dropout=...).
 """
+
+
+def _at_positions(hidden_states: jax.Array, positions: jax.Array | None) -> jax.Array:
+    """[B, T, D] at [B, P] -> [B, P, D]; all of them where positions is None."""
+    if positions is None:
+        return hidden_states
+    return jnp.take_along_axis(hidden_states, positions[:, :, None], axis=1)

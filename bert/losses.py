@@ -53,11 +53,15 @@ def correct(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[j
     return jnp.sum(right * weights), jnp.sum(weights)
 
 
-def pretraining_objective(apply: Callable[..., Any]) -> Objective:
-    """MLM and NSP, each the mean over its own predictions, added (Devlin et al. 2018, appendix A.2).
+def pretraining_objective(
+    apply: Callable[..., Any], label: str | None = "next_sentence", metric: str | None = "nsp"
+) -> Objective:
+    """MLM and the label of the rows, each the mean over its own predictions, added (Devlin et al. 2018, appendix A.2).
 
     Args:
-        apply: the ``apply`` of `bert.heads.BertForPreTraining`.
+        apply: the ``apply`` of `bert.heads.BertForPreTraining`; of `bert.heads.BertForMaskedLM` without a label.
+        label: the batch's ``<label>_labels`` and ``<label>_weights`` [B]; None for MLM alone.
+        metric: start of the names of the label's loss and accuracy.
     """
 
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[Sums, Sums]:
@@ -69,18 +73,22 @@ def pretraining_objective(apply: Callable[..., Any]) -> Objective:
             batch["masked_lm_positions"],
             dropout=dropout,
         )
-        mlm = (output.prediction_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
-        nsp = (output.seq_relationship_logits, batch["next_sentence_labels"], batch["next_sentence_weights"])
-        losses = {"mlm_loss": cross_entropy(*mlm), "nsp_loss": cross_entropy(*nsp)}
-        return losses, {"mlm_accuracy": correct(*mlm), "nsp_accuracy": correct(*nsp)}
+        logits = output if label is None else output.prediction_logits
+        mlm = (logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
+        targets = {"mlm": mlm}
+        if label is not None:
+            targets[metric] = (output.seq_relationship_logits, batch[f"{label}_labels"], batch[f"{label}_weights"])
+        losses = {f"{name}_loss": cross_entropy(*target) for name, target in targets.items()}
+        return losses, {f"{name}_accuracy": correct(*target) for name, target in targets.items()}
 
     def weights(batch: Batch) -> dict[str, jax.Array]:
-        return {
-            "mlm_loss": jnp.sum(batch["masked_lm_weights"]),
-            "nsp_loss": jnp.sum(batch["next_sentence_weights"]),
-        }
+        found = {"mlm_loss": jnp.sum(batch["masked_lm_weights"])}
+        if label is not None:
+            found[f"{metric}_loss"] = jnp.sum(batch[f"{label}_weights"])
+        return found
 
-    return Objective(forward, weights, ("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"))
+    names = ("mlm",) if label is None else ("mlm", metric)
+    return Objective(forward, weights, tuple(f"{name}_{kind}" for kind in ("loss", "accuracy") for name in names))
 
 
 @dataclass(frozen=True)

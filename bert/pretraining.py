@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,19 +15,19 @@ from tokenizers import Tokenizer
 
 from bert import metrics, report
 from bert.checkpoint import Checkpointer
-from bert.config import DataConfig, PretrainConfig, TokenizerConfig, UserError, to_dict
-from bert.data.corpus import corpus_fingerprint, documents
-from bert.data.examples import ExampleSet, build_examples, cache_folder, open_rows
-from bert.data.loader import PretrainingLoader, held_out_batches
-from bert.data.masking import Masking
-from bert.heads import BertForPreTraining
+from bert.config import PretrainConfig, UserError
+from bert.data.examples import ExampleSet, build_examples, open_rows
+from bert.data.loader import PretrainingLoader, held_out_batches, masking_of
+from bert.data.objectives import OBJECTIVES, RowObjective
+from bert.data.vocabulary import corpus_vocabulary
+from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.losses import pretraining_objective
 from bert.optimizer import describe_decay, learning_rate_schedule, make_optimizer
 from bert.parallel import DataParallel
 from bert.pretrained import Pretrained, load
 from bert.run import RunFolder
 from bert.start import Params, sizes_of_source, sizes_of_vocabulary, starting_state
-from bert.tokenizer import load_tokenizer, save_tokenizer, special_ids, train_tokenizer, vocabulary_size
+from bert.tokenizer import load_tokenizer, save_tokenizer, special_ids, vocabulary_size
 from bert.train import (
     StopRequest,
     TrainState,
@@ -61,10 +59,10 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     source = None if config.init is None else load(config.init, say)
     if source is not None:
         config = dataclasses.replace(config, model=sizes_of_source(config.model, source.config, source.source))
-    if config.model.type_vocab_size < 2:
+    if config.model.type_vocab_size < 2 and OBJECTIVES[config.data.objective].label:
         raise UserError(
-            f"model.type_vocab_size is {config.model.type_vocab_size}: pretraining reads pairs of segments, start from "
-            "a model with two"
+            f"model.type_vocab_size is {config.model.type_vocab_size}, and data.objective {config.data.objective} reads "
+            "pairs of segments: start from a model with two, or set data.objective to full_sentences"
         )
     run = run.resolve(config)
 
@@ -72,25 +70,27 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     if source is None:
         config = dataclasses.replace(config, model=sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)))
     special = special_ids(tokenizer)
-    masking = Masking(
-        vocab_size=vocabulary_size(tokenizer),
-        mask_id=special.mask,
-        special_ids=special.all,
-        max_predictions=config.data.max_predictions_per_sequence,
-        prob=config.data.masked_lm_prob,
-    )
-    examples = build_examples(config.data, tokenizer, progress=_tell(say))
+    masking = masking_of(config.data, tokenizer)
+    examples = build_examples(config.data, tokenizer, progress=report.progress_lines(say))
     run.check_data(examples.folder.name)
     save_tokenizer(tokenizer, run.path)
     run = run.resolve(config)
-    loader = PretrainingLoader(open_rows(examples.train), masking, config.training.batch_size, config.seed)
+    loader = PretrainingLoader(
+        open_rows(examples.train),
+        masking,
+        config.training.batch_size,
+        config.seed,
+        frozen_masks=config.data.frozen_masks,
+    )
     held_out = open_rows(examples.eval)
 
     def held_out_pass() -> Iterator[dict[str, np.ndarray]]:
         return held_out_batches(held_out, masking, config.training.eval_batch_size)
 
-    model = BertForPreTraining(config.model, jnp.dtype(config.training.dtype))
-    objective = pretraining_objective(model.apply)
+    rows = OBJECTIVES[config.data.objective]
+    heads = BertForPreTraining if rows.label else BertForMaskedLM
+    model = heads(config.model, jnp.dtype(config.training.dtype))
+    objective = pretraining_objective(model.apply, rows.label, rows.metric)
     total_steps = steps_of(config.training, len(loader.rows))
     optimizer = make_optimizer(config.optimizer, total_steps)
     eval_step = parallel.compile(make_eval_step(objective))
@@ -107,7 +107,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
             return {**means, "perplexity": metrics.perplexity(means["mlm_loss"])}
 
         weights = None if source is None else (source.origin, source.params)
-        parts = ("bert", "predictions", "seq_relationship")
+        parts = ("bert", "predictions", "seq_relationship") if rows.label else ("bert", "predictions")
         prepare = partial(_with_output_bias, config.output_bias, _predictable_counts(examples, special.all))
         state = starting_state(
             model, optimizer, objective.metrics, config.seed, checkpoints, weights, parts, say, prepare
@@ -129,7 +129,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     results = {
         "steps": total_steps,
         "eval": _last_evaluation(run.path),
-        "baselines": _baselines(examples, special.all, held_out_pass()),
+        "baselines": _baselines(examples, rows, special.all, held_out_pass()),
         "filled_masks": _filled_masks(trained, held_out),
         "seconds": round(time.perf_counter() - began, 1),
     }
@@ -156,26 +156,7 @@ def _tokenizer(run: RunFolder[PretrainConfig], source: Pretrained | None, say: S
         return source.tokenizer
     if config.tokenizer.path is not None:
         return load_tokenizer(config.tokenizer.path, config.tokenizer)
-    return _trained_tokenizer(config.data, config.tokenizer, say)
-
-
-def _trained_tokenizer(data: DataConfig, config: TokenizerConfig, say: Say) -> Tokenizer:
-    """A vocabulary of the corpus, kept beside the built examples: the same corpus and settings train it once."""
-    cache = cache_folder(data) / "vocabularies"
-    settings = [corpus_fingerprint(data.train, cache_folder(data)), to_dict(config)]
-    folder = cache / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
-    if (folder / "tokenizer.json").is_file():
-        return load_tokenizer(folder)
-    say(f"training a vocabulary of up to {config.vocab_size:,} pieces")
-    tokenizer = train_tokenizer((line for document in documents(data.train) for line in document), config)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_tokenizer(tokenizer, folder)
-    except OSError as error:
-        raise UserError(
-            f"the vocabulary cannot be written to {folder} ({error.strerror}): name another folder with data.cache_dir"
-        ) from None
-    return tokenizer
+    return corpus_vocabulary(config.data, config.tokenizer, say)
 
 
 def _introduce(
@@ -211,16 +192,19 @@ def _last_evaluation(folder: Path) -> dict[str, float]:
 
 
 def _baselines(
-    examples: ExampleSet, special_ids: Sequence[int], batches: Iterator[dict[str, np.ndarray]]
+    examples: ExampleSet, rows: RowObjective, special_ids: Sequence[int], batches: Iterator[dict[str, np.ndarray]]
 ) -> dict[str, Any]:
-    """What a model would score that knows word frequencies, and the more frequent next-sentence answer, only."""
-    labels, pairs = [], []
+    """What a model would score that knows word frequencies, and the more frequent label of the rows, only."""
+    pieces, labels = [], []
     for batch in batches:
-        labels.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
-        pairs.append(batch["next_sentence_labels"][batch["next_sentence_weights"] > 0])
-    unigram = metrics.unigram_baseline(_predictable_counts(examples, special_ids), np.concatenate(labels))
-    random_pairs = float(np.mean(np.concatenate(pairs)))
-    return {"unigram": unigram, "nsp_majority_accuracy": max(random_pairs, 1 - random_pairs)}
+        pieces.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
+        if rows.label:
+            labels.append(batch[f"{rows.label}_labels"][batch[f"{rows.label}_weights"] > 0])
+    unigram = metrics.unigram_baseline(_predictable_counts(examples, special_ids), np.concatenate(pieces))
+    if not rows.label:
+        return {"unigram": unigram}
+    ones = float(np.mean(np.concatenate(labels)))
+    return {"unigram": unigram, f"{rows.metric}_majority_accuracy": max(ones, 1 - ones)}
 
 
 def _predictable_counts(examples: ExampleSet, special_ids: Sequence[int]) -> np.ndarray:
@@ -266,16 +250,3 @@ def _filled_masks(model: Pretrained, rows: Any, examples: int = 3) -> list[dict[
         if len(shown) == examples:
             break
     return shown
-
-
-def _tell(say: Say) -> Callable[[str, int, int | None], None]:
-    """Progress of preprocessing as lines, no more than one every few seconds a stage."""
-    last: dict[str, float] = {}
-
-    def tell(stage: str, done: int, total: int | None) -> None:
-        now = time.monotonic()
-        if stage not in last or now - last[stage] > 5 or (total and done == total):
-            last[stage] = now
-            say(f"{stage}: {done:,}" + (f" of {total:,}" if total else "") if done else stage)
-
-    return tell

@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -165,6 +166,19 @@ def format_duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02}m"
     return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
+
+
+def progress_lines(say: Callable[[str], None]) -> Callable[[str, int, int | None], None]:
+    """Progress of preprocessing as lines, no more than one every few seconds a stage."""
+    last: dict[str, float] = {}
+
+    def tell(stage: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        if stage not in last or now - last[stage] > 5 or (total and done == total):
+            last[stage] = now
+            say(f"{stage}: {done:,}" + (f" of {total:,}" if total else "") if done else stage)
+
+    return tell
 
 
 def startup_table(rows: list[tuple[str, str]]) -> None:

@@ -35,6 +35,9 @@ CONTINUATION = "##"
 MAX_INPUT_CHARS_PER_WORD = 100
 """Longer words become [UNK], as in transformers and in the vocabularies' own tokenizer files."""
 
+UNUSED = "[unused{}]"
+"""Name of a slot, numbered from 0: no text becomes such a piece, since brackets are words of their own."""
+
 _LEAST_VOCAB_SIZE = 32
 _UNICODE_SIZE = 0x110000
 
@@ -66,7 +69,7 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
 
     Args:
       texts: lines or paragraphs.
-      config: vocab_size, lowercase, strip_accents, min_frequency.
+      config: vocab_size, lowercase, strip_accents, min_frequency, unused, alphabet.
 
     Raises:
       UserError: no text, or a vocab_size too small for any vocabulary.
@@ -92,7 +95,12 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
             min_frequency=config.min_frequency,
             show_progress=False,
             # The trainer numbers its special tokens first and in order: the way in for a fixed alphabet.
-            special_tokens=[*SPECIAL_TOKENS, *first, *(CONTINUATION + c for c in continuing)],
+            special_tokens=[
+                *SPECIAL_TOKENS,
+                *map(UNUSED.format, range(config.unused)),
+                *first,
+                *(CONTINUATION + c for c in continuing),
+            ],
             initial_alphabet=first,
             limit_alphabet=len(first),
             continuing_subword_prefix=CONTINUATION,
@@ -148,6 +156,12 @@ def special_ids(tokenizer: Tokenizer) -> SpecialTokens:
 def special_tokens(vocab: dict[str, int]) -> tuple[str, ...]:
     """RoBERTa's special tokens where all of them are there, otherwise BERT's."""
     return ROBERTA_SPECIAL_TOKENS if all(token in vocab for token in ROBERTA_SPECIAL_TOKENS) else SPECIAL_TOKENS
+
+
+def continuing_ids(tokenizer: Tokenizer) -> list[int]:
+    """Ids of the pieces that continue a word, ascending."""
+    prefix = tokenizer.model.continuing_subword_prefix
+    return sorted(i for piece, i in tokenizer.get_vocab().items() if piece.startswith(prefix) and piece != prefix)
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
@@ -233,12 +247,13 @@ def _alphabet(counts: np.ndarray, draft: Tokenizer, config: TokenizerConfig) -> 
     for code in np.flatnonzero(counts):
         for character in draft.normalizer.normalize_str(chr(code)).replace(" ", ""):
             normalized[character] = normalized.get(character, 0) + int(counts[code])
-    room = max(config.vocab_size // 4, min(config.vocab_size - len(SPECIAL_TOKENS), 256))
+    size = config.vocab_size - config.unused
+    room = max(size // 4, min(size - len(SPECIAL_TOKENS), 256))
     first, continuing = [], []
     for character, count in sorted(normalized.items(), key=lambda item: (-item[1], item[0])):
         continues = len(draft.pre_tokenizer.pre_tokenize_str("a" + character)) == 1
         room -= 1 + continues
-        if room < 0 or (count < config.min_frequency and first):
+        if room < 0 or len(first) == config.alphabet or (count < config.min_frequency and first):
             break
         first.append(character)
         if continues:

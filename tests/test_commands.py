@@ -81,6 +81,8 @@ HEAVY = (
         "from bert.commands import main; assert main(['--help']) == 0",
         "from bert.commands.pretrain import main\ntry: main(['--help'])\nexcept SystemExit: pass",
         "from bert.commands.finetune import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+        "from bert.commands.examples import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+        "from bert.commands.tokenizer import main\ntry: main(['--help'])\nexcept SystemExit: pass",
         "import bert.commands.arguments, bert.report, bert.curves, bert.config",
     ],
 )

@@ -86,6 +86,27 @@ def test_the_summary_names_model_baselines_and_what_to_type_next(corpus, tmp_pat
         assert part in text
 
 
+@pytest.mark.parametrize(("objective", "metric"), [("sop", "sop"), ("doc_sentences", None)])
+def test_other_objectives_have_their_own_loss_or_none(corpus, pretrained, tmp_path, capsys, objective, metric) -> None:
+    run = tmp_path / objective
+    arguments = [f"--data.train={corpus}", *SMALL_RUN, f"--data.objective={objective}"]
+    assert main([*arguments, f"--output_dir={run}"]) == 0
+    said = capsys.readouterr().out
+    results = json.loads((run / "results.json").read_text())
+    names = {name for line in lines_of(run) for name in line} | set(results["eval"]) | set(results["baselines"])
+    assert {name.split("_")[0] for name in names if "accuracy" in name} == {"mlm", metric} - {None}
+    assert "NSP" not in said
+    assert ("SOP accuracy" in said) == (metric == "sop")
+    assert ("seq_relationship" in bert.load(run).params) == (metric is not None)
+    assert len(bert.load(run).fill_mask("Ba [MASK].")[0]) == 5
+    # From a run with the head to one without it, and back.
+    assert main([*arguments, f"--output_dir={tmp_path / 'more'}", f"--init={pretrained}"]) == 0
+    said = capsys.readouterr().out
+    assert ("not taken over: seq_relationship" in said) == (metric is None)
+    assert main([f"--data.train={corpus}", *SMALL_RUN, f"--output_dir={tmp_path / 'back'}", f"--init={run}"]) == 0
+    assert ("starts afresh: seq_relationship" in capsys.readouterr().out) == (metric is None)
+
+
 def test_config_yaml_repeats_the_run_bit_for_bit(pretrained: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     assert main([f"--config={pretrained / 'config.yaml'}", f"--output_dir={again}"]) == 0

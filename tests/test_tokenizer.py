@@ -8,6 +8,7 @@ import pytest
 from bert.config import TokenizerConfig, UserError
 from bert.tokenizer import (
     SPECIAL_TOKENS,
+    continuing_ids,
     corpus_tokenizer,
     load_tokenizer,
     save_tokenizer,
@@ -64,6 +65,12 @@ def test_training_gives_the_same_ids_in_every_process():
     outputs = {run.communicate()[0] for run in runs}
     assert len(outputs) == 1
     assert len(outputs.pop().strip()) == 64
+
+
+def test_pieces_that_continue_a_word(tokenizer):
+    continuing = {pieces(tokenizer)[i] for i in continuing_ids(tokenizer)}
+    assert continuing == {piece for piece in pieces(tokenizer) if piece.startswith("##") and piece != "##"}
+    assert "##a" in continuing
 
 
 def test_a_pair_becomes_cls_a_sep_b_sep(tokenizer):

@@ -45,11 +45,15 @@ def _show(results: dict, path: str, seconds: float) -> None:
     unigram = baselines["unigram"]
     print(f"\nheld-out text after {results['steps']:,} steps:")
     print(f"  {'':22}{'model':>10}{'baseline':>12}")
-    for name, value, baseline, what in (
+    lines = [
         ("MLM accuracy", measured["mlm_accuracy"], unigram["accuracy"], "most frequent piece"),
         ("MLM perplexity", measured["perplexity"], unigram["perplexity"], "unigram frequencies"),
-        ("NSP accuracy", measured["nsp_accuracy"], baselines["nsp_majority_accuracy"], "majority class"),
-    ):
+    ]
+    for name, value in baselines.items():
+        if name.endswith("_majority_accuracy"):  # of the objective's label, where it has one
+            metric = name.removesuffix("_majority_accuracy")
+            lines.append((f"{metric.upper()} accuracy", measured[f"{metric}_accuracy"], value, "majority class"))
+    for name, value, baseline, what in lines:
         value = math.nan if value is None else value  # a run that diverged
         digits = 1 if name == "MLM perplexity" else 3
         print(f"  {name:22}{value:10.{digits}f}{baseline:12.{digits}f}   ({what})")

@@ -1,40 +1,26 @@
 """Text on disk -> documents -> sentences. Streaming: memory holds one document, never a file.
 
-A source is a file, a glob, a folder (searched through, in sorted order) or ``stdlib:``; several make a list.
-Text files hold a document as a block of lines (paragraphs or sentences) that an empty line ends; ``.jsonl``
-files hold one object a line whose "text" is a document. Either may be gzipped.
+A source is a file, a glob, a folder (searched through, in sorted order), a folder that ``datasets`` saved,
+``hub:NAME[:CONFIG][:SPLIT]`` or ``stdlib:``; several make a list. `bert.data.formats` reads each.
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
-import gzip
 import hashlib
 import json
 import os
 import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
-from bert.config import STANDARD_LIBRARY, UserError
-from bert.data import docstrings
-
-Document = list[str]
-"""Its lines: paragraphs or sentences, none of them empty."""
-
-FOLDER_SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
-"""Files that are read where a folder is named."""
-
-MAX_DOCUMENT_BYTES = 64 << 20
-"""Longest document. One that is longer lacks its empty lines, and would be held in memory whole."""
+from bert.config import HUB, STANDARD_LIBRARY, UserError
+from bert.data import docstrings, formats
+from bert.data.formats import FOLDER_SUFFIXES, Document, require_readable_kind, unreadable
 
 LONG_PARAGRAPH = 10_000
 """Characters of a paragraph that are searched for sentences at once."""
-
-_UNREADABLE = (".parquet", ".zst", ".json", ".zip", ".bz2", ".xz")
 
 
 def documents(source: list[str] | str) -> Iterator[Document]:
@@ -47,12 +33,18 @@ def documents(source: list[str] | str) -> Iterator[Document]:
       UserError: nothing at the named place, no text at all, or a file that is damaged (with the number of the
         line).
     """
+    return (document for _, document in numbered_documents(source))
+
+
+def numbered_documents(source: list[str] | str) -> Iterator[tuple[int, Document]]:
+    """The same documents, each with the number of the entry of the list that it is from."""
     empty = True
-    for place in corpus_files(source):
-        for document in docstrings.harvest() if place == STANDARD_LIBRARY else _file_documents(Path(place)):
-            if _visible(document):
-                empty = False
-                yield document
+    for number, places in enumerate(entries(source)):
+        for place in places:
+            for document in docstrings.harvest() if place == STANDARD_LIBRARY else formats.place_documents(place):
+                if _visible(document):
+                    empty = False
+                    yield number, document
     if empty:
         raise UserError(f"{_shown(source)} holds no text: name a corpus with at least a few documents")
 
@@ -63,13 +55,23 @@ def corpus_files(source: list[str] | str) -> list[str]:
     Raises:
       UserError: a missing file, a glob that matches nothing, a folder without a corpus file.
     """
-    found: dict[str, str] = {}
+    return [place for places in entries(source) for place in places]
+
+
+def entries(source: list[str] | str) -> list[list[str]]:
+    """The files behind every entry of a source; one that an earlier entry has named is that entry's."""
+    seen: set[str] = set()
+    found: list[list[str]] = []
     for entry in [source] if isinstance(source, str) else source:
-        for path in [entry] if entry == STANDARD_LIBRARY else _expand(os.path.expanduser(entry)):
-            found.setdefault(entry if entry == STANDARD_LIBRARY else os.path.realpath(path), path)
+        no_file = entry == STANDARD_LIBRARY or entry.startswith(HUB)
+        places = {}
+        for path in [entry] if no_file else _expand(os.path.expanduser(entry)):
+            places.setdefault(entry if no_file else os.path.realpath(path), path)
+        found.append([path for key, path in places.items() if key not in seen])
+        seen |= set(places)
     if not found:
         raise UserError("the corpus is an empty list: name at least one file, glob or folder")
-    return list(found.values())
+    return found
 
 
 def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -> str:
@@ -78,15 +80,19 @@ def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -
     Names and times do not enter it. With a ``cache_dir``, the digest of each file is kept in a small JSON
     there under its path, size and modification time, so that the second start does not read the corpus again.
     """
-    memo = _Memo(cache_dir)
+    memo = Memo(cache_dir)
     combined = hashlib.blake2b(digest_size=32)
     for place in corpus_files(source):
         if place == STANDARD_LIBRARY:
-            kind, digest = STANDARD_LIBRARY, memo.get(docstrings.source_state(), _digest_of_docstrings)
-        else:
-            kind = "jsonl" if _is_jsonl(place) else "text"
-            digest = memo.get(_file_state(place), lambda place=place: _digest_of_file(place))
-        combined.update(f"{kind} {digest}\n".encode())
+            digest = memo.get(docstrings.source_state(), _digest_of_docstrings)
+            combined.update(f"{STANDARD_LIBRARY} {digest}\n".encode())
+            continue
+        kind = formats.kind_of(place)
+        if place.startswith(HUB):  # the split may be a share of the files
+            combined.update(f"{place}\n".encode())
+        for file in formats.dataset_files(place) if kind == "dataset" else [place]:
+            digest = memo.get(file_state(file), lambda file=file: _digest_of_file(file))
+            combined.update(f"{kind} {digest}\n".encode())
     memo.save()
     return combined.hexdigest()
 
@@ -134,6 +140,11 @@ def _visible(document: Document) -> bool:
 
 
 def _expand(entry: str) -> list[str]:
+    if formats.is_dataset(entry):
+        return [entry]
+    if os.path.isfile(os.path.join(entry, "dataset_dict.json")):
+        splits = sorted(name for name in os.listdir(entry) if formats.is_dataset(os.path.join(entry, name)))
+        raise UserError(f"{entry} holds the splits {', '.join(splits)}: name one of them, as {entry}/{splits[0]}")
     if os.path.isdir(entry):
         inside = [
             os.path.join(folder, name)
@@ -146,105 +157,23 @@ def _expand(entry: str) -> list[str]:
             raise UserError(f"the folder {entry} holds no corpus file: it needs {wanted}, in it or below it")
         return sorted(inside)
     if os.path.exists(entry):
-        _require_readable_kind(entry)
+        require_readable_kind(entry)
         return [entry]
     if glob.has_magic(entry):
         matches = sorted(path for path in glob.glob(entry, recursive=True) if os.path.isfile(path))
         if not matches:
             raise UserError(f"no file matches {entry}: mend the glob (and quote it for the shell)")
         for path in matches:
-            _require_readable_kind(path)
+            require_readable_kind(path)
         return matches
     raise UserError(f"{entry} does not exist: name a file, a glob or a folder of the corpus")
-
-
-def _require_readable_kind(path: str) -> None:
-    if path.endswith(_UNREADABLE):
-        raise UserError(f"{path} is of a kind that is not read: convert it to .txt or .jsonl, plain or with .gz")
-
-
-def _is_jsonl(path: str | Path) -> bool:
-    return str(path).endswith((".jsonl", ".jsonl.gz"))
-
-
-def _file_documents(path: Path) -> Iterator[Document]:
-    with contextlib.closing(_lines(path)) as lines:
-        yield from _json_documents(path, lines) if _is_jsonl(path) else _text_documents(path, lines)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, line without its end), decoded line by line, so that an error knows its place."""
-    number = 0
-    try:
-        with _open(path) as file:
-            while data := file.readline(MAX_DOCUMENT_BYTES + 1):
-                number += 1
-                if len(data) > MAX_DOCUMENT_BYTES:
-                    raise _too_long(path, number)
-                if number == 1:
-                    data = data.removeprefix(b"\xef\xbb\xbf")
-                try:
-                    yield number, data.decode("utf-8").rstrip("\r\n")
-                except UnicodeDecodeError:
-                    raise UserError(
-                        f"{path}, line {number}: not UTF-8, convert the file (iconv -f OLD -t UTF-8)"
-                    ) from None
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise UserError(f"{path} is cut short or damaged after line {number}: copy it again") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): mend its permissions or leave it out") from None
-
-
-def _open(path: Path) -> BinaryIO:
-    return gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb")
-
-
-def _text_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Document]:
-    document: Document = []
-    size = 0
-    for number, line in lines:
-        if stripped := line.strip():
-            document.append(stripped)
-            size += len(stripped)
-            if size > MAX_DOCUMENT_BYTES:
-                raise _too_long(path, number)
-        elif document:
-            yield document
-            document, size = [], 0
-    if document:
-        yield document
-
-
-def _json_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Document]:
-    for number, line in lines:
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", str(error))
-            raise UserError(f"{path}, line {number}: not JSON ({reason}), mend or remove the line") from None
-        text = record.get("text") if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            raise UserError(f'{path}, line {number}: no string "text" in it, each line is an object with one')
-        # JSON can spell half a surrogate pair, which UTF-8 cannot.
-        text = text.encode("utf-8", "replace").decode("utf-8")
-        if document := [stripped for part in text.split("\n") if (stripped := part.strip())]:
-            yield document
-
-
-def _too_long(path: Path, number: int) -> UserError:
-    return UserError(
-        f"{path}, line {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB, "
-        "separate documents with an empty line"
-    )
 
 
 def _shown(source: list[str] | str) -> str:
     return source if isinstance(source, str) else ", ".join(source)
 
 
-class _Memo:
+class Memo:
     """Digests of files, kept between runs. Losing it costs one more read, so its faults are passed over."""
 
     def __init__(self, cache_dir: Path | None):
@@ -277,11 +206,12 @@ class _Memo:
             os.replace(temporary, self._file)
 
 
-def _file_state(path: str) -> tuple[str, int]:
+def file_state(path: str | Path) -> tuple[str, int]:
+    """What a file's digest is remembered by, and when the file was last changed, in ns."""
     try:
         stat = os.stat(path)
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): mend its permissions or leave it out") from None
+        raise unreadable(path, error) from None
     return f"{os.path.realpath(path)}|{stat.st_size}|{stat.st_mtime_ns}", stat.st_mtime_ns
 
 
@@ -292,7 +222,7 @@ def _digest_of_file(path: str) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): mend its permissions or leave it out") from None
+        raise unreadable(path, error) from None
     return digest.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Corpus -> next-sentence examples on disk, built once and found again.
+"""Corpus -> examples of an objective on disk, built once and found again.
 
     documents -> spool -> random order -> held-out share | shards -> one worker a shard -> index.json
 
@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -26,13 +27,14 @@ import numpy as np
 
 from bert.config import DataConfig, UserError
 from bert.data import corpus, spool, workers
+from bert.data.objectives import OBJECTIVES
 from bert.data.shards import Rows, ShardSummary, ShardTask, damaged, open_rows
-from bert.files import write_durably
+from bert.files import replacing, write_durably
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["ExampleSet", "Rows", "build_examples", "cache_folder", "open_examples", "open_rows"]
+__all__ = ["ExampleSet", "Rows", "build_examples", "build_part", "cache_folder", "open_examples", "open_rows"]
 
 Progress = Callable[[str, int, int | None], None]
 """Called as (what is being done, how many are done, of how many where that is known)."""
@@ -55,7 +57,8 @@ class ExampleSet:
       train, eval: its shards, for ``open_rows``.
       sequence_length: T.
       vocab_size: V.
-      counts: train_rows, eval_rows, and documents, sentences, tokens, unused_tokens, random_rows of either.
+      counts: train_rows and eval_rows, their positive_rows and unused_tokens, duplicates included; and documents,
+        sentences and tokens of the text behind either.
     """
 
     folder: Path
@@ -86,27 +89,100 @@ def build_examples(
       UserError: an unreadable or empty corpus, too few documents, a damaged set, a cache that cannot be
         written.
     """
+    progress = progress or _silent
+    folder, settings = _folder_of(config, tokenizer, cache_dir, progress)
+    if not (folder / _INDEX).exists():
+        with _writing(folder), _locked(folder, progress):
+            if not (folder / _INDEX).exists():
+                tasks = _tasks(folder, config, progress)
+                _build(tasks, tasks, folder, config, tokenizer, progress)
+                _merge(tasks, folder, config, settings)
+    return _verified(open_examples(folder), folder.parent)
+
+
+def build_part(
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    part: tuple[int, int],
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> ExampleSet | None:
+    """Builds every n-th shard of a set, so that n processes that share only the cache folder build all of it.
+
+    They may start at any time and on any machine. The first spools the text while the others wait; which of them ends
+    last puts the set together.
+
+    Args:
+      config, tokenizer, cache_dir, progress: as of ``build_examples``, the same for all.
+      part: (i, n), i from 1 to n.
+
+    Returns:
+      The set, or None while shards of others are missing. ``build_examples`` then builds those.
+    """
+    progress = progress or _silent
+    folder, settings = _folder_of(config, tokenizer, cache_dir, progress)
+    number, count = part
+    index = folder / _INDEX
+    if not index.exists():
+        with _writing(folder):
+            with _locked(folder, progress):
+                tasks = [] if index.exists() else _tasks(folder, config, progress)
+            # Duplicates of a shard have its number: their text is tokenised once.
+            mine = [task for task in tasks if int(task.name[-5:]) % count == number - 1]
+            try:
+                _build(mine, tasks, folder, config, tokenizer, progress)
+            except FileNotFoundError:
+                if not index.exists():  # else another process has built everything, and cleared its work away
+                    raise
+            with _locked(folder, progress):
+                if not index.exists():
+                    if any(_finished(task, folder / _WORK) is None for task in tasks):
+                        return None
+                    _merge(tasks, folder, config, settings)
+    return _verified(open_examples(folder), folder.parent)
+
+
+def _folder_of(
+    config: DataConfig, tokenizer: Tokenizer, cache_dir: Path | None, progress: Progress
+) -> tuple[Path, dict[str, Any]]:
+    """Where the set lies or will lie, and the settings that name it."""
     from bert.tokenizer import tokenizer_fingerprint
 
     config.check()
-    progress = progress or _silent
     cache = cache_folder(config, cache_dir)
     progress("fingerprinting the corpus", 0, None)
     settings = _settings(config, cache, tokenizer_fingerprint(tokenizer))
-    folder = cache / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
-    if (folder / _INDEX).exists():
-        return open_examples(folder)
+    return cache / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32], settings
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Makes the folder; what the system refuses there becomes a UserError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder, progress):
-            if not (folder / _INDEX).exists():
-                _build(folder, config, settings, tokenizer, progress)
+        yield
     except OSError as error:
         raise UserError(
             f"the examples cannot be written to {folder} ({error.strerror or error}): "
             "make room there, or name another folder with data.cache_dir"
         ) from None
-    return open_examples(folder)
+
+
+def _verified(found: ExampleSet, cache: Path) -> ExampleSet:
+    """The set, once the bytes of its shards are those that were built; what was verified is remembered by file state.
+
+    Raises:
+      UserError: a shard with other bytes.
+    """
+    index = json.loads((found.folder / _INDEX).read_text(encoding="utf-8"))
+    memo = corpus.Memo(cache)
+    for entry in [*index["train"], *index["eval"]]:
+        path = found.folder / entry["file"]
+        state, modified = corpus.file_state(path)
+        if memo.get((f"sha256|{state}", modified), lambda path=path: _sha256(path)) != entry["sha256"]:
+            raise damaged(path, "its checksum is not that of what was built")
+    memo.save()
+    return found
 
 
 def open_examples(folder: str | Path) -> ExampleSet:
@@ -139,20 +215,32 @@ def open_examples(folder: str | Path) -> ExampleSet:
 
 
 def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]:
-    """All that decides the rows, and nothing else: masking, workers and names of files do not."""
-    return {
+    """All that decides the rows, and nothing else: masking, workers and names of files do not.
+
+    What came later stands in it only where it is set, so that sets built before it are still found.
+    """
+    settings = {
         "format": FORMAT,
         "corpus": corpus.corpus_fingerprint(config.train, cache),
         "eval_corpus": None if config.eval is None else corpus.corpus_fingerprint(config.eval, cache),
         "held_out": config.held_out if config.eval is None else None,
         "tokenizer": tokenizer,
         "sequence_length": config.sequence_length,
-        "short_seq_prob": config.short_seq_prob,
+        "short_seq_prob": config.short_seq_prob if OBJECTIVES[config.objective].shortens else None,
         "one_sentence_per_line": config.one_sentence_per_line,
         "language": None if config.one_sentence_per_line else config.language,
         "seed": config.seed,
         "shard_bytes": SHARD_BYTES,
     }
+    if config.objective != "nsp":
+        settings["objective"] = config.objective
+    if config.weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
+        settings["weights"] = config.weights
+        settings["files"] = [len(places) for places in corpus.entries(config.train)]
+        settings["eval_files"] = None if config.eval is None else [len(p) for p in corpus.entries(config.eval)]
+    if config.duplicates > 1:
+        settings["duplicates"] = config.duplicates
+    return settings
 
 
 def cache_folder(config: DataConfig, cache_dir: Path | None = None) -> Path:
@@ -164,21 +252,31 @@ def cache_folder(config: DataConfig, cache_dir: Path | None = None) -> Path:
 
 
 def _build(
-    folder: Path, config: DataConfig, settings: dict[str, Any], tokenizer: Tokenizer, progress: Progress
+    tasks: list[ShardTask],
+    every: list[ShardTask],
+    folder: Path,
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    progress: Progress,
 ) -> None:
-    """Builds the set, or what is missing of it. The caller holds its lock."""
+    """Builds those of some shards, out of all, that are missing."""
     work = folder / _WORK
-    tasks = _tasks(folder, work, config, progress)
     missing = [task for task in tasks if _finished(task, work) is None]
     done = len(tasks) - len(missing)
     progress("building examples", done, len(tasks))
     # A process takes a second to start: worth it for a shard of text each, not for less.
     text = sum({task.spool.folder: task.spool.number_of_bytes for task in missing}.values())
+    text *= len(tasks) / max(1, len(every))
     cores = config.num_workers or _cores()
     number_of_workers = min(cores, len(missing), round(text / SHARD_BYTES))
     for _ in workers.build_shards(missing, tokenizer, work, number_of_workers):
         done += 1
         progress("building examples", done, len(tasks))
+
+
+def _merge(tasks: list[ShardTask], folder: Path, config: DataConfig, settings: dict[str, Any]) -> None:
+    """Makes a set of finished shards. The caller holds its lock."""
+    work = folder / _WORK
     summaries = {task.name: _finished(task, work) for task in tasks}
     parts = {
         split: [asdict(summary) for name, summary in summaries.items() if name.startswith(split)]
@@ -189,11 +287,7 @@ def _build(
     index = {
         "settings": settings,
         "vocab_size": len(counts),
-        "counts": {
-            f"{split}_{name}": sum(summary[name] for summary in part)
-            for split, part in parts.items()
-            for name in ("rows", "documents", "sentences", "tokens", "unused_tokens", "random_rows")
-        },
+        "counts": _counts(parts, config.duplicates),
         "unigram_counts": {"file": _COUNTS, "size": (folder / _COUNTS).stat().st_size},
         **parts,
     }
@@ -203,16 +297,20 @@ def _build(
         leftover.unlink(missing_ok=True)
 
 
-def _tasks(folder: Path, work: Path, config: DataConfig, progress: Progress) -> list[ShardTask]:
-    """The shards of a set: they depend on the corpus, the seed and the held-out share only."""
+def _tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardTask]:
+    """The shards of a set: they depend on corpus, seed and held-out share only. The caller holds the set's lock."""
+    work = folder / _WORK
     train = _spooled(work / "spool", config.train, "data.train", progress)
     order = train.order(config.seed)
+    least = OBJECTIVES[config.objective].documents
     if config.eval is None:
-        held_out = max(2, round(config.held_out * train.number_of_documents))
-        if train.number_of_documents - held_out < 2:
+        held_out = max(least, round(config.held_out * train.number_of_documents))
+        if train.number_of_documents - held_out < least:
+            reason = "two to train on and two to hold out (next-sentence pairs draw from another document)"
+            reason = reason if least == 2 else "one to train on and one to hold out"
             raise UserError(
-                f"data.train holds {_number(train)}: at least 4 are needed, two to train on and two to "
-                "hold out (next-sentence pairs draw from another document); an empty line separates documents"
+                f"data.train holds {_number(train)}: at least {2 * least} are needed, {reason}; "
+                "an empty line separates documents"
             )
         splits = {"eval": (train, order[:held_out]), "train": (train, order[held_out:])}
     else:
@@ -220,25 +318,31 @@ def _tasks(folder: Path, work: Path, config: DataConfig, progress: Progress) -> 
         splits = {"eval": (held_out, held_out.order(config.seed)), "train": (train, order)}
     tasks = []
     for split, (source, numbers) in splits.items():
-        if len(numbers) < 2:
+        if split == "train" and config.weights is not None:
+            numbers = source.mixed(numbers, config.weights, config.seed)
+        if len(numbers) < least:
             raise UserError(
                 f"data.{split} holds {_number(source)}: at least 2 are needed, since next-sentence pairs "
                 "draw from another document; an empty line separates documents"
             )
-        np.save(work / f"{split}-order.npy", numbers)
-        for number, (first, last) in enumerate(source.slices(numbers, SHARD_BYTES)):
+        with replacing(work / f"{split}-order.npy") as temporary, open(temporary, "wb") as file:
+            np.save(file, numbers)  # another process may have the old one mapped
+        slices = list(enumerate(source.slices(numbers, SHARD_BYTES)))
+        copies = range(config.duplicates if split == "train" else 1)
+        for copy, (number, (first, last)) in itertools.product(copies, slices):
             tasks.append(
                 ShardTask(
-                    name=f"{split}-{number:05d}",
+                    name=f"{split}-{copy}-{number:05d}" if copy else f"{split}-{number:05d}",
                     folder=folder,
                     spool=source,
                     order=work / f"{split}-order.npy",
                     first=first,
                     last=last,
                     seed=config.seed,
+                    objective=config.objective,
                     sequence_length=config.sequence_length,
                     short_seq_prob=config.short_seq_prob,
-                    language=config.language,
+                    languages=(config.language,) if isinstance(config.language, str) else tuple(config.language),
                     one_sentence_per_line=config.one_sentence_per_line,
                 )
             )
@@ -248,8 +352,18 @@ def _tasks(folder: Path, work: Path, config: DataConfig, progress: Progress) -> 
 def _spooled(folder: Path, source: list[str] | str, key: str, progress: Progress) -> spool.Spool:
     if found := spool.open_spool(folder):
         return found
-    documents = corpus.documents(source)
+    documents = corpus.numbered_documents(source)
     return spool.write_spool(documents, folder, lambda number: progress(f"reading {key}", number, None))
+
+
+def _counts(parts: dict[str, list[dict[str, Any]]], duplicates: int) -> dict[str, int]:
+    counts = {}
+    for split, part in parts.items():
+        for name in ("rows", "documents", "sentences", "tokens", "unused_tokens", "positive_rows"):
+            counts[f"{split}_{name}"] = sum(summary[name] for summary in part)
+    for name in ("documents", "sentences", "tokens"):  # every duplicate is made of the same text
+        counts[f"train_{name}"] //= duplicates
+    return counts
 
 
 def _number(source: spool.Spool) -> str:
@@ -260,11 +374,15 @@ def _finished(task: ShardTask, work: Path) -> ShardSummary | None:
     """The summary of a shard that stands whole on disk, or None."""
     try:
         summary = ShardSummary(**json.loads((work / f"{task.name}.json").read_text(encoding="utf-8")))
-        with open(task.file, "rb") as file:
-            whole = hashlib.file_digest(file, "sha256").hexdigest() == summary.sha256
+        whole = _sha256(task.file) == summary.sha256
     except (OSError, ValueError, TypeError):
         return None
     return summary if whole else None
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

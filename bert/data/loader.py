@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from bert.data.masking import Masking, random_words
+from bert.config import DataConfig
+from bert.data.masking import Masking, random_words, words_of_rows
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # Streams of randomness that must never meet: the first 64 bits of a Philox key. Seeds are below 2**32.
-_ORDER, _MASKS, _HELD_OUT = 1 << 40, 2 << 40, 3 << 40
+_ORDER, _MASKS, _HELD_OUT, _FROZEN = 1 << 40, 2 << 40, 3 << 40, 4 << 40
 
 Batch = dict[str, np.ndarray]
 
@@ -34,10 +38,11 @@ class PretrainingLoader:
 
     Attributes:
         rows: the examples.
-        masking: how they are masked, afresh at every visit.
+        masking: how they are masked.
         batch_size: rows B of a global batch.
         seed: seed of order and masks, below 2**32.
         process: (index, count) of this host among all; it reads its contiguous share of every batch only.
+        frozen_masks: a row has the same masks at every visit, not fresh ones.
     """
 
     rows: Rows
@@ -45,6 +50,7 @@ class PretrainingLoader:
     batch_size: int
     seed: int
     process: tuple[int, int] = (0, 1)
+    frozen_masks: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_permutation", lru_cache(maxsize=2)(self._draw_permutation))
@@ -64,7 +70,11 @@ class PretrainingLoader:
             here = epochs == epoch
             chosen[here] = self._permutation(int(epoch))[within[here]]
         length = self.rows.take(chosen[:1])["input_ids"].shape[1]
-        words = random_words((_MASKS + self.seed, step), first, local, self.masking.words_per_row(length))
+        words_per_row = self.masking.words_per_row(length)
+        if self.frozen_masks:
+            words = words_of_rows((_FROZEN + self.seed, 0), chosen, words_per_row)
+        else:
+            words = random_words((_MASKS + self.seed, step), first, local, words_per_row)
         return masked_batch(self.rows.take(chosen), self.masking, words, first)
 
     def _draw_permutation(self, epoch: int) -> np.ndarray:
@@ -73,13 +83,28 @@ class PretrainingLoader:
         return np.argsort(stream.random_raw(len(self.rows)), kind="stable")
 
 
+def masking_of(config: DataConfig, tokenizer: Tokenizer) -> Masking:
+    """The masking that a configuration asks for, of a vocabulary. Raises UserError where it has nothing to mask."""
+    from bert.tokenizer import continuing_ids, special_ids, vocabulary_size
+
+    special = special_ids(tokenizer)
+    return Masking(
+        vocab_size=vocabulary_size(tokenizer),
+        mask_id=special.mask,
+        special_ids=special.all,
+        max_predictions=config.max_predictions_per_sequence,
+        prob=config.masked_lm_prob,
+        continuing_ids=continuing_ids(tokenizer) if config.whole_word_masking else (),
+    )
+
+
 def held_out_batches(
     rows: Rows, masking: Masking, batch_size: int, process: tuple[int, int] = (0, 1)
 ) -> Iterator[Batch]:
     """This host's share of every held-out batch, each row once, with masks that depend on the row's number alone.
 
     The last batch is filled up with empty rows whose weights are 0 (``masked_lm_weights`` and
-    ``next_sentence_weights``), so that every batch has one shape and every row counts once.
+    those of the label), so that every batch has one shape and every row counts once.
     """
     index, count = process
     local = batch_size // count
@@ -97,19 +122,25 @@ def held_out_batches(
 
 
 def masked_batch(examples: dict[str, np.ndarray], masking: Masking, words: np.ndarray, first_row: int) -> Batch:
-    """Examples -> one pretraining batch. The attention mask comes from the lengths, never from corrupted tokens."""
+    """Examples -> one pretraining batch. The attention mask comes from the lengths, never from corrupted tokens.
+
+    Of an objective with a label the batch has NAME_labels and NAME_weights, NAME being next_sentence or sentence_order.
+    """
     ids = examples["input_ids"]
     rows, length = ids.shape
     position = np.arange(length, dtype=np.int32)
     mask = position < examples["length"][:, None]
-    return {
+    batch = {
         **masking(ids, words),
         "token_type_ids": (mask & (position >= examples["segment_a_length"][:, None])).astype(np.int32),
         "attention_mask": mask.astype(np.int32),
-        "next_sentence_labels": examples["next_sentence_label"].astype(np.int32),
-        "next_sentence_weights": np.ones(rows, dtype=np.float32),
         "rows": np.arange(first_row, first_row + rows, dtype=np.int32),
     }
+    for column, label in examples.items():
+        if column.endswith("_label"):
+            batch[f"{column}s"] = label.astype(np.int32)
+            batch[f"{column.removesuffix('_label')}_weights"] = np.ones(rows, dtype=np.float32)
+    return batch
 
 
 def _fill(array: np.ndarray, rows: int) -> np.ndarray:

@@ -27,6 +27,8 @@ class Masking:
         special_ids: ids that are never chosen and never put in (all special tokens, padding among them).
         max_predictions: P, most predictions a row.
         prob: share of a row's maskable tokens that is predicted.
+        continuing_ids: ids of pieces that continue a word. Where there are any, words are masked whole or not at all;
+            where there are none, tokens are chosen one by one.
 
     Raises:
         UserError: nothing in the vocabulary can be predicted.
@@ -37,13 +39,17 @@ class Masking:
     special_ids: Sequence[int]
     max_predictions: int
     prob: float = 0.15
+    continuing_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         maskable = np.ones(self.vocab_size, dtype=bool)
         maskable[list(self.special_ids)] = False
         if not maskable.any():
             raise UserError("the vocabulary holds special tokens only: give one with pieces to predict")
+        continuing = np.zeros(self.vocab_size, dtype=bool)
+        continuing[list(self.continuing_ids)] = True
         object.__setattr__(self, "maskable", maskable)
+        object.__setattr__(self, "continuing", continuing)
         object.__setattr__(self, "ordinary_ids", np.flatnonzero(maskable).astype(np.int32))
         lengths = np.arange(2**16 + 1)
         wanted = np.floor(lengths * self.prob + 0.5).astype(np.int64)  # half up: never NumPy's half to even
@@ -72,18 +78,10 @@ class Masking:
         draws = words.view(np.uint32)
         maskable = self.maskable[input_ids]
         wanted = self.predictions_of[np.count_nonzero(maskable, axis=1)]
-        # One sortable key a token: 32 random bits above its position, so keys never tie. Tokens that may not be
-        # chosen get the largest keys; the `wanted` smallest of a row are its choice.
-        keys = draws[:, :length].astype(np.uint64)
-        keys <<= np.uint64(16)
-        keys |= np.arange(length, dtype=np.uint64)
-        keys[~maskable] = np.uint64(2**64 - 1)
-        smallest = np.partition(keys, count - 1, axis=1)[:, :count] if count < length else keys
-        smallest = np.sort(smallest, axis=1)
-        used = np.arange(count) < wanted[:, None]
-        positions = np.where(used, smallest & np.uint64(0xFFFF), np.uint64(0xFFFF)).astype(np.int32)
-        positions.sort(axis=1)
-        positions[~used] = 0
+        if len(self.continuing_ids):
+            positions, used = self._whole_words(input_ids, maskable, wanted, draws[:, :length], count)
+        else:
+            positions, used = self._single_tokens(maskable, wanted, draws[:, :length], count)
         original = np.take_along_axis(input_ids, positions, axis=1).astype(np.int32)
 
         fate = draws[:, length : length + count]
@@ -103,6 +101,66 @@ class Masking:
             "masked_lm_weights": np.pad(used.astype(np.float32), pad),
         }
 
+    @staticmethod
+    def _single_tokens(
+        maskable: np.ndarray, wanted: np.ndarray, draws: np.ndarray, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Positions [B, count], ascending and 0 where unused, and which of them are used, of ``wanted`` [B] tokens."""
+        length = maskable.shape[1]
+        # One sortable key a token: 32 random bits above its position, so keys never tie. Tokens that may not be
+        # chosen get the largest keys; the `wanted` smallest of a row are its choice.
+        keys = draws.astype(np.uint64)
+        keys <<= np.uint64(16)
+        keys |= np.arange(length, dtype=np.uint64)
+        keys[~maskable] = np.uint64(2**64 - 1)
+        smallest = np.partition(keys, count - 1, axis=1)[:, :count] if count < length else keys
+        smallest = np.sort(smallest, axis=1)
+        used = np.arange(count) < wanted[:, None]
+        positions = np.where(used, smallest & np.uint64(0xFFFF), np.uint64(0xFFFF)).astype(np.int32)
+        positions.sort(axis=1)
+        positions[~used] = 0
+        return positions, used
+
+    def _whole_words(
+        self, input_ids: np.ndarray, maskable: np.ndarray, wanted: np.ndarray, draws: np.ndarray, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As ``_single_tokens``: words in random order, each taken if no more than ``wanted`` tokens come together.
+
+        A word is a piece and those that continue it; one that truncation left without its beginning starts where the
+        row has it. As in google-research/bert ``create_masked_lm_predictions`` a word that is too long is passed over,
+        and each token of a word that is taken gets a fate of its own.
+        """
+        rows, length = input_ids.shape
+        starts = ~(maskable & self.continuing[input_ids])
+        starts[:, 1:] |= ~maskable[:, :-1]
+        starts[:, 0] = True
+        flat = np.flatnonzero(starts)
+        keys = np.empty(rows * length, np.uint64)
+        keys[flat] = np.diff(flat, append=rows * length).view(np.uint64)
+        # One sortable key a word, at its start: 32 random bits, its position, its size.
+        keys = keys.reshape(rows, length)
+        keys |= np.arange(length, dtype=np.uint64) << np.uint64(16)
+        keys |= draws.astype(np.uint64) << np.uint64(32)
+        starts &= maskable
+        keys = np.where(starts, keys, np.uint64(2**64 - 1))
+        most = int(np.count_nonzero(starts, axis=1).max(initial=0))
+        keys = np.sort(keys, axis=1)[:, :most].T
+        sizes = (keys & np.uint64(0xFFFF)).astype(np.int32)  # 65535 where a row has no more words
+        left, taken = wanted.astype(np.int32), np.zeros((most, rows), bool)
+        for number in range(most):
+            np.less_equal(sizes[number], left, out=taken[number])
+            left -= sizes[number] * taken[number]
+            if number % 8 == 7 and not left.any():
+                break
+        number, row = np.nonzero(taken)
+        size = sizes[number, row]
+        first = row * length + (keys[number, row] >> np.uint64(16) & np.uint64(0xFFFF)).astype(np.int64)
+        tokens = (np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())).astype(np.int32)
+        used = np.arange(count) < (wanted - left)[:, None]
+        positions = np.zeros((rows, count), np.int32)
+        positions[used] = np.sort(tokens) % np.int32(length)
+        return positions, used
+
 
 def random_words(key: tuple[int, int], first_row: int, rows: int, words_per_row: int) -> np.ndarray:
     """[rows, words_per_row] uint64 from the Philox stream of ``key`` = (seed, step), starting at ``first_row``.
@@ -112,6 +170,11 @@ def random_words(key: tuple[int, int], first_row: int, rows: int, words_per_row:
     stream = np.random.Philox(key=np.array(key, dtype=np.uint64))
     stream.advance(first_row * words_per_row // _PHILOX_WORDS)
     return stream.random_raw(rows * words_per_row).reshape(rows, words_per_row)
+
+
+def words_of_rows(key: tuple[int, int], rows: np.ndarray, words_per_row: int) -> np.ndarray:
+    """[B, words_per_row] uint64 of the same stream for rows [B] in any order: each is addressed by its own number."""
+    return np.concatenate([random_words(key, int(row), 1, words_per_row) for row in rows])
 
 
 def _share(fraction: float) -> np.uint32:

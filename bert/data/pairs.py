@@ -1,5 +1,6 @@
-"""Next-sentence pairs of BERT (Devlin et al. 2019, appendix A.2), after ``create_instances_from_document`` of
-google-research/bert ``create_pretraining_data.py``.
+"""Pairs of segments for a sentence objective: next sentence (Devlin et al. 2019, appendix A.2, after
+``create_instances_from_document`` of google-research/bert ``create_pretraining_data.py``) and sentence order (Lan et
+al. 2020, section 3.1).
 
 Pure functions of token counts and a random stream. A segment is a range of the flat token array, so that
 nothing is copied until a row is written.
@@ -7,6 +8,7 @@ nothing is copied until a row is written.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,12 +16,15 @@ from typing import NamedTuple
 IS_NEXT, IS_RANDOM = 0, 1
 """Google's labels: 0 where B follows A in its document, 1 where it is from another one."""
 
+IN_ORDER, SWAPPED = 0, 1
+"""ALBERT's labels: 0 where A comes before B in the text, 1 where the two have changed places."""
+
 RANDOM_SHARE = 0.5
-"""Share of random B among the chunks that offer a choice (the paper's 50%)."""
+"""Share of random B among the chunks that offer a choice, and of swapped pairs (50% in both papers)."""
 
 
 class Pair(NamedTuple):
-    """One example: tokens [a_start, a_end) and [b_start, b_end), and whether B is random."""
+    """One example: tokens [a_start, a_end) and [b_start, b_end), and the label of its objective."""
 
     a_start: int
     a_end: int
@@ -60,12 +65,8 @@ def sentence_pairs(
     for number in range(len(documents) - 1):
         start, stop = documents[number], documents[number + 1]
         while start < stop:
-            target = longest
-            if draw.random() < short_seq_prob:
-                target = 2 + _below(draw, longest - 1)
-            end = start + 1
-            while end < stop and sentences[end] - sentences[start] < target:
-                end += 1
+            target = _target(longest, short_seq_prob, draw)
+            end = _filled(sentences, start, start + 1, stop, target)
             a_stop = start + 1 + _below(draw, end - start - 1) if end - start > 1 else end
             if end - start == 1 or draw.random() < RANDOM_SHARE:
                 room = target - (sentences[a_stop] - sentences[start])
@@ -78,6 +79,36 @@ def sentence_pairs(
                 label,
             )
             start = following
+
+
+def ordered_pairs(
+    sentences: list[int],
+    documents: list[int],
+    sequence_length: int,
+    short_seq_prob: float,
+    draw: random.Random,
+) -> Iterator[Pair]:
+    """Two consecutive segments of one document, half of the pairs swapped. Arguments as of ``sentence_pairs``.
+
+    Chunks are gathered and cut in two as for next-sentence pairs, but hold two sentences at least. Departing from
+    ALBERT's code, which gives a chunk of one sentence a random partner and calls it swapped: the last sentence of a
+    document, where it is left alone, is paired with the one before it, and a document of one sentence gives no pair.
+    """
+    longest = sequence_length - 3
+    for start, stop in itertools.pairwise(documents):
+        first = start
+        while start < stop and stop - first > 1:
+            start = min(start, stop - 2)
+            end = _filled(sentences, start, start + 2, stop, _target(longest, short_seq_prob, draw))
+            middle = start + 1 + _below(draw, end - start - 1)
+            a_start, a_end, b_start, b_end = truncated(
+                sentences[start], sentences[middle], sentences[middle], sentences[end], longest, draw
+            )
+            if draw.random() < RANDOM_SHARE:
+                yield Pair(b_start, b_end, a_start, a_end, SWAPPED)
+            else:
+                yield Pair(a_start, a_end, b_start, b_end, IN_ORDER)
+            start = end
 
 
 def truncated(a_start: int, a_end: int, b_start: int, b_end: int, longest: int, draw: random.Random):
@@ -98,10 +129,19 @@ def _random_segment(
     other = _below(draw, len(documents) - 2)
     other += other >= number
     first = documents[other] + _below(draw, documents[other + 1] - documents[other])
-    stop = first + 1
-    while stop < documents[other + 1] and sentences[stop] - sentences[first] < room:
-        stop += 1
-    return first, stop
+    return first, _filled(sentences, first, first + 1, documents[other + 1], room)
+
+
+def _target(longest: int, short_seq_prob: float, draw: random.Random) -> int:
+    """Tokens that a chunk is to have: the longest, or now and then fewer."""
+    return 2 + _below(draw, longest - 1) if draw.random() < short_seq_prob else longest
+
+
+def _filled(sentences: list[int], start: int, end: int, stop: int, target: int) -> int:
+    """The end of a chunk from ``start`` on: at least ``end``, and up to ``stop`` until the target is reached."""
+    while end < stop and sentences[end] - sentences[start] < target:
+        end += 1
+    return end
 
 
 def _below(draw: random.Random, n: int) -> int:

@@ -1,5 +1,5 @@
-"""One shard of examples: documents of a spool -> tokens -> pairs -> rows in an Arrow stream; and reading rows
-back.
+"""One shard of examples: documents of a spool -> tokens -> rows of an objective in an Arrow stream; and reading
+rows back.
 
 A shard is built by one process from (seed, its name) alone, so how many processes share the work changes
 nothing. The files are what ``datasets.Dataset.from_file`` opens; reading them here takes pyarrow and NumPy
@@ -20,18 +20,19 @@ import pyarrow as pa
 
 from bert.config import UserError
 from bert.data import corpus, pairs
+from bert.data.objectives import OBJECTIVES
 from bert.data.spool import Spool
 from bert.files import write_durably
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from bert.tokenizer import SpecialTokens
 
 BATCH_OF_SENTENCES = 4096
 """Sentences tokenised in one call: enough to make calls cheap, few enough to bound memory."""
 
-COLUMNS = ("input_ids", "length", "segment_a_length", "next_sentence_label")
+COLUMNS = ("input_ids", "length", "segment_a_length")
+"""Of every row; the label of its objective, NAME_label, follows where there is one."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class ShardTask:
     """All a worker needs to know about a shard, besides the tokenizer."""
 
     name: str
-    """train-00000 or eval-00000: the name of the file and, with the seed, the key of its random stream."""
+    """train-00000 or eval-00000, train-1-00000 in the first duplicate: the name of the file and, with the seed, the key
+    of its random stream."""
     folder: Path
     spool: Spool
     order: Path
@@ -48,9 +50,11 @@ class ShardTask:
     last: int
     """Range of the document order."""
     seed: int
+    objective: str
     sequence_length: int
     short_seq_prob: float
-    language: str
+    languages: tuple[str, ...]
+    """Of each source of the spool; one alone is that of all."""
     one_sentence_per_line: bool
 
     @property
@@ -71,58 +75,71 @@ class ShardSummary:
     tokens: int
     unused_tokens: int
     """Tokens that stand in no row: cut off where two segments were too long together, as Google does."""
-    random_rows: int
-    """Rows whose B is from another document."""
+    positive_rows: int
+    """Rows whose label is 1: B from another document, or swapped."""
 
 
-def build_shard(task: ShardTask, tokenizer: Tokenizer) -> tuple[ShardSummary, np.ndarray]:
-    """Builds and writes a shard, atomically.
+def build_shards_of(
+    tasks: list[ShardTask], tokenizer: Tokenizer
+) -> Iterator[tuple[ShardTask, ShardSummary, np.ndarray]]:
+    """Builds and writes the shards of one range of documents, duplicates of each other, each atomically.
 
     Args:
-      task: what to build.
+      tasks: what to build; their text is tokenised once.
       tokenizer: as ``bert.tokenizer.corpus_tokenizer`` gives it.
 
-    Returns:
-      Its summary, and how often each piece stands in its rows, special ones included and padding not: int64
-      [V].
+    Yields:
+      Each task with its summary, and how often each piece stands in its rows, special ones included and padding not:
+      int64 [V].
 
     Raises:
-      UserError: fewer than two of its documents have a token.
+      UserError: too few of its documents have a token, or none gives a row.
     """
     from bert.tokenizer import special_ids
 
+    task = tasks[0]
     numbers = np.load(task.order, mmap_mode="r")[task.first : task.last]
     tokens, sentences, documents = _tokenized(task, numbers, tokenizer)
-    if len(documents) < 3:
+    objective = OBJECTIVES[task.objective]
+    if len(documents) - 1 < objective.documents:
         raise UserError(
             f"only {len(documents) - 1} of {len(numbers)} documents of {task.name} hold more than control "
-            "characters, and next-sentence pairs need two: remove the empty ones from the corpus"
+            f"characters, and data.objective {task.objective} needs {objective.documents}: "
+            "remove the empty ones from the corpus"
         )
-    draw = pairs.stream(task.seed, task.name)
-    found = np.array(list(pairs.sentence_pairs(sentences, documents, task.sequence_length, task.short_seq_prob, draw)))
     vocab_size = max(tokenizer.get_vocab().values()) + 1
-    columns = _columns(tokens, found, task.sequence_length, special_ids(tokenizer), vocab_size)
-    present = np.arange(task.sequence_length) < columns["length"][:, None]
-    counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
-    size, sha256 = _write(task.file, columns)
-    summary = ShardSummary(
-        file=task.file.name,
-        rows=len(found),
-        size=size,
-        sha256=sha256,
-        documents=len(documents) - 1,
-        sentences=len(sentences) - 1,
-        tokens=len(tokens),
-        unused_tokens=_unused(found, len(tokens)),
-        random_rows=int(columns["next_sentence_label"].sum()),
-    )
-    return summary, counts
+    dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
+    ends, special = np.array(sentences)[documents], special_ids(tokenizer)
+    for task in tasks:
+        draw = pairs.stream(task.seed, task.name)
+        found = objective.draw(sentences, documents, task.sequence_length, task.short_seq_prob, draw)
+        if not len(found):
+            raise UserError(
+                f"no document of {task.name} has two sentences, which data.objective {task.objective} needs: "
+                "take data.objective nsp or doc_sentences for such a corpus"
+            )
+        columns = objective.lay_out(tokens, ends, found, task.sequence_length, special, dtype)
+        present = np.arange(task.sequence_length) < columns["length"][:, None]
+        counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
+        size, sha256 = _write(task.file, columns)
+        summary = ShardSummary(
+            file=task.file.name,
+            rows=len(found),
+            size=size,
+            sha256=sha256,
+            documents=len(documents) - 1,
+            sentences=len(sentences) - 1,
+            tokens=len(tokens),
+            unused_tokens=_unused(found, len(tokens)),
+            positive_rows=int(columns[f"{objective.label}_label"].sum()) if objective.label else 0,
+        )
+        yield task, summary, counts
 
 
 def _tokenized(task: ShardTask, numbers: np.ndarray, tokenizer: Tokenizer) -> tuple[np.ndarray, list[int], list[int]]:
     """Flat tokens, boundaries of the sentences in them, boundaries of the documents among the sentences.
 
-    Sentences without a token and documents without a sentence vanish. A sentence over T - 3 tokens is cut
+    Sentences without a token and documents without a sentence vanish. A sentence that is longer than a row is cut
     into even pieces of about half that: where a corpus has no punctuation, truncation would throw most of it
     away.
     """
@@ -134,7 +151,7 @@ def _tokenized(task: ShardTask, numbers: np.ndarray, tokenizer: Tokenizer) -> tu
         owners += batch_owners
     tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
     length, owner = np.array(lengths, np.int64), np.array(owners, np.int64)
-    longest = task.sequence_length - 3
+    longest = task.sequence_length - OBJECTIVES[task.objective].special_tokens
     pieces = np.where(length > longest, -(-length // (longest // 2)), np.minimum(length, 1))
     each, owner = np.repeat(np.arange(len(pieces)), pieces), np.repeat(owner, pieces)
     within = np.arange(len(each)) - (np.cumsum(pieces) - pieces)[each]
@@ -148,8 +165,10 @@ def _batches_of_sentences(task: ShardTask, numbers: np.ndarray) -> Iterator[tupl
     """Sentences in their order, and which document each is from."""
     sentences: list[str] = []
     owners: list[int] = []
+    of = task.spool.sources() if len(task.languages) > 1 else None
     for owner, paragraphs in enumerate(task.spool.read(numbers)):
-        found = corpus.split_sentences(paragraphs, task.language, task.one_sentence_per_line)
+        language = task.languages[0 if of is None else of[numbers[owner]]]
+        found = corpus.split_sentences(paragraphs, language, task.one_sentence_per_line)
         sentences += found
         owners += [owner] * len(found)
         while len(sentences) >= BATCH_OF_SENTENCES:
@@ -159,33 +178,12 @@ def _batches_of_sentences(task: ShardTask, numbers: np.ndarray) -> Iterator[tupl
         yield sentences, owners
 
 
-def _columns(
-    tokens: np.ndarray, found: np.ndarray, length: int, special: SpecialTokens, vocab_size: int
-) -> dict[str, np.ndarray]:
-    """``[CLS] A [SEP] B [SEP]`` and padding for every pair [R, 5]: the arrays of COLUMNS."""
-    dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
-    rows = np.full((len(found), length), special.pad, dtype)
-    rows[:, 0] = special.cls
-    a_length, b_length = found[:, 1] - found[:, 0] + 2, found[:, 3] - found[:, 2] + 1
-    for row, (a_start, a_end, b_start, b_end, _), second in zip(rows, found.tolist(), a_length.tolist(), strict=True):
-        row[1 : second - 1] = tokens[a_start:a_end]
-        row[second : second + b_end - b_start] = tokens[b_start:b_end]
-    every = np.arange(len(found))
-    rows[every, a_length - 1] = special.sep
-    rows[every, a_length + b_length - 1] = special.sep
-    return {
-        "input_ids": rows,
-        "length": (a_length + b_length).astype(np.int32),
-        "segment_a_length": a_length.astype(np.int32),
-        "next_sentence_label": found[:, 4].astype(np.int8),
-    }
-
-
 def _unused(found: np.ndarray, number_of_tokens: int) -> int:
-    """Tokens that stand in no row: cut off where A and B were too long together."""
+    """Tokens that stand in no row [R, ...] of ranges: cut off where A and B were too long together."""
     steps = np.zeros(number_of_tokens + 1, np.int64)
-    np.add.at(steps, found[:, [0, 2]], 1)
-    np.add.at(steps, found[:, [1, 3]], -1)
+    for start in range(0, found.shape[1] - 1, 2):
+        np.add.at(steps, found[:, start], 1)
+        np.add.at(steps, found[:, start + 1], -1)
     return int((np.cumsum(steps)[:-1] == 0).sum())
 
 
@@ -217,12 +215,16 @@ class Rows:
     def __init__(self, paths: Sequence[Path]):
         """Maps the shards. Raises UserError for one that is missing or not a shard."""
         self._views: list[tuple[np.ndarray, ...]] = []
+        self._names = COLUMNS
         for path in paths:
             try:
                 with pa.memory_map(str(path)) as source:
-                    batches = pa.ipc.open_stream(source).read_all().select(COLUMNS).to_batches()
+                    table = pa.ipc.open_stream(source).read_all()
+                    labels = [name for name in table.column_names if name.endswith("_label")]
+                    batches = table.select([*COLUMNS, *labels]).to_batches()
             except (OSError, pa.ArrowException, KeyError) as error:
                 raise damaged(path, str(error).splitlines()[0]) from None
+            self._names = (*COLUMNS, *labels)
             for batch in batches:
                 ids, *scalars = batch.columns
                 flat = ids.flatten().to_numpy(zero_copy_only=True)
@@ -240,8 +242,9 @@ class Rows:
           indices: whole numbers in [0, len(self)), [B].
 
         Returns:
-          int32 ``input_ids`` [B, T]; ``length``, ``segment_a_length`` and ``next_sentence_label`` [B]. The
-          token types of a row are 1 at positions from segment_a_length up to length.
+          int32 ``input_ids`` [B, T]; ``length``, ``segment_a_length`` and, where the objective has one, the label
+          (``next_sentence_label``, ``sentence_order_label``) [B]. The token types of a row are 1 at positions from
+          segment_a_length up to length.
 
         Raises:
           IndexError: a number outside the rows.
@@ -252,7 +255,7 @@ class Rows:
         width = self._views[0][0].shape[1] if self._views else 0
         out = [
             np.empty((len(indices), width), np.int32),
-            *(np.empty(len(indices), np.int32) for _ in COLUMNS[1:]),
+            *(np.empty(len(indices), np.int32) for _ in self._names[1:]),
         ]
         shard = np.searchsorted(self._starts, indices, side="right") - 1
         within = indices - self._starts[shard]
@@ -261,7 +264,7 @@ class Rows:
             chosen = within[here]
             for column, view in zip(out, self._views[number], strict=True):
                 column[here] = view[chosen]
-        return dict(zip(COLUMNS, out, strict=True))
+        return dict(zip(self._names, out, strict=True))
 
 
 def open_rows(paths: Sequence[Path]) -> Rows:

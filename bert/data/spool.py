@@ -15,14 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
-_TEXT, _OFFSETS, _DONE = "text", "offsets.int64", "done.json"
+from bert.config import UserError
+
+_TEXT, _OFFSETS, _SOURCES, _DONE = "text", "offsets.int64", "sources.int32", "done.json"
 
 
 @dataclass(frozen=True)
 class Spool:
-    """A folder with the text of N documents and their N + 1 byte offsets.
+    """A folder with the text of N documents, their N + 1 byte offsets, and which source each is from.
 
-    The offsets are 8 bytes a document and mapped, not read; nothing else grows with the corpus.
+    The numbers are 12 bytes a document and mapped, not read; nothing else grows with the corpus.
     """
 
     folder: Path
@@ -32,6 +34,10 @@ class Spool:
     def offsets(self) -> np.ndarray:
         """Byte offsets, int64 [N + 1], mapped."""
         return np.memmap(self.folder / _OFFSETS, dtype=np.int64, mode="r")
+
+    def sources(self) -> np.ndarray:
+        """Number of the source of each document, int32 [N], mapped."""
+        return np.memmap(self.folder / _SOURCES, dtype=np.int32, mode="r")
 
     def read(self, numbers: np.ndarray):
         """Documents by number, as lists of lines, in the order asked for."""
@@ -50,6 +56,38 @@ class Spool:
         words = np.random.Philox(key=seed).random_raw(self.number_of_documents)
         return np.argsort(words, kind="stable")
 
+    def mixed(self, order: np.ndarray, weights: list[float], seed: int) -> np.ndarray:
+        """An order in which every source has its share of the bytes, int64 [at least N].
+
+        No document is left out: the source that is largest for its share is read once, the others as often as they
+        must be, in passes one after the other (so that a document hardly ever meets its copy), the last in part.
+
+        Raises:
+          UserError: a source without a document in the order.
+        """
+        offsets, sources = self.offsets(), self.sources()[order]
+        sizes = np.maximum((offsets[1:] - offsets[:-1])[order], 1)
+        totals = np.bincount(sources, sizes, minlength=len(weights))
+        if not totals.all():
+            raise UserError(
+                f"data.weights: entry {int(totals.argmin()) + 1} of data.train has no document to train on, "
+                "leave it out or add text to it"
+            )
+        passes = np.array(weights) / totals
+        passes /= passes.min()
+        found, done = [], 0
+        while (passes > done).any():
+            words = np.random.Philox(key=np.array([seed, done], np.uint64)).random_raw(len(order))
+            places = np.argsort(words, kind="stable") if done else np.arange(len(order))
+            keep = np.zeros(len(order), bool)
+            for source, (times, total) in enumerate(zip(passes, totals, strict=True)):
+                mine = places[sources[places] == source]
+                # Where the last pass would end within a document, it stops before it.
+                keep[mine[np.cumsum(sizes[mine]) <= (times - done) * total + 0.5]] = True
+            found.append(order[places[keep[places]]])
+            done += 1
+        return np.concatenate(found)
+
     def slices(self, order: np.ndarray, slice_bytes: int) -> list[tuple[int, int]]:
         """Ranges of an order: about ``slice_bytes`` of text each, all alike, at least two documents."""
         offsets = self.offsets()
@@ -67,21 +105,26 @@ class Spool:
         return found
 
 
-def write_spool(documents: Iterable[list[str]], folder: Path, progress: Callable[[int], None]) -> Spool:
-    """Writes documents in their order. ``progress`` is told the number of documents from time to time."""
+def write_spool(documents: Iterable[tuple[int, list[str]]], folder: Path, progress: Callable[[int], None]) -> Spool:
+    """Writes (number of the source, document) in their order. ``progress`` is told now and then how many they are."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _DONE).unlink(missing_ok=True)
     number, place = 0, 0
-    with open(folder / _TEXT, "wb") as text, open(folder / _OFFSETS, "wb") as offsets:
+    with (
+        open(folder / _TEXT, "wb") as text,
+        open(folder / _OFFSETS, "wb") as offsets,
+        open(folder / _SOURCES, "wb") as sources,
+    ):
         offsets.write(np.int64(0).tobytes())
-        for number, document in enumerate(documents, start=1):
+        for number, (source, document) in enumerate(documents, start=1):
             data = "\n".join(document).encode("utf-8")
             place += len(data)
             text.write(data)
             offsets.write(np.int64(place).tobytes())
+            sources.write(np.int32(source).tobytes())
             if number % 1000 == 0:
                 progress(number)
-        for file in (text, offsets):
+        for file in (text, offsets, sources):
             file.flush()
             os.fsync(file.fileno())
     # Last, so that a spool that was cut short is not taken for a whole one.

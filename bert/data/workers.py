@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bert.config import UserError
-from bert.data.shards import ShardTask, build_shard
+from bert.data.shards import ShardTask, build_shards_of
 from bert.files import write_durably
 
 if TYPE_CHECKING:
@@ -37,19 +38,22 @@ def build_shards(tasks: list[ShardTask], tokenizer: Tokenizer, work: Path, proce
     """
     from bert.tokenizer import corpus_tokenizer
 
+    # Duplicates of a shard are built together: their text is tokenised once.
+    in_order = sorted(tasks, key=_text_of)
+    groups = [list(group) for _, group in itertools.groupby(in_order, key=_text_of)]
     if processes <= 1:
         plain = corpus_tokenizer(tokenizer)
-        for task in tasks:
-            _build_and_record(task, plain, work)
-            yield task.name
+        for group in groups:
+            _build_and_record(group, plain, work)
+            yield from (task.name for task in group)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=(tokenizer.to_str(),)) as pool:
-        futures = {pool.submit(_build_in_worker, task, work): task.name for task in tasks}
+        futures = {pool.submit(_build_in_worker, group, work): group for group in groups}
         try:
             for future in as_completed(futures):
                 future.result()
-                yield futures[future]
+                yield from (task.name for task in futures[future])
         except BrokenProcessPool:
             raise UserError(
                 "a process that builds examples was killed, most likely for lack of memory: run again with "
@@ -79,12 +83,17 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _build_in_worker(task: ShardTask, work: Path) -> None:
-    _build_and_record(task, _tokenizer, work)
+def _text_of(task: ShardTask) -> tuple[str, int]:
+    """What the task reads: duplicates of each other read the same."""
+    return str(task.order), task.first
 
 
-def _build_and_record(task: ShardTask, tokenizer: Tokenizer, work: Path) -> None:
-    summary, counts = build_shard(task, tokenizer)
-    np.save(work / f"{task.name}.npy", counts)
-    # Last: a shard without its summary is built again.
-    write_durably(work / f"{task.name}.json", json.dumps(asdict(summary)).encode())
+def _build_in_worker(tasks: list[ShardTask], work: Path) -> None:
+    _build_and_record(tasks, _tokenizer, work)
+
+
+def _build_and_record(tasks: list[ShardTask], tokenizer: Tokenizer, work: Path) -> None:
+    for task, summary, counts in build_shards_of(tasks, tokenizer):
+        np.save(work / f"{task.name}.npy", counts)
+        # Last: a shard without its summary is built again.
+        write_durably(work / f"{task.name}.json", json.dumps(asdict(summary)).encode())

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from bert.config import STANDARD_LIBRARY, UserError
-from bert.data import corpus
+from bert.data import corpus, formats
 from bert.data.corpus import corpus_files, corpus_fingerprint, documents, split_sentences
 
 TWO = "First line.\nSecond line.\n\n\n  \nOther document.\n"
@@ -88,7 +88,7 @@ BAD = {
     "empty": ("a.txt", "", r"a\.txt holds no text"),
     "invisible": ("a.txt", "\u200b\n\n\x07\ufeff\n", r"a\.txt holds no text"),
     "blank": ("a.txt", " \n\n\t\n", r"a\.txt holds no text"),
-    "other kind": ("a.parquet", "PAR1", r"a\.parquet is of a kind that is not read"),
+    "other kind": ("a.zip", "PK", r"a\.zip is of a kind that is not read"),
 }
 
 
@@ -128,13 +128,13 @@ def test_unreadable_file_is_named(tmp_path, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(corpus, "_open", refuse)
+    monkeypatch.setattr(formats, "_open", refuse)
     with pytest.raises(UserError, match=r"a\.txt cannot be read \(Permission denied\)"):
         list(documents(path))
 
 
 def test_a_document_without_end_stops_before_memory_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "MAX_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(formats, "MAX_DOCUMENT_BYTES", 1000)
     for content in ("a line\n" * 500, "one endless line " * 100):
         with pytest.raises(UserError, match="separate documents with an empty line"):
             list(documents(write(tmp_path / "a.txt", content)))

@@ -99,7 +99,7 @@ def test_rows_are_cls_a_sep_b_sep_and_padding(built):
 def test_half_is_random_and_all_text_is_there(built):
     rows = all_rows(built.train)
     assert 0.45 < rows["next_sentence_label"].mean() < 0.7
-    assert built.counts["train_random_rows"] == rows["next_sentence_label"].sum()
+    assert built.counts["train_positive_rows"] == rows["next_sentence_label"].sum()
     used = len(set(rows["input_ids"][rows["input_ids"] >= FIRST].tolist()))
     assert used == built.counts["train_tokens"] - built.counts["train_unused_tokens"]
     assert used > 0.9 * built.counts["train_tokens"]

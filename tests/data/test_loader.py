@@ -74,6 +74,27 @@ def test_masks_are_fresh_at_every_visit() -> None:
     assert (first["input_ids"][order[0]] != second["input_ids"][order[1]]).any(axis=1).all()
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_frozen_masks_are_those_of_the_row_at_every_visit(processes: int) -> None:
+    loaders = [
+        PretrainingLoader(NumberedRows(24), MASKING, 8, 1, (i, processes), frozen_masks=True) for i in range(processes)
+    ]
+    seen: dict[int, np.ndarray] = {}
+    for step in range(9):
+        for loader in loaders:
+            batch = loader.batch(step)
+            for first, row in zip(originals(batch)[:, 0], batch["input_ids"], strict=True):
+                np.testing.assert_array_equal(seen.setdefault(first, row), row)
+    assert len(seen) == 24
+    places = {tuple(np.flatnonzero(row == MASKING.mask_id)) for row in seen.values()}
+    assert len(places) > 18, "each row has masks of its own"
+    other = PretrainingLoader(NumberedRows(24), MASKING, 24, 2, frozen_masks=True).batch(0)
+    changed = [
+        (seen[first] != row).any() for first, row in zip(originals(other)[:, 0], other["input_ids"], strict=True)
+    ]
+    assert sum(changed) > 18, "another seed freezes other masks"
+
+
 def test_the_attention_mask_is_that_of_the_uncorrupted_row() -> None:
     batch = PretrainingLoader(NumberedRows(100), MASKING, batch_size=32, seed=1).batch(5)
     np.testing.assert_array_equal(batch["attention_mask"], originals(batch) != 0)

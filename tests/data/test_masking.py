@@ -120,3 +120,95 @@ def test_rows_are_the_same_whoever_draws_them(length: int) -> None:
             np.testing.assert_array_equal(value, whole[name][first : first + 16])
     other = masked(ids, masking, key=(7, 2))
     assert (other["masked_lm_positions"] != whole["masked_lm_positions"]).any(axis=1).mean() > 0.8
+
+
+def words_of(ids: np.ndarray, continuing: set[int]) -> list[list[list[int]]]:
+    """The words of each row as lists of positions; a special piece ends one."""
+    found = []
+    for row in ids.tolist():
+        words: list[list[int]] = []
+        open_word = False
+        for place, piece in enumerate(row):
+            if piece in SPECIAL:
+                open_word = False
+            elif open_word and piece in continuing:
+                words[-1].append(place)
+            else:
+                words.append([place])
+                open_word = True
+        found.append(words)
+    return found
+
+
+CONTINUING = range(700, V)  # 30% of the pieces
+
+
+def whole_words(**changes) -> Masking:
+    return Masking(V, MASK, SPECIAL, **{"max_predictions": 20, "continuing_ids": CONTINUING, **changes})
+
+
+def test_a_worked_example_of_whole_words() -> None:
+    # Nine maskable tokens at 40%: a budget of four. Words by their random numbers: the one at place 1 (one token), that
+    # at place 2 (four tokens, which no longer fit: passed over), that at place 6 (two), that at place 8 (one).
+    masking = Masking(30, MASK, SPECIAL, max_predictions=5, prob=0.4, continuing_ids=(20, 21, 22))
+    ids = np.array([[2, 10, 11, 20, 21, 22, 12, 20, 13, 14, 3, 0]], dtype=np.uint16)
+    halves = np.zeros((1, masking.words_per_row(12) * 2), dtype=np.uint32)
+    halves[0, :12] = [0, 10, 20, 1, 1, 1, 30, 1, 40, 50, 0, 0]
+    result = masking(ids, halves.view(np.uint64))
+    assert result["masked_lm_positions"].tolist() == [[1, 6, 7, 8, 0]]
+    assert result["masked_lm_ids"].tolist() == [[10, 12, 20, 13, 0]]
+    assert result["masked_lm_weights"].tolist() == [[1, 1, 1, 1, 0]]
+    assert result["input_ids"].tolist() == [[2, 4, 11, 20, 21, 22, 4, 4, 4, 14, 3, 0]]
+
+
+def test_words_are_masked_whole_or_not_at_all_within_the_budget() -> None:
+    masking, ids = whole_words(max_predictions=12), corpus(500)
+    result = masked(ids, masking)
+    single = masked(ids, Masking(V, MASK, SPECIAL, max_predictions=12))
+    budget = single["masked_lm_weights"].sum(axis=1)
+    used = result["masked_lm_weights"] > 0
+    assert (used.sum(axis=1) <= budget).all()
+    assert used.sum() > 0.98 * budget.sum()
+    for row, words in enumerate(words_of(ids, set(CONTINUING))):
+        chosen = set(result["masked_lm_positions"][row, used[row]].tolist())
+        assert sorted(chosen) == result["masked_lm_positions"][row, used[row]].tolist()
+        assert chosen == {place for word in words if word[0] in chosen for place in word}
+        unused = int(budget[row]) - len(chosen)
+        assert all(len(word) > unused for word in words if word[0] not in chosen), "what is left out does not fit"
+    np.testing.assert_array_equal(
+        np.where(used, result["masked_lm_ids"], 0),
+        np.where(used, np.take_along_axis(ids, result["masked_lm_positions"], 1), 0),
+    )
+
+
+def test_whole_words_are_80_10_10_token_by_token() -> None:
+    ids = corpus(20_000)
+    result = masked(ids, whole_words())
+    rows, places = np.nonzero(result["masked_lm_weights"])
+    positions = result["masked_lm_positions"][rows, places]
+    before, after = ids[rows, positions].astype(int), result["input_ids"][rows, positions]
+    to_mask, kept = after == MASK, after == before
+    for share, expected in ((to_mask, 0.8), (~to_mask & ~kept, 0.1 * 994 / 995), (kept, 0.1 + 0.1 / 995)):
+        assert abs(share.mean() - expected) < 4 * np.sqrt(expected * (1 - expected) / len(rows))
+    untouched = np.ones(ids.shape, bool)
+    untouched[rows, positions] = False
+    np.testing.assert_array_equal(result["input_ids"][untouched], ids[untouched])
+    # Words of every length have about the same chance, those of more tokens a little less: they may no longer fit.
+    assert np.isin(before, CONTINUING).mean() == pytest.approx(np.isin(ids[ids >= 5], CONTINUING).mean(), rel=0.15)
+
+
+def test_whole_words_of_a_row_are_the_same_whoever_draws_them() -> None:
+    masking, ids = whole_words(), corpus(64, 77)
+    whole, words = masked(ids, masking), masking.words_per_row(77)
+    for first in (0, 16, 48):
+        part = masking(ids[first : first + 16], random_words((7, 1), first, 16, words))
+        for name, value in part.items():
+            np.testing.assert_array_equal(value, whole[name][first : first + 16])
+
+
+@pytest.mark.parametrize("row", [[2, 3, 0, 0, 0, 0, 0, 0], [2, 10, 800, 800, 800, 800, 800, 3]])
+def test_no_word_that_fits_predicts_nothing(row) -> None:
+    ids = np.array([row], dtype=np.uint16)
+    result = masked(ids, whole_words())
+    assert result["masked_lm_weights"].sum() == 0
+    np.testing.assert_array_equal(result["input_ids"], ids)

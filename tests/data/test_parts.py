@@ -1,0 +1,104 @@
+"""Processes that share only a folder build one set between them; what they built is verified when it is opened."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert.commands.examples import main
+from bert.config import UserError
+from bert.data import examples
+from bert.data.examples import build_examples, build_part
+from tests.data.test_examples import config_of, digest, place, tokenizer  # noqa: F401
+
+SHARD = """
+import sys
+from bert.commands.examples import main
+from bert.data import examples
+
+examples.SHARD_BYTES = 8000
+status = main(sys.argv[1:])
+assert "jax" not in sys.modules
+sys.exit(status)
+"""
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(examples, "SHARD_BYTES", 8000)
+
+
+def test_parts_in_any_order_merge_to_the_same_set(place, tokenizer, tmp_path):  # noqa: F811
+    whole = build_examples(config_of(place, duplicates=2), tokenizer, tmp_path / "whole")
+    config = config_of(place, duplicates=2)
+    for part in ((2, 3), (3, 3), (2, 3)):
+        assert build_part(config, tokenizer, part, tmp_path / "parts") is None
+    found = build_part(config, tokenizer, (1, 3), tmp_path / "parts")
+    assert digest(found) == digest(whole)
+    assert build_part(config, tokenizer, (2, 3), tmp_path / "parts") == found
+    assert build_part(config, tokenizer, (1, 4), tmp_path / "rest") is None
+    assert digest(build_examples(config, tokenizer, tmp_path / "rest")) == digest(whole), "training builds the rest"
+
+
+def test_four_processes_that_share_only_a_folder(place, tokenizer, tmp_path):  # noqa: F811
+    arguments = [f"--data.train={place / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}"]
+    arguments += ["--data.sequence_length=32", "--data.one_sentence_per_line=true", "--data.num_workers=1"]
+    arguments += [f"--data.cache_dir={tmp_path / 'shared'}"]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", SHARD, *arguments, f"--shard={number}/4"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        for number in range(1, 5)
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * 4, outputs
+    assert any("examples in" in output for output in outputs)
+    stages = []
+    config = config_of(place)
+    again = build_examples(config, tokenizer, tmp_path / "shared", lambda *stage: stages.append(stage[0]))
+    assert "building examples" not in stages
+    assert digest(again) == digest(build_examples(config, tokenizer, tmp_path / "whole"))
+
+
+def test_a_flipped_byte_is_found_when_the_set_is_opened(place, tokenizer, tmp_path):  # noqa: F811
+    found = build_examples(config_of(place), tokenizer, tmp_path)
+    data = bytearray(found.train[1].read_bytes())
+    data[len(data) // 2] ^= 1
+    found.train[1].write_bytes(data)
+    with pytest.raises(
+        UserError, match=r"train-00001\.arrow is damaged \(its checksum is not that of what was built\)"
+    ):
+        build_examples(config_of(place), tokenizer, tmp_path)
+
+
+def test_examples_are_shown_and_counted(place, tmp_path, capsys):  # noqa: F811
+    arguments = [f"--data.train={place / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}"]
+    arguments += ["--data.sequence_length=32", "--data.num_workers=1", f"--data.cache_dir={tmp_path}"]
+    arguments += ["--data.max_predictions_per_sequence=5", "--show", "3", "--statistics"]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    assert said.count("[CLS]") == 3
+    assert "[MASK]{d" in said
+    assert "B follows A" in said or "B is from another document" in said
+    for fact in ("documents  57", "unknown pieces", "padding", "percentile"):
+        assert fact in said
+    assert main([*arguments, "--data.objective=doc_sentences"]) == 0
+    assert "no label" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--shard=5/4", "--shard 5/4 is not I/N"),
+        ("--shard=x", "--shard x is not I/N"),
+        ("--show=many", "--show many is no number"),
+        ("--shw=1", "unknown key --shw"),
+    ],
+)
+def test_mistakes_of_the_command_are_one_sentence(option, message, fails):
+    assert message in fails(main, option)
