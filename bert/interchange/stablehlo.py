@@ -66,7 +66,8 @@ def export(
         raise UserError(f"length is {length} and dynamic_length is set: choose one of the two")
     if length is not None and not 1 <= length <= longest:
         raise UserError(f"length is {length}, and the model reads 1 to {longest} tokens: choose one of these")
-    given = signature(model, None if dynamic_length else length or longest)
+    full = length or longest
+    given = signature(model, None if dynamic_length else full)
     with new_folder(out) as draft:
         (draft / GRAPH).write_bytes(serialized(model, given))
         write_tensors(draft / WEIGHTS, parameters(model))
@@ -74,7 +75,7 @@ def export(
         write_companions(model, draft, given, "int32", _usage(given, longest))
         graph = jax.jit(jax_export.deserialize((draft / GRAPH).read_bytes()).call)
         weights = load_file(draft / WEIGHTS)
-        sizes = ((1, longest), (3, (longest + 1) // 2 if dynamic_length else longest))
+        sizes = ((1, full), (3, (full + 1) // 2 if dynamic_length else full))
         samples = (sample_inputs(model.config, given.inputs, *size) for size in sizes)
         say(verify(model, samples, lambda inputs: jax.device_get(graph(weights, inputs))))
     say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
@@ -82,9 +83,10 @@ def export(
 
 def serialized(model: Pretrained, given: Signature) -> bytes:
     """The function of (weights by name, inputs by name) that gives outputs by name, for every one of `PLATFORMS`."""
-    scope = jax_export.SymbolicScope([f"{LENGTH} <= {model.config.max_position_embeddings}"])
     named = {dim for shape in given.inputs.values() for dim in shape if isinstance(dim, str)}
     free = [dim for dim in (BATCH, CHOICES, LENGTH) if dim in named]
+    bounds = [f"{LENGTH} <= {model.config.max_position_embeddings}"] if LENGTH in free else []
+    scope = jax_export.SymbolicScope(bounds)
     sizes = dict(zip(free, jax_export.symbolic_shape(", ".join(free), scope=scope), strict=True))
     inputs = {
         name: jax.ShapeDtypeStruct([sizes.get(dim, dim) for dim in shape], jnp.int32)
