@@ -255,7 +255,7 @@ class PretrainConfig:
     output_dir: str | None = None
     """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
     init: str | None = None
-    """Run to start from: its weights and vocabulary; null starts from random weights."""
+    """Run, Hugging Face folder or hub name to start from: weights and vocabulary; null starts from random weights."""
     seed: int = 0
     """Seed of initialisation, order of data, masks and dropout."""
     output_bias: str = "frequencies"
@@ -323,9 +323,10 @@ class FinetuneConfig:
     output_dir: str | None = None
     """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
     init: str | None = None
-    """Run to start from; "none" trains from random weights, the control that shows what pretraining gave."""
+    """Run, Hugging Face folder or hub name to start from; "none" trains from random weights, the control that shows
+    what pretraining gave."""
     like: str | None = None
-    """With init none: the run whose model sizes and vocabulary to take, without its weights."""
+    """With init none: the run or model whose sizes and vocabulary to take, without its weights."""
     seed: int = 0
     """Seed of the head's initialisation, order of data and dropout."""
     classifier_dropout: float | None = None

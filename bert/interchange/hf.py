@@ -9,6 +9,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class Published:
         config: sizes of the encoder.
         params: nested dict of float32 arrays: the encoder and the heads that are there.
         tokenizer: its vocabulary.
-        architecture: name of our module, a key of `names.ARCHITECTURES`.
+        architecture: name of our module that the heads fill, a key of `names.ARCHITECTURES`.
         labels: names of the classes of a classifier, by number; () without one.
         problem_type: of a sequence classifier, as in config.json; None where it says nothing.
         pooling: what a sentence-transformers folder declares; None for any other.
@@ -98,11 +99,15 @@ def read(folder: Path, say: Say) -> Published:
     family, architecture = _architecture(content, file)
     config = _model_config(content, family, file)
     labels = _labels(content, file) if architecture in LABELLED else ()
+    tokenizer = load_tokenizer(folder)
+    if vocabulary_size(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"{folder}: the vocabulary has {vocabulary_size(tokenizer)} pieces, but the model has rows for "
+            f"{config.vocab_size}: copy both anew from one source"
+        )
     stored, source = read_tensors(folder)
     found, config = _placed(stored, source, config, family, architecture, say)
     parts = _checked(found, source, config, family, architecture, labels)
-    if {names.PREDICTIONS, names.SEQ_RELATIONSHIP} <= parts and not {names.CLASSIFIER, names.QA_OUTPUTS} & parts:
-        architecture = "BertForPreTraining"
     if family == names.ROBERTA and names.PREDICTIONS in parts and config.hidden_act != "gelu":
         raise UserError(
             f"{file}: hidden_act is {content['hidden_act']}, and the MLM head of RoBERTa has gelu: name another model"
@@ -111,21 +116,24 @@ def read(folder: Path, say: Say) -> Published:
     say(f"read {source}: {', '.join(sorted(parts))} ({len(found)} tensors, {size:,} parameters)")
     if fresh := [part for part in names.ARCHITECTURES[architecture] if part not in parts]:
         say(f"not in {source}, starts afresh: {', '.join(fresh)}")
-    tokenizer = load_tokenizer(folder)
-    if vocabulary_size(tokenizer) > config.vocab_size:
-        raise UserError(
-            f"{folder}: the vocabulary has {vocabulary_size(tokenizer)} pieces, but the model has rows for "
-            f"{config.vocab_size}: copy both anew from one source"
-        )
+    if not parts & {names.CLASSIFIER, names.QA_OUTPUTS}:
+        architecture, labels = _without_task(parts), ()
     return Published(
         config=config,
         params=traverse_util.unflatten_dict(found, sep="/"),
         tokenizer=tokenizer,
         architecture=architecture,
         labels=labels,
-        problem_type=content.get("problem_type"),
+        problem_type=content.get("problem_type") if labels else None,
         pooling=pooling,
     )
+
+
+def _without_task(parts: set[str]) -> str:
+    """The module of the pretraining heads that are there, whichever config.json declares."""
+    if names.PREDICTIONS in parts:
+        return "BertForPreTraining" if names.SEQ_RELATIONSHIP in parts else "BertForMaskedLM"
+    return "BertForNextSentencePrediction" if names.SEQ_RELATIONSHIP in parts else "Bert"
 
 
 def _architecture(content: dict[str, Any], file: Path) -> tuple[str, str]:
@@ -251,8 +259,9 @@ def _checked(
     table = names.tensors(config.num_hidden_layers, family, architecture)
     parts = {tensor.part for tensor in table if tensor.ours in found}
     needed = {names.ENCODER, *parts}
-    if parts & {names.CLASSIFIER, names.SEQ_RELATIONSHIP}:
-        needed |= {part for part in names.ARCHITECTURES[architecture] if part == names.POOLER}
+    pooled = names.POOLER in names.ARCHITECTURES[architecture]
+    if names.SEQ_RELATIONSHIP in parts or (names.CLASSIFIER in parts and pooled):
+        needed.add(names.POOLER)
     shapes = expected_shapes(config, architecture, labels)
     missing = [t.theirs for t in table if t.part in needed and t.ours in shapes and t.ours not in found]
     if missing:
@@ -270,6 +279,7 @@ def _checked(
     return parts
 
 
+@lru_cache(maxsize=16)
 def expected_shapes(config: ModelConfig, architecture: str, labels: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Shape of every parameter that `names.tensors` may name, by its path."""
     model = BertForPreTraining(config)

@@ -1,0 +1,428 @@
+"""Hugging Face folders: what is written reads back bit for bit, in whatever form others wrote it, or not at all."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import traverse_util
+from safetensors.numpy import load_file, save_file
+
+import bert
+from bert.commands.export import main as export
+from bert.commands.finetune import main as finetune
+from bert.commands.predict import main as predict
+from bert.commands.pretrain import main as pretrain
+from bert.config import ModelConfig, UserError
+from bert.interchange import hf_export, names
+from bert.interchange.hf import expected_shapes
+from bert.interchange.pooling import Pooling
+from bert.tokenizer import load_tokenizer
+from tests.conftest import SMALL_RUN
+
+CONFIG = ModelConfig(
+    vocab_size=23,
+    hidden_size=12,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    intermediate_size=20,
+    hidden_act="gelu_tanh",
+    max_position_embeddings=16,
+    type_vocab_size=3,
+    layer_norm_eps=1e-7,
+)
+ROBERTA = ModelConfig(**{**vars(CONFIG), "hidden_act": "gelu", "position_offset": 2, "type_vocab_size": 1})
+LABELS = ("no", "yes", "both")
+
+
+@pytest.fixture(autouse=True)
+def _without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its logits are compared in tests/real: importing it takes longer than all of these tests."""
+    monkeypatch.setattr(hf_export, "logits_difference", lambda model, folder: None)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    file.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqr"]) + "\n")
+    return file
+
+
+@pytest.fixture
+def made(vocabulary: Path):
+    """Makes a model of random weights."""
+
+    def make(architecture: str = "Bert", config: ModelConfig = CONFIG, **settings) -> bert.Pretrained:
+        random = np.random.default_rng(0)
+        labels = LABELS if architecture in ("BertForSequenceClassification", "BertForTokenClassification") else ()
+        table = names.tensors(config.num_hidden_layers, "bert", architecture)
+        shapes = expected_shapes(config, architecture, labels)
+        parts = (names.ENCODER, *names.ARCHITECTURES[architecture])
+        flat = {
+            tensor.ours: random.normal(size=shapes[tensor.ours]).astype(np.float32)
+            for tensor in table
+            if tensor.part in parts and tensor.ours in shapes
+        }
+        return bert.Pretrained(
+            config=config,
+            params=traverse_util.unflatten_dict(flat, sep="/"),
+            tokenizer=load_tokenizer(vocabulary),
+            task=None,
+            step=None,
+            source="made",
+            architecture=architecture,
+            labels=labels,
+            **settings,
+        )
+
+    return make
+
+
+def assert_same(params, others) -> None:
+    assert jax.tree.structure(params) == jax.tree.structure(others)
+    jax.tree.map(np.testing.assert_array_equal, params, others)
+
+
+def edit(folder: Path, **values) -> None:
+    """Sets keys of config.json, or removes those given as None."""
+    content = {**json.loads((folder / "config.json").read_text()), **values}
+    content = {key: value for key, value in content.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def rewrite(folder: Path, change) -> dict[str, np.ndarray]:
+    tensors = change(load_file(folder / "model.safetensors"))
+    save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, folder / "model.safetensors")
+    return tensors
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("architecture", names.ARCHITECTURES)
+def test_the_table_names_every_parameter(architecture: str, tied: bool, made) -> None:
+    config = ModelConfig(**{**vars(CONFIG), "tie_word_embeddings": tied})
+    model = made(architecture, config)
+    module: nn.Module = hf_export.module_of(model)
+    ids = jnp.zeros((1, 2, 8) if architecture == "BertForMultipleChoice" else (1, 8), jnp.int32)
+    tree = jax.eval_shape(lambda: module.init(jax.random.key(0), ids))["params"]
+    tree = {"bert": tree} if architecture == "Bert" else tree
+    expected = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
+    found = {path: array.shape for path, array in traverse_util.flatten_dict(model.params, sep="/").items()}
+    assert found == expected
+    for family in (names.BERT, names.ROBERTA):
+        table = names.tensors(2, family, architecture)
+        assert len({tensor.theirs for tensor in table}) == len({tensor.ours for tensor in table}) == len(table)
+        assert {tensor.ours for tensor in table} >= set(expected)
+
+
+@pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=["bert", "roberta"])
+@pytest.mark.parametrize("architecture", names.ARCHITECTURES)
+def test_round_trips_are_bit_identical(architecture: str, config: ModelConfig, made, tmp_path: Path) -> None:
+    model = made(architecture, config)
+    said: list[str] = []
+    model.save(tmp_path / "one", say=said.append)
+    assert said[0].startswith(f"verified: {len(jax.tree.leaves(model.params))} tensors read back identical")
+    again = bert.load(tmp_path / "one", said.append)
+    assert (again.config, again.architecture, again.labels) == (config, architecture, model.labels)
+    assert_same(again.params, model.params)
+    again.save(tmp_path / "two")
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+def with_old_norms(tensors: dict) -> dict:
+    def old(name: str) -> str:
+        return re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", name))
+
+    return {old(name): array for name, array in tensors.items()}
+
+
+def with_buffers_and_copies(tensors: dict) -> dict:
+    copies = {
+        "bert.embeddings.position_ids": np.arange(16)[None],
+        "cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"],
+        "cls.predictions.decoder.bias": tensors["cls.predictions.bias"],
+    }
+    return {**tensors, **copies}
+
+
+@pytest.mark.parametrize("change", [with_old_norms, with_buffers_and_copies])
+def test_old_names_buffers_and_tied_copies(change, made, tmp_path: Path) -> None:
+    model = made("BertForPreTraining")
+    model.save(tmp_path / "model")
+    rewrite(tmp_path / "model", change)
+    again = bert.load(tmp_path / "model")
+    assert_same(again.params, model.params)
+    assert again.config.tie_word_embeddings
+
+
+def test_a_bare_encoder_with_and_without_its_prefix(made, tmp_path: Path) -> None:
+    model = made()
+    model.save(tmp_path / "model")
+    assert "embeddings.LayerNorm.weight" in load_file(tmp_path / "model" / "model.safetensors")
+    rewrite(tmp_path / "model", lambda tensors: {f"bert.{name}": array for name, array in tensors.items()})
+    assert_same(bert.load(tmp_path / "model").params, model.params)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_is_read_as_float32(dtype, made, tmp_path: Path) -> None:
+    model = made("BertForMaskedLM")
+    model.save(tmp_path / "model")
+    rewrite(tmp_path / "model", lambda tensors: {name: array.astype(dtype) for name, array in tensors.items()})
+    expected = jax.tree.map(lambda array: array.astype(dtype).astype(np.float32), model.params)
+    assert_same(bert.load(tmp_path / "model").params, expected)
+
+
+def shard(folder: Path) -> dict[str, str]:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    places = {name: files[number % 2] for number, name in enumerate(sorted(tensors))}
+    for file in files:
+        save_file({name: tensors[name] for name, place in places.items() if place == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return places
+
+
+def test_shards(made, tmp_path: Path) -> None:
+    model = made("BertForQuestionAnswering")
+    model.save(tmp_path / "model")
+    shard(tmp_path / "model")
+    assert_same(bert.load(tmp_path / "model").params, model.params)
+
+
+def test_a_decoder_that_differs_is_untied(made, tmp_path: Path) -> None:
+    made("BertForMaskedLM").save(tmp_path / "model")
+    rewrite(
+        tmp_path / "model",
+        lambda tensors: {
+            **tensors,
+            "cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"] + 1,
+            "cls.predictions.decoder.bias": tensors["cls.predictions.bias"] + 1,
+        },
+    )
+    said: list[str] = []
+    model = bert.load(tmp_path / "model", said.append)
+    assert not model.config.tie_word_embeddings
+    assert any("stays untied" in line for line in said)
+    assert any("without use here: cls.predictions.bias" in line for line in said)
+    word, head = model.params["bert"]["embeddings"]["word"]["embedding"], model.params["predictions"]
+    np.testing.assert_array_equal(head["decoder"], word + 1)
+    model.save(tmp_path / "again")
+    assert_same(bert.load(tmp_path / "again").params, model.params)
+
+
+def test_parts_that_are_not_there_start_afresh(made, tmp_path: Path) -> None:
+    made("BertForSequenceClassification").save(tmp_path / "model")
+    rewrite(
+        tmp_path / "model",
+        lambda tensors: {n: a for n, a in tensors.items() if "pooler" not in n and "classifier" not in n},
+    )
+    said: list[str] = []
+    model = bert.load(tmp_path / "model", said.append)
+    assert said[-1].endswith("starts afresh: bert/pooler, classifier")
+    assert (model.architecture, model.labels) == ("Bert", ())
+    encoded = model.encode(["a b", "c"])
+    assert encoded.pooled_output is None
+    assert encoded.embeddings.shape == (2, 12)
+    with pytest.raises(UserError, match="not fine-tuned"):
+        model.predict(["a"])
+    with pytest.raises(UserError, match="no masked-LM head"):
+        model.fill_mask("[MASK]")
+
+
+def test_masks_are_filled_without_pooler_or_nsp_head(made, tmp_path: Path) -> None:
+    made("BertForMaskedLM").save(tmp_path / "model")
+    [guesses] = bert.load(tmp_path / "model").fill_mask("a [MASK] b", top_k=3)
+    assert [guess.probability for guess in guesses] == sorted((guess.probability for guess in guesses), reverse=True)
+
+
+def test_pooling_is_what_the_folder_declares(made, tmp_path: Path) -> None:
+    texts = ["a b c", "d", "e f"]
+    for mode in ("mean", "cls", "max"):
+        model = made(pooling=Pooling(mode, normalize=True, max_length=4))
+        model.save(tmp_path / mode)
+        again = bert.load(tmp_path / mode)
+        assert again.pooling == model.pooling
+        encoded = again.encode(texts)
+        assert encoded.attention_mask.shape == (3, 4)
+        rows = [row[: mask.sum()] for row, mask in zip(encoded.last_hidden_state, encoded.attention_mask, strict=True)]
+        pooled = {"mean": lambda row: row.mean(0), "cls": lambda row: row[0], "max": lambda row: row.max(0)}[mode]
+        expected = np.stack([pooled(row) / np.linalg.norm(pooled(row)) for row in rows])
+        np.testing.assert_allclose(encoded.embeddings, expected, atol=1e-5)
+    declared = tmp_path / "max" / "1_Pooling" / "config.json"
+    declared.write_text('{"pooling_mode_lasttoken": true}')
+    with pytest.raises(UserError, match="pools by last"):
+        bert.load(tmp_path / "max")
+    (tmp_path / "cls" / "modules.json").write_text('[{"type": "x.Transformer", "path": "../mean"}]')
+    with pytest.raises(UserError, match="may lie outside of its folder"):
+        bert.load(tmp_path / "cls")
+    (tmp_path / "cls" / "modules.json").write_text('[{"type": "x.Transformer"}, {"type": "x.Dense"}]')
+    with pytest.raises(UserError, match="lists Transformer, Dense"):
+        bert.load(tmp_path / "cls")
+
+
+def truncated(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:-20])
+
+
+def climbing(folder: Path) -> None:
+    places = shard(folder)
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(places, "../x.safetensors")})
+    )
+
+
+def without_a_shard(folder: Path) -> None:
+    shard(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def narrower(tensors: dict) -> dict:
+    return {**tensors, "bert.pooler.dense.bias": tensors["bert.pooler.dense.bias"][:-1]}
+
+
+MALFORMED = {
+    "truncated": (truncated, "model.safetensors is no whole safetensors file"),
+    "a pickle": (lambda f: (f / "model.safetensors").write_bytes(b"\x80\x04K\x01."), "a pickle, which can run code"),
+    "climbing": (climbing, "'../x.safetensors', which may lie outside of the folder"),
+    "missing shard": (without_a_shard, "names model-00002-of-00002.safetensors, which is not there"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no weights"),
+    "shape": (lambda f: rewrite(f, narrower), "bert.pooler.dense.bias is [11], but config.json makes it [12]"),
+    "small table": (lambda f: edit(f, vocab_size=22), "has 23 pieces, but the model has rows for 22"),
+    "vocabulary": (lambda f: edit(f, vocab_size=24), "word_embeddings.weight is [23, 12], but config.json makes"),
+    "layers": (lambda f: edit(f, num_hidden_layers=1), "of 1 layers lacks: mend architectures"),
+    "more layers": (lambda f: edit(f, num_hidden_layers=3), "lacks bert.encoder.layer.2.attention.self.query.weight"),
+    "unexplained": (
+        lambda f: rewrite(f, lambda t: {**t, "bert.x": t["classifier.bias"]}),
+        "holds bert.x, which a Bert",
+    ),
+    "half a head": (
+        lambda f: rewrite(f, lambda t: {n: a for n, a in t.items() if n != "classifier.bias"}),
+        "lacks classifier.bias",
+    ),
+    "integers": (
+        lambda f: rewrite(f, lambda t: {n: a.astype(np.int8) for n, a in t.items()}),
+        "is int8, and float16, bfloat16, float32 are read",
+    ),
+    "missing key": (lambda f: edit(f, hidden_size=None), "config.json lacks hidden_size"),
+    "a word": (lambda f: edit(f, hidden_size="wide"), "hidden_size is 'wide'"),
+    "heads": (lambda f: edit(f, num_attention_heads=5), "not divisible by num_attention_heads"),
+    "activation": (lambda f: edit(f, hidden_act="mish"), "hidden_act is 'mish'"),
+    "model type": (lambda f: edit(f, model_type="t5"), "model_type is 't5'"),
+    "architecture": (lambda f: edit(f, architectures=["BertLMHeadModel"]), "'BertLMHeadModel': one of BertModel"),
+    "decoder": (lambda f: edit(f, is_decoder=True), "is_decoder is True"),
+    "positions": (lambda f: edit(f, position_embedding_type="relative_key"), "is 'relative_key', and only 'absolute'"),
+    "labels": (lambda f: edit(f, id2label={"0": "a", "2": "b"}), "does not number its labels"),
+    "twins": (lambda f: edit(f, id2label={"0": "a", "1": "a", "2": "b"}), "names two labels alike"),
+    "json": (lambda f: (f / "config.json").write_text("{"), "config.json is not a whole JSON file"),
+    "no config": (lambda f: (f / "config.json").unlink(), "holds no run (no config.yaml) and no model"),
+    "no tokenizer": (
+        lambda f: [(f / name).unlink() for name in ("tokenizer.json", "vocab.txt")],
+        "holds neither tokenizer.json nor vocab.txt",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_malformed_folders_are_one_sentence(case: str, made, tmp_path: Path, fails) -> None:
+    spoil, sentence = MALFORMED[case]
+    made("BertForSequenceClassification").save(tmp_path / "model")
+    spoil(tmp_path / "model")
+    assert sentence in fails(export, str(tmp_path / "model"), str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pickle_needs_a_loader_that_runs_no_code(made, tmp_path: Path, monkeypatch) -> None:
+    made().save(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "pytorch_model.bin")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match="which can run code when read: install PyTorch"):
+        bert.load(tmp_path / "model")
+
+
+def test_names_on_the_hub(made, tmp_path: Path, monkeypatch, fails) -> None:
+    import huggingface_hub
+
+    made("BertForMaskedLM").save(tmp_path / "model")
+    asked = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, **kw: asked.append((name, kw)) or str(tmp_path / "model")
+    )
+    assert bert.load("someone/some-bert").source == "someone/some-bert"
+    [(name, settings)] = asked
+    assert name == "someone/some-bert"
+    assert not any(pattern.endswith((".bin", ".py", ".h5")) for pattern in settings["allow_patterns"])
+
+    def offline(name: str, **settings) -> str:
+        raise OSError("no route to the host\nand many more lines")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    assert "cannot be had from the Hugging Face hub (no route to the host)" in fails(
+        export, "a/b", str(tmp_path / "out")
+    )
+    monkeypatch.chdir(tmp_path)
+    assert "model/typo does not exist" in fails(export, "model/typo", str(tmp_path / "out"))
+    assert len(asked) == 1
+
+
+def test_a_run_is_exported_with_its_recipe_scores_and_labels(finetuned: Path, tmp_path: Path, capsys, fails) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    assert export([str(finetuned), str(out)]) == 0
+    assert "tensors read back identical" in capsys.readouterr().out
+    card = (out / "README.md").read_text()
+    results = json.loads((finetuned / "results.json").read_text())
+    assert f"| dev.accuracy | {results['dev']['accuracy']:.6g} |" in card
+    assert (finetuned / "config.yaml").read_text().strip() in card
+    content = json.loads((out / "config.json").read_text())
+    assert content["architectures"] == ["BertForSequenceClassification"]
+    assert content["id2label"] == {"0": "negative", "1": "positive"}
+    texts = ["ba ri tu", "ko ri"]
+    ours, theirs = (bert.load(folder).predict(texts) for folder in (finetuned, out))
+    assert ours == theirs
+    (tmp_path / "texts.txt").write_text("ba ri\nba\tko\n")
+    assert predict([str(out), str(tmp_path / "texts.txt")]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [set(line) - {"label", "probabilities"} for line in lines] == [{"text"}, {"text_a", "text_b"}]
+    assert set(lines[0]["probabilities"]) == {"negative", "positive"}
+    before = (out / "config.json").read_bytes()
+    assert "exists already and is not an empty folder" in fails(export, str(finetuned), str(out))
+    assert (out / "config.json").read_bytes() == before
+    edit(out, problem_type="multi_label_classification")
+    with pytest.raises(UserError, match="fine-tuned for multi_label_classification"):
+        bert.load(out).predict(texts)
+
+
+def test_training_starts_from_a_folder(pretrained: Path, corpus: Path, sst2: Path, tmp_path: Path, capsys) -> None:
+    source = tmp_path / "source"
+    assert export([str(pretrained), str(source)]) == 0
+    again = [f"--data.train={corpus}", *SMALL_RUN]
+    capsys.readouterr()
+    assert pretrain([*again, f"--init={source}", f"--output_dir={tmp_path / 'whole'}"]) == 0
+    text = capsys.readouterr().out
+    assert f"from {source}: bert, predictions, seq_relationship (" in text
+    assert "starts afresh" not in text
+    assert (tmp_path / "whole" / "vocab.txt").read_bytes() == (source / "vocab.txt").read_bytes()
+
+    bare = tmp_path / "bare"
+    shutil.copytree(source, bare)
+    rewrite(bare, lambda tensors: {n: a for n, a in tensors.items() if not n.startswith(("cls.", "bert.pooler"))})
+    edit(bare, architectures=["BertModel"])
+    assert pretrain([*again, f"--init={bare}", f"--output_dir={tmp_path / 'headless'}"]) == 0
+    text = capsys.readouterr().out
+    assert "starts afresh: bert/pooler, predictions, seq_relationship" in text
+    arguments = [f"--data.dir={sst2}", f"--output_dir={tmp_path / 'sst2'}", "--data.max_length=32"]
+    arguments += ["--data.buckets=32", "--training.batch_size=8", "--training.epochs=1"]
+    assert finetune(["--config=sst2", f"--init={source}", *arguments]) == 0
+    text = capsys.readouterr().out
+    assert f"from {source}: bert (" in text
+    assert "starts afresh: classifier\nnot taken over: predictions, seq_relationship" in text
