@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+from bert.config import UserError
 
 
 def write_durably(path: Path, content: bytes | str) -> None:
@@ -26,6 +29,26 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder beside ``out`` that takes its place at the end, or vanishes after an error.
+
+    Raises:
+        UserError: ``out`` is there already and not an empty folder, or its parent cannot be written.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists already and is not an empty folder: name another one")
+    draft = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        os.replace(draft, out)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror or error}): name another folder") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:

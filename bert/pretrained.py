@@ -22,7 +22,7 @@ from bert.data.tasks import task_of
 from bert.data.tasks.sentences import published_task
 from bert.data.tasks.task import Outputs, Rows, Task
 from bert.heads import HEADS, BertForMaskedLM
-from bert.interchange import google, hf, hub
+from bert.interchange import FORMATS, google, hf, hub
 from bert.interchange.pooling import Pooling
 from bert.metrics import softmax
 from bert.model import Bert
@@ -177,16 +177,47 @@ class Pretrained:
                 outputs[row] = output[: features.lengths[row]] if output.ndim == 2 else output
         return outputs
 
-    def save(self, out: str | Path, format: str = "hf", say: Callable[[str], None] = lambda text: None) -> None:
-        """Writes the model for others; ``format`` is ``hf``, a folder that Hugging Face transformers reads.
+    def save(
+        self,
+        out: str | Path,
+        format: str = "hf",
+        say: Callable[[str], None] = lambda text: None,
+        *,
+        length: int | None = None,
+        dynamic_length: bool = False,
+    ) -> None:
+        """Writes the model for others, as a whole or not at all, and checked against this one.
+
+        Args:
+            out: a folder that is not there yet, or an empty one.
+            format: ``hf``, a folder that Hugging Face transformers reads; ``stablehlo``, a function that JAX alone
+                calls; ``onnx``, a graph for ONNX Runtime and others, of any number of rows and tokens.
+            say: told what was written and what was compared.
+            length: tokens T of the inputs of a ``stablehlo`` function; None for the longest that the model reads.
+            dynamic_length: leave T of a ``stablehlo`` function free, up to that longest.
 
         Raises:
-            UserError: an unknown format, or ``out`` is there already and not an empty folder.
+            UserError: an unknown format, settings that are not its own, a library that is not installed, or ``out``
+                is there already and not an empty folder.
         """
-        if format != "hf":
-            raise UserError(f"format is {format!r}: hf is written")
-        from bert.interchange.hf_export import export
+        if format not in FORMATS:
+            raise UserError(f"format is {format!r}: choose one of {', '.join(FORMATS)}")
+        if self.feature_layers is not None:
+            raise UserError(
+                f"{self.source} has a head over {self.feature_layers} layers of a frozen encoder, which no format of "
+                "others has: fine-tune without feature_layers"
+            )
+        if format == "stablehlo":
+            from bert.interchange import stablehlo
 
+            stablehlo.export(self, Path(out), say, length=length, dynamic_length=dynamic_length)
+            return
+        if length is not None or dynamic_length:
+            raise UserError(f"length and dynamic_length are for stablehlo: leave them out for {format}")
+        if format == "onnx":
+            from bert.interchange.onnx import export
+        else:
+            from bert.interchange.hf_export import export
         export(self, Path(out), say)
 
     def _features(self, texts: Sequence[Text], max_length: int | None = None) -> Features:

@@ -6,11 +6,13 @@ import argparse
 import sys
 
 from bert.commands.arguments import run_command
+from bert.config import UserError
+from bert.interchange import FORMATS
 
 DESCRIPTION = """Hands a model to others. hf: a folder that Hugging Face transformers reads (config.json, safetensors,
-tokenizer files, a model card with the recipe and the scores), read back and compared before it is called done."""
-
-FORMATS = ("hf",)
+tokenizer files, a model card with the recipe and the scores). stablehlo: one function for CPU, CUDA and TPU that JAX
+calls without this package, its weights beside it. onnx: a graph for ONNX Runtime and others, of any number of rows and
+tokens (pip install 'bert-jax[onnx]'). Each is read back, run and compared before it is called done."""
 
 
 @run_command
@@ -20,10 +22,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="a run, a Hugging Face folder or a hub name")
     parser.add_argument("out", metavar="OUT", help="new folder to write")
     parser.add_argument("--format", choices=FORMATS, default="hf", help="form to write (default: hf)")
+    lengths = parser.add_mutually_exclusive_group()
+    lengths.add_argument(
+        "--length", type=int, metavar="T", help="tokens of stablehlo's inputs (default: the longest the model reads)"
+    )
+    lengths.add_argument("--dynamic_length", action="store_true", help="stablehlo: inputs of any length up to that")
     arguments = parser.parse_args(argv)
+    if arguments.format != "stablehlo" and (arguments.length is not None or arguments.dynamic_length):
+        raise UserError(f"--length and --dynamic_length are for stablehlo: leave them out with {arguments.format}")
 
     from bert.pretrained import load
 
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
-    model.save(arguments.out, arguments.format, print)
+    model.save(arguments.out, arguments.format, print, length=arguments.length, dynamic_length=arguments.dynamic_length)
     return 0

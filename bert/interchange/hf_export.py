@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from flax import traverse_util
 
 from bert import heads
 from bert.config import ModelConfig, UserError
+from bert.files import new_folder
 from bert.interchange import hf, names
 from bert.interchange.model_card import model_card
 from bert.interchange.pooling import declared
@@ -42,23 +42,9 @@ def export(model: Pretrained, out: Path, say: Callable[[str], None]) -> None:
         UserError: ``out`` is there already and not an empty folder, or its parent cannot be written.
         RuntimeError: what was read back is not what was written.
     """
-    if model.feature_layers is not None:
-        raise UserError(
-            f"{model.source} has a head over {model.feature_layers} layers, which Hugging Face's models lack: "
-            "fine-tune without features"
-        )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already and is not an empty folder: name another one")
-    draft = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        draft.mkdir(parents=True)
+    with new_folder(out) as draft:
         _write(model, draft)
         say(_verify(model, draft))
-        os.replace(draft, out)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror or error}): name another folder") from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
 
 

@@ -1,0 +1,72 @@
+"""Small models of every architecture, with every parameter random, as `bert.load` gives them."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from bert.config import ModelConfig
+from bert.interchange.hf_export import module_of
+from bert.pretrained import Pretrained
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(45)), "one", "text"]
+LABELLED = ("BertForSequenceClassification", "BertForTokenClassification")
+
+
+def tiny(architecture: str, pooler: bool = True, **sizes) -> Pretrained:
+    """One layer, odd sizes; biases and LayerNorm random as well."""
+    config = ModelConfig(
+        **{
+            "vocab_size": 61,
+            "hidden_size": 24,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 3,
+            "intermediate_size": 40,
+            "max_position_embeddings": 12,
+            "type_vocab_size": 3,
+            **sizes,
+        }
+    )
+    labels = ("no", "perhaps", "yes", "both") if architecture in LABELLED else ()
+    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(PIECES)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    model = Pretrained(
+        config, {"bert": {"pooler": {}} if pooler else {}}, tokenizer, None, None, "tiny", architecture, labels
+    )
+    ids = jnp.zeros((1, 2, 4) if architecture == "BertForMultipleChoice" else (1, 4), jnp.int32)
+    shapes = jax.eval_shape(lambda: module_of(model).init(jax.random.key(0), ids)["params"])
+    random = np.random.default_rng(1)
+    params = jax.tree.map(lambda leaf: random.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
+    model.params.clear()
+    model.params.update({"bert": params} if architecture == "Bert" else params)
+    return model
+
+
+@pytest.fixture(scope="session")
+def make() -> Callable[..., Pretrained]:
+    """The function `tiny`."""
+    return tiny
+
+
+@pytest.fixture(scope="session")
+def answer() -> Callable[[Pretrained, dict, dict], dict]:
+    """Our own outputs by the names that an exported graph gives them; written apart from the exporters' mapping."""
+
+    def of(model: Pretrained, params: dict, inputs: dict) -> dict:
+        tree = params["bert"] if model.architecture == "Bert" else params
+        given = module_of(model).apply(
+            {"params": tree}, inputs["input_ids"], inputs.get("token_type_ids"), inputs["attention_mask"]
+        )
+        by_name = {
+            "Bert": lambda: {"last_hidden_state": given.last_hidden_state, "pooler_output": given.pooled_output},
+            "BertForPreTraining": lambda: dict(vars(given)),
+            "BertForQuestionAnswering": lambda: {"start_logits": given[..., 0], "end_logits": given[..., 1]},
+        }.get(model.architecture, lambda: {"logits": given})()
+        return {name: array for name, array in by_name.items() if array is not None}
+
+    return of
