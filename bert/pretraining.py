@@ -61,8 +61,8 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         config = dataclasses.replace(config, model=sizes_of_source(config.model, source.config, source.source))
     if config.model.type_vocab_size < 2 and OBJECTIVES[config.data.objective].label:
         raise UserError(
-            f"model.type_vocab_size is {config.model.type_vocab_size}, and data.objective {config.data.objective} reads "
-            "pairs of segments: start from a model with two, or set data.objective to full_sentences"
+            f"model.type_vocab_size is {config.model.type_vocab_size}, and data.objective {config.data.objective} "
+            "reads pairs of segments: start from a model with two, or set data.objective to full_sentences"
         )
     run = run.resolve(config)
 
