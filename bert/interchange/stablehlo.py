@@ -102,7 +102,7 @@ def _usage(given: Signature, longest: int) -> list[str]:
     [tokens] = {shape[-1] for shape in given.inputs.values()}
     sizes = {BATCH: 1, CHOICES: 2, LENGTH: min(8, longest)}
     shape = tuple(sizes.get(dim, dim) for dim in given.inputs["input_ids"])
-    free = f"any up to {longest}" if tokens == LENGTH else f"{tokens}: pad the inputs to it"
+    free = f"any up to {longest}" if tokens == LENGTH else f"{tokens}: pad the inputs to it at their end"
     lines = [
         "A function for CPUs, NVIDIA's GPUs and TPUs that needs no more than JAX:",
         "```python\n"
