@@ -324,7 +324,7 @@ MALFORMED = {
     "labels": (lambda f: edit(f, id2label={"0": "a", "2": "b"}), "does not number its labels"),
     "twins": (lambda f: edit(f, id2label={"0": "a", "1": "a", "2": "b"}), "names two labels alike"),
     "json": (lambda f: (f / "config.json").write_text("{"), "config.json is not a whole JSON file"),
-    "no config": (lambda f: (f / "config.json").unlink(), "holds no run (no config.yaml) and no model"),
+    "no config": (lambda f: (f / "config.json").unlink(), "holds no run (no config.yaml), no model"),
     "no tokenizer": (
         lambda f: [(f / name).unlink() for name in ("tokenizer.json", "vocab.txt")],
         "holds neither tokenizer.json nor vocab.txt",
