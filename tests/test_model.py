@@ -8,7 +8,15 @@ import pytest
 from bert.config import ModelConfig
 from bert.dropout import Dropout
 from bert.heads import BertForPreTraining, BertForSequenceClassification
-from bert.model import Attention, Bert, Encoder, causal_mask, dot_product_attention, initializer
+from bert.model import (
+    Attention,
+    Bert,
+    Encoder,
+    causal_mask,
+    dot_product_attention,
+    initializer,
+    position_initializer,
+)
 from bert.train import count_parameters
 
 CONFIG = ModelConfig(
@@ -191,3 +199,15 @@ def test_dropout_acts_in_training_only_and_the_classifier_has_its_own_rate() -> 
 def test_a_sequence_over_the_position_table_is_refused() -> None:
     with pytest.raises(ValueError, match="25 tokens do not fit a position table of 24"):
         MODEL.apply(PARAMS, jnp.zeros((1, 25), jnp.int32))
+
+
+def test_sinusoidal_positions_are_one_rotation_a_step_at_the_asked_for_deviation() -> None:
+    config = dataclasses.replace(CONFIG, position_init="sinusoidal", initializer_range=0.05, hidden_size=16)
+    table = np.asarray(position_initializer(config)(jax.random.key(0), (40, 16)))
+    assert np.mean(table**2) == pytest.approx(0.05**2, rel=1e-5)  # sin^2 + cos^2 = 1 in each pair
+    # (sin a, cos a) at place n + 1 is that at place n turned by the pair's frequency, wherever n is.
+    for pair in range(8):
+        turn = 10_000.0 ** (-2 * pair / 16)
+        rotation = np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
+        two = slice(2 * pair, 2 * pair + 2)
+        np.testing.assert_allclose(table[1:, two], table[:-1, two] @ rotation.T, atol=1e-6)

@@ -121,7 +121,7 @@ def test_commonsenseqa(shared, tokenizer):
         assert (examples.labels is None) == ("nolabels" in name)
         rows = multiple_choice.tokenize(tokenizer, examples, 64)
         assert len(rows) == count
-        assert len(rows.features) == 5 * count
+        assert len(rows.sequences) == 5 * count
         seconds = time.perf_counter() - began
         print(f"\n{name}: {5 * count} rows in {seconds:.1f} s, the longest {rows.lengths.max()} tokens")
         if examples.labels is not None:

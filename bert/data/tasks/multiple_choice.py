@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 
 from bert.config import UserError
 from bert.data import features
-from bert.data.features import Features
-from bert.files import write_durably
+from bert.data.features import ChoiceFeatures
+from bert.data.tasks.tsv import write_rows
 
 
 @dataclass(frozen=True)
@@ -31,64 +31,6 @@ class Examples:
     labels: np.ndarray | None
     """[E] int32: place of the right choice; None for a split without labels."""
     ids: list[str]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A row of tokens ``[CLS] context [SEP] choice [SEP]`` for every choice of E questions, question by question."""
-
-    features: Features
-    """The tokens of all choices; without labels."""
-    offsets: np.ndarray
-    """[E + 1] int64: the choices of question e are the rows offsets[e] to offsets[e + 1]."""
-    labels: np.ndarray | None
-    """[E] int32; None where the split has none."""
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """[E] tokens of each question's longest row."""
-        return np.maximum.reduceat(self.features.lengths, self.offsets[:-1])
-
-    @property
-    def choices(self) -> int:
-        """C: the choices of the question that has most."""
-        return int(np.diff(self.offsets).max())
-
-    def batch(
-        self, questions: np.ndarray, length: int, batch_size: int, choices: int | None = None
-    ) -> dict[str, np.ndarray]:
-        """The given questions, padded to B = ``batch_size``, C = ``choices`` (of all questions, if not given), T.
-
-        Returns:
-          input_ids, token_type_ids, attention_mask [B, C, T] int32, choice_mask [B, C] float32 (1 for a choice that
-          exists), labels [B] int32 (0 where there are none), weights [B] float32, 1 for a question asked for.
-        """
-        choices = choices or self.choices
-        questions = np.asarray(questions)
-        counts = np.diff(self.offsets)[questions]
-        if len(questions) > batch_size or counts.max(initial=0) > choices:
-            raise ValueError(
-                f"{len(questions)} questions of up to {counts.max(initial=0)} choices do not fit a batch "
-                f"[{batch_size}, {choices}]"
-            )
-        exists = np.zeros((batch_size, choices), bool)
-        exists[: len(questions)] = np.arange(choices) < counts[:, None]
-        rows = (self.offsets[questions][:, None] + np.arange(choices))[exists[: len(questions)]]
-        packed = self.features.batch(rows, length, max(len(rows), 1))
-        batch: dict[str, np.ndarray] = {}
-        for name in ("input_ids", "token_type_ids", "attention_mask"):
-            fill = self.features.pad_token_id if name == "input_ids" else 0
-            batch[name] = np.full((batch_size, choices, length), fill, np.int32)
-            batch[name][exists] = packed[name][: len(rows)]
-        batch["choice_mask"] = exists.astype(np.float32)
-        batch["labels"] = np.zeros(batch_size, np.int32)
-        if self.labels is not None:
-            batch["labels"][: len(questions)] = self.labels[questions]
-        batch["weights"] = (np.arange(batch_size) < len(questions)).astype(np.float32)
-        return batch
 
 
 def read(path: Path, labelled: bool = True, max_rows: int | None = None) -> Examples:
@@ -123,15 +65,15 @@ def read(path: Path, labelled: bool = True, max_rows: int | None = None) -> Exam
     )
 
 
-def tokenize(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Rows:
-    """A row of at most ``max_length`` tokens for every choice; of context and choice the longer is cut first."""
+def tokenize(tokenizer: Tokenizer, examples: Examples, max_length: int) -> ChoiceFeatures:
+    """``[CLS] context [SEP] choice [SEP]``, up to ``max_length`` tokens, for every choice; the longer is cut first."""
     pairs = [
         (context, choice)
         for context, choices in zip(examples.contexts, examples.choices, strict=True)
         for choice in choices
     ]
     offsets = np.cumsum([0, *map(len, examples.choices)], dtype=np.int64)
-    return Rows(features.tokenize(tokenizer, pairs, max_length), offsets, examples.labels)
+    return ChoiceFeatures(features.tokenize(tokenizer, pairs, max_length), offsets, examples.labels)
 
 
 def write_predictions(path: Path, examples: Examples, predictions: np.ndarray, probabilities: np.ndarray) -> Path:
@@ -150,9 +92,7 @@ def write_predictions(path: Path, examples: Examples, predictions: np.ndarray, p
     for number, (id, names, choice) in enumerate(zip(examples.ids, examples.names, predictions, strict=True)):
         right = [] if examples.labels is None else [names[examples.labels[number]]]
         rows.append([id, names[choice], *right, f"{probabilities[number][choice]:.6f}"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(path, "".join("\t".join(row) + "\n" for row in rows))
-    return path
+    return write_rows(path, rows)
 
 
 @dataclass(frozen=True)
