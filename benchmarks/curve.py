@@ -1,0 +1,256 @@
+"""Pretraining beside PyTorch: the same rows, masks, schedule and start, the held-out MLM loss of both, seed by seed.
+
+    PYTHONPATH=. python benchmarks/curve.py OUT --train train.txt --eval valid.txt --tokenizer vocab.txt
+
+`mini` at T 128 with dropout and fresh masks. Ours is the library's own step; the peer is transformers' BertForPreTraining
+under torch's AdamW as its users write the loop (decay not on biases and LayerNorm, clipping, linear schedule). Of each
+seed both start from the same weights and see the same batches; dropout is each side's own. Every (side, seed) is one JSON
+file in OUT, and those that are there already are not run again; at the end OUT/curve.png and a table are made of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import torch
+import transformers
+
+from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, recipe_folder
+from bert.config_file import load as load_config
+from bert.data.examples import build_examples, open_rows
+from bert.data.loader import PretrainingLoader, held_out_batches, masking_of
+from bert.heads import BertForPreTraining
+from bert.losses import pretraining_objective
+from bert.metrics import unigram_log_probabilities
+from bert.optimizer import make_optimizer
+from bert.parallel import DataParallel
+from bert.pretrained import Pretrained
+from bert.tokenizer import load_tokenizer, special_ids, vocabulary_size
+from bert.train import TrainState, add_sums, divide, make_eval_step, make_train_step
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+SIDES = ("ours", "torch")
+Batch = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What both sides share.
+
+    Attributes:
+        batches: (seed, step) -> batch.
+        held_out: the held-out batches, the same ones at every call.
+        start: seed -> a model with random weights.
+    """
+
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    steps: int
+    eval_every: int
+    batches: Callable[[int, int], Batch]
+    held_out: Callable[[], Iterator[Batch]]
+    start: Callable[[int], Pretrained]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder of the results")
+    parser.add_argument("--train", required=True, help="corpus to train on")
+    parser.add_argument("--eval", required=True, help="held-out corpus")
+    parser.add_argument("--tokenizer", required=True, help="vocab.txt, tokenizer.json or their folder")
+    parser.add_argument("--config", default="mini", help="recipe whose model is trained (default: mini)")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--eval_every", type=int, default=100)
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--learning_rate", type=float, default=5e-4)
+    parser.add_argument("--eval_rows", type=int, default=512, help="held-out rows, the first ones")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    experiment = prepare(arguments)
+    runs = {"ours": train_ours, "torch": train_torch}
+    for seed in range(arguments.seeds):
+        for side in SIDES if seed % 2 == 0 else SIDES[::-1]:
+            file = arguments.out / f"{side}-{seed}.json"
+            if not file.is_file():
+                began = time.perf_counter()
+                curve = runs[side](experiment, seed)
+                seconds = round(time.perf_counter() - began)
+                file.write_text(json.dumps({"settings": settings_of(arguments), "curve": curve, "seconds": seconds}))
+                print(f"{side} seed {seed}: {curve[-1][1]:.4f} after {curve[-1][0]} steps, {seconds} s", flush=True)
+    show(arguments)
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in vars(arguments).items() if name not in ("out", "seeds")}
+
+
+def prepare(arguments: argparse.Namespace) -> Experiment:
+    recipe = load_config(PretrainConfig, recipe_folder() / f"{arguments.config}.yaml")
+    data: DataConfig = replace(recipe.data, train=arguments.train, eval=arguments.eval)
+    tokenizer = load_tokenizer(arguments.tokenizer, recipe.tokenizer)
+    model = replace(recipe.model, vocab_size=vocabulary_size(tokenizer))
+    examples = build_examples(data, tokenizer)
+    masking = masking_of(data, tokenizer)
+    train = open_rows(examples.train)
+    held_out = list(held_out_batches(First(open_rows(examples.eval), arguments.eval_rows), masking, 32))
+    counts = examples.unigram_counts.copy()
+    counts[list(special_ids(tokenizer).all)] = 0
+    bias = unigram_log_probabilities(counts).astype(np.float32)
+
+    def start(seed: int) -> Pretrained:
+        module = BertForPreTraining(model)
+        params = jax.device_get(module.init(jax.random.key(seed), jnp.zeros((1, 8), jnp.int32))["params"])
+        params["predictions"]["bias"] = bias
+        return Pretrained(model, params, tokenizer, None, None, f"seed {seed}", "BertForPreTraining")
+
+    def batches(seed: int, step: int) -> Batch:
+        return PretrainingLoader(train, masking, arguments.batch_size, seed).batch(step)
+
+    return Experiment(
+        model=model,
+        optimizer=OptimizerConfig(
+            learning_rate=arguments.learning_rate, warmup_steps=arguments.steps // 10, bias_correction=True
+        ),
+        steps=arguments.steps,
+        eval_every=arguments.eval_every,
+        batches=batches,
+        held_out=lambda: iter(held_out),
+        start=start,
+    )
+
+
+@dataclass(frozen=True)
+class First:
+    """The first rows of more."""
+
+    rows: Any
+    count: int
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.rows))
+
+    def take(self, indices: np.ndarray) -> Batch:
+        return self.rows.take(indices)
+
+
+def train_ours(experiment: Experiment, seed: int) -> list[tuple[int, float]]:
+    module = BertForPreTraining(experiment.model)
+    objective = pretraining_objective(module.apply)
+    optimizer = make_optimizer(experiment.optimizer, experiment.steps)
+    parallel = DataParallel()
+    step_fn = parallel.compile(make_train_step(objective, optimizer, seed), donate=(0,))
+    eval_fn = parallel.compile(make_eval_step(objective))
+    state = parallel.replicate(TrainState.create(experiment.start(seed).params, optimizer, objective.metrics))
+    curve = []
+    for step in range(1, experiment.steps + 1):
+        state, loss = step_fn(state, parallel.place(experiment.batches(seed, step - 1), 1))
+        loss.block_until_ready()
+        if step % experiment.eval_every == 0:
+            sums = (eval_fn(state.params, parallel.place(batch)) for batch in experiment.held_out())
+            curve.append((step, divide(add_sums(sums, parallel))["mlm_loss"]))
+    return curve
+
+
+def train_torch(experiment: Experiment, seed: int) -> list[tuple[int, float]]:
+    torch.manual_seed(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        experiment.start(seed).save(Path(folder, "start"))
+        model = transformers.BertForPreTraining.from_pretrained(Path(folder, "start")).train()
+    settings = experiment.optimizer
+    spared = {name for name, _ in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name}
+    groups = [
+        {"params": [p for name, p in model.named_parameters() if (name in spared) == without], "weight_decay": decay}
+        for without, decay in ((False, settings.weight_decay), (True, 0.0))
+    ]
+    betas = (settings.beta1, settings.beta2)
+    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, eps=settings.epsilon)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, settings.warmup_steps, experiment.steps)
+    curve = []
+    for step in range(1, experiment.steps + 1):
+        loss = model(**torch_inputs(experiment.batches(seed, step - 1))).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+        optimizer.step()
+        schedule.step()
+        if step % experiment.eval_every == 0:
+            curve.append((step, torch_held_out(model, experiment)))
+    return curve
+
+
+def torch_held_out(model: Any, experiment: Experiment) -> float:
+    """The same mean as ours: over every masked token of all held-out rows."""
+    model.eval()
+    total = weight = 0.0
+    with torch.no_grad():
+        for batch in experiment.held_out():
+            inputs = torch_inputs(batch)
+            labels = inputs.pop("labels")
+            del inputs["next_sentence_label"]
+            logits = model(**inputs).prediction_logits
+            total += torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
+            weight += (labels >= 0).sum().item()
+    model.train()
+    return total / weight
+
+
+def torch_inputs(batch: Batch) -> dict[str, torch.Tensor]:
+    labels = np.full(batch["input_ids"].shape, -100)
+    row, place = np.nonzero(batch["masked_lm_weights"])
+    labels[row, batch["masked_lm_positions"][row, place]] = batch["masked_lm_ids"][row, place]
+    arrays = {
+        "input_ids": batch["input_ids"],
+        "token_type_ids": batch["token_type_ids"],
+        "attention_mask": batch["attention_mask"],
+        "labels": labels,
+        "next_sentence_label": batch["next_sentence_labels"],
+    }
+    return {name: torch.tensor(array, dtype=torch.long) for name, array in arrays.items()}
+
+
+def show(arguments: argparse.Namespace) -> None:
+    """The table and the figure of all runs there are."""
+    curves: dict[str, list[list[tuple[int, float]]]] = {}
+    for side in SIDES:
+        read = [json.loads(file.read_text()) for file in sorted(arguments.out.glob(f"{side}-*.json"))]
+        if any(run["settings"] != settings_of(arguments) for run in read):
+            raise SystemExit(f"{arguments.out} holds runs of other settings: name another folder")
+        curves[side] = [run["curve"] for run in read]
+        print(f"{side}: {', '.join(str(run['seconds']) for run in read)} s")
+    print("| step | ours | torch | difference | pooled standard deviation |")
+    print("|---|---|---|---|---|")
+    for place, (step, _) in enumerate(curves["ours"][0]):
+        values = {side: [curve[place][1] for curve in curves[side]] for side in SIDES}
+        means = {side: statistics.mean(values[side]) for side in SIDES}
+        spread = {side: statistics.stdev(values[side]) if len(values[side]) > 1 else 0.0 for side in SIDES}
+        pooled = (sum(value**2 for value in spread.values()) / 2) ** 0.5
+        cells = " | ".join(f"{means[side]:.4f} ± {spread[side]:.4f}" for side in SIDES)
+        print(f"| {step} | {cells} | {means['ours'] - means['torch']:+.4f} | {pooled:.4f} |")
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    for side, color in zip(SIDES, ("tab:blue", "tab:orange"), strict=True):
+        for number, curve in enumerate(curves[side]):
+            axes.plot(*zip(*curve, strict=True), color=color, alpha=0.7, label=side if number == 0 else None)
+    axes.set(xlabel="step", ylabel="held-out MLM loss [nats]", title=f"{arguments.config}, T 128, {arguments.seeds} seeds")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(arguments.out / "curve.png", dpi=120)
+
+
+if __name__ == "__main__":
+    main()
