@@ -7,8 +7,9 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The loop compiles its steps anew in every run, and runs of the command line are processes of their own: what one test
 # has compiled, the next one takes from here.
-_CACHE = tempfile.TemporaryDirectory(prefix="bert-tests-")
-os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
+if "PYTEST_XDIST_WORKER" not in os.environ:  # worker processes share that of the process that starts them
+    _CACHE = tempfile.TemporaryDirectory(prefix="bert-tests-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
