@@ -2,10 +2,11 @@
 
     PYTHONPATH=. python benchmarks/curve.py OUT --train train.txt --eval valid.txt --tokenizer vocab.txt
 
-`mini` at T 128 with dropout and fresh masks. Ours is the library's own step; the peer is transformers' BertForPreTraining
-under torch's AdamW as its users write the loop (decay not on biases and LayerNorm, clipping, linear schedule). Of each
-seed both start from the same weights and see the same batches; dropout is each side's own. Every (side, seed) is one JSON
-file in OUT, and those that are there already are not run again; at the end OUT/curve.png and a table are made of them.
+`mini` at T 128 with dropout and fresh masks. Ours is the library's own step; the peer is transformers'
+BertForPreTraining under torch's AdamW as its users write the loop (decay not on biases and LayerNorm, clipping, linear
+schedule). Of each seed both start from the same weights and see the same batches; dropout is each side's own. Every
+(side, seed) is one JSON file in OUT, and those that are there already are not run again; at the end OUT/curve.png and a
+table are made of them.
 """
 
 from __future__ import annotations
@@ -245,7 +246,9 @@ def show(arguments: argparse.Namespace) -> None:
     for side, color in zip(SIDES, ("tab:blue", "tab:orange"), strict=True):
         for number, curve in enumerate(curves[side]):
             axes.plot(*zip(*curve, strict=True), color=color, alpha=0.7, label=side if number == 0 else None)
-    axes.set(xlabel="step", ylabel="held-out MLM loss [nats]", title=f"{arguments.config}, T 128, {arguments.seeds} seeds")
+    axes.set(
+        xlabel="step", ylabel="held-out MLM loss [nats]", title=f"{arguments.config}, T 128, {arguments.seeds} seeds"
+    )
     axes.legend()
     axes.grid(alpha=0.3)
     figure.tight_layout()

@@ -1,0 +1,233 @@
+"""The peer of our tagging and question answering: transformers' models under PyTorch, fed as its examples feed them.
+
+    PYTHONPATH=. python benchmarks/torch_peer.py ner MODEL WNUT_DIR --seed 0
+    PYTHONPATH=. python benchmarks/torch_peer.py squad MODEL SQUAD_DIR --seed 0
+
+Prints one JSON line: settings, seconds of training, scores. The recipe is that of `bert finetune`: AdamW with decay not
+on biases and LayerNorm, 10% warm-up and linear decay, clipping at 1, dynamic padding. Tokenization, windows, labels and
+spans are transformers' own; only the last step, from words and texts to scores, is ours on both sides (`bert.metrics`).
+SQUAD_DIR holds train.json and dev.json (see squad_split.py); WNUT_DIR train.conll and dev.conll (and test.conll).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    get_linear_schedule_with_warmup,
+)
+
+from bert import metrics
+
+IGNORED = -100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=["ner", "squad"])
+    parser.add_argument("model", help="folder of Hugging Face's layout")
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=float, default=3.0)
+    parser.add_argument("--learning_rate", type=float, default=5e-5)
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--max_length", type=int, default=None, help="128 for ner, 384 for squad")
+    parser.add_argument("--doc_stride", type=int, default=128)
+    parser.add_argument("--max_train_rows", type=int, default=None)
+    arguments = parser.parse_args()
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    scores = {"ner": ner, "squad": squad}[arguments.task](arguments)
+    print(json.dumps({**{name: str(value) for name, value in vars(arguments).items()}, **scores}), flush=True)
+
+
+def train(model: Any, rows: Sequence[dict[str, Any]], collate: Callable[..., Any], arguments: Any) -> float:
+    """Trains in place; returns the seconds it took."""
+    decayed = [p for n, p in model.named_parameters() if "bias" not in n and "LayerNorm" not in n]
+    spared = [p for n, p in model.named_parameters() if "bias" in n or "LayerNorm" in n]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": spared, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=arguments.learning_rate, eps=1e-6)
+    size = arguments.batch_size
+    steps = int(arguments.epochs * -(-len(rows) // size))
+    schedule = get_linear_schedule_with_warmup(optimizer, int(0.1 * steps), steps)
+    model.train()
+    shuffled = np.random.default_rng(arguments.seed)
+    began, step = time.time(), 0
+    while step < steps:
+        order = shuffled.permutation(len(rows))
+        for first in range(0, len(order), size):
+            if step == steps:
+                break
+            model(**collate([rows[i] for i in order[first : first + size]])).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            step += 1
+    return round(time.time() - began, 1)
+
+
+def padded(rows: Sequence[dict[str, Any]], fill: dict[str, int]) -> dict[str, torch.Tensor]:
+    """Lists of one length a row -> tensors of the longest row's."""
+    longest = max(len(row["input_ids"]) for row in rows)
+    return {
+        name: torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows])
+        for name, value in fill.items()
+    }
+
+
+TEXT = {"input_ids": 0, "token_type_ids": 0, "attention_mask": 0}
+
+
+def ner(arguments: Any) -> dict[str, Any]:
+    length = arguments.max_length or 128
+    read = {name: columns(arguments.data / f"{name}.conll") for name in ("train", "dev", "test")}
+    labels = sorted({tag for _, tags in read["train"] for tag in tags})
+    number = {label: place for place, label in enumerate(labels)}
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    model = AutoModelForTokenClassification.from_pretrained(arguments.model, num_labels=len(labels))
+
+    def rows_of(split: str) -> list[dict[str, Any]]:
+        made = []
+        for words, tags in read[split][: arguments.max_train_rows if split == "train" else None]:
+            encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=length)
+            places, before = encoded.word_ids(), None
+            chosen = []
+            for place in places:
+                first = place is not None and place != before
+                chosen.append(number[tags[place]] if first else IGNORED)
+                before = place
+            made.append({**encoded, "labels": chosen, "words": places})
+        return made
+
+    def collate(rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        return padded(rows, {**TEXT, "labels": IGNORED})
+
+    seconds = train(model, rows_of("train"), collate, arguments)
+    model.eval()
+    scores = {}
+    for split in ("dev", "test"):
+        rows, answered = rows_of(split), []
+        with torch.no_grad():
+            for first in range(0, len(rows), 32):
+                some = rows[first : first + 32]
+                for row, best in zip(some, model(**collate(some)).logits.argmax(-1).tolist(), strict=True):
+                    words, _ = read[split][len(answered)]
+                    tags = ["O"] * len(words)  # of a word beyond the last token
+                    for place, label, chosen in zip(row["words"], row["labels"], best, strict=False):
+                        if label != IGNORED:
+                            tags[place] = labels[chosen]
+                    answered.append(tags)
+        found = metrics.entities(answered, [tags for _, tags in read[split]])
+        scores[split] = {name: found[name] for name in ("precision", "recall", "f1")}
+    return {"train_seconds": seconds, **scores}
+
+
+def columns(path: Path) -> list[tuple[list[str], list[str]]]:
+    sentences = []
+    for block in path.read_text(encoding="utf-8").split("\n\n"):
+        lines = [line.split("\t") for line in block.splitlines() if line.strip()]
+        if lines:
+            sentences.append(([cells[0] for cells in lines], [cells[-1] for cells in lines]))
+    return sentences
+
+
+def squad(arguments: Any) -> dict[str, Any]:
+    length = arguments.max_length or 384
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    model = AutoModelForQuestionAnswering.from_pretrained(arguments.model)
+
+    def windows(questions: list[dict[str, Any]]) -> Any:
+        return tokenizer(
+            [question["question"].lstrip() for question in questions],
+            [question["context"] for question in questions],
+            truncation="only_second",
+            max_length=length,
+            stride=arguments.doc_stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+
+    questions = questions_of(arguments.data / "train.json")[: arguments.max_train_rows]
+    encoded = windows(questions)
+    rows = []
+    for row in range(len(encoded["input_ids"])):
+        answer = questions[encoded["overflow_to_sample_mapping"][row]]["answers"][0]
+        first, last = span(encoded, row, answer["answer_start"], answer["answer_start"] + len(answer["text"]))
+        rows.append({**{name: encoded[name][row] for name in TEXT}, "first": first, "last": last})
+
+    def collate(some: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        ends = {f"{end}_positions": torch.tensor([row[key] for row in some]) for end, key in ENDS}
+        return {**padded(some, TEXT), **ends}
+
+    seconds = train(model, rows, collate, arguments)
+    model.eval()
+    questions = questions_of(arguments.data / "dev.json")
+    encoded = windows(questions)
+    best: dict[str, tuple[float, str]] = {question["id"]: (-np.inf, "") for question in questions}
+    with torch.no_grad():
+        for start in range(0, len(encoded["input_ids"]), 32):
+            places = range(start, min(start + 32, len(encoded["input_ids"])))
+            out = model(**padded([{name: encoded[name][row] for name in TEXT} for row in places], TEXT))
+            for row, begins, ends in zip(places, out.start_logits.numpy(), out.end_logits.numpy(), strict=True):
+                question = questions[encoded["overflow_to_sample_mapping"][row]]
+                score, first, last = best_span(begins, ends, [s == 1 for s in encoded.sequence_ids(row)])
+                if score > best[question["id"]][0]:
+                    offsets = encoded["offset_mapping"][row]
+                    text = question["context"][offsets[first][0] : offsets[last][1]]
+                    best[question["id"]] = (score, text)
+    references = {question["id"]: [answer["text"] for answer in question["answers"]] for question in questions}
+    scores = metrics.squad({id: text for id, (_, text) in best.items()}, references)
+    return {"train_seconds": seconds, "exact_match": scores["exact_match"], "f1": scores["f1"]}
+
+
+ENDS = (("start", "first"), ("end", "last"))
+
+
+def questions_of(path: Path) -> list[dict[str, Any]]:
+    articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+    return [
+        {**question, "context": paragraph["context"]}
+        for article in articles
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+    ]
+
+
+def span(encoded: Any, row: int, start: int, end: int) -> tuple[int, int]:
+    """Tokens of the answer in a window; the first token twice where it is not all there."""
+    inside = [
+        place
+        for place, (sequence, (a, b)) in enumerate(
+            zip(encoded.sequence_ids(row), encoded["offset_mapping"][row], strict=True)
+        )
+        if sequence == 1 and a < end and b > start
+    ]
+    offsets = encoded["offset_mapping"][row]
+    whole = inside and offsets[inside[0]][0] <= start and offsets[inside[-1]][1] >= end
+    return (inside[0], inside[-1]) if whole else (0, 0)
+
+
+def best_span(begins: np.ndarray, ends: np.ndarray, context: list[bool], longest: int = 30) -> tuple[float, int, int]:
+    """Score, first and last token of the best answer inside the context."""
+    here = np.flatnonzero(context)
+    total = begins[here][:, None] + ends[here][None, :]
+    width = here[None, :] - here[:, None]
+    total = np.where((width >= 0) & (width < longest), total, -np.inf)
+    first, last = np.unravel_index(total.argmax(), total.shape)
+    return float(total[first, last]), int(here[first]), int(here[last])
+
+
+if __name__ == "__main__":
+    main()
