@@ -108,8 +108,8 @@ def old_pieces(old: Tokenizer, new: Tokenizer, old_name: str, new_name: str) -> 
     for step in ("normalizer", "pre_tokenizer"):
         if steps[0][step] != steps[1][step]:
             raise UserError(
-                f"{new_name} does not extend the vocabulary of {old_name}, its {step} is another: name a tokenizer.json "
-                "made from that one (bert tokenizer --extend), or leave tokenizer.path out"
+                f"{new_name} does not extend the vocabulary of {old_name}, its {step} is another: name a "
+                "tokenizer.json made from that one (bert tokenizer --extend), or leave tokenizer.path out"
             )
     before, after = old.get_vocab(), new.get_vocab()
     moved = sorted((i, piece) for piece, i in before.items() if after.get(piece) != i and not SLOT.fullmatch(piece))

@@ -156,13 +156,8 @@ def test_a_run_goes_on_with_new_words(pretrained, corpus, tmp_path, capsys, monk
     begun = []
     original = pretraining.starting_state
     monkeypatch.setattr(pretraining, "starting_state", lambda *args: begun.append(original(*args)) or begun[-1])
-    arguments = [
-        data,
-        *SMALL_RUN,
-        f"--init={pretrained}",
-        f"--tokenizer.path={longer}",
-        f"--output_dir={tmp_path / 'a'}",
-    ]
+    folder = f"--output_dir={tmp_path / 'a'}"
+    arguments = [data, *SMALL_RUN, f"--init={pretrained}", f"--tokenizer.path={longer}", folder]
     capsys.readouterr()
     assert pretrain(arguments) == 0
     said = capsys.readouterr().out

@@ -71,10 +71,9 @@ def read(folder: Path, say: Say) -> Published:
     family, architecture = _architecture(content, file)
     config = _model_config(content, family, file)
     labels = _labels(content, file) if architecture in LABELLED else ()
-    if pooling is not None and (pooling.max_length or 0) > config.max_position_embeddings:
-        say(
-            f"{folder}: max_seq_length is {pooling.max_length}; the model reads {config.max_position_embeddings} tokens"
-        )
+    longest = config.max_position_embeddings
+    if pooling is not None and (pooling.max_length or 0) > longest:
+        say(f"{folder}: max_seq_length is {pooling.max_length}, but the model reads {longest} tokens: longer are cut")
     tokenizer = load_tokenizer(folder)
     if vocabulary_size(tokenizer) > config.vocab_size:
         raise UserError(
