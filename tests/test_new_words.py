@@ -149,7 +149,7 @@ def test_what_is_no_extension_is_one_sentence(vocabulary) -> None:
 
 def test_a_run_goes_on_with_new_words(pretrained, corpus, tmp_path, capsys, monkeypatch, fails) -> None:
     """`bert tokenizer --extend`, then `pretrain --init`: what the model starts as, and a few steps."""
-    text = corpus.read_text().replace(" ", " stentgrafting ", 200)
+    text = corpus.read_text().replace(" ", " bakoritunelosami ", 200).replace(".", " misalonetu.", 100)
     (tmp_path / "corpus.txt").write_text(text)
     data, longer = f"--data.train={tmp_path / 'corpus.txt'}", tmp_path / "longer"
     assert main([data, f"--output={longer}", f"--tokenizer.path={pretrained}", "--extend=3"]) == 0
@@ -161,15 +161,15 @@ def test_a_run_goes_on_with_new_words(pretrained, corpus, tmp_path, capsys, monk
     capsys.readouterr()
     assert pretrain(arguments) == 0
     said = capsys.readouterr().out
-    assert "3 new rows seeded from the mean of their old pieces, the first for 'stentgrafting'" in said
+    assert "2 new rows seeded from the mean of their old pieces, the first for 'bakoritunelosami'" in said
     source, run = bert.load(pretrained), bert.load(tmp_path / "a")
     old, new = source.config.vocab_size, run.config.vocab_size
-    assert new == old + 3
+    assert new == old + 2
     tables = [
         (lambda params: params["bert"]["embeddings"]["word"]["embedding"]),
         (lambda params: params["predictions"]["bias"]),
     ]
-    pieces = source.tokenizer.encode("stentgrafting", add_special_tokens=False).ids
+    pieces = source.tokenizer.encode("bakoritunelosami", add_special_tokens=False).ids
     assert len(pieces) > 1
     for table in tables:
         before, start, after = (np.asarray(table(params)) for params in (source.params, begun[0].params, run.params))
@@ -177,7 +177,7 @@ def test_a_run_goes_on_with_new_words(pretrained, corpus, tmp_path, capsys, monk
         np.testing.assert_array_equal(start[old], before[pieces].mean(axis=0))
         assert np.isfinite(after).all()
         assert (after[old] != start[old]).any(), "the new word is learned"
-    assert run.tokenizer.encode("stentgrafting", add_special_tokens=False).ids == [old]
+    assert run.tokenizer.encode("bakoritunelosami", add_special_tokens=False).ids == [old]
 
     assert pretrain(arguments) == 0
     again = capsys.readouterr().out
