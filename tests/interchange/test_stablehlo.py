@@ -39,26 +39,24 @@ SIZES = [(batch, length) for batch in (1, 3, 5) for length in (12, 6)]
 """Three batch sizes and two lengths, the longest and a shorter one."""
 
 ROBERTA = {"position_offset": 2, "type_vocab_size": 1, "hidden_act": "gelu_tanh"}
-HEADS_AND_SIZES = [
+CHOICES = [(batch, 2, length) for batch, length in SIZES]
+FAST = [
     ("BertForSequenceClassification", {}, SIZES),
     ("BertForPreTraining", {}, [(2, 7)]),
     ("BertForMultipleChoice", {}, [(2, 3, 7)]),
     ("BertForMaskedLM", ROBERTA, [(2, 7)]),
-    *(
-        pytest.param(architecture, {}, SIZES, marks=pytest.mark.slow)
-        for architecture in ARCHITECTURES
-        if architecture != "BertForMultipleChoice"
-    ),
-    pytest.param("BertForMaskedLM", {"tie_word_embeddings": False}, SIZES, marks=pytest.mark.slow),
-    pytest.param("BertForMaskedLM", ROBERTA, SIZES, marks=pytest.mark.slow),
-    pytest.param("BertForMultipleChoice", {}, [(batch, 2, length) for batch, length in SIZES], marks=pytest.mark.slow),
-    pytest.param(
-        "BertForMultipleChoice", ROBERTA, [(batch, 4, length) for batch, length in SIZES], marks=pytest.mark.slow
-    ),
+]
+SLOW = [
+    *((name, {}, CHOICES if name == "BertForMultipleChoice" else SIZES) for name in ARCHITECTURES),
+    ("BertForMaskedLM", {"tie_word_embeddings": False}, SIZES),
+    ("BertForMaskedLM", ROBERTA, SIZES),
+    ("BertForMultipleChoice", ROBERTA, CHOICES),
 ]
 
 
-@pytest.mark.parametrize(("architecture", "sizes", "shapes"), HEADS_AND_SIZES)
+@pytest.mark.parametrize(
+    ("architecture", "sizes", "shapes"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+)
 def test_answers_as_we_do(make, answer, tmp_path, architecture, sizes, shapes):
     """Every head at 1e-5, an order under what is promised; most of them among the slow tests."""
     model = make(architecture, **sizes)
