@@ -14,7 +14,7 @@ pytestmark = pytest.mark.real
 
 
 def test_a_published_model_goes_on_with_new_words(shared, tmp_path, capsys) -> None:
-    """A thousand words of English Wikipedia, and two steps of masked words so small that the rows are what they were."""
+    """A thousand words of English Wikipedia, and two steps of masked words too small to move a row."""
     folder = shared / "models/all-MiniLM-L6-v2"
     text = (shared / "data/pretrain/enwiki/valid.txt").read_text(encoding="utf-8")[:100_000]
     (tmp_path / "corpus.txt").write_text(text, encoding="utf-8")
