@@ -60,6 +60,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     source = None if config.init is None else _source(run, say)
     if source is not None:
         config = dataclasses.replace(config, model=sizes_of_source(config.model, source.config, source.source))
+        config.check()  # now that the position table is known
     if config.model.type_vocab_size < 2 and OBJECTIVES[config.data.objective].label:
         raise UserError(
             f"model.type_vocab_size is {config.model.type_vocab_size}, and data.objective {config.data.objective} "

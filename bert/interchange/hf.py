@@ -74,6 +74,7 @@ def read(folder: Path, say: Say) -> Published:
     longest = config.max_position_embeddings
     if pooling is not None and (pooling.max_length or 0) > longest:
         say(f"{folder}: max_seq_length is {pooling.max_length}, but the model reads {longest} tokens: longer are cut")
+    classifier_dropout = _classifier_dropout(content, file)
     tokenizer = load_tokenizer(folder)
     if vocabulary_size(tokenizer) > config.vocab_size:
         raise UserError(
@@ -100,7 +101,7 @@ def read(folder: Path, say: Say) -> Published:
         architecture=architecture,
         labels=labels,
         problem_type=content.get("problem_type") if labels else None,
-        classifier_dropout=_classifier_dropout(content, file),
+        classifier_dropout=classifier_dropout,
         pooling=pooling,
     )
 

@@ -130,7 +130,10 @@ def _write(model: Pretrained, folder: Path) -> None:
 
 def _verify(model: Pretrained, folder: Path) -> str:
     """Reads the folder back; a sentence on what was compared. Raises ExportError where anything differs."""
-    again = hf.read(folder, lambda text: None)
+    try:
+        again = hf.read(folder, lambda text: None)
+    except UserError as error:
+        raise ExportError(f"{model.source}: its export does not read back ({error}): not exported") from None
     ours, theirs = (traverse_util.flatten_dict(params, sep="/") for params in (model.params, again.params))
     wrong = sorted(set(ours) ^ set(theirs))
     wrong += [key for key in set(ours) & set(theirs) if not np.array_equal(ours[key], theirs[key])]
