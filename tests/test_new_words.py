@@ -147,6 +147,7 @@ def test_what_is_no_extension_is_one_sentence(vocabulary) -> None:
         with_words(bytes_, ["new"])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_new_words(pretrained, corpus, tmp_path, capsys, monkeypatch, fails) -> None:
     """`bert tokenizer --extend`, then `pretrain --init`: what the model starts as, and a few steps."""
     text = corpus.read_text().replace(" ", " bakoritunelosami ", 200).replace(".", " misalonetu.", 100)

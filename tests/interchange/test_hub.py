@@ -59,6 +59,7 @@ def test_a_sentence_transformer_on_the_hub_keeps_its_pooling(made, hub: Path) ->
     assert bert.load("someone/sentences").pooling == pooling
 
 
+@pytest.mark.slow
 def test_commands_take_a_name(made, hub: Path, tmp_path: Path, sst2: Path, capsys) -> None:
     made("BertForSequenceClassification").save(hub / "someone" / "classifier")
     (tmp_path / "texts.txt").write_text("a b c\n")

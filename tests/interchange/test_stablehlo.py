@@ -131,6 +131,7 @@ def test_mistakes(make, tmp_path, monkeypatch, fails):
         model.save(tmp_path / "new", "pickle")
 
 
+@pytest.mark.slow
 def test_the_readmes_five_lines_call_an_export_without_this_package(make, answer, tmp_path):
     """The block of README.md as it stands there, in a process that cannot import `bert`, `flax` or `optax`."""
     model = make("BertForSequenceClassification", max_position_embeddings=128, hidden_size=12)
