@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from bundle_writer import write_bundle
@@ -90,6 +91,20 @@ def test_both_commands_start_from_it(kind: str, made, corpus: Path, sst2: Path, 
     answers = bert.load(tmp_path / "sst2").predict(texts)
     bert.load(tmp_path / "sst2").save(tmp_path / "out")
     assert bert.load(tmp_path / "out").predict(texts) == answers
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_what_came_in_goes_out_as_transformers_writes_it_bit_for_bit(
+    kind: str, made, corpus: Path, tmp_path: Path
+) -> None:
+    FOLDERS[kind](tmp_path / "source", made, corpus)
+    model = bert.load(tmp_path / "source")
+    model.save(tmp_path / "out")
+    again = bert.load(tmp_path / "out")
+    assert (again.config, again.architecture, again.pooling) == (model.config, model.architecture, model.pooling)
+    assert again.tokenizer.to_str() == model.tokenizer.to_str()
+    assert jax.tree.structure(again.params) == jax.tree.structure(model.params)
+    jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
 
 
 def test_rows_longer_than_the_position_table_are_one_sentence(made, corpus: Path, tmp_path: Path, fails) -> None:
