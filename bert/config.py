@@ -89,7 +89,9 @@ class TokenizerConfig:
     """The WordPiece vocabulary."""
 
     path: str | None = None
-    """vocab.txt, tokenizer.json, or a folder that holds one (a run, say); null trains one on the corpus."""
+    """vocab.txt, tokenizer.json, or a folder that holds one (a run, say); null trains one on the corpus. With init, the
+    source's vocabulary extended by new words, whose rows start as the mean of their old pieces; null takes it as it
+    is."""
     vocab_size: int = 30522
     """Number of pieces to train, special ones included; the result is smaller where the corpus has fewer."""
     lowercase: bool = True
@@ -309,7 +311,8 @@ class PretrainConfig:
     output_dir: str | None = None
     """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
     init: str | None = None
-    """Run, Hugging Face folder or hub name to start from: weights and vocabulary; null starts from random weights."""
+    """Run, Hugging Face folder, folder of google-research/bert or hub name to start from: weights and vocabulary; null
+    starts from random weights."""
     seed: int = 0
     """Seed of initialisation, order of data, masks and dropout."""
     output_bias: str = "frequencies"

@@ -119,6 +119,9 @@ class BertForNextSentencePrediction(nn.Module):
 class BertForSequenceClassification(nn.Module):
     """Encoder with dropout and a dense layer over the pooled output (Devlin et al. 2018, section 4.1).
 
+    RoBERTa's classifier, whose first layer is what BERT has as its pooler, has dropout before that layer as well
+    (transformers, modeling_roberta.py, RobertaClassificationHead).
+
     Attributes:
         num_labels: L; 1 for a regression.
         classifier_dropout: rate before the dense layer; None takes ``hidden_dropout_prob``.
@@ -145,10 +148,14 @@ class BertForSequenceClassification(nn.Module):
     ) -> jax.Array:
         """[B, T] -> [B, L] float32 logits."""
         inputs = (input_ids, token_type_ids, attention_mask)
-        if self.feature_layers is None:
-            read = self.bert(*inputs, dropout=dropout).pooled_output
-        else:
+        if self.feature_layers is not None:
             read = last_layers(self.bert, inputs, self.feature_layers)[:, 0]
+        else:
+            encoded = self.bert(*inputs, dropout=dropout)
+            read = encoded.pooled_output
+            if dropout is not None and self.config.position_offset:
+                first = drop_before_head(self, encoded.last_hidden_state[:, 0], dropout, "pooler")
+                read = self.bert.pool(first)
         return self.classifier(drop_before_head(self, read, dropout)).astype(jnp.float32)
 
 
@@ -168,12 +175,12 @@ def last_layers(bert: Bert, inputs: tuple[jax.Array | None, ...], layers: int) -
     return jnp.concatenate(bert(*inputs, intermediates=True).hidden_states[-layers:], axis=-1)
 
 
-def drop_before_head(head: nn.Module, read: jax.Array, dropout: Dropout | None) -> jax.Array:
+def drop_before_head(head: nn.Module, read: jax.Array, dropout: Dropout | None, site: str = "classifier") -> jax.Array:
     """What a task's dense layer reads, with dropout at ``classifier_dropout``; ``head`` is the task's module."""
     if dropout is None:
         return read
     rate = head.classifier_dropout
-    return dropout(read, head.config.hidden_dropout_prob if rate is None else rate, "classifier")
+    return dropout(read, head.config.hidden_dropout_prob if rate is None else rate, site)
 
 
 class BertForTokenClassification(nn.Module):

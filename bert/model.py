@@ -308,8 +308,12 @@ class Bert(nn.Module):
         mask = None if attention_mask is None else padding_mask(attention_mask)
         x = self.embeddings(input_ids, token_type_ids, position_ids, dropout)
         x, hidden_states, attentions = self.encoder(x, mask, dropout, intermediates)
-        pooled = jnp.tanh(self.pooler(x[:, 0])) if self.add_pooling_layer else None
+        pooled = self.pool(x[:, 0]) if self.add_pooling_layer else None
         return EncoderOutput(x, pooled, hidden_states, attentions)
+
+    def pool(self, first: jax.Array) -> jax.Array:
+        """[B, D] the first tokens' hidden states -> [B, D] pooled output."""
+        return jnp.tanh(self.pooler(first))
 
     def word_embedding(self) -> jax.Array:
         """[V, D], which the MLM head is tied to."""

@@ -1,18 +1,28 @@
-"""Extending a published vocabulary by the most useful new words of a corpus."""
+"""Extending a published vocabulary by the most useful new words of a corpus, and a model by rows for them."""
 
 from __future__ import annotations
 
 import collections
 import json
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from bert.config import UserError
-from bert.tokenizer import MAX_INPUT_CHARS_PER_WORD, special_ids
+from bert.tokenizer import CONTINUATION, MAX_INPUT_CHARS_PER_WORD, special_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+Params = dict[str, Any]
+
+SLOT = re.compile(r"\[unused\d+\]")
+"""Pieces that are there to become words."""
+
+TABLES = (("bert", "embeddings", "word", "embedding"), ("predictions", "decoder"), ("predictions", "bias"))
+"""Parameters [V, ...] with a row for each piece, those that a model has of them."""
 
 
 class NewWord(NamedTuple):
@@ -62,9 +72,11 @@ def with_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
 
     special_ids(tokenizer)
     content = json.loads(tokenizer.to_str())
+    if (kind := content["model"]["type"]) != "WordPiece":
+        raise UserError(f"the vocabulary is {kind}, and words are added to WordPiece alone: name a BERT vocabulary")
     vocab: dict[str, int] = content["model"]["vocab"]
     taken = {token["content"] for token in content["added_tokens"]}
-    slots = [piece for piece in vocab if re.fullmatch(r"\[unused\d+\]", piece) and piece not in taken]
+    slots = [piece for piece in vocab if SLOT.fullmatch(piece) and piece not in taken]
     slots.sort(key=vocab.get)
     following = max(tokenizer.get_vocab().values()) + 1
     for number, word in enumerate(words):
@@ -78,3 +90,81 @@ def with_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
         return Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"the vocabulary cannot be extended ({error}): name a BERT vocabulary") from None
+
+
+def old_pieces(old: Tokenizer, new: Tokenizer, old_name: str, new_name: str) -> dict[int, list[int]]:
+    """Id of each piece that ``new`` has and ``old`` has not -> ids of the pieces that ``old`` reads it as.
+
+    Args:
+      old: the vocabulary that a model was trained with.
+      new: the same with further pieces, in [unused] slots or at its end.
+      old_name: where ``old`` is from, for messages.
+      new_name: where ``new`` is from.
+
+    Raises:
+      UserError: ``new`` gives an old piece another id, or none, or reads text otherwise than ``old``.
+    """
+    steps = [json.loads(tokenizer.to_str()) for tokenizer in (old, new)]
+    for step in ("normalizer", "pre_tokenizer"):
+        if steps[0][step] != steps[1][step]:
+            raise UserError(
+                f"{new_name} does not extend the vocabulary of {old_name}, its {step} is another: name a "
+                "tokenizer.json made from that one (bert tokenizer --extend), or leave tokenizer.path out"
+            )
+    before, after = old.get_vocab(), new.get_vocab()
+    moved = sorted((i, piece) for piece, i in before.items() if after.get(piece) != i and not SLOT.fullmatch(piece))
+    if moved:
+        number, piece = moved[0]
+        there = f"has number {after[piece]}" if piece in after else "is not there"
+        raise UserError(
+            f"{new_name} does not extend the vocabulary of {old_name}, whose piece {number}, {piece!r}, {there} "
+            f"({len(moved):,} such pieces): extend that one (bert tokenizer --extend), or leave tokenizer.path out"
+        )
+    added = {piece: i for piece, i in after.items() if piece not in before}
+    if added and (kind := steps[0]["model"]["type"]) != "WordPiece":
+        raise UserError(f"{new_name} extends a {kind} vocabulary, and only WordPiece is extended: leave it out")
+    read, unknown = _reader(old), special_ids(old).unk
+    return {i: read(piece) or [unknown] for piece, i in sorted(added.items(), key=lambda item: item[1])}
+
+
+def with_new_rows(params: Params, rows: dict[int, list[int]], size: int) -> Params:
+    """A model's parameters with V = ``size`` rows for pieces: the old ones, and means of the old ones.
+
+    Args:
+      params: nested dict of arrays.
+      rows: for each new row the old ones whose mean it is, as `old_pieces` tells.
+      size: rows afterwards, at least as many as now. One that is no piece's becomes the mean of all old rows.
+    """
+    params = _copy(params)
+    for *path, name in TABLES:
+        module = params
+        for step in path:
+            module = module.get(step, {})
+        if name in module:
+            table = np.asarray(module[name])
+            filling = np.repeat(table.mean(axis=0, keepdims=True), size - len(table), axis=0)
+            module[name] = np.concatenate([table, filling])
+            for row, pieces in rows.items():
+                module[name][row] = table[pieces].mean(axis=0)
+    return params
+
+
+def _reader(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """Piece -> the ids of its text; of one that continues a word, as the continuation that it is."""
+    from tokenizers import models
+
+    vocab, prefix, unknown = tokenizer.get_vocab(), CONTINUATION, tokenizer.id_to_token(special_ids(tokenizer).unk)
+    continuing = {piece.removeprefix(prefix): i for piece, i in vocab.items() if piece.startswith(prefix)}
+    continuing = {unknown: vocab[unknown], **{text: i for text, i in continuing.items() if text}}
+    inside = models.WordPiece(continuing, unk_token=unknown, continuing_subword_prefix="")
+
+    def read(piece: str) -> list[int]:
+        if piece.startswith(prefix) and piece != prefix:
+            return [token.id for token in inside.tokenize(piece.removeprefix(prefix))]
+        return tokenizer.encode(piece, add_special_tokens=False).ids
+
+    return read
+
+
+def _copy(params: Params) -> Params:
+    return {name: _copy(part) if isinstance(part, dict) else part for name, part in params.items()}

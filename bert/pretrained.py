@@ -24,6 +24,7 @@ from bert.data.tasks.task import Outputs, Rows, Task
 from bert.heads import HEADS, BertForMaskedLM
 from bert.interchange import FORMATS, google, hf, hub
 from bert.interchange.pooling import Pooling
+from bert.interchange.shapes import LABELLED
 from bert.metrics import softmax
 from bert.model import Bert
 from bert.run import kind_of
@@ -77,6 +78,7 @@ class Pretrained:
         architecture: name of the module its parameters fill, as ``bert`` exports it.
         labels: names of a classifier's outputs, by number; () without one.
         problem_type: of a sequence classifier, as in Hugging Face's config.json; None where it says nothing.
+        classifier_dropout: rate before the task's dense layer in training; None for the config's hidden_dropout_prob.
         pooling: how `encode` makes embeddings: as a sentence-transformers folder declares, else the mean of the tokens.
         data: how the task's rows were made.
         feature_layers: of a head over a frozen encoder: how many last layers it reads; else None.
@@ -91,6 +93,7 @@ class Pretrained:
     architecture: str = "BertForPreTraining"
     labels: tuple[str, ...] = ()
     problem_type: str | None = None
+    classifier_dropout: float | None = None
     pooling: Pooling | None = None
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
     feature_layers: int | None = None
@@ -101,8 +104,13 @@ class Pretrained:
         return self.source if self.step is None else f"{self.source}, step {self.step:,}"
 
     def encode(self, texts: Sequence[Text], batch_size: int = 32) -> Encoded:
-        """Hidden states of texts, and of pairs of texts given as tuples; longer ones than the model's are cut."""
+        """Hidden states of texts, and of pairs of texts given as tuples; longer ones than the model's are cut.
+
+        A sentence-transformers folder may declare a shorter length, and that texts are lower-cased first.
+        """
         pooling = self.pooling or Pooling()
+        if pooling.lowercase:
+            texts = [text.lower() if isinstance(text, str) else tuple(part.lower() for part in text) for text in texts]
         features = self._features(texts, pooling.max_length)
         longest = int(features.lengths.max(initial=0))
         hidden = np.zeros((len(texts), longest, self.config.hidden_size), np.float32)
@@ -297,6 +305,7 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
         architecture=read.architecture,
         labels=read.labels,
         problem_type=read.problem_type,
+        classifier_dropout=read.classifier_dropout,
         pooling=read.pooling,
     )
 
@@ -316,6 +325,7 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
     step, params = restored
     own = isinstance(config, FinetuneConfig)
     task = task_of(config) if own else None
+    architecture = "BertForPreTraining" if task is None else HEADS[task.head].__name__
     return Pretrained(
         config=config.model,
         params=params,
@@ -323,8 +333,8 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
         task=task,
         step=step,
         source=str(path),
-        architecture="BertForPreTraining" if task is None else HEADS[task.head].__name__,
-        labels=() if task is None else task.output_names,
+        architecture=architecture,
+        labels=task.output_names if task is not None and architecture in LABELLED else (),
         problem_type=None if task is None else task.problem_type,
-        **({"data": config.data, "feature_layers": config.feature_layers} if own else {}),
+        **({key: getattr(config, key) for key in ("data", "feature_layers", "classifier_dropout")} if own else {}),
     )

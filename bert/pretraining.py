@@ -22,6 +22,7 @@ from bert.data.objectives import OBJECTIVES, RowObjective
 from bert.data.vocabulary import corpus_vocabulary
 from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.losses import pretraining_objective
+from bert.new_words import old_pieces, with_new_rows
 from bert.optimizer import describe_decay, learning_rate_schedule, make_optimizer
 from bert.parallel import DataParallel
 from bert.pretrained import Pretrained, load
@@ -56,9 +57,10 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     parallel = DataParallel()
     parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
     parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
-    source = None if config.init is None else load(config.init, say)
+    source = None if config.init is None else _source(run, say)
     if source is not None:
         config = dataclasses.replace(config, model=sizes_of_source(config.model, source.config, source.source))
+        config.check()  # now that the position table is known
     if config.model.type_vocab_size < 2 and OBJECTIVES[config.data.objective].label:
         raise UserError(
             f"model.type_vocab_size is {config.model.type_vocab_size}, and data.objective {config.data.objective} "
@@ -145,6 +147,31 @@ def _with_defaults(config: PretrainConfig) -> PretrainConfig:
         eval_batch_size=training.eval_batch_size or training.batch_size,
     )
     return dataclasses.replace(config, training=training)
+
+
+def _source(run: RunFolder[PretrainConfig], say: Say) -> Pretrained:
+    """The model of ``init``, with rows for new words where ``tokenizer.path`` has its vocabulary extended by some."""
+    config = run.config
+    source = load(config.init, say)
+    path = run.path if (run.path / "tokenizer.json").is_file() else config.tokenizer.path
+    if path is None:
+        return source
+    tokenizer = load_tokenizer(path, config.tokenizer)
+    rows = old_pieces(source.tokenizer, tokenizer, source.source, str(path))
+    if not rows:
+        return dataclasses.replace(source, tokenizer=tokenizer)
+    size = max(source.config.vocab_size, vocabulary_size(tokenizer))
+    if not run.resumed:
+        say(
+            f"{len(rows):,} new rows seeded from the mean of their old pieces, "
+            f"the first for {tokenizer.id_to_token(next(iter(rows)))!r}; the embedding has {size:,} rows"
+        )
+    return dataclasses.replace(
+        source,
+        config=dataclasses.replace(source.config, vocab_size=size),
+        params=with_new_rows(source.params, rows, size),
+        tokenizer=tokenizer,
+    )
 
 
 def _tokenizer(run: RunFolder[PretrainConfig], source: Pretrained | None, say: Say) -> Tokenizer:

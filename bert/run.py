@@ -149,7 +149,10 @@ def _difference(asked: Config, stored: Config) -> tuple[str, Any, Any] | None:
     theirs, ours = _flat(to_dict(stored)), _flat(to_dict(asked))
     for key, value in ours.items():
         section, _, name = key.rpartition(".")
-        taken = (source and section in ("model", "tokenizer") and name not in OWN) or key in FREE
+        comes_along = section in ("model", "tokenizer") and name not in OWN
+        if key == "tokenizer.path" and isinstance(asked, PretrainConfig):
+            comes_along = False  # the source's vocabulary may be extended
+        taken = (source and comes_along) or key in FREE
         if key == "seeds":  # more of several may come; one run and several are different folders
             taken = (value > 1) == (theirs[key] > 1)
         resolved = key in RESOLVED and value is None

@@ -159,8 +159,10 @@ def special_tokens(vocab: dict[str, int]) -> tuple[str, ...]:
 
 
 def continuing_ids(tokenizer: Tokenizer) -> list[int]:
-    """Ids of the pieces that continue a word, ascending."""
+    """Ids of the pieces that continue a word, ascending. Raises UserError for a vocabulary that does not mark them."""
     prefix = tokenizer.model.continuing_subword_prefix
+    if not prefix:
+        raise UserError("data.whole_word_masking needs pieces that say whether they continue a word: leave it out")
     return sorted(i for piece, i in tokenizer.get_vocab().items() if piece.startswith(prefix) and piece != prefix)
 
 

@@ -248,6 +248,21 @@ def test_unreadable_files():
     assert sentence(load, PretrainConfig, "none.yaml").startswith("none.yaml: cannot be read (No such file")
 
 
+def test_a_recipes_sizes_give_way_to_those_of_init(recipes, tmp_path):
+    wide = tmp_path / "configs" / "wide.yaml"
+    wide.write_text("data: {train: x.txt}\nmodel: {hidden_size: 96, hidden_dropout_prob: 0.3}\ntraining: {steps: 9}\n")
+
+    def model(*argv):
+        return pretrain(*argv)[0].model
+
+    assert model("--config=wide").hidden_size == model("--config=wide", "--init=null").hidden_size == 96
+    beside = model("--config=wide", "--init=runs/x")
+    assert (beside.hidden_size, beside.hidden_dropout_prob) == (PretrainConfig().model.hidden_size, 0.3)
+    assert model("--config=wide", "--init=runs/x", "--model.hidden_size=48").hidden_size == 48
+    mine = f"--config={wide}"  # a file that the user names by its path says what the user wants
+    assert model(mine, "--init=runs/x").hidden_size == 96
+
+
 def test_recipe_in_an_error_is_named_by_its_path():
     assert sentence(pretrain, "--config", "sst2").startswith("configs/sst2.yaml, line 1: unknown key task, ")
 

@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from bert.config import Count, UserError, recipe_folder, recipe_names
-from bert.config_file import Given, Key, build, dump, help_texts, keys_of, read_yaml, typed, unknown_key
+from bert.config_file import NULLS, Given, Key, build, dump, help_texts, keys_of, read_yaml, typed, unknown_key
+from bert.run import OWN
 
 Config = TypeVar("Config")
 
@@ -46,6 +47,8 @@ def parse(
     path = None if name is None else find_config(name)
     given = {} if path is None else read_yaml(path, keys)
     given |= {key: _from_command_line(key, values, keys[key]) for key, values in options.items()}
+    if name in recipe_names():
+        given = _without_sizes_beside_init(given)
     config = build(config_class, typed(given, keys))
     if print_config:
         print(dump(config), end="")
@@ -148,6 +151,18 @@ def _from_command_line(name: str, values: list[str], key: Key) -> Given:
     # --data.buckets 64 is a list of one; --data.train a.txt stays a text, --data.train '[a.txt]' is YAML.
     is_list = len(values) > 1 or (key.takes_list and str not in key.members and not values[0].startswith("["))
     return Given(values if is_list else values[0], COMMAND_LINE, None, f"--{name} {' '.join(values)}")
+
+
+def _without_sizes_beside_init(given: dict[str, Given]) -> dict[str, Given]:
+    """A recipe's sizes are those of a model made anew: where ``init`` names one, it brings its own."""
+    if "init" not in given or given["init"].value in (*NULLS, "none"):
+        return given
+
+    def counts(key: str, item: Given) -> bool:
+        section, _, name = key.rpartition(".")
+        return section != "model" or name in OWN or item.source == COMMAND_LINE
+
+    return {key: item for key, item in given.items() if counts(key, item)}
 
 
 def _with_origin(sentence: str, given: dict[str, Given]) -> str:

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     from bert.report import progress_lines
     from bert.tokenizer import load_tokenizer
 
-    path = config.init or config.tokenizer.path
+    path = config.tokenizer.path or config.init  # beside init, its vocabulary extended
     tokenizer = (
         load_tokenizer(path, config.tokenizer) if path else corpus_vocabulary(config.data, config.tokenizer, print)
     )

@@ -29,6 +29,8 @@ ACTIVATIONS = {
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
     "silu": "silu",
@@ -59,7 +61,7 @@ def read(folder: Path, say: Say) -> Published:
         UserError: a file that is missing or damaged; a model that is neither BERT nor RoBERTa; a tensor without a
             place, a parameter without a tensor, a shape that is not config.json's.
     """
-    pooling, folder = read_pooling(folder)
+    pooling, folder = read_pooling(folder, say)
     file = folder / "config.json"
     if not file.is_file():
         raise UserError(f"{file} does not exist: copy it beside the weights")
@@ -69,6 +71,10 @@ def read(folder: Path, say: Say) -> Published:
     family, architecture = _architecture(content, file)
     config = _model_config(content, family, file)
     labels = _labels(content, file) if architecture in LABELLED else ()
+    longest = config.max_position_embeddings
+    if pooling is not None and (pooling.max_length or 0) > longest:
+        say(f"{folder}: max_seq_length is {pooling.max_length}, but the model reads {longest} tokens: longer are cut")
+    classifier_dropout = _classifier_dropout(content, file)
     tokenizer = load_tokenizer(folder)
     if vocabulary_size(tokenizer) > config.vocab_size:
         raise UserError(
@@ -95,6 +101,7 @@ def read(folder: Path, say: Say) -> Published:
         architecture=architecture,
         labels=labels,
         problem_type=content.get("problem_type") if labels else None,
+        classifier_dropout=classifier_dropout,
         pooling=pooling,
     )
 
@@ -156,6 +163,13 @@ def _labels(content: dict[str, Any], file: Path) -> tuple[str, ...]:
     if len(set(labels)) < len(labels):
         raise UserError(f"{file}: id2label names two labels alike: mend it")
     return labels
+
+
+def _classifier_dropout(content: dict[str, Any], file: Path) -> float | None:
+    rate = content.get("classifier_dropout")
+    if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1):
+        raise UserError(f"{file}: classifier_dropout is {rate!r}: mend it to a number from 0 to below 1, or null")
+    return rate
 
 
 def _placed(

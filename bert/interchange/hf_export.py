@@ -16,7 +16,7 @@ from flax import traverse_util
 from bert import heads
 from bert.config import ModelConfig, UserError
 from bert.files import new_folder
-from bert.interchange import hf, names
+from bert.interchange import ExportError, first_line, hf, names
 from bert.interchange.model_card import model_card
 from bert.interchange.pooling import declared
 from bert.interchange.tensor_files import write_tensors
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-4
 """Most that a logit may differ from transformers'."""
 
+OUTPUTS = {"BertForQuestionAnswering": 2, "BertForMultipleChoice": 1}
+"""L of the heads whose outputs have no names: start and end, and one score a choice."""
+
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu", "tanh": "tanh"}
 
 
@@ -40,7 +43,7 @@ def export(model: Pretrained, out: Path, say: Callable[[str], None]) -> None:
 
     Raises:
         UserError: ``out`` is there already and not an empty folder, or its parent cannot be written.
-        RuntimeError: what was read back is not what was written.
+        ExportError: what was read back is not what was written, or answers otherwise.
     """
     with new_folder(out) as draft:
         _write(model, draft)
@@ -105,6 +108,8 @@ def published_config(model: Pretrained) -> dict[str, Any]:
         content["label2id"] = {label: number for number, label in enumerate(model.labels)}
     if model.problem_type is not None:
         content["problem_type"] = model.problem_type
+    if model.classifier_dropout is not None:
+        content["classifier_dropout"] = model.classifier_dropout
     return content
 
 
@@ -124,19 +129,27 @@ def _write(model: Pretrained, folder: Path) -> None:
 
 
 def _verify(model: Pretrained, folder: Path) -> str:
-    """Reads the folder back; a sentence on what was compared. Raises RuntimeError where anything differs."""
-    again = hf.read(folder, lambda text: None)
+    """Reads the folder back; a sentence on what was compared. Raises ExportError where anything differs."""
+    try:
+        again = hf.read(folder, lambda text: None)
+    except UserError as error:
+        raise ExportError(f"{model.source}: its export does not read back ({error}): not exported") from None
     ours, theirs = (traverse_util.flatten_dict(params, sep="/") for params in (model.params, again.params))
     wrong = sorted(set(ours) ^ set(theirs))
     wrong += [key for key in set(ours) & set(theirs) if not np.array_equal(ours[key], theirs[key])]
-    if wrong or again.config != _published_sizes(model.config) or again.labels != model.labels:
-        raise RuntimeError(f"the export does not read back as it was: {', '.join(wrong[:5]) or 'config.json'} differ")
-    said = f"verified: {len(ours)} tensors read back identical"
-    difference = logits_difference(model, folder)
+    ours, theirs = ((m.labels, m.problem_type, m.classifier_dropout, m.pooling) for m in (model, again))
+    if wrong or again.config != _published_sizes(model.config) or ours != theirs:
+        what = ", ".join(wrong[:5]) or "settings"
+        raise ExportError(f"{model.source}: its export does not read back as it was, {what} differ: not exported")
+    said = f"verified: {len(jax.tree.leaves(again.params))} tensors read back identical"
+    try:
+        difference = logits_difference(model, folder)
+    except Exception as error:  # the library raises what it meets
+        raise ExportError(f"{model.source}: transformers does not run its export ({first_line(error)})") from error
     if difference is None:
         return f"{said}; transformers is not installed, so its logits were not compared"
-    if not difference <= TOLERANCE:
-        raise RuntimeError(f"transformers' logits differ by {difference:.2g} from ours: not exported")
+    if not difference <= TOLERANCE:  # nor NaN
+        raise ExportError(f"{model.source}: transformers' logits differ by {difference:.2g} from ours: not exported")
     return f"{said}, logits within {difference:.1g} of transformers'"
 
 
@@ -190,7 +203,9 @@ def module_of(model: Pretrained) -> Any:
     if model.architecture == "Bert":
         return Bert(model.config, add_pooling_layer="pooler" in model.params["bert"])
     module = getattr(heads, model.architecture)
-    return module(model.config, len(model.labels)) if model.labels else module(model.config)
+    takes = {field.name for field in dataclasses.fields(module)}
+    outputs = len(model.labels) or OUTPUTS.get(model.architecture, 0)
+    return module(model.config, **({"num_labels": outputs} if "num_labels" in takes else {}))
 
 
 def _published_sizes(config: ModelConfig) -> ModelConfig:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from bert.config import UserError
+from bert.interchange import first_line
 
 FILES = [
     "config.json",
@@ -20,6 +21,8 @@ FILES = [
     "merges.txt",
     "modules.json",
     "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "config_sentence_transformers.json",
     "*_Pooling/config.json",
 ]
 PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
@@ -44,9 +47,8 @@ def download(name: str) -> Path:
         if (folder / "config.json").is_file() and not any(folder.glob("model*.safetensors")):
             folder = Path(snapshot_download(name, allow_patterns=[*FILES, *PICKLES]))
     except Exception as error:  # the client raises its own, httpx's and the system's
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise UserError(
-            f"{name} is no folder here and cannot be had from the Hugging Face hub ({reason}): "
+            f"{name} is no folder here and cannot be had from the Hugging Face hub ({first_line(error)}): "
             "name an existing folder, or mend the name or the network"
         ) from None
     return folder

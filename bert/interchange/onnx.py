@@ -14,6 +14,7 @@ import numpy as np
 
 from bert.config import ModelConfig, UserError
 from bert.files import new_folder, write_durably
+from bert.interchange import ExportError, first_line
 from bert.interchange.hf_export import published_config
 from bert.interchange.signature import (
     CHOICES,
@@ -27,6 +28,7 @@ from bert.interchange.signature import (
 
 if TYPE_CHECKING:
     import onnx
+    import onnxruntime
 
     from bert.pretrained import Pretrained
 
@@ -41,11 +43,11 @@ def export(model: Pretrained, out: Path, say: Callable[[str], None]) -> None:
 
     Raises:
         UserError: the extra ``onnx`` is not installed, weights are not there, or ``out`` is.
-        RuntimeError: ONNX Runtime answers differently.
+        ExportError: ONNX Runtime does not read the graph, or answers differently.
     """
     try:
         import onnx
-        import onnxruntime
+        import onnxruntime  # noqa: F401
     except ImportError as error:
         raise UserError(f"{error.name} is not installed: pip install 'bert-jax[onnx]'") from None
     given, longest = signature(model), model.config.max_position_embeddings
@@ -53,16 +55,27 @@ def export(model: Pretrained, out: Path, say: Callable[[str], None]) -> None:
         file = draft / GRAPH
         large = sum(array.nbytes for array in parameters(model).values()) > LARGEST
         onnx.save_model(build(model), file, save_as_external_data=large, location=WEIGHTS if large else None)
-        onnx.checker.check_model(file, full_check=True)
         write_companions(model, draft, given, "int64", _usage(given))
         config = json.dumps(published_config(model), indent=2, ensure_ascii=False)
         write_durably(draft / "config.json", config + "\n")
-        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        session = _session(model, file)
         output_names = [output.name for output in session.get_outputs()]
         sizes = ((1, longest), (3, (longest + 1) // 2))
         samples = (sample_inputs(model.config, given.inputs, *size, np.int64) for size in sizes)
         say(verify(model, samples, lambda inputs: dict(zip(output_names, session.run(None, inputs), strict=True))))
     say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+def _session(model: Pretrained, file: Path) -> onnxruntime.InferenceSession:
+    """The graph checked and loaded. Raises ExportError."""
+    import onnx
+    import onnxruntime
+
+    try:
+        onnx.checker.check_model(file, full_check=True)
+        return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    except Exception as error:  # each of the two raises its own
+        raise ExportError(f"{model.source}: its graph cannot be run ({first_line(error)}): not exported") from error
 
 
 def build(model: Pretrained) -> onnx.ModelProto:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from bert.interchange.tensor_files import read_json
 
 MODES = ("mean", "cls", "max")
 
+TEXT_SETTINGS = ("sentence_bert_config.json", "sentence_roberta_config.json")
+"""Files that say how long texts may be and whether they are lower-cased, the second one of older versions."""
+
 
 @dataclass(frozen=True)
 class Pooling:
@@ -22,11 +26,13 @@ class Pooling:
         mode: mean of the tokens, the first token (cls), or the largest value of each feature (max).
         normalize: scale each embedding to length 1.
         max_length: longest text in tokens; None for as long as the model reads.
+        lowercase: lower-case texts before they are tokenized, whatever the vocabulary does.
     """
 
     mode: str = "mean"
     normalize: bool = False
     max_length: int | None = None
+    lowercase: bool = False
 
     def __call__(self, hidden_states: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
         """[B, T, D] float32, [B, T] -> [B, D] float32; padding is left out."""
@@ -42,8 +48,12 @@ class Pooling:
         return embeddings.astype(np.float32)
 
 
-def read_pooling(folder: Path) -> tuple[Pooling | None, Path]:
+def read_pooling(folder: Path, say: Callable[[str], None]) -> tuple[Pooling | None, Path]:
     """What modules.json of a sentence-transformers folder declares, and the folder of its encoder.
+
+    Args:
+        folder: the sentence-transformers folder, or any other.
+        say: told what is declared and not done here.
 
     Returns:
         None and the folder itself where there is no modules.json.
@@ -64,18 +74,14 @@ def read_pooling(folder: Path) -> tuple[Pooling | None, Path]:
             "modules.json to load the encoder alone"
         )
     places = [_inside(file, module.get("path", "")) for module in modules]
-    length = None
-    declared = folder / "sentence_bert_config.json"
-    for config in (places[0] / "sentence_bert_config.json", declared):
-        if config.is_file():
-            content = read_json(config)
-            length = content.get("max_seq_length") if isinstance(content, dict) else None
-            if length is not None and (not isinstance(length, int) or length < 1):
-                raise UserError(f"{config}: max_seq_length is {length!r}, mend it to a number of tokens")
-            break
-    if len(kinds) == 1:
-        return Pooling(max_length=length), places[0]
-    return Pooling(_mode(places[1] / "config.json"), "Normalize" in kinds, length), places[0]
+    beside = [place / name for place in (places[0], folder) for name in TEXT_SETTINGS]
+    length, lowercase = next((_text_settings(file) for file in beside if file.is_file()), (None, False))
+    prompts = folder / "config_sentence_transformers.json"
+    declared = read_json(prompts) if prompts.is_file() else {}
+    if isinstance(declared, dict) and declared.get("default_prompt_name"):
+        say(f"{prompts}: default_prompt_name is without use here: put the prompt before the texts yourself")
+    mode = _mode(places[1] / "config.json") if len(kinds) > 1 else Pooling().mode
+    return Pooling(mode, "Normalize" in kinds, length, lowercase), places[0]
 
 
 def declared(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
@@ -91,9 +97,22 @@ def declared(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
         "modules.json": modules,
         "1_Pooling/config.json": {"word_embedding_dimension": hidden_size, **modes},
     }
-    if pooling.max_length is not None:
-        files["sentence_bert_config.json"] = {"max_seq_length": pooling.max_length, "do_lower_case": False}
+    if pooling.max_length is not None or pooling.lowercase:
+        files[TEXT_SETTINGS[0]] = {"max_seq_length": pooling.max_length, "do_lower_case": pooling.lowercase}
     return files
+
+
+def _text_settings(file: Path) -> tuple[int | None, bool]:
+    """Most tokens of a text, and whether texts are lower-cased."""
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is no JSON object: copy it again")
+    length, lowercase = content.get("max_seq_length"), content.get("do_lower_case") or False
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
+        raise UserError(f"{file}: max_seq_length is {length!r}, mend it to a number of tokens")
+    if not isinstance(lowercase, bool):
+        raise UserError(f"{file}: do_lower_case is {lowercase!r}, mend it to true or false")
+    return length, lowercase
 
 
 def _mode(file: Path) -> str:

@@ -22,6 +22,7 @@ class Published:
         architecture: name of our module that the heads fill, a key of `names.ARCHITECTURES`.
         labels: names of the classes of a classifier, by number; () without one.
         problem_type: of a sequence classifier, as in config.json; None where it says nothing.
+        classifier_dropout: rate before a task's dense layer in training; None for ``hidden_dropout_prob``.
         pooling: what a sentence-transformers folder declares; None for any other.
     """
 
@@ -31,4 +32,5 @@ class Published:
     architecture: str
     labels: tuple[str, ...] = ()
     problem_type: str | None = None
+    classifier_dropout: float | None = None
     pooling: Pooling | None = None

@@ -16,7 +16,7 @@ from flax import traverse_util
 
 from bert.config import ModelConfig, UserError
 from bert.files import write_durably
-from bert.interchange import names
+from bert.interchange import ExportError, names
 from bert.interchange.hf_export import family_of, module_of
 from bert.interchange.tokenizer_files import save_published_tokenizer
 
@@ -131,17 +131,21 @@ def verify(model: Pretrained, samples: Iterator[dict[str, np.ndarray]], run: Cal
     """Runs a graph on sample inputs; a sentence on how near its outputs are to ours.
 
     Raises:
-        RuntimeError: an output is missing, of another shape, or differs by more than `TOLERANCE`.
+        ExportError: an output is missing, of another shape, or differs by more than `TOLERANCE`.
     """
     ours, params, largest = jax.jit(forward(model)), parameters(model), 0.0
     for inputs in samples:
         expected, given = jax.device_get(ours(params, inputs)), run(inputs)
         if {name: x.shape for name, x in given.items()} != {name: x.shape for name, x in expected.items()}:
-            raise RuntimeError("the exported graph's outputs are not of the model's names and shapes: not exported")
+            raise ExportError(
+                f"{model.source}: its graph's outputs are not of the model's names and shapes: not exported"
+            )
         for name, array in expected.items():
             difference = float(np.abs(np.asarray(given[name]) - array).max())
             if not difference <= TOLERANCE:  # nor NaN
-                raise RuntimeError(f"the exported graph's {name} differs by {difference:.2g} from ours: not exported")
+                raise ExportError(
+                    f"{model.source}: its graph's {name} differs by {difference:.2g} from the model's: not exported"
+                )
             largest = max(largest, difference)
     return f"verified: the outputs are within {largest:.1g} of ours"
 

@@ -59,7 +59,7 @@ def export(
 
     Raises:
         UserError: a length that the model does not read, weights that are not there, or an ``out`` that is.
-        RuntimeError: the graph, read back, answers differently.
+        ExportError: the graph, read back, answers differently.
     """
     longest = model.config.max_position_embeddings
     if length is not None and dynamic_length:

@@ -1,14 +1,18 @@
 """Small models of every architecture, with every parameter random, as `bert.load` gives them."""
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hf_folders import random_model
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from bert.config import ModelConfig
+from bert.interchange import hf_export
 from bert.interchange.hf_export import module_of
 from bert.pretrained import Pretrained
 
@@ -70,3 +74,22 @@ def answer() -> Callable[[Pretrained, dict, dict], dict]:
         return {name: array for name, array in by_name.items() if array is not None}
 
     return of
+
+
+@pytest.fixture(autouse=True)
+def _without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its logits are compared in tests/real: importing it takes longer than all of these tests."""
+    monkeypatch.setattr(hf_export, "logits_difference", lambda model, folder: None)
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    file.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqr"]) + "\n")
+    return file
+
+
+@pytest.fixture
+def made(vocabulary: Path) -> Callable[..., Pretrained]:
+    """The function `random_model` with a vocabulary of 23 pieces."""
+    return partial(random_model, vocabulary)

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import flax.linen as nn
@@ -13,7 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax import traverse_util
-from safetensors.numpy import load_file, save_file
+from hf_folders import CONFIG, ROBERTA, edit, rewrite, shard
+from safetensors.numpy import load_file
 
 import bert
 from bert.commands.export import main as export
@@ -23,84 +23,12 @@ from bert.commands.pretrain import main as pretrain
 from bert.config import ModelConfig, UserError
 from bert.interchange import hf_export, names
 from bert.interchange.pooling import Pooling
-from bert.interchange.shapes import expected_shapes
-from bert.tokenizer import load_tokenizer
 from tests.conftest import SMALL_RUN
-
-CONFIG = ModelConfig(
-    vocab_size=23,
-    hidden_size=12,
-    num_hidden_layers=2,
-    num_attention_heads=3,
-    intermediate_size=20,
-    hidden_act="gelu_tanh",
-    max_position_embeddings=16,
-    type_vocab_size=3,
-    layer_norm_eps=1e-7,
-)
-ROBERTA = ModelConfig(**{**vars(CONFIG), "hidden_act": "gelu", "position_offset": 2, "type_vocab_size": 1})
-LABELS = ("no", "yes", "both")
-
-
-@pytest.fixture(autouse=True)
-def _without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its logits are compared in tests/real: importing it takes longer than all of these tests."""
-    monkeypatch.setattr(hf_export, "logits_difference", lambda model, folder: None)
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
-    file.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqr"]) + "\n")
-    return file
-
-
-@pytest.fixture
-def made(vocabulary: Path):
-    """Makes a model of random weights."""
-
-    def make(architecture: str = "Bert", config: ModelConfig = CONFIG, **settings) -> bert.Pretrained:
-        random = np.random.default_rng(0)
-        labels = LABELS if architecture in ("BertForSequenceClassification", "BertForTokenClassification") else ()
-        table = names.tensors(config.num_hidden_layers, "bert", architecture)
-        shapes = expected_shapes(config, architecture, len(labels))
-        parts = (names.ENCODER, *names.ARCHITECTURES[architecture])
-        flat = {
-            tensor.ours: random.normal(size=shapes[tensor.ours]).astype(np.float32)
-            for tensor in table
-            if tensor.part in parts and tensor.ours in shapes
-        }
-        return bert.Pretrained(
-            config=config,
-            params=traverse_util.unflatten_dict(flat, sep="/"),
-            tokenizer=load_tokenizer(vocabulary),
-            task=None,
-            step=None,
-            source="made",
-            architecture=architecture,
-            labels=labels,
-            **settings,
-        )
-
-    return make
 
 
 def assert_same(params, others) -> None:
     assert jax.tree.structure(params) == jax.tree.structure(others)
     jax.tree.map(np.testing.assert_array_equal, params, others)
-
-
-def edit(folder: Path, **values) -> None:
-    """Sets keys of config.json, or removes those given as None."""
-    content = {**json.loads((folder / "config.json").read_text()), **values}
-    content = {key: value for key, value in content.items() if value is not None}
-    (folder / "config.json").write_text(json.dumps(content))
-
-
-def rewrite(folder: Path, change) -> dict[str, np.ndarray]:
-    tensors = change(load_file(folder / "model.safetensors"))
-    save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, folder / "model.safetensors")
-    return tensors
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -180,17 +108,6 @@ def test_half_precision_is_read_as_float32(dtype, made, tmp_path: Path) -> None:
     assert_same(bert.load(tmp_path / "model").params, expected)
 
 
-def shard(folder: Path) -> dict[str, str]:
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    places = {name: files[number % 2] for number, name in enumerate(sorted(tensors))}
-    for file in files:
-        save_file({name: tensors[name] for name, place in places.items() if place == file}, folder / file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    return places
-
-
 def test_shards(made, tmp_path: Path) -> None:
     model = made("BertForQuestionAnswering")
     model.save(tmp_path / "model")
@@ -267,111 +184,6 @@ def test_pooling_is_what_the_folder_declares(made, tmp_path: Path) -> None:
     (tmp_path / "cls" / "modules.json").write_text('[{"type": "x.Transformer"}, {"type": "x.Dense"}]')
     with pytest.raises(UserError, match="lists Transformer, Dense"):
         bert.load(tmp_path / "cls")
-
-
-def truncated(folder: Path) -> None:
-    data = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(data[:-20])
-
-
-def climbing(folder: Path) -> None:
-    places = shard(folder)
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": dict.fromkeys(places, "../x.safetensors")})
-    )
-
-
-def without_a_shard(folder: Path) -> None:
-    shard(folder)
-    (folder / "model-00002-of-00002.safetensors").unlink()
-
-
-def narrower(tensors: dict) -> dict:
-    return {**tensors, "bert.pooler.dense.bias": tensors["bert.pooler.dense.bias"][:-1]}
-
-
-MALFORMED = {
-    "truncated": (truncated, "model.safetensors is no whole safetensors file"),
-    "a pickle": (lambda f: (f / "model.safetensors").write_bytes(b"\x80\x04K\x01."), "a pickle, which can run code"),
-    "climbing": (climbing, "'../x.safetensors', which may lie outside of the folder"),
-    "missing shard": (without_a_shard, "names model-00002-of-00002.safetensors, which is not there"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no weights"),
-    "shape": (lambda f: rewrite(f, narrower), "bert.pooler.dense.bias is [11], but config.json makes it [12]"),
-    "small table": (lambda f: edit(f, vocab_size=22), "has 23 pieces, but the model has rows for 22"),
-    "vocabulary": (lambda f: edit(f, vocab_size=24), "word_embeddings.weight is [23, 12], but config.json makes"),
-    "layers": (lambda f: edit(f, num_hidden_layers=1), "of 1 layers lacks: mend architectures"),
-    "more layers": (lambda f: edit(f, num_hidden_layers=3), "lacks bert.encoder.layer.2.attention.self.query.weight"),
-    "unexplained": (
-        lambda f: rewrite(f, lambda t: {**t, "bert.x": t["classifier.bias"]}),
-        "holds bert.x, which a Bert",
-    ),
-    "half a head": (
-        lambda f: rewrite(f, lambda t: {n: a for n, a in t.items() if n != "classifier.bias"}),
-        "lacks classifier.bias",
-    ),
-    "integers": (
-        lambda f: rewrite(f, lambda t: {n: a.astype(np.int8) for n, a in t.items()}),
-        "is int8, and float16, bfloat16, float32 are read",
-    ),
-    "missing key": (lambda f: edit(f, hidden_size=None), "config.json lacks hidden_size"),
-    "a word": (lambda f: edit(f, hidden_size="wide"), "hidden_size is 'wide'"),
-    "heads": (lambda f: edit(f, num_attention_heads=5), "not divisible by num_attention_heads"),
-    "activation": (lambda f: edit(f, hidden_act="mish"), "hidden_act is 'mish'"),
-    "model type": (lambda f: edit(f, model_type="t5"), "model_type is 't5'"),
-    "architecture": (lambda f: edit(f, architectures=["BertLMHeadModel"]), "'BertLMHeadModel': one of BertModel"),
-    "decoder": (lambda f: edit(f, is_decoder=True), "is_decoder is True"),
-    "positions": (lambda f: edit(f, position_embedding_type="relative_key"), "is 'relative_key', and only 'absolute'"),
-    "labels": (lambda f: edit(f, id2label={"0": "a", "2": "b"}), "does not number its labels"),
-    "twins": (lambda f: edit(f, id2label={"0": "a", "1": "a", "2": "b"}), "names two labels alike"),
-    "json": (lambda f: (f / "config.json").write_text("{"), "config.json is not a whole JSON file"),
-    "no config": (lambda f: (f / "config.json").unlink(), "holds no run (no config.yaml), no model"),
-    "no tokenizer": (
-        lambda f: [(f / name).unlink() for name in ("tokenizer.json", "vocab.txt")],
-        "holds neither tokenizer.json nor vocab.txt",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", MALFORMED)
-def test_malformed_folders_are_one_sentence(case: str, made, tmp_path: Path, fails) -> None:
-    spoil, sentence = MALFORMED[case]
-    made("BertForSequenceClassification").save(tmp_path / "model")
-    spoil(tmp_path / "model")
-    assert sentence in fails(export, str(tmp_path / "model"), str(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_pickle_needs_a_loader_that_runs_no_code(made, tmp_path: Path, monkeypatch) -> None:
-    made().save(tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "pytorch_model.bin")
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UserError, match="which can run code when read: install PyTorch"):
-        bert.load(tmp_path / "model")
-
-
-def test_names_on_the_hub(made, tmp_path: Path, monkeypatch, fails) -> None:
-    import huggingface_hub
-
-    made("BertForMaskedLM").save(tmp_path / "model")
-    asked = []
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda name, **kw: asked.append((name, kw)) or str(tmp_path / "model")
-    )
-    assert bert.load("someone/some-bert").source == "someone/some-bert"
-    [(name, settings)] = asked
-    assert name == "someone/some-bert"
-    assert not any(pattern.endswith((".bin", ".py", ".h5")) for pattern in settings["allow_patterns"])
-
-    def offline(name: str, **settings) -> str:
-        raise OSError("no route to the host\nand many more lines")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    assert "cannot be had from the Hugging Face hub (no route to the host)" in fails(
-        export, "a/b", str(tmp_path / "out")
-    )
-    monkeypatch.chdir(tmp_path)
-    assert "model/typo does not exist" in fails(export, "model/typo", str(tmp_path / "out"))
-    assert len(asked) == 1
 
 
 def test_a_run_is_exported_with_its_recipe_scores_and_labels(finetuned: Path, tmp_path: Path, capsys, fails) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from bert.commands.export import main
 from bert.config import UserError
+from bert.heads import HEADS
+from bert.interchange.names import ARCHITECTURES
 
 onnx = pytest.importorskip("onnx", reason="needs the extra `onnx`")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
@@ -72,6 +74,11 @@ def test_answers_as_we_do(make, answer, case):
                     np.testing.assert_allclose(array, wanted, rtol=0, atol=1e-5)
 
 
+def test_every_head_is_among_the_cases():
+    assert {architecture for architecture, _ in CASES.values()} == set(ARCHITECTURES)
+    assert {head.__name__ for head in HEADS.values()} <= set(ARCHITECTURES)
+
+
 def test_rows_without_a_token_are_no_nan(make, answer):
     model = make("Bert")
     session = onnxruntime.InferenceSession(exporter.build(model).SerializeToString())
@@ -119,12 +126,15 @@ def test_weights_over_the_limit_lie_beside_the_graph(make, tmp_path, monkeypatch
     assert (tmp_path / "out" / "model.onnx_data").stat().st_size > (tmp_path / "out" / "model.onnx").stat().st_size
 
 
-def test_what_answers_otherwise_is_not_exported(make, tmp_path, monkeypatch):
+def test_what_answers_otherwise_is_not_exported(make, tmp_path, monkeypatch, fails):
     model, other = make("BertForQuestionAnswering"), make("BertForQuestionAnswering", layer_norm_eps=0.01)
     built = exporter.build(other)
     monkeypatch.setattr(exporter, "build", lambda model: built)
-    with pytest.raises(RuntimeError, match="_logits differs by"):
-        model.save(tmp_path / "out", "onnx")
+    monkeypatch.setattr("bert.pretrained.load", lambda source, say: model)
+    to_out = ("tiny", str(tmp_path / "out"), "--format=onnx")
+    assert "tiny: its graph's start_logits differs by" in fails(main, *to_out)
+    built.graph.node[0].op_type = "NoSuchOperator"
+    assert "tiny: its graph cannot be run (" in fails(main, *to_out)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
+import bert
 from bert.config import ModelConfig, UserError
+from bert.data.features import tokenize
 from bert.heads import BertForPreTraining
 from bert.interchange import names
 from bert.interchange.google import read
@@ -91,7 +93,7 @@ def assert_all_equal(prefix: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize(("act", "theirs"), [("gelu", "gelu_new"), ("relu", "relu")])
-def test_a_bert_that_tensorflow_saved(tmp_path: Path, act: str, theirs: str) -> None:
+def test_a_bert_that_tensorflow_saved(tmp_path: Path, shared: Path, act: str, theirs: str) -> None:
     """The same arrays, and with them transformers' hidden states and logits, with the tanh form where it says gelu."""
     torch = pytest.importorskip("torch", reason="needs the extra `torch`")
     transformers = pytest.importorskip("transformers", reason="needs the extra `torch`")
@@ -134,6 +136,23 @@ def test_a_bert_that_tensorflow_saved(tmp_path: Path, act: str, theirs: str) -> 
         np.testing.assert_allclose(mine[real], other.numpy()[real], atol=1e-4)
     np.testing.assert_allclose(logits.prediction_logits[real], expected.prediction_logits.numpy()[real], atol=1e-4)
     np.testing.assert_allclose(logits.seq_relationship_logits, expected.seq_relationship_logits.numpy(), atol=1e-4)
+
+    from tests.real.test_hf_parity import english
+
+    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in english()), encoding="utf-8")
+    model = bert.load(tmp_path)
+    lines = (shared / "data/glue/MRPC/dev.tsv").read_text("utf-8-sig").splitlines()[1:9]
+    pairs = [tuple(" ".join(text.split()[:5]) for text in line.split("\t")[3:]) for line in lines]
+    features = tokenize(model.tokenizer, pairs, SIZES["max_position_embeddings"])
+    batch = features.batch(np.arange(len(pairs)), int(features.lengths.max()), len(pairs))
+    ids, mask, segments = (batch[name] for name in ("input_ids", "attention_mask", "token_type_ids"))
+    assert segments.any()
+    with torch.no_grad():
+        expected = reference.bert(*(torch.tensor(array, dtype=torch.long) for array in (ids, mask, segments)))
+    encoded, real = model.encode(pairs), mask.astype(bool)
+    np.testing.assert_array_equal(encoded.attention_mask, mask)
+    np.testing.assert_allclose(encoded.last_hidden_state[real], expected.last_hidden_state.numpy()[real], atol=1e-4)
+    np.testing.assert_allclose(encoded.pooled_output, expected.pooler_output.numpy(), atol=1e-4)
 
 
 def test_every_type_and_many_blocks(tmp_path: Path) -> None:

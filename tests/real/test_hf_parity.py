@@ -1,6 +1,7 @@
 """Models that transformers drew at random and wrote, read by us; ours written, and read by transformers."""
 
 import json
+from functools import lru_cache
 from pathlib import Path
 
 import jax
@@ -11,11 +12,13 @@ from sklearn.metrics import roc_auc_score
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import bert
-from bert.config import UserError
+from bert.config import TokenizerConfig, UserError
+from bert.data.features import tokenize
+from bert.dropout import Dropout
 from bert.interchange.hf_export import module_of
 from bert.interchange.names import ARCHITECTURES, published_name
 from bert.model import Bert
-from bert.tokenizer import load_tokenizer
+from bert.tokenizer import load_tokenizer, train_tokenizer
 
 pytestmark = pytest.mark.real
 
@@ -23,7 +26,6 @@ torch = pytest.importorskip("torch", reason="needs the extra `torch`")
 transformers = pytest.importorskip("transformers", reason="needs the extra `torch`")
 
 PIECES = 1013
-WORDS = [f"w{number}" for number in range(PIECES - 5)]
 AUTO = {
     "Bert": "AutoModel",
     "BertForPreTraining": "AutoModelForPreTraining",
@@ -35,6 +37,7 @@ AUTO = {
     "BertForMultipleChoice": "AutoModelForMultipleChoice",
 }
 BERT_ONLY = ("BertForPreTraining", "BertForNextSentencePrediction")
+ARGUMENTS = ("input_ids", "token_type_ids", "attention_mask")
 LABELS = ("wrong", "right", "neither")
 
 
@@ -63,9 +66,16 @@ def drawn(folder, architecture: str, family: str = "bert", **settings):
     model.save_pretrained(folder)
     model.path = folder / "model.safetensors"
     if family == "bert":
-        pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-        (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+        (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in english()), encoding="utf-8")
     return model
+
+
+@lru_cache
+def english() -> list[str]:
+    """As many pieces as the models have rows, out of this project's own prose."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    vocab = train_tokenizer(text.splitlines(), TokenizerConfig(vocab_size=PIECES)).get_vocab()
+    return [*sorted(vocab, key=vocab.get), *(f"[unused{number}]" for number in range(PIECES - len(vocab)))]
 
 
 @pytest.fixture(scope="session")
@@ -101,6 +111,32 @@ def inputs(architecture: str, padded: bool, segments: int = 3, first: int = 0) -
     return {"input_ids": ids, "token_type_ids": random.integers(0, segments, shape), "attention_mask": mask}
 
 
+def real_inputs(folder, model: bert.Pretrained, texts: list, architecture: str) -> dict[str, np.ndarray]:
+    """Texts, or pairs of them, as our tokenizer makes them, which is as transformers' makes them."""
+    longest = model.config.max_position_embeddings
+    features = tokenize(model.tokenizer, texts, longest)
+    batch = features.batch(np.arange(len(texts)), int(features.lengths.max()), len(texts))
+    assert features.lengths.min() < features.lengths.max(), "some rows are padded"
+    columns = (texts,) if isinstance(texts[0], str) else tuple(map(list, zip(*texts, strict=True)))
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    given = theirs(*columns, padding=True, truncation=True, max_length=longest)
+    for name, expected in given.items():
+        np.testing.assert_array_equal(batch[name], expected)
+    shape = (2, len(texts) // 2, -1) if architecture == "BertForMultipleChoice" else (len(texts), -1)
+    return {name: batch[name].reshape(shape) for name in ARGUMENTS}
+
+
+@pytest.fixture(scope="session")
+def mrpc_texts(shared) -> tuple[list[str], list[tuple[str, str]]]:
+    """The beginnings of eight of MRPC's sentences, and of eight pairs."""
+    lines = (shared / "data/glue/MRPC/dev.tsv").read_text("utf-8-sig").splitlines()[1:9]
+    pairs = [
+        tuple(" ".join(text.split()[: 3 + number % 4]) for text in line.split("\t")[3:])
+        for number, line in enumerate(lines)
+    ]
+    return [first for first, _ in pairs], pairs
+
+
 def answers(reference, batch: dict[str, np.ndarray]) -> list[np.ndarray]:
     """Every hidden state, then the outputs, of transformers' model."""
     with torch.no_grad():
@@ -114,7 +150,7 @@ def answers(reference, batch: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def our_answers(model: bert.Pretrained, batch: dict[str, np.ndarray]) -> list[np.ndarray]:
-    args = [batch["input_ids"], batch["token_type_ids"], batch["attention_mask"]]
+    args = [batch[name] for name in ARGUMENTS]
     flat = [array.reshape(-1, array.shape[-1]) for array in args]
     encoder = Bert(model.config, add_pooling_layer="pooler" in model.params["bert"])
     encoded = encoder.apply({"params": model.params["bert"]}, *flat, intermediates=True)
@@ -139,7 +175,7 @@ def assert_alike(ours: list, theirs: list, mask: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_in_and_out(architecture: str, tmp_path) -> None:
+def test_every_architecture_in_and_out(architecture: str, tmp_path, mrpc_texts) -> None:
     acts = ("relu", "gelu_new", "gelu")
     for act in acts:
         folder = tmp_path / act
@@ -149,7 +185,12 @@ def test_every_architecture_in_and_out(architecture: str, tmp_path) -> None:
         for padded in (False, True):
             batch = inputs(architecture, padded)
             assert_alike(our_answers(model, batch), answers(reference, batch), batch["attention_mask"])
-    assert_export(model, reference, AUTO[architecture], tmp_path / "ours")
+        for texts in mrpc_texts:
+            batch = real_inputs(folder, model, texts, architecture)
+            assert (batch["input_ids"] == model.tokenizer.token_to_id("[UNK]")).mean() < 0.1
+            assert_alike(our_answers(model, batch), answers(reference, batch), batch["attention_mask"])
+        assert batch["token_type_ids"].any(), "the pairs have a second segment"
+        assert_export(model, reference, AUTO[architecture], tmp_path / f"ours-{act}")
 
 
 def assert_export(model: bert.Pretrained, reference, auto: str, folder) -> None:
@@ -201,7 +242,7 @@ class Unsafe:
 
 
 @pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in BERT_ONLY])
-def test_roberta_in_and_out(architecture: str, tmp_path, byte_level) -> None:
+def test_roberta_in_and_out(architecture: str, tmp_path, byte_level, mrpc_texts) -> None:
     settings = {"type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     reference = drawn(tmp_path / "theirs", architecture, "roberta", **settings)
     byte_level(tmp_path / "theirs")
@@ -211,7 +252,44 @@ def test_roberta_in_and_out(architecture: str, tmp_path, byte_level) -> None:
     for padded in (False, True):
         batch = inputs(architecture, padded, segments=1, first=2)
         assert_alike(our_answers(model, batch), answers(reference, batch), batch["attention_mask"])
+    for texts in mrpc_texts:
+        batch = real_inputs(tmp_path / "theirs", model, texts, architecture)
+        assert_alike(our_answers(model, batch), answers(reference, batch), batch["attention_mask"])
     assert_export(model, reference, AUTO[architecture], tmp_path / "ours")
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_classifier_drops_in_training_where_transformers_does(family: str, tmp_path, byte_level) -> None:
+    """Our masks in place of torch's: the same logits, so dropout stands in the same places at the same rate."""
+    settings = {"classifier_dropout": 0.4, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    if family == "roberta":
+        settings |= {"type_vocab_size": 1, "pad_token_id": 1}
+    reference = drawn(tmp_path / "model", "BertForSequenceClassification", family, **settings).train()
+    if family == "roberta":
+        byte_level(tmp_path / "model")
+    model = bert.load(tmp_path / "model")
+    assert model.classifier_dropout == 0.4
+    batch = inputs(model.architecture, padded=True, segments=model.config.type_vocab_size, first=2)
+    arguments = [batch[name] for name in ARGUMENTS]
+    dropout = Dropout.of(0, 0, np.arange(4))
+    module = module_of(model).clone(classifier_dropout=model.classifier_dropout)
+    ours = module.apply({"params": model.params}, *arguments, dropout=dropout)
+
+    sites = ["pooler", "classifier"] if family == "roberta" else ["classifier"]
+    left = list(sites)
+
+    class OurMasks(torch.nn.Module):
+        def forward(self, x):
+            return torch.tensor(np.array(dropout(x.numpy(), 0.4, left.pop(0))))
+
+    head = reference.classifier if family == "roberta" else reference
+    assert head.dropout.p == 0.4
+    head.dropout = OurMasks()
+    with torch.no_grad():
+        theirs = reference(**{name: torch.tensor(array) for name, array in batch.items()}).logits
+    assert not left
+    np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-4)
+    assert np.abs(ours - module.apply({"params": model.params}, *arguments)).max() > 0.01
 
 
 def test_robertas_tokenizer_in_and_out(tmp_path, byte_level, shared) -> None:
@@ -261,6 +339,16 @@ def test_a_sentence_transformer_on_real_sentences(shared) -> None:
     for row, expected, mask in zip(ours.last_hidden_state, theirs, ours.attention_mask, strict=True):
         assert mask.sum() == len(expected)
         np.testing.assert_allclose(row[: len(expected)], expected, atol=1e-4)
+
+    pairs = [(row[3], row[4]) for row in rows[:50]]
+    batch = tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = reference(**batch).last_hidden_state.numpy()
+    encoded = model.encode(pairs)
+    real = batch["attention_mask"].numpy().astype(bool)
+    np.testing.assert_array_equal(encoded.attention_mask, real)
+    assert batch["token_type_ids"].any()
+    np.testing.assert_allclose(encoded.last_hidden_state[real], expected[real], atol=1e-4)
 
     labels = [int(row[0]) for row in rows]
     similarity = np.prod([model.encode([row[i] for row in rows]).embeddings for i in (3, 4)], axis=0).sum(-1)

@@ -1,0 +1,80 @@
+"""Models of random weights, and their folders changed as others write them, or spoil them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from flax import traverse_util
+from safetensors.numpy import load_file, save_file
+
+import bert
+from bert.config import ModelConfig
+from bert.interchange import names
+from bert.interchange.shapes import expected_shapes
+from bert.tokenizer import load_tokenizer
+
+CONFIG = ModelConfig(
+    vocab_size=23,
+    hidden_size=12,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    intermediate_size=20,
+    hidden_act="gelu_tanh",
+    max_position_embeddings=16,
+    type_vocab_size=3,
+    layer_norm_eps=1e-7,
+)
+ROBERTA = ModelConfig(**{**vars(CONFIG), "hidden_act": "gelu", "position_offset": 2, "type_vocab_size": 1})
+LABELS = ("no", "yes", "both")
+
+
+def random_model(
+    vocabulary: Path, architecture: str = "Bert", config: ModelConfig = CONFIG, **settings
+) -> bert.Pretrained:
+    """A model with every parameter random, and the labels that its architecture has."""
+    random = np.random.default_rng(0)
+    labels = LABELS if architecture in ("BertForSequenceClassification", "BertForTokenClassification") else ()
+    table = names.tensors(config.num_hidden_layers, "bert", architecture)
+    shapes = expected_shapes(config, architecture, len(labels))
+    parts = (names.ENCODER, *names.ARCHITECTURES[architecture])
+    flat = {
+        tensor.ours: random.normal(size=shapes[tensor.ours]).astype(np.float32)
+        for tensor in table
+        if tensor.part in parts and tensor.ours in shapes
+    }
+    return bert.Pretrained(
+        config=config,
+        params=traverse_util.unflatten_dict(flat, sep="/"),
+        tokenizer=load_tokenizer(vocabulary),
+        task=None,
+        step=None,
+        source="made",
+        architecture=architecture,
+        labels=labels,
+        **settings,
+    )
+
+
+def edit(folder: Path, **values) -> None:
+    """Sets keys of config.json, or removes those given as None."""
+    content = {**json.loads((folder / "config.json").read_text()), **values}
+    content = {key: value for key, value in content.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def rewrite(folder: Path, change) -> dict[str, np.ndarray]:
+    tensors = change(load_file(folder / "model.safetensors"))
+    save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, folder / "model.safetensors")
+    return tensors
+
+
+def shard(folder: Path) -> dict[str, str]:
+    """Splits the weights in two files with an index; returns its map."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    places = {name: files[number % 2] for number, name in enumerate(sorted(tensors))}
+    for file in files:
+        save_file({name: tensors[name] for name, place in places.items() if place == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return places

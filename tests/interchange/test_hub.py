@@ -1,0 +1,101 @@
+"""Names on the hub, with a folder in its place: what is asked for, what is not, and no network."""
+
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from hf_folders import edit
+
+import bert
+from bert.commands.export import main as export
+from bert.commands.finetune import main as finetune
+from bert.commands.predict import main as predict
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch) -> Path:
+    """A folder hub/ORGANISATION/NAME a model; what is asked for is copied into another one, as the client does."""
+    remote, cache = tmp_path / "hub", tmp_path / "cache"
+
+    def snapshot_download(name: str, allow_patterns: list[str]) -> str:
+        for file in (remote / name).rglob("*"):
+            place = file.relative_to(remote / name)
+            if file.is_file() and any(fnmatch(str(place), pattern) for pattern in allow_patterns):
+                (cache / name / place).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, cache / name / place)
+        return str(cache / name)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return remote
+
+
+def test_a_name_is_fetched_and_nothing_that_runs_or_is_not_read(made, hub: Path, tmp_path: Path) -> None:
+    model = made("BertForMaskedLM")
+    model.save(hub / "someone" / "some-bert")
+    written = {path.name for path in (hub / "someone" / "some-bert").iterdir()}
+    for name in ("modeling.py", "tf_model.h5", "pytorch_model.bin", "training_args.bin"):
+        (hub / "someone" / "some-bert" / name).write_bytes(b"never to be read")
+    loaded = bert.load("someone/some-bert")
+    assert (loaded.source, loaded.config) == ("someone/some-bert", model.config)
+    fetched = {path.name for path in (tmp_path / "cache" / "someone" / "some-bert").iterdir()}
+    assert fetched == written - {"README.md"}
+
+
+def test_a_pickle_is_fetched_only_where_there_is_nothing_else(made, hub: Path, tmp_path: Path, fails) -> None:
+    made("BertForMaskedLM").save(hub / "someone" / "old")
+    (hub / "someone" / "old" / "model.safetensors").rename(hub / "someone" / "old" / "pytorch_model.bin")
+    error = fails(export, "someone/old", str(tmp_path / "out"))  # it is no pickle either
+    assert "pytorch_model.bin is" in error
+    assert (tmp_path / "cache" / "someone" / "old" / "pytorch_model.bin").is_file()
+
+
+def test_a_sentence_transformer_on_the_hub_keeps_its_pooling(made, hub: Path) -> None:
+    from bert.interchange.pooling import Pooling
+
+    pooling = Pooling("cls", normalize=True, max_length=5, lowercase=True)
+    made(pooling=pooling).save(hub / "someone" / "sentences")
+    assert bert.load("someone/sentences").pooling == pooling
+
+
+@pytest.mark.slow
+def test_commands_take_a_name(made, hub: Path, tmp_path: Path, sst2: Path, capsys) -> None:
+    made("BertForSequenceClassification").save(hub / "someone" / "classifier")
+    (tmp_path / "texts.txt").write_text("a b c\n")
+    assert predict(["someone/classifier", str(tmp_path / "texts.txt")]) == 0
+    assert '"label"' in capsys.readouterr().out
+    edit(hub / "someone" / "classifier", hidden_act="relu")
+    assert export(["someone/classifier", str(tmp_path / "out")]) == 0
+    assert bert.load(tmp_path / "out").config.hidden_act == "relu"
+    arguments = [f"--data.dir={sst2}", f"--output_dir={tmp_path / 'run'}", "--data.max_length=16", "--data.buckets=16"]
+    arguments += ["--training.batch_size=8", "--training.epochs=1"]
+    assert finetune(["--config=sst2", "--init=someone/classifier", *arguments]) == 0
+    said = capsys.readouterr().out
+    assert "from someone/classifier: bert (" in said
+    assert "starts afresh: classifier" in said
+
+
+def test_no_network_no_model_and_a_mistyped_path_are_one_sentence(
+    sst2: Path, tmp_path: Path, monkeypatch, fails
+) -> None:
+    def offline(name: str, **settings) -> str:
+        raise OSError("no route to the host\nand many more lines")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    to = str(tmp_path / "out")
+    error = fails(export, "a/b", to)
+    assert "a/b is no folder here and cannot be had from the Hugging Face hub (no route to the host)" in error
+    init = ["--config=sst2", "--init=a/b", f"--data.dir={sst2}", f"--output_dir={tmp_path / 'run'}"]
+    assert "cannot be had" in fails(finetune, *init)
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "model/typo does not exist" in fails(export, "model/typo", to)
+    assert "a/b/c does not exist" in fails(export, "a/b/c", to)
+
+
+def test_the_client_itself_offline_is_one_sentence(tmp_path: Path, monkeypatch, fails) -> None:
+    """The real client, told that there is no network, with nothing in its cache."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert "cannot be had from the Hugging Face hub" in fails(export, "nobody/nothing", str(tmp_path / "out"))

@@ -1,0 +1,115 @@
+"""Training starts from the folders of others: RoBERTa's, Google's, sentence-transformers'."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from bundle_writer import write_bundle
+from flax import traverse_util
+from hf_folders import CONFIG, ROBERTA
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+import bert
+from bert.commands.finetune import main as finetune
+from bert.commands.pretrain import main as pretrain
+from bert.interchange import names
+from bert.interchange.google import CHECKPOINT
+from bert.interchange.pooling import Pooling
+
+FEW_STEPS = ["--training.steps=2", "--training.batch_size=4", "--training.checkpoint_every=2", "--training.log_every=1"]
+SHORT_ROWS = ["--data.sequence_length=16", "--data.max_predictions_per_sequence=3", "--data.num_workers=1"]
+
+
+def write_roberta(folder: Path, made, corpus: Path) -> None:
+    """With a byte-level vocabulary of the corpus, and as many rows as it has pieces."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(corpus.read_text().splitlines(), trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    config = type(ROBERTA)(**{**vars(ROBERTA), "vocab_size": tokenizer.get_vocab_size()})
+    model = made("BertForMaskedLM", config)
+    bert.Pretrained(**{**vars(model), "tokenizer": tokenizer}).save(folder)
+
+
+def write_google(folder: Path, made, corpus: Path) -> None:
+    model = made("BertForPreTraining")
+    folder.mkdir()
+    parameters = traverse_util.flatten_dict(model.params, sep="/")
+    table = names.tensors(CONFIG.num_hidden_layers, names.GOOGLE, "BertForPreTraining")
+    tensors = {
+        tensor.theirs: parameters[tensor.ours].T if tensor.transposed else parameters[tensor.ours]
+        for tensor in table
+        if tensor.ours in parameters
+    }
+    assert len(tensors) == len(parameters)
+    write_bundle(folder / CHECKPOINT, {name: np.ascontiguousarray(array) for name, array in tensors.items()})
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+             "max_position_embeddings", "type_vocab_size")  # fmt: skip
+    content = {**{key: getattr(CONFIG, key) for key in sizes}, "hidden_act": "gelu"}
+    (folder / "bert_config.json").write_text(json.dumps(content))
+    pieces = sorted(model.tokenizer.get_vocab(), key=model.tokenizer.token_to_id)
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+
+
+def write_sentences(folder: Path, made, corpus: Path) -> None:
+    made(pooling=Pooling("cls", normalize=True)).save(folder)
+
+
+FOLDERS = {"roberta": write_roberta, "google": write_google, "sentence-transformers": write_sentences}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_both_commands_start_from_it(kind: str, made, corpus: Path, sst2: Path, tmp_path: Path, capsys) -> None:
+    source = tmp_path / "source"
+    FOLDERS[kind](source, made, corpus)
+    before = bert.load(source)
+
+    data = [f"--data.train={corpus}", f"--data.objective={'nsp' if kind == 'google' else 'full_sentences'}"]
+    run = tmp_path / "run"
+    assert pretrain([*data, *FEW_STEPS, *SHORT_ROWS, f"--init={source}", f"--output_dir={run}"]) == 0
+    said = capsys.readouterr().out
+    heads = {"roberta": ", predictions", "google": ", predictions, seq_relationship", "sentence-transformers": ""}[kind]
+    assert f"from {source}: bert{heads} (" in said
+    assert ("starts afresh: predictions" in said) == (kind == "sentence-transformers")
+    after = bert.load(run)
+    assert after.tokenizer.get_vocab() == before.tokenizer.get_vocab()
+    assert after.config.position_offset == before.config.position_offset
+    assert after.config.hidden_act == before.config.hidden_act
+
+    arguments = [f"--data.dir={sst2}", f"--output_dir={tmp_path / 'sst2'}", "--data.max_length=16", "--data.buckets=16"]
+    assert finetune(["--config=sst2", f"--init={source}", *arguments, *FEW_STEPS]) == 0
+    assert f"from {source}: bert (" in capsys.readouterr().out
+    texts = ["ba ri", "ko ri tu"]
+    answers = bert.load(tmp_path / "sst2").predict(texts)
+    bert.load(tmp_path / "sst2").save(tmp_path / "out")
+    assert bert.load(tmp_path / "out").predict(texts) == answers
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_what_came_in_goes_out_as_transformers_writes_it_bit_for_bit(
+    kind: str, made, corpus: Path, tmp_path: Path
+) -> None:
+    FOLDERS[kind](tmp_path / "source", made, corpus)
+    model = bert.load(tmp_path / "source")
+    model.save(tmp_path / "out")
+    again = bert.load(tmp_path / "out")
+    assert (again.config, again.architecture, again.pooling) == (model.config, model.architecture, model.pooling)
+    assert again.tokenizer.to_str() == model.tokenizer.to_str()
+    assert jax.tree.structure(again.params) == jax.tree.structure(model.params)
+    jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
+
+
+def test_rows_longer_than_the_position_table_are_one_sentence(made, corpus: Path, tmp_path: Path, fails) -> None:
+    made().save(tmp_path / "model")
+    error = fails(
+        pretrain, f"--data.train={corpus}", f"--init={tmp_path / 'model'}", f"--output_dir={tmp_path / 'run'}"
+    )
+    assert "data.sequence_length (64) is over model.max_position_embeddings (16)" in error

@@ -1,0 +1,133 @@
+"""What a folder says beside its tensors: rates, labels, how texts are read. It is kept, honoured, or told."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import normalizers
+
+import bert
+from bert.commands.export import main as export
+from bert.config import UserError
+from bert.interchange import ExportError, hf, hf_export
+from bert.interchange.pooling import Pooling
+
+
+@pytest.mark.parametrize("rate", [None, 0.0, 0.3])
+def test_the_classifiers_dropout_goes_out_and_in(rate: float | None, made, tmp_path: Path) -> None:
+    made("BertForSequenceClassification", classifier_dropout=rate).save(tmp_path / "one")
+    content = json.loads((tmp_path / "one" / "config.json").read_text())
+    assert content.get("classifier_dropout", "none") == ("none" if rate is None else rate)
+    again = bert.load(tmp_path / "one")
+    assert again.classifier_dropout == rate
+    again.save(tmp_path / "two")
+    assert (tmp_path / "two" / "config.json").read_bytes() == (tmp_path / "one" / "config.json").read_bytes()
+
+
+def test_a_runs_own_rate_goes_out(finetuned: Path, tmp_path: Path) -> None:
+    shutil.copytree(finetuned, tmp_path / "run")
+    file = tmp_path / "run" / "config.yaml"
+    text = file.read_text()
+    assert "classifier_dropout: null" in text
+    file.write_text(text.replace("classifier_dropout: null", "classifier_dropout: 0.2"))
+    assert export([str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["classifier_dropout"] == 0.2
+
+
+def test_texts_are_lower_cased_where_it_is_declared(make, tmp_path: Path) -> None:
+    model = make("Bert")
+    cased = type(model.tokenizer).from_str(model.tokenizer.to_str())
+    cased.normalizer = normalizers.BertNormalizer(lowercase=False)
+    model = dataclasses.replace(model, tokenizer=cased)
+    texts, small = ["One TEXT", ("ONE", "Text")], ["one text", ("one", "text")]
+    wanted = model.encode(small)
+    assert np.abs(model.encode(texts).embeddings - wanted.embeddings).max() > 0.01
+    model = dataclasses.replace(model, pooling=Pooling(lowercase=True))
+    model.save(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())["do_lower_case"] is True
+    again = bert.load(tmp_path / "out")
+    assert again.pooling == model.pooling
+    for loaded in (model, again):
+        given = loaded.encode(texts)
+        np.testing.assert_array_equal(given.attention_mask, wanted.attention_mask)
+        np.testing.assert_array_equal(given.last_hidden_state, wanted.last_hidden_state)
+
+
+def test_how_texts_are_read_is_honoured_told_or_an_error(made, tmp_path: Path) -> None:
+    made(pooling=Pooling(max_length=5)).save(tmp_path / "model")
+    settings = tmp_path / "model" / "sentence_bert_config.json"
+    texts = ["a b c d e f g h"]
+    assert bert.load(tmp_path / "model").encode(texts).attention_mask.shape == (1, 5)
+
+    settings.rename(tmp_path / "model" / "sentence_roberta_config.json")  # older versions name it by the family
+    assert bert.load(tmp_path / "model").pooling == Pooling(max_length=5)
+
+    said: list[str] = []
+    settings.write_text('{"max_seq_length": 17}')
+    (tmp_path / "model" / "config_sentence_transformers.json").write_text(
+        '{"prompts": {"query": "q: "}, "default_prompt_name": "query"}'
+    )
+    assert bert.load(tmp_path / "model", said.append).encode(texts * 2).attention_mask.shape == (2, 10)
+    assert any("max_seq_length is 17, but the model reads 16 tokens: longer are cut" in line for line in said)
+    assert any("default_prompt_name is without use here: put the prompt before the texts" in line for line in said)
+
+    for content, sentence in (
+        ('{"max_seq_length": 0}', "max_seq_length is 0, mend it"),
+        ('{"max_seq_length": true}', "max_seq_length is True, mend it"),
+        ('{"do_lower_case": "yes"}', "do_lower_case is 'yes', mend it"),
+        ("[]", "sentence_bert_config.json is no JSON object"),
+    ):
+        settings.write_text(content)
+        with pytest.raises(UserError, match=sentence):
+            bert.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("theirs", ["gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh"])
+def test_every_name_of_the_tanh_form_is_one(theirs: str) -> None:
+    assert hf.ACTIVATIONS[theirs] == "gelu_tanh"
+
+
+def spoilt_tensor(monkeypatch) -> str:
+    original = hf_export.write_tensors
+
+    def write(file: Path, tensors: dict) -> None:
+        name = next(iter(tensors))
+        original(file, {**tensors, name: tensors[name] + 1})
+
+    monkeypatch.setattr(hf_export, "write_tensors", write)
+    return "does not read back as it was, bert/embeddings/word/embedding differ"
+
+
+def lost_label(monkeypatch) -> str:
+    original = hf_export.published_config
+    monkeypatch.setattr(hf_export, "published_config", lambda model: {**original(model), "id2label": {"0": "x"}})
+    return "classifier.weight is [3, 12], but config.json makes it [1, 12]"
+
+
+def other_logits(monkeypatch) -> str:
+    monkeypatch.setattr(hf_export, "logits_difference", lambda model, folder: float("nan"))
+    return "transformers' logits differ by nan from ours"
+
+
+def unreadable(monkeypatch) -> str:
+    def raises(model, folder) -> float:
+        raise ValueError("Unrecognized model\nmore lines")
+
+    monkeypatch.setattr(hf_export, "logits_difference", raises)
+    return "transformers does not run its export (Unrecognized model)"
+
+
+@pytest.mark.parametrize("spoil", [spoilt_tensor, lost_label, other_logits, unreadable])
+def test_an_export_that_fails_its_check_is_one_sentence_and_gone(
+    spoil, made, tmp_path: Path, monkeypatch, fails
+) -> None:
+    model = made("BertForSequenceClassification")
+    monkeypatch.setattr("bert.pretrained.load", lambda source, say: model)
+    sentence = spoil(monkeypatch)
+    assert sentence in fails(export, "made", str(tmp_path / "out"))
+    assert list(tmp_path.iterdir()) == [], "neither the folder nor a draft of it"
+    with pytest.raises(ExportError):
+        model.save(tmp_path / "out")
