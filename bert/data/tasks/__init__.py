@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 
 from bert.config import FinetuneConfig, UserError
-from bert.data.tasks import glue
+from bert.data.tasks import glue, multiple_choice, squad, tagging
 from bert.data.tasks.task import Task
 
-TASKS: dict[str, Task] = {task.name: task for task in glue.TASKS}
+TASKS: dict[str, Task] = {
+    task.name: task for module in (glue, squad, tagging, multiple_choice) for task in module.TASKS
+}
 
 
 def find_task(name: str) -> Task:
