@@ -264,7 +264,8 @@ def test_multiple_choice_learns_and_answers(choice_run: Path, choice_data: Path,
     assert rows[0] == ["id", "prediction", "label", "probability"]
     assert np.mean([row[1] == row[2] for row in rows[1:]]) == pytest.approx(results["dev"]["accuracy"])
     assert len((choice_run / "predictions" / "test.tsv").read_text().splitlines()) == 5
-    lines = "ba\tri\tXena\nba\tXavi\ttu\tlo\n" + json.dumps({"question": "ba", "choices": ["mi", "lo", "Xerxes"]})
+    more = {"question": "ba mi", "choices": ["mi", "lo", "Xerxes"]}
+    lines = f"ba ri\tri\tXena\nba tu\tXavi\ttu\tlo\n{json.dumps(more)}\n"
     answers = asked(choice_run, lines, tmp_path, capsys)
     assert [answer["choice"] for answer in answers] == ["Xena", "Xavi", "Xerxes"]
     assert [len(answer["probabilities"]) for answer in answers] == [2, 3, 3]
