@@ -18,8 +18,7 @@ from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, TaskDataCon
 from bert.config_file import load as load_config
 from bert.data.batches import bucket, evaluation_batches
 from bert.data.features import Features, tokenize
-from bert.data.tasks import task_of
-from bert.data.tasks.sentences import published_task
+from bert.data.tasks import published_task, task_of
 from bert.data.tasks.task import Outputs, Rows, Task
 from bert.heads import HEADS, BertForMaskedLM
 from bert.interchange import FORMATS, google, hf, hub
@@ -33,8 +32,11 @@ from bert.tokenizer import load_tokenizer, special_ids, vocabulary_size
 Text = str | tuple[str, str]
 Params = dict[str, Any]
 
-SENTENCES = HEADS["classification"].__name__
-"""The architecture of others that `Pretrained.predict` answers with."""
+HEAD_OF = {module.__name__: name for name, module in HEADS.items()}
+"""The head of each architecture of others that `Pretrained.predict` answers with."""
+
+PUBLISHED_LENGTH = 384
+"""Longest row of a published model that reads long texts through several: what SQuAD's models were trained with."""
 
 BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 """Lengths that inputs are padded to; each is compiled once."""
@@ -180,9 +182,10 @@ class Pretrained:
     def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
         """What the task's head says of each row, in the order of the rows: see `bert.data.tasks.task.Outputs`."""
         outputs: list[np.ndarray] = [np.zeros(0)] * len(features)
+        lengths = features.lengths
         for rows, batch in self._run(self._head, features, batch_size):
             for row, output in zip(rows, batch, strict=False):
-                outputs[row] = output[: features.lengths[row]] if output.ndim == 2 else output
+                outputs[row] = output[: lengths[row]] if output.ndim == 2 else output
         return outputs
 
     def save(
@@ -295,11 +298,13 @@ def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> 
 
 def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pretrained:
     read = hf.read(folder, say) if hf.is_published(folder) else google.published(folder, say)
+    length = min(PUBLISHED_LENGTH, read.config.max_position_embeddings)
+    data = TaskDataConfig(max_length=length, max_query_length=min(TaskDataConfig.max_query_length, length // 2))
     return Pretrained(
         config=read.config,
         params=read.params,
         tokenizer=read.tokenizer,
-        task=published_task(name, read.labels, read.problem_type) if read.architecture == SENTENCES else None,
+        task=published_task(HEAD_OF.get(read.architecture), name, read.labels, read.problem_type),
         step=None,
         source=name,
         architecture=read.architecture,
@@ -307,6 +312,7 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
         problem_type=read.problem_type,
         classifier_dropout=read.classifier_dropout,
         pooling=read.pooling,
+        data=data,
     )
 
 
