@@ -345,11 +345,42 @@ class PretrainConfig:
 
 
 @dataclass(frozen=True)
+class ColumnsConfig:
+    """Names of the columns, or of the fields in JSONL, of a task of one's own."""
+
+    text_a: str = "text"
+    """The text; of a pair the first one."""
+    text_b: str | None = None
+    """The second text of a pair; null for single texts."""
+    label: str = "label"
+    """The label, or the score; a test file may do without."""
+    id: str | None = None
+    """What predictions are numbered by, each once; null counts the rows from 0."""
+
+
+@dataclass(frozen=True)
 class TaskDataConfig:
     """The labelled data of a task."""
 
     dir: str | None = None
-    """Folder with the task's original files (train.tsv, dev.tsv, test.tsv)."""
+    """Folder with the task's original files (train.tsv, dev.tsv, test.tsv), or that datasets saved with all splits;
+    hub:nyu-mll/glue and its like, hub:ORG/NAME[:CONFIG]."""
+    train: str | None = None
+    """For a task of one's own, as all keys from here to columns: training file in data.dir (or with a path), .tsv, .csv
+    or .jsonl, also as .gz, .bz2, .xz, .zst; of a data set the split; null takes train with any of these ends."""
+    dev: str | None = None
+    """Its file to choose checkpoints by; null takes dev with any end, of a data set the split validation."""
+    test: str | None = None
+    """Its file to predict, and to score where it has labels; null takes test with any end where there is one."""
+    header: list[str] | None = None
+    """Names of the columns of TSV and CSV files whose first line does not tell them."""
+    metrics: list[str] | None = None
+    """Scores, the first one chooses the best checkpoint; classification: accuracy, f1 (of the second of two labels),
+    macro_f1, matthews; regression: pearson, spearman; null takes accuracy, or pearson and spearman."""
+    score_range: list[float] | None = None
+    """Least and greatest score of a regression: others are refused in files, and predictions are cut to them."""
+    columns: ColumnsConfig = field(default_factory=ColumnsConfig)
+    """the columns of a task of one's own"""
     max_length: int = 128
     """Longest input in tokens, special ones included; longer ones are cut, the longer text first."""
     buckets: list[int] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
@@ -357,17 +388,26 @@ class TaskDataConfig:
     max_train_rows: int | None = None
     """Use only the first rows of the training file."""
     labels: list[str] | None = None
-    """Labels in the order of their numbers, for tasks that have none of their own; null takes the training file's."""
+    """Labels in the order of their numbers, for tasks that have none of their own; null takes the training file's, in
+    the order of the alphabet or of numbers."""
 
     def check(self) -> None:
         """Raises UserError for values no feature can be built with."""
-        if self.dir is None:
+        if self.dir is None and self.train is None:
             raise UserError("data.dir is not set: name the folder with train.tsv and dev.tsv, --data.dir DIR")
         _at_least("data.max_length", self.max_length, 8)
         if not self.buckets or min(self.buckets) < 1:
             raise UserError(f"data.buckets is {self.buckets}: list at least one length above 0")
         if self.max_train_rows is not None:
             _at_least("data.max_train_rows", self.max_train_rows, 1)
+        for name in ("header", "labels", "metrics"):
+            values = getattr(self, name)
+            if values is not None and not 0 < len(values) == len(set(values)):
+                raise UserError(f"data.{name} is {values}: list each name once, or leave it out")
+        if self.score_range is not None and not (
+            len(self.score_range) == 2 and self.score_range[0] < self.score_range[1]
+        ):
+            raise UserError(f"data.score_range is {self.score_range}: give the least and the greatest score")
 
 
 @dataclass(frozen=True)
@@ -375,7 +415,8 @@ class FinetuneConfig:
     """A fine-tuning run."""
 
     task: str = "sst2"
-    """The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli of GLUE."""
+    """The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli of GLUE; of one's own, classification or
+    regression (docs/own_task.md)."""
     output_dir: str | None = None
     """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
     init: str | None = None

@@ -19,7 +19,7 @@ from bert.config_file import load as load_config
 from bert.data.batches import bucket, evaluation_batches
 from bert.data.features import Features, tokenize
 from bert.data.tasks import task_of
-from bert.data.tasks.sentences import published_task
+from bert.data.tasks.published import published_task
 from bert.data.tasks.task import Outputs, Rows, Task
 from bert.heads import HEADS, BertForMaskedLM
 from bert.interchange import FORMATS, google, hf, hub

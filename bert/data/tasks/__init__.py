@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import difflib
 
-from bert.config import FinetuneConfig, UserError
-from bert.data.tasks import glue
+from bert.config import FinetuneConfig, TaskDataConfig, UserError
+from bert.data.tasks import glue, own
 from bert.data.tasks.task import Task
 
-TASKS: dict[str, Task] = {task.name: task for task in glue.TASKS}
+BUILT_IN = (*glue.TASKS, *own.TASKS)
+
+TASKS: dict[str, Task] = {task.name: task for task in BUILT_IN}
+
+OWN_KEYS = ("train", "dev", "test", "header", "columns", "metrics", "score_range")
+"""Keys of ``data`` that only tasks of one's own read."""
+
+
+def register_task(task: Task) -> None:
+    """Makes a task of one's own known to this process, under its name: to fine-tune, to load its runs, to predict.
+
+    A run's folder names its task and holds no code. Whoever loads the run registers the task first; nothing else is
+    ever imported or run on its behalf.
+
+    Raises:
+      ValueError: a task of the toolkit has that name.
+    """
+    if any(task.name == other.name for other in BUILT_IN):
+        raise ValueError(f"{task.name} is a task of the toolkit: give yours another name")
+    TASKS[task.name] = task
 
 
 def find_task(name: str) -> Task:
@@ -17,9 +36,17 @@ def find_task(name: str) -> Task:
         return TASKS[name]
     near = difflib.get_close_matches(name.lower().replace("-", ""), TASKS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(TASKS)}"
-    raise UserError(f"task is {name!r}, which is unknown: {hint}")
+    raise UserError(f"task is {name!r}, which is unknown: {hint} (bert.register_task makes one of your own known)")
 
 
 def task_of(config: FinetuneConfig) -> Task:
-    """The task of a run, as its configuration shapes it."""
-    return find_task(config.task).shaped(config.data)
+    """The task of a run, as its configuration shapes it. Raises UserError for what the task would not read."""
+    task, unset = find_task(config.task), TaskDataConfig()
+    if not task.reads_columns:
+        for key in OWN_KEYS:
+            if getattr(config.data, key) != getattr(unset, key):
+                raise UserError(
+                    f"data.{key} is set, but task {task.name} has files and metrics of its own: leave it out, or take "
+                    f"one of the tasks {', '.join(own.NAMES)}"
+                )
+    return task.shaped(config.data)

@@ -1,0 +1,133 @@
+"""From the files, or data set, of a task to the cells of the columns that it wants."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert.config import TaskDataConfig, UserError
+from bert.data.formats import OPENERS
+from bert.data.records import KINDS, Records, dataset_records, is_dataset, open_splits, read_records
+
+SPLITS = {"train": ("train",), "dev": ("validation", "dev"), "test": ("test",)}
+"""The names that each split goes by in data sets."""
+
+
+def split_names(folder: Path, data: TaskDataConfig) -> list[str]:
+    """train, dev, and test if it is named or there."""
+    place = folder.as_posix()
+    if is_dataset(place):
+        there = open_splits(place)
+        has_test = data.test is not None or any(name in there for name in SPLITS["test"])
+    else:
+        has_test = data.test is not None or bool(_found(folder, "test"))
+    return ["train", "dev", *(["test"] if has_test else [])]
+
+
+def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
+    """The rows of a split.
+
+    Raises:
+      UserError: its file, or the split, is missing or not as it should be.
+    """
+    named, place = getattr(data, split), folder.as_posix()
+    if is_dataset(place):
+        there = open_splits(place)
+        default = next((name for name in SPLITS[split] if name in there), SPLITS[split][0])
+        return dataset_records(place, there, named or default)
+    if named is not None:
+        path = folder / named
+        if not path.is_file():
+            raise UserError(f"{path} does not exist or is no file: set data.{split} to the file of the split {split}")
+        return read_records(path, data.header)
+    found = _found(folder, split)
+    if len(found) != 1:
+        wrong = f"both {found[0].name} and {found[1].name}" if found else f"no {split} with the end {', '.join(KINDS)}"
+        raise UserError(f"{folder} has {wrong}: set data.{split} to the file of the split {split}")
+    return read_records(found[0], data.header)
+
+
+def _found(folder: Path, split: str) -> list[Path]:
+    paths = (folder / f"{split}{kind}{packed}" for kind in KINDS for packed in ("", *OPENERS))
+    return [path for path in paths if path.is_file()]
+
+
+class Cells(NamedTuple):
+    """What the rows of a split hold, R of each."""
+
+    numbers: list[int]
+    """Line, or row, of each."""
+    texts: list[list[str]]
+    """[columns of text][R]."""
+    labels: list[Any] | None
+    """As they are given; None where the first row has none."""
+    ids: list[str]
+
+
+def read_cells(
+    records: Records,
+    texts: Mapping[str, str],
+    label: tuple[str, str] | None,
+    id: tuple[str, str] | None = None,
+    max_rows: int | None = None,
+    label_needed: bool = True,
+    may_be_empty: bool = False,
+) -> Cells:
+    """The cells of the wanted columns.
+
+    Args:
+      texts: column -> configuration key that names it.
+      label, id: (column, key).
+      label_needed: otherwise a split whose first row has no label has none at all.
+      may_be_empty: whether a text may be.
+
+    Raises:
+      UserError: place of a row that lacks a column, has a text that is none, or the id of another one.
+    """
+    cells = Cells([], [[] for _ in texts], [], [])
+    line_of_id: dict[str, int] = {}
+    wanted = dict(texts) | dict([id] if id else [])
+    labelled = label is not None
+    for number, fields in itertools.islice(records.rows, max_rows):
+        if labelled and not (label_needed or cells.numbers):
+            labelled = fields.get(label[0]) not in (None, "")
+        if not cells.numbers or records.names is None:
+            header = 1 if records.names and records.unit == "line" else number
+            records.require(header, list(fields), wanted | (dict([label]) if labelled else {}))
+        for column, name in zip(cells.texts, texts, strict=True):
+            column.append(_text(records, number, name, fields[name], may_be_empty))
+        if labelled:
+            cells.labels.append(fields[label[0]])
+        if id:
+            own = word_of(records, number, id[0], fields[id[0]])
+            if (before := line_of_id.setdefault(own, number)) != number:
+                raise records.error(
+                    number,
+                    f"{id[0]} {own!r} stands on {records.unit} {before} already: give each row an id of its own, or "
+                    f"leave {id[1]} out",
+                )
+        cells.ids.append(own if id else str(len(cells.ids)))
+        cells.numbers.append(number)
+    if not cells.numbers:
+        raise UserError(f"{records.place} has no rows: it needs a {records.unit} for each example")
+    return cells if labelled else cells._replace(labels=None)
+
+
+def _text(records: Records, number: int, name: str, value: Any, may_be_empty: bool) -> str:
+    if not isinstance(value, str):
+        raise records.error(number, f"{name} is {str(value)[:40]!r}: it has to be a text")
+    if not (value.strip() or may_be_empty):
+        raise records.error(number, f"{name} is empty: write it or remove the {records.unit}")
+    return value
+
+
+def word_of(records: Records, number: int, name: str, value: Any) -> str:
+    """A label or an id: a text on one line, or a whole number."""
+    word = json.dumps(value) if isinstance(value, int) else value  # true and false among them
+    if not isinstance(word, str) or not word.strip() or set(word) & set("\t\r\n"):
+        shown = repr(value)[:40]
+        raise records.error(number, f"{name} is {shown}: it has to be a text without tabs and line ends, or a number")
+    return word
