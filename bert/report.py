@@ -201,8 +201,8 @@ def write_results(folder: Path | str, results: dict[str, Any]) -> None:
 
 
 def scored_splits(results: dict[str, Any]) -> list[str]:
-    """The dev splits that a fine-tuning run's results have scores of, the one that chooses checkpoints first."""
-    return [name for name in results if name == "dev" or name.startswith("dev_")]
+    """The splits that a fine-tuning run's results have scores of, the one that chooses checkpoints first."""
+    return [name for name in results if name in ("dev", "test") or name.startswith("dev_")]
 
 
 def plain(value: Any) -> Any:
