@@ -110,7 +110,9 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
     data["train"] = split(*COLUMNS["rte"], [0, -1])
     data.save_to_disk(str(tmp_path / "partial"))
     assert "split train, row 2: label is None" in error_of("rte", tmp_path / "partial")
-    assert "partial has no split for dev: set data.dir to RTE as a whole" in error_of("rte", tmp_path / "partial", "dev")
+    assert "partial has no split for dev: set data.dir to RTE as a whole" in error_of(
+        "rte", tmp_path / "partial", "dev"
+    )
 
 
 def test_all_nine_are_tried() -> None:

@@ -121,12 +121,12 @@ def test_a_data_set_is_read_by_the_names_of_its_splits(tmp_path: Path, monkeypat
         ("text,label\n", "train.csv has no rows: it needs a line for each example"),
         ("text,label\n ,x\n", "train.csv, line 2: text is empty: write it or remove the line"),
         ("text,label\na,x\nb,\n", "train.csv, line 3: label is '': it has to be a text"),
-        ('text,label\na,x\nb,"x\ty"\n', "train.csv, line 3: label is 'x\\\\ty': it has to be a text without tabs"),
+        ('text,label\na,x\nb,"x\ty"\n', "train.csv, line 3: label is 'x\\ty': it has to be a text without tabs"),
         ("text,label\na,x\nb,x\n", "every training row has the label 'x': a classifier needs two or more labels"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_one_sentence(tmp_path: Path, train: str, words: str) -> None:
-    assert words.replace("\\\\", "\\") in error_of(own(), made(tmp_path, train_csv=train))
+    assert words in error_of(own(), made(tmp_path, train_csv=train))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,9 @@ def test_what_is_wrong_with_labels_scores_and_ids_is_one_sentence(tmp_path: Path
     task = own().fitted(own().read(tmp_path, "train"))
     unknown = "dev.tsv, line 3: label is '7', and the labels are 0, 1: mend it, or list all labels as data.labels"
     assert unknown in error_of(task, tmp_path, "dev")
-    assert "line 3: label is '7', and the labels are 0, 1" in error_of(own(labels=["0", "1"], train="dev.tsv"), tmp_path)
+    assert "line 3: label is '7', and the labels are 0, 1" in error_of(
+        own(labels=["0", "1"], train="dev.tsv"), tmp_path
+    )
     scores = own("regression", score_range=[0, 5])
     assert "dev.tsv, line 3: label is '7': out of range, regression has scores from 0 to 5" in error_of(
         scores, tmp_path, "dev"
@@ -174,7 +176,9 @@ def test_files_that_are_missing_or_there_twice(tmp_path: Path) -> None:
 
 
 def test_metrics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="data.metrics has 'pearson': classification is measured by accuracy, f1, macro"):
+    with pytest.raises(
+        UserError, match="data.metrics has 'pearson': classification is measured by accuracy, f1, macro"
+    ):
         own(metrics=["pearson"])
     with pytest.raises(UserError, match="data.metrics has 'f1': regression is measured by pearson, spearman"):
         own("regression", metrics=["f1"])

@@ -102,7 +102,9 @@ def test_a_data_set_that_cannot_be_loaded_is_one_sentence(tmp_path: Path, monkey
         raise ConnectionError(f"no {name} in {config}\nTraceback")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(UserError, match=r"^hub:a/b:c cannot be loaded \(no a/b in c\): name hub:ORG/NAME or .*:CONFIG$"):
+    with pytest.raises(
+        UserError, match=r"^hub:a/b:c cannot be loaded \(no a/b in c\): name hub:ORG/NAME or .*:CONFIG$"
+    ):
         open_splits("hub:a/b:c", "d")
     with pytest.raises(UserError, match=r"^hub:a/b cannot be loaded \(no a/b in d\)"):
         open_splits("hub:a/b", "d")
