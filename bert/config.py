@@ -356,6 +356,19 @@ class ColumnsConfig:
     """The label, or the score; a test file may do without."""
     id: str | None = None
     """What predictions are numbered by, each once; null counts the rows from 0."""
+    words: str | None = None
+    """Tagging: the word, in CoNLL columns that data.header names; in JSONL the list of a sentence's words. null takes the
+    first column, or words."""
+    tags: str | None = None
+    """Tagging: the tag, or the list of tags; null takes the last column, or tags."""
+    question: str = "question"
+    """Spans: the question."""
+    context: str = "context"
+    """Spans: the text that has the answer."""
+    answer: str = "answer"
+    """Spans: the answer's text, or a list of right ones; empty where the context has none."""
+    answer_start: str | None = "answer_start"
+    """Spans: the answer's first character in the context, from 0; null looks for its text, and takes the first place."""
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def dataset_records(place: str, splits: DatasetDict, split: str) -> Records:
     """The rows of one split; where a field is a number with a name (a class label), they have the name, or None."""
     if split not in splits:
         raise UserError(f"{place} has no split {split!r} but {', '.join(splits)}: name one of these")
-    table = splits[split]
+    table = splits[split].flatten()  # answers.text rather than answers: {text: ...}
     named = {name: convert for name, feature in table.features.items() if (convert := _names_of(feature))}
     rows = (
         (number, {name: named[name](value) if name in named else value for name, value in row.items()})

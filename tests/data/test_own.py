@@ -177,10 +177,10 @@ def test_files_that_are_missing_or_there_twice(tmp_path: Path) -> None:
 
 def test_metrics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match="data.metrics has 'pearson': classification is measured by accuracy, f1, macro"
+        UserError, match=r"data\.metrics has 'pearson': classification is measured by accuracy, f1, macro"
     ):
         own(metrics=["pearson"])
-    with pytest.raises(UserError, match="data.metrics has 'f1': regression is measured by pearson, spearman"):
+    with pytest.raises(UserError, match=r"data\.metrics has 'f1': regression is measured by pearson, spearman"):
         own("regression", metrics=["f1"])
     made(tmp_path, train_tsv="text\tlabel\na\tx\nb\ty\nc\tz\n")
     assert "f1, which is for two labels, and there are 3: take macro_f1" in error_of(own(metrics=["f1"]), tmp_path)
@@ -197,7 +197,7 @@ def test_keys_that_a_task_does_not_read_are_refused() -> None:
 
 
 def test_a_registered_task_is_found_and_the_toolkits_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="task is 'mine', which is unknown: .*register_task"):
+    with pytest.raises(UserError, match=r"task is 'mine', which is unknown: .*register_task"):
         find_task("mine")
     monkeypatch.setattr("bert.data.tasks.TASKS", dict(TASKS))
     register_task(Classification(name="mine"))

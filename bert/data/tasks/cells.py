@@ -62,45 +62,45 @@ class Cells(NamedTuple):
     """Line, or row, of each."""
     texts: list[list[str]]
     """[columns of text][R]."""
-    labels: list[Any] | None
-    """As they are given; None where the first row has none."""
+    labels: list[list[Any]] | None
+    """[columns of labels][R] as they are given; None where the first row has none."""
     ids: list[str]
 
 
 def read_cells(
     records: Records,
     texts: Mapping[str, str],
-    label: tuple[str, str] | None,
+    labels: Mapping[str, str],
     id: tuple[str, str] | None = None,
     max_rows: int | None = None,
-    label_needed: bool = True,
+    needed: bool = True,
     may_be_empty: bool = False,
 ) -> Cells:
     """The cells of the wanted columns.
 
     Args:
-      texts: column -> configuration key that names it.
-      label, id: (column, key).
-      label_needed: otherwise a split whose first row has no label has none at all.
+      texts, labels: column -> configuration key that names it.
+      id: (column, key).
+      needed: whether there have to be labels; otherwise a split whose first row has none is one without.
       may_be_empty: whether a text may be.
 
     Raises:
       UserError: place of a row that lacks a column, has a text that is none, or the id of another one.
     """
-    cells = Cells([], [[] for _ in texts], [], [])
+    cells = Cells([], [[] for _ in texts], [[] for _ in labels], [])
     line_of_id: dict[str, int] = {}
-    wanted = dict(texts) | dict([id] if id else [])
-    labelled = label is not None
+    wanted = {**texts, **dict([id] if id else [])}
+    labelled = bool(labels)
     for number, fields in itertools.islice(records.rows, max_rows):
-        if labelled and not (label_needed or cells.numbers):
-            labelled = fields.get(label[0]) not in (None, "")
+        if labelled and not (needed or cells.numbers):
+            labelled = any(fields.get(name) not in (None, "") for name in labels)
         if not cells.numbers or records.names is None:
             header = 1 if records.names and records.unit == "line" else number
-            records.require(header, list(fields), wanted | (dict([label]) if labelled else {}))
+            records.require(header, list(fields), {**wanted, **(labels if labelled else {})})
         for column, name in zip(cells.texts, texts, strict=True):
             column.append(_text(records, number, name, fields[name], may_be_empty))
-        if labelled:
-            cells.labels.append(fields[label[0]])
+        for column, name in zip(cells.labels, labels if labelled else (), strict=False):
+            column.append(fields[name])
         if id:
             own = word_of(records, number, id[0], fields[id[0]])
             if (before := line_of_id.setdefault(own, number)) != number:

@@ -62,10 +62,10 @@ class _FromColumns(SentenceTask):
         return read_cells(
             records,
             dict(zip(self.text_columns, keys, strict=True)),
-            (self.label_column, "data.columns.label"),
+            {self.label_column: "data.columns.label"},
             None if id is None else (id, "data.columns.id"),
             max_rows,
-            label_needed=split != "test",
+            needed=split != "test",
         )
 
     def _examples(self, cells: Cells, labels: np.ndarray | None, label_words: tuple[str, ...] = ()) -> OwnExamples:
@@ -94,7 +94,7 @@ class Classification(_FromColumns, ClassificationTask):
         cells = self._cells(records, split, max_rows)
         if cells.labels is None:
             return self._examples(cells, None)
-        pairs = zip(cells.numbers, cells.labels, strict=True)
+        pairs = zip(cells.numbers, cells.labels[0], strict=True)
         words = [word_of(records, number, self.label_column, label) for number, label in pairs]
         labels = self.labels or (_in_order(words) if split == "train" else ())
         numbers = {word: number for number, word in enumerate(labels)}
@@ -145,7 +145,7 @@ class Regression(_FromColumns, RegressionTask):
         if cells.labels is None:
             return self._examples(cells, None)
         scores = []
-        for number, label in zip(cells.numbers, cells.labels, strict=True):
+        for number, label in zip(cells.numbers, cells.labels[0], strict=True):
             try:
                 scores.append(self._label(str(label)))
             except ValueError as error:

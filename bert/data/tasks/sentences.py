@@ -199,13 +199,16 @@ class SentenceTask(Task):
                 f"{folder.as_posix()} has no split for {split}: set data.dir to {self.folder_name} as a whole"
             )
         labelled = split not in self.submissions
-        texts = dict.fromkeys(self.hub_columns or self.text_columns, "task")
-        last = ("label" if labelled else "idx", "task")
         cells = read_cells(
-            records, texts, last if labelled else None, None if labelled else last, max_rows, may_be_empty=True
+            records,
+            dict.fromkeys(self.hub_columns or self.text_columns, "task"),
+            {"label": "task"} if labelled else {},
+            None if labelled else ("idx", "task"),
+            max_rows,
+            may_be_empty=True,
         )
         labels = []
-        for number, label in zip(cells.numbers, cells.labels or (), strict=labelled):
+        for number, label in zip(cells.numbers, cells.labels[0], strict=True) if labelled else ():
             try:
                 labels.append(self._label(self._file_word(label)))
             except ValueError as error:
