@@ -357,10 +357,10 @@ class ColumnsConfig:
     id: str | None = None
     """What predictions are numbered by, each once; null counts the rows from 0."""
     words: str | None = None
-    """Tagging: the word, in CoNLL columns that data.header names; in JSONL the list of a sentence's words. null takes the
-    first column, or words."""
+    """Tagging: in JSONL the list of a sentence's words, null takes words; in CoNLL columns that data.header names, the
+    one with the word, null takes the first."""
     tags: str | None = None
-    """Tagging: the tag, or the list of tags; null takes the last column, or tags."""
+    """Tagging: the list of its tags, null takes tags; or the column with the tag, null takes the last."""
     question: str = "question"
     """Spans: the question."""
     context: str = "context"
@@ -368,7 +368,7 @@ class ColumnsConfig:
     answer: str = "answer"
     """Spans: the answer's text, or a list of right ones; empty where the context has none."""
     answer_start: str | None = "answer_start"
-    """Spans: the answer's first character in the context, from 0; null looks for its text, and takes the first place."""
+    """Spans: the answer's first character in the context, from 0; null takes the first place that has its text."""
 
 
 @dataclass(frozen=True)
@@ -376,8 +376,8 @@ class TaskDataConfig:
     """The labelled data of a task."""
 
     dir: str | None = None
-    """Folder with the task's original files (train.tsv, dev.tsv, test.tsv), or that datasets saved with all splits;
-    hub:nyu-mll/glue and its like, hub:ORG/NAME[:CONFIG]."""
+    """Folder with the task's original files (train.tsv, dev.tsv, test.tsv; for SQuAD its JSON, and so on), or that
+    datasets saved with all splits; hub:nyu-mll/glue and its like, hub:ORG/NAME[:CONFIG]."""
     train: str | None = None
     """For a task of one's own, as all keys from here to columns: training file in data.dir (or with a path), .tsv, .csv
     or .jsonl, also as .gz, .bz2, .xz, .zst; of a data set the split; null takes train with any of these ends."""
@@ -395,7 +395,8 @@ class TaskDataConfig:
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     """the columns of a task of one's own"""
     max_length: int = 128
-    """Longest input in tokens, special ones included; longer ones are cut, the longer text first."""
+    """Longest row in tokens, special ones included. Longer inputs are cut, the longer text first; those of SQuAD and
+    of tagging are read through several rows."""
     buckets: list[int] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
     """Lengths that batches are padded to: each costs one compilation and saves padding."""
     max_train_rows: int | None = None
@@ -403,16 +404,40 @@ class TaskDataConfig:
     labels: list[str] | None = None
     """Labels in the order of their numbers, for tasks that have none of their own; null takes the training file's, in
     the order of the alphabet or of numbers."""
+    broken_tags: str = "error"
+    """Tagging: tags that the file's scheme does not allow there, such as I-PER after O, are an error, or counted
+    (count) and read as conlleval reads them."""
+    doc_stride: int = 128
+    """SQuAD: tokens between the starts of two windows over a long context."""
+    max_query_length: int = 64
+    """SQuAD: longest question in tokens; longer ones are cut."""
+    max_answer_length: int = 30
+    """SQuAD: longest answer in tokens."""
+    n_best: int = 20
+    """SQuAD: most answers listed for each question in nbest_predictions.json."""
+    null_threshold: float | None = None
+    """SQuAD v2.0: no answer is given where its score is better than the best answer's by more than this; null takes
+    what gives the best F1 on dev."""
+    misplaced_answers: str = "skip"
+    """SQuAD: training questions whose answers do not stand where the file says are skipped and counted (skip), or an
+    error (error), in dev too."""
 
     def check(self) -> None:
         """Raises UserError for values no feature can be built with."""
         if self.dir is None and self.train is None:
-            raise UserError("data.dir is not set: name the folder with train.tsv and dev.tsv, --data.dir DIR")
+            raise UserError("data.dir is not set: name the folder of the task's train and dev files, --data.dir DIR")
         _at_least("data.max_length", self.max_length, 8)
         if not self.buckets or min(self.buckets) < 1:
             raise UserError(f"data.buckets is {self.buckets}: list at least one length above 0")
         if self.max_train_rows is not None:
             _at_least("data.max_train_rows", self.max_train_rows, 1)
+        for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best"):
+            _at_least(f"data.{name}", getattr(self, name), 1)
+        if self.null_threshold is not None and self.null_threshold != self.null_threshold:
+            raise UserError("data.null_threshold is not a number: leave it out, or give one")
+        for name, values in (("broken_tags", ("error", "count")), ("misplaced_answers", ("skip", "error"))):
+            if getattr(self, name) not in values:
+                raise UserError(f"data.{name} is {getattr(self, name)!r}: choose {' or '.join(values)}")
         for name in ("header", "labels", "metrics"):
             values = getattr(self, name)
             if values is not None and not 0 < len(values) == len(set(values)):
@@ -428,8 +453,9 @@ class FinetuneConfig:
     """A fine-tuning run."""
 
     task: str = "sst2"
-    """The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli of GLUE; of one's own, classification or
-    regression (docs/own_task.md)."""
+    """The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli of GLUE; squad (v1.1) or squad2 (v2.0); ner for
+    CoNLL columns, conll2003 and wnut17 among them; multiple_choice for SWAG's CSV or CommonsenseQA's JSONL, swag and
+    commonsenseqa among them; of one's own classification, regression, tagging or span (docs/own_task.md)."""
     output_dir: str | None = None
     """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
     init: str | None = None

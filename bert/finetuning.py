@@ -160,14 +160,14 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     best = parallel.replicate(best)
     measured, collapsed = _answer(task, run, splits, lambda split: outputs_of(best, split))
     lines = evaluations(run.path)
+    best_line = next(_scores(line) for line in lines if line["step"] == best_step)
     results = {
         "task": task.name,
         "init": config.init,
         "seed": config.seed,
         "steps": lines[-1]["step"],
         "best_step": best_step,
-        "dev": next(_scores(line) for line in lines if line["step"] == best_step),
-        **measured,
+        **{**measured, "dev": {**best_line, **measured["dev"]}},
         "last": _scores(lines[-1]),
         "baseline": task.baseline,
         **({task.baseline: task.baseline_scores(dev.examples)} if task.baseline else {}),
@@ -189,7 +189,7 @@ def _answer(
     """Writes the predictions of all splits but train, and in config.yaml what the task has learned from dev's.
 
     Returns:
-        The scores of further splits with labels, and whether the run has collapsed on dev.
+        The scores of the splits with labels, and whether the run has collapsed on dev.
     """
     measured = {}
     outputs, _ = outputs_of(splits["dev"])
@@ -206,7 +206,7 @@ def _answer(
         tuned.write(run.path / "predictions", name, predictions, examples)
         if name == "dev":
             collapsed = tuned.collapsed(predictions, examples)
-        elif examples.labelled:
+        if examples.labelled:
             measured[name] = {**losses, **tuned.score(predictions, examples)}
     return measured, collapsed
 

@@ -144,11 +144,7 @@ class BertForSequenceClassification(nn.Module):
         dropout: Dropout | None = None,
     ) -> jax.Array:
         """[B, T] -> [B, L] float32 logits."""
-        inputs = (input_ids, token_type_ids, attention_mask)
-        if self.feature_layers is None:
-            read = self.bert(*inputs, dropout=dropout).pooled_output
-        else:
-            read = last_layers(self.bert, inputs, self.feature_layers)[:, 0]
+        read = text_read(self, (input_ids, token_type_ids, attention_mask), dropout)
         return self.classifier(drop_before_head(self, read, dropout)).astype(jnp.float32)
 
 
@@ -168,6 +164,20 @@ def last_layers(bert: Bert, inputs: tuple[jax.Array | None, ...], layers: int) -
     return jnp.concatenate(bert(*inputs, intermediates=True).hidden_states[-layers:], axis=-1)
 
 
+def text_read(head: nn.Module, inputs: tuple[jax.Array | None, ...], dropout: Dropout | None) -> jax.Array:
+    """What the head of a whole row reads: the pooled output [B, D], or the first token's features [B, layers * D]."""
+    if head.feature_layers is None:
+        return head.bert(*inputs, dropout=dropout).pooled_output
+    return last_layers(head.bert, inputs, head.feature_layers)[:, 0]
+
+
+def tokens_read(head: nn.Module, inputs: tuple[jax.Array | None, ...], dropout: Dropout | None) -> jax.Array:
+    """What the head of every token reads: hidden states [B, T, D], or features [B, T, layers * D]."""
+    if head.feature_layers is None:
+        return head.bert(*inputs, dropout=dropout).last_hidden_state
+    return last_layers(head.bert, inputs, head.feature_layers)
+
+
 def drop_before_head(head: nn.Module, read: jax.Array, dropout: Dropout | None) -> jax.Array:
     """What a task's dense layer reads, with dropout at ``classifier_dropout``; ``head`` is the task's module."""
     if dropout is None:
@@ -182,12 +192,14 @@ class BertForTokenClassification(nn.Module):
     Attributes:
         num_labels: L.
         classifier_dropout: rate before the dense layer; None takes ``hidden_dropout_prob``.
+        feature_layers: as `last_layers` takes it.
     """
 
     config: ModelConfig
     num_labels: int
     classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
+    feature_layers: int | None = None
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, add_pooling_layer=False)
@@ -202,21 +214,29 @@ class BertForTokenClassification(nn.Module):
         dropout: Dropout | None = None,
     ) -> jax.Array:
         """[B, T] -> [B, T, L] float32 logits."""
-        hidden = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).last_hidden_state
-        hidden = drop_before_head(self, hidden, dropout)
-        return self.classifier(hidden).astype(jnp.float32)
+        hidden = tokens_read(self, (input_ids, token_type_ids, attention_mask), dropout)
+        return self.classifier(drop_before_head(self, hidden, dropout)).astype(jnp.float32)
 
 
 class BertForQuestionAnswering(nn.Module):
     """Encoder without pooler, and a dense layer that scores every token as the start and as the end of the answer
-    (Devlin et al. 2018, section 4.2)."""
+    (Devlin et al. 2018, section 4.2).
+
+    Attributes:
+        num_labels: 2, the start and the end.
+        classifier_dropout: rate before the dense layer; None has none there, as google-research/bert (run_squad.py).
+        feature_layers: as `last_layers` takes it.
+    """
 
     config: ModelConfig
+    num_labels: int = 2
+    classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
+    feature_layers: int | None = None
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, add_pooling_layer=False)
-        self.qa_outputs = dense(self.config, 2, self.dtype, "qa_outputs")
+        self.qa_outputs = dense(self.config, self.num_labels, self.dtype, "qa_outputs")
 
     def __call__(
         self,
@@ -227,7 +247,9 @@ class BertForQuestionAnswering(nn.Module):
         dropout: Dropout | None = None,
     ) -> jax.Array:
         """[B, T] -> [B, T, 2] float32 logits of start and end."""
-        hidden = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).last_hidden_state
+        hidden = tokens_read(self, (input_ids, token_type_ids, attention_mask), dropout)
+        if self.classifier_dropout is not None:
+            hidden = drop_before_head(self, hidden, dropout)
         return self.qa_outputs(hidden).astype(jnp.float32)
 
 
@@ -235,16 +257,20 @@ class BertForMultipleChoice(nn.Module):
     """Encoder over every choice as a row of its own, and one score each (Devlin et al. 2018, section 4.4).
 
     Attributes:
+        num_labels: 1, the score of a choice.
         classifier_dropout: rate before the dense layer; None takes ``hidden_dropout_prob``.
+        feature_layers: as in `BertForSequenceClassification`.
     """
 
     config: ModelConfig
+    num_labels: int = 1
     classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
+    feature_layers: int | None = None
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype)
-        self.classifier = dense(self.config, 1, self.dtype, "classifier")
+        self.classifier = dense(self.config, self.num_labels, self.dtype, "classifier")
 
     def __call__(
         self,
@@ -262,12 +288,16 @@ class BertForMultipleChoice(nn.Module):
 
         if dropout is not None:  # each choice is a row, and draws as one
             dropout = dropout.replace(rows=(dropout.rows[:, None] * choices + jnp.arange(choices)).reshape(-1))
-        encoded = self.bert(rows(input_ids), rows(token_type_ids), rows(attention_mask), dropout=dropout)
-        pooled = drop_before_head(self, encoded.pooled_output, dropout)
-        return self.classifier(pooled).astype(jnp.float32).reshape(-1, choices)
+        read = text_read(self, (rows(input_ids), rows(token_type_ids), rows(attention_mask)), dropout)
+        return self.classifier(drop_before_head(self, read, dropout)).astype(jnp.float32).reshape(-1, choices)
 
 
-HEADS: dict[str, type[nn.Module]] = {"classification": BertForSequenceClassification}
+HEADS: dict[str, type[nn.Module]] = {
+    "classification": BertForSequenceClassification,
+    "tagging": BertForTokenClassification,
+    "span": BertForQuestionAnswering,
+    "choices": BertForMultipleChoice,
+}
 """The models of fine-tuning tasks by the names that tasks give.
 
 All are made from (config, num_labels, classifier_dropout, dtype, feature_layers), have the encoder as ``bert``, and

@@ -121,7 +121,9 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, 700.0))  # exp overflows beyond 709
 
 
-def squad(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
+def squad(
+    predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], v2: bool | None = None
+) -> dict[str, float]:
     """Exact match and F1 of answers in percent, as SQuAD's official evaluators have them.
 
     Where every question has an answer it is v1.1's (keys exact_match, f1): a question without a prediction
@@ -130,13 +132,14 @@ def squad(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]
     Args:
       predictions: a text for each question's id; empty: no answer.
       references: the right answers of each question's id; none: it has no answer. The best match counts.
+      v2: which of the two evaluators it is; None: as the questions tell.
 
     Raises:
       ValueError: no questions, or, under v2.0, one without a prediction.
     """
     if not references:
         raise ValueError("there are no questions to score")
-    v2 = not all(references.values())
+    v2 = not all(references.values()) if v2 is None else v2
     if v2 and (missing := [id for id in references if id not in predictions]):
         raise ValueError(f"{len(missing)} questions have no prediction, {missing[0]} is the first")
     exact, f1 = _squad_scores(predictions, references, v2)

@@ -172,9 +172,10 @@ class Pretrained:
     def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
         """What the task's head says of each row, in the order of the rows: see `bert.data.tasks.task.Outputs`."""
         outputs: list[np.ndarray] = [np.zeros(0)] * len(features)
+        lengths = features.lengths
         for rows, batch in self._run(self._head, features, batch_size):
             for row, output in zip(rows, batch, strict=False):
-                outputs[row] = output[: features.lengths[row]] if output.ndim == 2 else output
+                outputs[row] = output[: lengths[row]] if output.ndim == 2 else output
         return outputs
 
     def save(

@@ -39,7 +39,7 @@ FREE = (
 )
 
 
-RESOLVED = ("model.vocab_size", "data.labels")
+RESOLVED = ("model.vocab_size", "data.labels", "data.null_threshold")
 """What null asks for and the data tells: config.yaml then has the value."""
 
 

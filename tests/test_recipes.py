@@ -20,7 +20,10 @@ PARAMETERS = {"tiny": 4_433_468, "mini": 11_267_900, "small": 29_058_876, "mediu
 
 def test_there_is_a_recipe_for_every_size_and_task() -> None:
     assert set(PRETRAINING) == {"quickstart", *PARAMETERS}
-    assert set(FINETUNING) == set(TASKS)
+    assert set(FINETUNING) == set(TASKS) - {
+        "ner",
+        "multiple_choice",
+    }  # benchmarks have recipes, kinds of file have none
 
 
 @pytest.mark.parametrize("name", PRETRAINING)

@@ -109,7 +109,8 @@ class Letters(Task):
         return [output.argmax(-1)[1:-1] for output in outputs]
 
     def score(self, predictions, examples: Lines) -> dict[str, float]:
-        right = [np.mean(p == self.letters.index(g)) for p, g in zip(predictions, examples.letters, strict=True)]
+        own = [letter.lower() for letter in self.letters]  # upper case once tuned
+        right = [np.mean(p == own.index(g)) for p, g in zip(predictions, examples.letters, strict=True)]
         return {"share": float(np.mean(right))}
 
     def write(self, folder: Path, split: str, predictions, examples) -> list[Path]:

@@ -50,8 +50,9 @@ def _show(results: dict, path: str) -> None:
     for split in scored_splits(results):
         if split != "dev":
             print(f"{split}:")
+        width = _width(results[split])
         for name, value in results[split].items():
-            print(f"  {name:10}{_number(value)}{_baseline(results, name) if split == 'dev' else ''}")
+            print(f"  {name:{width}}{_number(value)}{_baseline(results, name) if split == 'dev' else ''}")
     if results["collapsed"]:
         print(f"  {COLLAPSED}")
     print(
@@ -68,9 +69,10 @@ def _show_seeds(results: dict, path: str) -> None:
         if split != "dev":
             print(f"{split}:")
         mean, deviation = results[split]["mean"], results[split]["standard_deviation"]
+        width = _width(mean)
         for name in mean:
             baseline = _baseline(results, name) if split == "dev" else ""
-            print(f"  {name:10}{_number(mean[name])} +-{_number(deviation[name])}{baseline}")
+            print(f"  {name:{width}}{_number(mean[name])} +-{_number(deviation[name])}{baseline}")
     for run in runs:
         note = f"   {COLLAPSED}" if run["collapsed"] else ""
         print(f"  seed {run['seed']}: {main} {_number(run['dev'][main]).strip()} at step {run['best_step']:,}{note}")
@@ -79,6 +81,10 @@ def _show_seeds(results: dict, path: str) -> None:
         f"\n{results['seconds']:.0f} seconds; {path} holds results.json and a folder for each seed"
         f"\nnext:\n  bert predict {best} FILE.txt"
     )
+
+
+def _width(scores: dict) -> int:
+    return max(10, *(len(name) + 2 for name in scores))
 
 
 def _number(value: float | None) -> str:

@@ -11,6 +11,8 @@ import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.processors import BertProcessing
 
+from bert.tokenizer import corpus_tokenizer
+
 ROWS_AT_ONCE = 4096
 """Texts tokenized in one call: enough to make calls cheap, few enough to bound memory."""
 
@@ -186,6 +188,29 @@ def _prepared(tokenizer: Tokenizer, max_length: int, pieces: int) -> Tokenizer:
         separator, classifier = ((token, own.token_to_id(token)) for token in ("[SEP]", "[CLS]"))
         own.post_processor = BertProcessing(separator, classifier)
     return own
+
+
+def prose_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """A copy that neither cuts nor pads, to which "[SEP]" and its like in a text are ordinary characters; kept, too."""
+    return _prose_tokenizer(tokenizer, tokenizer.get_vocab_size())
+
+
+@lru_cache(maxsize=8)
+def _prose_tokenizer(tokenizer: Tokenizer, pieces: int) -> Tokenizer:
+    own = corpus_tokenizer(tokenizer)
+    own.no_padding()
+    own.no_truncation()
+    return own
+
+
+def padded(arrays: Sequence[np.ndarray], empty: Sequence[int] = (0,)) -> np.ndarray:
+    """R arrays [T_r, ...] as one [R, longest T_r, ...] with zeros behind each; [0, *empty] where there are none."""
+    if not len(arrays):
+        return np.zeros((0, *empty), np.float32)
+    whole = np.zeros((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
+    for row, array in zip(whole, arrays, strict=True):
+        row[: len(array)] = array
+    return whole
 
 
 def _digest(*arrays: np.ndarray | None) -> str:

@@ -16,8 +16,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config import UserError
-from bert.data.features import ROWS_AT_ONCE, Features
-from bert.tokenizer import corpus_tokenizer, special_ids
+from bert.data.features import ROWS_AT_ONCE, Features, prose_tokenizer
+from bert.tokenizer import special_ids
 
 ROWS_SCORED_AT_ONCE = 256
 """Windows whose spans are compared in one go: the scores of all their spans are a few dozen MB."""
@@ -53,13 +53,12 @@ class Windows:
     """R rows ``[CLS] question [SEP] window of the context [SEP]``; those of a question follow each other."""
 
     features: Features
-    """The tokens; without labels."""
+    """The tokens. Labels are [R, 2] int32, places in the row of the answer's first and last token: 0, [CLS], where the
+    window does not hold it. None where no question's answer is known."""
     examples: np.ndarray
     """[R] int32: number of the row's question, ascending; every question has a row."""
-    start_positions: np.ndarray
-    """[R] int32: place in the row of the answer's first token; 0, [CLS], where the window does not hold the answer."""
-    end_positions: np.ndarray
-    """[R] int32: place of its last token."""
+    known: np.ndarray
+    """[R] bool: whether the question's answer has a place, or the question is known to have none."""
     char_starts: np.ndarray
     """[tokens of all rows] int32: first character of the context that the token covers; -1 outside the context."""
     char_ends: np.ndarray
@@ -75,14 +74,20 @@ class Windows:
         """[R] tokens of each row."""
         return self.features.lengths
 
+    @property
+    def labels(self) -> np.ndarray | None:
+        """[R, 2] int32 places of the answer; None where no question's answer is known."""
+        return self.features.labels
+
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
-        """As `Features.batch`, with start_positions and end_positions [B] int32 in place of labels."""
+        """As `Features.batch`; a row whose answer is not known weighs nothing in the loss."""
         batch = self.features.batch(rows, length, batch_size)
-        del batch["labels"]
-        for name in ("start_positions", "end_positions"):
-            batch[name] = np.zeros(batch_size, np.int32)
-            batch[name][: len(rows)] = getattr(self, name)[rows]
+        batch["weights"][: len(rows)] = self.known[rows] if self.labels is not None else 1
         return batch
+
+    def digest(self) -> str:
+        """Of tokens and labels."""
+        return self.features.digest()
 
 
 class Candidate(NamedTuple):
@@ -151,9 +156,7 @@ def windows(
     if doc_stride < 1:
         raise UserError(f"data.doc_stride is {doc_stride}: it must be at least 1")
     special = special_ids(tokenizer)
-    own = corpus_tokenizer(tokenizer)
-    own.no_padding()
-    own.no_truncation()
+    own = prose_tokenizer(tokenizer)
     texts = list(dict.fromkeys(text for example in examples for text in (example.question, example.context)))
     tokens = dict(zip(texts, _tokenize(own, texts), strict=True))
 
@@ -174,17 +177,17 @@ def windows(
             rows.max_context += [no_characters > 0, widest[start:end], outside > 0]
             rows.numbers.append((number, len(before) + end - start + 1, len(before), first, last))
     numbers = np.array(rows.numbers, np.int32).reshape(-1, 5)
+    known = np.array([example.is_impossible or example.answer is not None for example in examples], bool)
     return Windows(
         features=Features(
             ids=_join(rows.ids, np.int32),
             offsets=np.concatenate([[0], np.cumsum(numbers[:, 1], dtype=np.int64)]),
             segment_a_lengths=numbers[:, 2].copy(),
-            labels=None,
+            labels=numbers[:, 3:].copy() if known.any() else None,
             pad_token_id=special.pad,
         ),
         examples=numbers[:, 0].copy(),
-        start_positions=numbers[:, 3].copy(),
-        end_positions=numbers[:, 4].copy(),
+        known=known[numbers[:, 0]],
         char_starts=_join(rows.char_starts, np.int32),
         char_ends=_join(rows.char_ends, np.int32),
         max_context=_join(rows.max_context, bool),
@@ -216,6 +219,8 @@ def answers(
     shape = (len(windows), max(int(windows.lengths.max(initial=0)), np.shape(start_logits)[-1]))
     if not np.shape(start_logits) == np.shape(end_logits) == shape:
         raise ValueError(f"logits {np.shape(start_logits)} and {np.shape(end_logits)}, wanted {shape}")
+    if not examples:
+        return Answers({}, None if null_threshold is None else {}, null_threshold)
     rows, starts, ends, scores = _best_spans(windows, start_logits, end_logits, n_best, max_answer_length)
     order = np.lexsort((-scores, windows.examples[rows]))
     rows, starts, ends, scores = rows[order], starts[order], ends[order], scores[order]

@@ -132,8 +132,8 @@ def test_the_first_piece_carries_the_label(tokenizer):
     assert pieces(rows) == [["[CLS]", "a", "##b", "c", "-", "d", "e", "[SEP]"], ["[CLS]", "f", "[SEP]"]]
     assert rows.words.tolist() == [-1, 0, -1, 1, -1, -1, 2, -1, -1, 3, -1]
     batch = rows.batch(np.array([1, 0]), 10, 3)
-    assert batch["labels"].tolist() == [[0, 1, *[0] * 8], [0, 1, 0, 2, *[0] * 6], [0] * 10]
-    assert batch["weights"].tolist() == [[0, 1, *[0] * 8], [0, 1, 0, 1, 0, 0, 1, 0, 0, 0], [0] * 10]
+    assert batch["labels"].tolist() == [[-1, 1, *[-1] * 8], [-1, 1, -1, 2, -1, -1, 0, -1, -1, -1], [-1] * 10]
+    assert batch["weights"].tolist() == [1, 1, 0]
     assert batch["attention_mask"].sum(axis=1).tolist() == [3, 8, 0]
     assert not batch["token_type_ids"].any()
     assert batch["weights"].dtype == np.float32
@@ -166,7 +166,7 @@ def test_every_word_is_labelled_once_and_its_tag_comes_back(tokenizer):
         assert rows.lengths.max() <= max_length
         assert sorted(rows.words[rows.words >= 0]) == list(range(sum(map(len, words))))
         batch = rows.batch(np.arange(len(rows)), max_length, len(rows))
-        predictions = np.where(batch["weights"] > 0, batch["labels"], 99)
+        predictions = np.where(batch["labels"] >= 0, batch["labels"], 99)
         assert ner.answers(sentences, rows, predictions, LABELS) == tags
 
 
@@ -193,7 +193,9 @@ def test_entities_of_a_text_stand_at_their_characters():
     assert words == ["Mr", ".", "Bob", "-", "Ray", "Smith", ",", "of", "New", "York"]
     tags = ["O", "O", "B-PER", "I-PER", "I-PER", "I-PER", "O", "O", "I-LOC", "I-LOC"]
     found = ner.entities(text, places, tags)
-    assert found == [("PER", "Bob-Ray\u00a0 Smith", 4, 18), ("LOC", "New  York", 23, 32)]
+    assert found == [("PER", "Bob-Ray\u00a0 Smith", 4, 18, None), ("LOC", "New  York", 23, 32, None)]
+    shares = [0.5] * 8 + [0.9, 0.7]
+    assert ner.entities(text, places, tags, shares)[1].probability == pytest.approx(0.8)
     assert all(text[entity.start : entity.end] == entity.text for entity in found)
     assert ner.entities("", [], []) == []
 

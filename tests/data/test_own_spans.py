@@ -77,7 +77,7 @@ def test_a_split_to_predict_has_no_answers(tmp_path: Path) -> None:
         ({"answer": 3}, "answer is '3': it has to be a text, or empty"),
         (
             {"answer": ["Ann", "Ann"], "answer_start": [7]},
-            "answer has 2 texts, answer_start is [7]: give as many starts",
+            "answer has 2 texts, answer_start is [7]: give one for each",
         ),
         ({"id": "q1"}, "id 'q1' stands on line 1 already"),
     ],

@@ -132,17 +132,15 @@ def rows(windows: Windows) -> list[list[str]]:
 def test_a_short_context_is_one_row(tokenizer):
     windows = squad.windows(tokenizer, [example("c (De f", "De")], 16, max_query_length=4)
     assert rows(windows) == [["[CLS]", "q", "[SEP]", "c", "(", "d", "##e", "f", "[SEP]"]]
-    assert (windows.start_positions.tolist(), windows.end_positions.tolist()) == ([5], [6])
+    assert windows.labels.tolist() == [[5, 6]]
     assert windows.char_starts.tolist() == [-1, -1, -1, 0, 2, 3, 4, 6, -1]
     assert windows.char_ends.tolist() == [-1, -1, -1, 1, 3, 4, 5, 7, -1]
     assert windows.max_context.tolist() == [False] * 3 + [True] * 5 + [False]
     assert windows.features.segment_a_lengths.tolist() == [3]
     batch = windows.batch(np.array([0]), 12, 2)
     assert batch["token_type_ids"][0].tolist() == [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0]
-    assert batch["start_positions"].tolist() == [5, 0]
-    assert batch["end_positions"].tolist() == [6, 0]
+    assert batch["labels"].tolist() == [[5, 6], [0, 0]]
     assert batch["weights"].tolist() == [1, 0]
-    assert "labels" not in batch
 
 
 def test_a_long_context_is_read_through_windows(tokenizer):
@@ -151,8 +149,7 @@ def test_a_long_context_is_read_through_windows(tokenizer):
     assert [row[3:-1] for row in rows(windows)] == [list("abcdef"), list("cdefgh"), list("efghij")]
     assert windows.examples.tolist() == [0, 0, 0]
     # Not in the first, whole in the others.
-    assert windows.start_positions.tolist() == [0, 7, 5]
-    assert windows.end_positions.tolist() == [0, 8, 6]
+    assert windows.labels.tolist() == [[0, 0], [7, 8], [5, 6]]
     # d has 2 tokens on its lesser side in the first window and 1 in the second; e has 1, 2 and 0; g has 1 and 2.
     shown = [row.tolist() for row in np.split(windows.max_context, windows.features.offsets[1:-1])]
     shown = ["".join(word for word, best in zip(row, own, strict=True) if best) for row, own in
@@ -176,7 +173,7 @@ def test_questions_are_cut_and_share_their_context(tokenizer):
         ["[CLS]", "c", "d", "[SEP]", "a", "b", "[SEP]"],
         ["[CLS]", "x", "[SEP]", "a", "b", "[SEP]"],
     ]
-    assert windows.start_positions.tolist() == [5, 3]
+    assert windows.labels[:, 0].tolist() == [5, 3]
 
 
 def test_a_context_without_tokens_has_a_row_and_no_answer(tokenizer):
@@ -210,7 +207,7 @@ def test_the_tokenizer_of_the_caller_stays_as_it_is(tokenizer):
 def oracle(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
     """Logits that are 10 at the right places and 0 elsewhere."""
     logits = np.zeros((2, len(windows), windows.lengths.max()), np.float32)
-    for half, places in zip(logits, (windows.start_positions, windows.end_positions), strict=True):
+    for half, places in zip(logits, windows.labels.T, strict=True):
         half[np.arange(len(windows)), places] = 10
     return logits[0], logits[1]
 

@@ -39,13 +39,13 @@ def test_right_places_give_right_answers(shared, tokenizer, name, questions, imp
     windows = squad.windows(tokenizer, examples)
     tokenized = time.perf_counter()
     start, end = np.zeros((2, len(windows), 384), np.float32)
-    start[np.arange(len(windows)), windows.start_positions] = 10
-    end[np.arange(len(windows)), windows.end_positions] = 10
+    start[np.arange(len(windows)), windows.labels[:, 0]] = 10
+    end[np.arange(len(windows)), windows.labels[:, 1]] = 10
     threshold = 0.0 if impossible else None
     whole = squad.answers(examples, windows, start, end, max_answer_length=64, null_threshold=threshold)
     answered = time.perf_counter()
 
-    placed = {examples[number].id for number in windows.examples[windows.start_positions > 0]}
+    placed = {examples[number].id for number in windows.examples[windows.labels[:, 0] > 0]}
     assert len(placed) == questions - impossible, "every answer is whole in some window"
     first = {example.id: [example.answer.text] for example in examples if example.id in placed}
     own = metrics.squad(whole.texts, first)
@@ -94,8 +94,8 @@ def test_every_word_of_wnut_17_is_labelled_once(shared, tokenizer):
             rows = ner.tokenize(tokenizer, data, labels, max_length)
             assert np.array_equal(np.sort(rows.words[rows.words >= 0]), np.arange(words))
             batch = rows.batch(np.arange(len(rows)), max_length, len(rows))
-            assert batch["weights"].sum() == words
-            tags = ner.answers(data, rows, np.where(batch["weights"] > 0, batch["labels"], -9), labels)
+            assert (batch["labels"] >= 0).sum() == words
+            tags = ner.answers(data, rows, np.where(batch["labels"] >= 0, batch["labels"], -9), labels)
             assert tags == data.tags
         scores = metrics.entities(tags, data.tags)
         assert scores["f1"] == scores["accuracy"] == 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 
 from bert.config import FinetuneConfig, TaskDataConfig, UserError
-from bert.data.tasks import glue, own
+from bert.data.tasks import glue, multiple_choice, own, squad, tagging
 from bert.data.tasks.task import Task
 
-BUILT_IN = (*glue.TASKS, *own.TASKS)
+BUILT_IN = tuple(task for module in (glue, squad, tagging, multiple_choice, own) for task in module.TASKS)
 
 TASKS: dict[str, Task] = {task.name: task for task in BUILT_IN}
 

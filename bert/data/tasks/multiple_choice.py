@@ -1,4 +1,4 @@
-"""Multiple choice: SWAG's CSV and CommonsenseQA's JSONL -> questions -> a row of tokens for each choice."""
+"""Multiple choice: SWAG's CSV and CommonsenseQA's JSONL -> questions -> a row of tokens for each choice -> answers."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.config import UserError
+from bert import metrics
+from bert.config import TaskDataConfig, UserError
 from bert.data import features
 from bert.data.features import ChoiceFeatures
+from bert.data.tasks import files
+from bert.data.tasks.task import Outputs, Task, json_input
 from bert.data.tasks.tsv import write_rows
+
+FILES: files.Names = {
+    "train": ("train.csv", "train.jsonl", "train_rand_split.jsonl"),
+    "dev": ("val.csv", "dev.csv", "dev.jsonl", "val.jsonl", "dev_rand_split.jsonl"),
+    "test": ("test.csv", "test.jsonl", "test_nolabels.jsonl", "test_rand_split_no_answers.jsonl"),
+}
+"""Of SWAG and of CommonsenseQA, and of what is laid out like one of them."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,20 @@ class Examples:
     labels: np.ndarray | None
     """[E] int32: place of the right choice; None for a split without labels."""
     ids: list[str]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.contexts)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the right choices are known."""
+        return self.labels is not None
+
+    def sentences(self) -> Iterator[str]:
+        """All contexts, then all choices."""
+        yield from self.contexts
+        yield from itertools.chain.from_iterable(self.choices)
 
 
 def read(path: Path, labelled: bool = True, max_rows: int | None = None) -> Examples:
@@ -191,6 +215,14 @@ def _get(entry: Any, key: str, kind: type, path: Path, line: int) -> Any:
     return entry[key]
 
 
+def has_labels(path: Path) -> bool:
+    """Whether a file to predict comes with the right choices, by its first line."""
+    first = next((line for line in _text(path).split("\n") if line.strip()), "")
+    if path.suffix == ".csv":
+        return "label" in next(csv.reader([first]))
+    return '"answerKey"' in first
+
+
 def _text(path: Path) -> str:
     try:
         content = path.read_bytes()
@@ -201,3 +233,110 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}, line {line}: not UTF-8: convert the file") from None
+
+
+class Chosen(NamedTuple):
+    """Predicted choices [E] by their place, and the probability of each choice, an array [C] a question."""
+
+    choices: np.ndarray
+    probabilities: list[np.ndarray]
+
+
+class Choice(NamedTuple):
+    """An answer: the likeliest choice, and the probability of each, in their order."""
+
+    choice: str
+    probabilities: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultipleChoiceTask(Task):
+    """One right choice of two or more a question; every choice is a row of its own, with the softmax over them."""
+
+    name: str
+    head: str = "choices"
+    loss: str = "choices"
+    main_metric: str = "accuracy"
+    baseline: str = "chance"
+
+    @property
+    def num_labels(self) -> int:
+        return 1
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """None: there are as many outputs as a question has choices."""
+        return ()
+
+    def splits(self, folder: Path) -> list[str]:
+        return files.splits_in(Path(folder), FILES)
+
+    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Examples:
+        path = files.wanted(folder, FILES, split, "multiple choice")
+        return read(path, split != "test" or has_labels(path), max_rows)
+
+    def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> ChoiceFeatures:
+        return tokenize(tokenizer, examples, data.max_length)
+
+    def predict(self, outputs: Outputs, features: ChoiceFeatures, examples: Examples) -> Chosen:
+        """[C] scores of each question, of which its own come first -> the likeliest choice."""
+        own = zip(outputs, examples.choices, strict=True)
+        shares = [metrics.softmax(np.nan_to_num(scores[: len(choices)])) for scores, choices in own]
+        return Chosen(np.array([share.argmax() for share in shares], np.int64), shares)
+
+    def score(self, predictions: Chosen, examples: Examples) -> dict[str, float]:
+        return metrics.scores(("accuracy",), predictions.choices, examples.labels)
+
+    def baseline_scores(self, examples: Examples) -> dict[str, float]:
+        """What guessing comes to."""
+        return {"accuracy": float(np.mean([1 / len(choices) for choices in examples.choices]))}
+
+    def collapsed(self, predictions: Chosen, examples: Examples) -> bool:
+        """No better than guessing."""
+        return self.score(predictions, examples)["accuracy"] <= self.baseline_scores(examples)["accuracy"]
+
+    def write(self, folder: Path, split: str, predictions: Chosen, examples: Examples) -> list[Path]:
+        return [write_predictions(folder / f"{split}.tsv", examples, *predictions)]
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        return ("question", "choices")
+
+    def input_of(self, line: str) -> tuple[str, ...]:
+        """The question and its choices with tabs between, or a JSON object: a text ``question``, a list ``choices``."""
+        given = json_input(line, self.input_columns)
+        if given is not None and not isinstance(given["choices"], list):
+            raise ValueError('choices is no list: write it as ["one", "another"]')
+        columns = line.split("\t") if given is None else [given["question"], *given["choices"]]
+        if len(columns) < 3:
+            raise ValueError(
+                f"{len(columns)} column(s), a question and two or more choices with tabs between are taken"
+            )
+        if not all(isinstance(column, str) and column.strip() for column in columns):
+            raise ValueError("the question or a choice is empty or no text, remove the line or fill it in")
+        return tuple(columns)
+
+    def shown(self, given: tuple[str, ...]) -> dict[str, Any]:
+        return {"question": given[0], "choices": list(given[1:])}
+
+    def asked(self, inputs: Sequence[Sequence[str]]) -> Examples:
+        """Each input is a question followed by its choices, or a question and the list of them."""
+        questions, choices = [], []
+        for number, given in enumerate(inputs, 1):
+            if isinstance(given, str) or len(given) < 2:
+                raise UserError(f"input {number} does not fit: {self.name} takes a question and its choices")
+            question, *own = given
+            own = list(own[0]) if len(own) == 1 and not isinstance(own[0], str) else own
+            if len(own) < 2 or not all(text.strip() for text in (question, *own)):
+                raise UserError(f"input {number}: a question and two or more choices are taken, none of them empty")
+            questions.append(question)
+            choices.append(own)
+        names = [[str(place) for place in range(len(own))] for own in choices]
+        return Examples(questions, choices, names, None, [str(number) for number in range(len(questions))])
+
+    def answers(self, predictions: Chosen, examples: Examples) -> list[Choice]:
+        found = zip(examples.choices, *predictions, strict=True)
+        return [Choice(choices[place], shares.tolist()) for choices, place, shares in found]
+
+
+TASKS = tuple(MultipleChoiceTask(name=name) for name in ("multiple_choice", "swag", "commonsenseqa"))

@@ -14,10 +14,10 @@ import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
 from bert.config import UserError
-from bert.data.features import ROWS_AT_ONCE, Features
+from bert.data.features import IGNORED, ROWS_AT_ONCE, Features, prose_tokenizer
 from bert.data.tags import OUTSIDE, SCHEMES, convert, first_fault, join_tag, marks_spans, recognise, spans, split_tag
 from bert.files import write_durably
-from bert.tokenizer import corpus_tokenizer, special_ids
+from bert.tokenizer import special_ids
 
 DOCUMENT_START = "-DOCSTART-"
 
@@ -43,6 +43,43 @@ class Sentences:
     broken: list[int] = field(default_factory=list)
     """Lines of the first fault of each sentence whose tags break the scheme; they are read as conlleval does."""
     path: Path | None = None
+    texts: list[str] | None = None
+    """The texts that the sentences are, where these come from no columns."""
+    places: list[list[tuple[int, int]]] | None = None
+    """First character of every word in its text, and one past the last."""
+    labels: tuple[str, ...] = ()
+    """The labels that a model of them needs, where `labels_of` was asked."""
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the tags are known."""
+        return self.tags is not None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence on tags that break the scheme."""
+        if not self.broken:
+            return ()
+        lines = ", ".join(map(str, self.broken[:10])) + (", ..." if len(self.broken) > 10 else "")
+        return (
+            f"{self.path}: the tags of {len(self.broken)} sentence(s) break the file's scheme, {self.scheme}, and are "
+            f"read as conlleval reads them (line {lines})",
+        )
+
+    def sentences(self) -> Iterator[str]:
+        """The words of each sentence with spaces between."""
+        return (" ".join(words) for words in self.words)
+
+    def first(self, count: int | None) -> Sentences:
+        """So many sentences from the start; all of them if None."""
+        cut = {
+            name: None if getattr(self, name) is None else getattr(self, name)[:count]
+            for name in ("words", "tags", "columns", "lines", "texts", "places")
+        }
+        return replace(self, **cut)
 
 
 @dataclass(frozen=True)
@@ -50,12 +87,11 @@ class Rows:
     """R rows ``[CLS] pieces of some words [SEP]``: a long sentence has several, each word its label in one of them."""
 
     features: Features
-    """The tokens; all of segment A, without labels."""
+    """The tokens; all of segment A. Labels are those of tokens, IGNORED but where ``words`` has a word; None where
+    there are no tags."""
     words: np.ndarray
     """[tokens of all rows] int32: number of the word, counted through all sentences, at the one place in all rows
     where it is labelled: its first piece, in the row that shows most around it; -1 elsewhere."""
-    labels: np.ndarray | None
-    """[words] int32; None where there are no tags."""
 
     def __len__(self) -> int:
         return len(self.features)
@@ -65,21 +101,18 @@ class Rows:
         """[R] tokens of each row."""
         return self.features.lengths
 
-    def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
-        """As `Features.batch`, but with labels [B, T] int32 and weights [B, T] float32.
+    @property
+    def labels(self) -> np.ndarray | None:
+        """[tokens of all rows] int32 or None."""
+        return self.features.labels
 
-        A weight is 1 where a word is labelled, else 0, and so is the label there.
-        """
-        batch = self.features.batch(rows, length, batch_size)
-        words = np.full((batch_size, length), -1, np.int32)
-        words[batch["attention_mask"] > 0] = np.concatenate(
-            [self.words[self.features.offsets[row] : self.features.offsets[row + 1]] for row in rows]
-        )
-        batch["weights"] = (words >= 0).astype(np.float32)
-        batch["labels"] = np.zeros((batch_size, length), np.int32)
-        if self.labels is not None:
-            batch["labels"][words >= 0] = self.labels[words[words >= 0]]
-        return batch
+    def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
+        """As `Features.batch`, labels [B, T]."""
+        return self.features.batch(rows, length, batch_size)
+
+    def digest(self) -> str:
+        """Of tokens and labels."""
+        return self.features.digest()
 
 
 class Entity(NamedTuple):
@@ -91,6 +124,14 @@ class Entity(NamedTuple):
     """First character."""
     end: int
     """One past the last."""
+    probability: float | None = None
+    """Mean of its words' tags'."""
+
+
+def width(path: Path) -> int:
+    """The number of columns, by the first line with a word; 0 where there is none."""
+    line = next((line for _, line in _lines(Path(path)) if _has_word(line)), "")
+    return len(line.split("\t")) if "\t" in line else len(line.split())
 
 
 def read(path: Path, labelled: bool = True, broken: Literal["error", "count"] = "error") -> Sentences:
@@ -110,7 +151,7 @@ def read(path: Path, labelled: bool = True, broken: Literal["error", "count"] = 
     lines: list[int] = []
     delimiter, width, ended = None, 0, True
     for number, line in _lines(path):
-        if not line.strip(" \t") or line.startswith(DOCUMENT_START):
+        if not _has_word(line):
             ended = True
             continue
         if delimiter is None:
@@ -174,14 +215,16 @@ def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], 
                 numbers[-1][firsts[here] - start + 1] = here + before
         before += len(words)
     lengths = np.array([len(row) for row in ids[1:]], np.int64)
+    of_token, of_word = np.concatenate(numbers), _label_numbers(sentences, labels)
     features = Features(
         ids=np.concatenate(ids),
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         segment_a_lengths=lengths.astype(np.int32),
-        labels=None,
+        labels=None if of_word is None else np.append(of_word, IGNORED)[of_token].astype(np.int32),
         pad_token_id=special.pad,
+        token_labels=True,
     )
-    return Rows(features, np.concatenate(numbers), _label_numbers(sentences, labels))
+    return Rows(features, of_token)
 
 
 def answers(sentences: Sentences, rows: Rows, predictions: np.ndarray, labels: Sequence[str]) -> list[list[str]]:
@@ -191,15 +234,19 @@ def answers(sentences: Sentences, rows: Rows, predictions: np.ndarray, labels: S
       predictions: [R, T] number of the label predicted at each token, in the order of ``rows``; T at least its
         longest row. What is predicted where no word is labelled is ignored.
     """
-    place = np.arange(np.shape(predictions)[1])
     longest = rows.lengths.max(initial=0)
-    if np.shape(predictions)[0] != len(rows) or longest > len(place):
+    if np.shape(predictions)[0] != len(rows) or longest > np.shape(predictions)[1]:
         raise ValueError(f"predictions {np.shape(predictions)} for {len(rows)} rows of up to {longest} tokens")
-    flat = np.asarray(predictions)[place < rows.lengths[:, None]]
-    of_word = np.empty(int(rows.words.max(initial=-1)) + 1, np.int64)
-    of_word[rows.words[rows.words >= 0]] = flat[rows.words >= 0]
-    tags = iter(of_word.tolist())
+    tags = iter(of_words(rows, np.asarray(predictions)).tolist())
     return [[labels[next(tags)] for _ in words] for words in sentences.words]
+
+
+def of_words(rows: Rows, values: np.ndarray) -> np.ndarray:
+    """[R, T] values of the tokens -> [words] that of each word, at the place where it is labelled."""
+    flat = values[np.arange(values.shape[1]) < rows.lengths[:, None]]
+    of_word = np.empty(int(rows.words.max(initial=-1)) + 1, values.dtype)
+    of_word[rows.words[rows.words >= 0]] = flat[rows.words >= 0]
+    return of_word
 
 
 def split_text(text: str) -> tuple[list[str], list[tuple[int, int]]]:
@@ -208,12 +255,15 @@ def split_text(text: str) -> tuple[list[str], list[tuple[int, int]]]:
     return [word for word, _ in found], [place for _, place in found]
 
 
-def entities(text: str, places: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[Entity]:
-    """The entities of a text, by the tags of its words and the words' places (see `split_text`)."""
+def entities(
+    text: str, places: Sequence[tuple[int, int]], tags: Sequence[str], probabilities: Sequence[float] | None = None
+) -> list[Entity]:
+    """The entities of a text, by the tags of its words, the words' places (see `split_text`) and their shares."""
     found = []
     for type, first, end in spans(tags):
         start, stop = places[first][0], places[end - 1][1]
-        found.append(Entity(type, text[start:stop], start, stop))
+        share = None if probabilities is None else sum(probabilities[first:end]) / (end - first)
+        found.append(Entity(type, text[start:stop], start, stop, share))
     return found
 
 
@@ -246,6 +296,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
             ) from None
         yield number, line.removesuffix("\r")
+
+
+def _has_word(line: str) -> bool:
+    return bool(line.strip(" \t")) and not line.startswith(DOCUMENT_START)
 
 
 def _check_cells(cells: list[str], width: int, delimiter: str, labelled: bool, path: Path, number: int) -> None:
@@ -285,7 +339,7 @@ def _tagged(untagged: Sentences, broken: str) -> Sentences:
                 last = sentence[place - 1] if place else "the start of the sentence"
                 raise UserError(
                     f"{untagged.path}, line {faults[0]}: the tag {sentence[place]} after {last} breaks the file's "
-                    f"scheme, {scheme}: mend the tag, or count such faults and read them as conlleval does"
+                    f"scheme, {scheme}: mend the tag, or read such faults as conlleval does: --data.broken_tags count"
                 )
     return replace(untagged, tags=[convert(sentence, "BIO") for sentence in tags], scheme=scheme, broken=faults)
 
@@ -307,16 +361,14 @@ def _label_numbers(sentences: Sentences, labels: Sequence[str]) -> np.ndarray | 
                 line = f", line {sentences.lines[sentence] + place}" if sentences.lines else ""
                 raise UserError(
                     f"{sentences.path or 'the sentences'}{line}: the tag {tag} does not occur in the training "
-                    f"data, whose labels are {', '.join(labels)[:200]}: mend the tag or train with it"
+                    f"data, whose labels are {', '.join(labels)[:200]}: mend the tag, or name all labels in data.labels"
                 )
     return np.array([numbers[tag] for tags in sentences.tags for tag in tags], np.int32)
 
 
 def _pieces(tokenizer: Tokenizer, sentences: list[list[str]], unknown: int, room: int) -> dict[str, np.ndarray]:
     """The ids of each distinct word, at most ``room``: a word's pieces do not depend on its neighbours."""
-    own = corpus_tokenizer(tokenizer)
-    own.no_padding()
-    own.no_truncation()
+    own = prose_tokenizer(tokenizer)
     words = list(dict.fromkeys(word for sentence in sentences for word in sentence))
     pieces: dict[str, np.ndarray] = {}
     for first in range(0, len(words), ROWS_AT_ONCE):

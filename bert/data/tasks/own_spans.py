@@ -65,7 +65,7 @@ def _answers(
     if not isinstance(starts, list) or len(starts) != len(texts):
         raise records.error(
             number,
-            f"{columns.answer} has {len(texts)} texts, {columns.answer_start} is {str(starts)[:40]}: give as many starts",
+            f"{columns.answer} has {len(texts)} texts, {columns.answer_start} is {str(starts)[:40]}: give one for each",
         )
     answers = []
     for text, start in zip(texts, starts, strict=True):

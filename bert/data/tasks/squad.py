@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
-from bert.config import UserError
-from bert.data.spans import Answer, Answers, Example, answers, windows
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert import metrics
+from bert.config import TaskDataConfig, UserError
+from bert.data.features import padded
+from bert.data.spans import Answer, Answers, Example, Windows, answers, windows
+from bert.data.tasks import files
+from bert.data.tasks.task import Outputs, Task, json_input
 from bert.files import write_durably
 
-__all__ = ["Dataset", "answers", "read", "references", "windows", "write_predictions"]
+__all__ = ["Dataset", "SquadTask", "answers", "read", "references", "windows", "write_predictions"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,17 @@ class Dataset:
     examples: list[Example]
     misplaced: list[str]
     """Ids of the questions with an answer that does not stand where the file says, each once."""
+    labelled: bool = True
+    """Whether the answers are known."""
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def sentences(self) -> Iterator[str]:
+        """Every context once, then every question."""
+        yield from dict.fromkeys(example.context for example in self.examples)
+        yield from (example.question for example in self.examples)
 
     @property
     def trainable(self) -> list[Example]:
@@ -77,7 +95,7 @@ def read(path: Path, strict: bool = False, labelled: bool = True) -> Dataset:
         examples.append(Example(id, text, context, answers, impossible))
     if not examples:
         raise UserError(f"{path} holds no questions: copy it again")
-    return Dataset(examples, misplaced)
+    return Dataset(examples, misplaced, labelled)
 
 
 def references(examples: Sequence[Example]) -> dict[str, list[str]]:
@@ -138,3 +156,189 @@ def _answer(entry: Any, context: str, path: Path, place: str) -> Answer:
     text, start = _get(entry, "text", str, path, place), _get(entry, "answer_start", int, path, place)
     placed = start >= 0 and text.strip() and context.startswith(text, start)
     return Answer(text, start if placed else None)
+
+
+class Found(NamedTuple):
+    """An answer: its text, cut from the context, and its share among the n best. Empty, without a place: none."""
+
+    answer: str
+    start: int | None
+    """First character in the context."""
+    end: int | None
+    """One past the last."""
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquadTask(Task):
+    """SQuAD v1.1, or v2.0, whose questions may be impossible; predictions are `bert.data.spans.Answers`.
+
+    Of v2.0 the best checkpoint is chosen by the F1 at its best threshold, and that threshold, found on dev, is kept.
+    """
+
+    name: str
+    version: str
+    may_be_impossible: bool = False
+    n_best: int = 20
+    max_answer_length: int = 30
+    null_threshold: float | None = None
+    """None: not found yet; until then it is 0."""
+    strict: bool = False
+    """Misplaced answers are an error."""
+    head: str = "span"
+    loss: str = "span"
+    windows: ClassVar[bool] = True
+
+    @property
+    def main_metric(self) -> str:
+        return "best_f1" if self.may_be_impossible else "f1"
+
+    @property
+    def baseline(self) -> str:
+        return "no_answer" if self.may_be_impossible else ""
+
+    @property
+    def num_labels(self) -> int:
+        return 2
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """None: a start and an end are no labels."""
+        return ()
+
+    def tuned(self, outputs: Outputs, features: Windows, examples: Dataset) -> SquadTask:
+        """With the threshold of the best F1; the official search calls it 0 where it is best never to answer."""
+        if not self.may_be_impossible or self.null_threshold is not None:
+            return self
+        found, right = self.predict(outputs, features, examples), references(examples.examples)
+        never = min(found.null_odds.values()) - 1.0
+
+        def f1(threshold: float) -> float:
+            return metrics.squad(replace(found, null_threshold=threshold).texts, right, v2=True)["f1"]
+
+        return replace(self, null_threshold=max(self.score(found, examples)["best_f1_thresh"], never, key=f1))
+
+    def shape(self, data: TaskDataConfig) -> TaskDataConfig:
+        return replace(data, null_threshold=self.null_threshold) if self.may_be_impossible else data
+
+    def shaped(self, data: TaskDataConfig) -> SquadTask:
+        return replace(
+            self,
+            n_best=data.n_best,
+            max_answer_length=data.max_answer_length,
+            null_threshold=data.null_threshold,
+            strict=data.misplaced_answers == "error",
+        )
+
+    @property
+    def _files(self) -> files.Names:
+        names = {split: (f"{split}-v{self.version}.json", f"{split}-v{self.version}*.json") for split in SPLITS}
+        return {split: (*found, f"{split}.json") for split, found in names.items()}
+
+    def splits(self, folder: Path) -> list[str]:
+        return files.splits_in(Path(folder), self._files)
+
+    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Dataset:
+        """The questions; of train those that can be learned from, of a split to predict answers are not looked at."""
+        path = files.wanted(folder, self._files, split, f"SQuAD v{self.version}")
+        dataset = read(path, self.strict, labelled=split != "test")
+        impossible = next((example for example in dataset.examples if example.is_impossible), None)
+        if impossible is not None and not self.may_be_impossible and dataset.labelled:
+            raise UserError(
+                f"{path}, question {impossible.id}: it has no answer, as in SQuAD v2.0: take the task squad2"
+            )
+        notes, examples = (), dataset.examples
+        if dataset.misplaced and dataset.labelled:
+            verb = "does not stand where the file says"
+            notes = (f"{path}: {len(dataset.misplaced)} question(s) with an answer that {verb}, "
+                     f"{dataset.misplaced[0]} is the first",)  # fmt: skip
+            if split == "train":
+                examples = dataset.trainable
+                notes = (f"{notes[0]}; {len(dataset.skipped)} without another answer skipped",)
+                if not examples:
+                    raise UserError(f"{path} has no question with an answer that stands where it says: copy it again")
+        return replace(dataset, examples=examples[:max_rows], notes=notes)
+
+    def features(self, tokenizer: Tokenizer, examples: Dataset, data: TaskDataConfig) -> Windows:
+        return windows(tokenizer, examples.examples, data.max_length, data.doc_stride, data.max_query_length)
+
+    def predict(self, outputs: Outputs, features: Windows, examples: Dataset) -> Answers:
+        """[T, 2] logits of each window -> the best spans of each question. A diverged run answers as if from zeros."""
+        logits = np.nan_to_num(padded(outputs, (0, 2)))
+        threshold = (self.null_threshold or 0.0) if self.may_be_impossible else None
+        return answers(
+            examples.examples,
+            features,
+            logits[..., 0],
+            logits[..., 1],
+            self.n_best,
+            self.max_answer_length,
+            threshold,
+        )
+
+    def score(self, predictions: Answers, examples: Dataset) -> dict[str, float]:
+        right = references(examples.examples)
+        scores = metrics.squad(predictions.texts, right, v2=self.may_be_impossible)
+        if not self.may_be_impossible:
+            return scores
+        best = {id: candidate.text for id, candidate in predictions.best.items()}
+        return {**scores, **metrics.best_null_threshold(best, predictions.null_odds, right)}
+
+    def baseline_scores(self, examples: Dataset) -> dict[str, float]:
+        """Of v2.0: that of answering no question."""
+        if not self.may_be_impossible:
+            return {}
+        right = references(examples.examples)
+        scores = metrics.squad(dict.fromkeys(right, ""), right, v2=True)
+        return {**scores, "best_f1": scores["f1"], "best_exact": scores["exact"]}
+
+    def collapsed(self, predictions: Answers, examples: Dataset) -> bool:
+        """No answer shares a word with a right one; of v2.0: no threshold is better than never to answer."""
+        reached = self.score(predictions, examples)[self.main_metric]
+        return reached <= self.baseline_scores(examples).get(self.main_metric, 0.0) < 100
+
+    def write(self, folder: Path, split: str, predictions: Answers, examples: Dataset) -> list[Path]:
+        """The files that the official scripts take: those of dev in ``folder``, others in a folder of the split."""
+        return write_predictions(folder if split == "dev" else folder / split, predictions)
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        return ("question", "context")
+
+    def input_of(self, line: str) -> Any:
+        """``question<TAB>context``, or a JSON object with the two, whose context may have lines of its own."""
+        given = json_input(line, self.input_columns)
+        if given is None:
+            return super().input_of(line)
+        if not all(isinstance(text, str) and text.strip() for text in given.values()):
+            raise ValueError("question and context have to be texts that are not empty")
+        return tuple(given.values())
+
+    def asked(self, inputs: Sequence[tuple[str, str]]) -> Dataset:
+        examples = []
+        for number, given in enumerate(inputs, 1):
+            if isinstance(given, str) or len(given) != 2:
+                raise UserError(f"input {number} does not fit: {self.name} takes a question and its context")
+            question, context = given
+            if not question.strip():
+                raise UserError(f"input {number}: the question is empty: write it")
+            examples.append(Example(str(number), question, context, ()))
+        return Dataset(examples, [], labelled=False)
+
+    def answers(self, predictions: Answers, examples: Dataset) -> list[Found]:
+        return [_found(predictions, example.id) for example in examples.examples]
+
+
+SPLITS = ("train", "dev", "test")
+
+TASKS = (
+    SquadTask(name="squad", version="1.1"),
+    SquadTask(name="squad2", version="2.0", may_be_impossible=True),
+)
+
+
+def _found(predictions: Answers, id: str) -> Found:
+    text = predictions.texts[id]
+    candidate = next(candidate for candidate in predictions.n_best[id] if candidate.text == text)
+    places = (candidate.start, candidate.end) if text else (None, None)
+    return Found(text, *places, candidate.probability)

@@ -8,6 +8,7 @@ an example may be one row, or several (the windows of a long text).
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,23 @@ from bert.config import TaskDataConfig
 
 Outputs = Sequence[np.ndarray]
 """What the head says of each row, R float32 arrays: [L] labels, [C] choices, or [T, L] for the row's own T tokens."""
+
+
+def json_input(line: str, keys: Sequence[str]) -> dict[str, Any] | None:
+    """The values of ``keys`` in a line that is a JSON object; None for a line that does not begin as one.
+
+    Raises:
+      ValueError: the line begins as an object, but is none, or lacks a key.
+    """
+    if not line.lstrip().startswith("{"):
+        return None
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg}): mend it, or put tabs between {', '.join(keys)}") from None
+    if missing := [key for key in keys if key not in entry]:
+        raise ValueError(f"no {missing[0]!r}: the object needs {' and '.join(keys)}")
+    return {key: entry[key] for key in keys}
 
 
 class Examples(Protocol):

@@ -1,0 +1,197 @@
+"""The task of tagging words: entities, or a tag for each. `bert.data.tasks.ner` reads the files and makes the rows."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert import metrics
+from bert.config import TaskDataConfig, UserError
+from bert.data.features import padded
+from bert.data.tags import OUTSIDE, marks_spans, split_tag
+from bert.data.tasks import files, ner
+from bert.data.tasks.ner import Rows, Sentences
+from bert.data.tasks.task import Outputs, Task
+from bert.data.tasks.tsv import write_rows
+
+FILES: files.Names = {
+    "train": ("train.txt", "eng.train", "train.conll", "wnut17train.conll", "train.tsv"),
+    "dev": ("valid.txt", "dev.txt", "eng.testa", "dev.conll", "valid.conll", "emerging.dev.conll", "dev.tsv"),
+    "test": ("test.txt", "eng.testb", "test.conll", "emerging.test.annotated", "test.tsv"),
+}
+"""Of CoNLL-2003's copies and its original, of WNUT-17's, and of what is laid out like them."""
+
+
+class Tagged(NamedTuple):
+    """A tag for every word of every sentence, and its probability."""
+
+    tags: list[list[str]]
+    probabilities: list[list[float]]
+
+
+class Entities(NamedTuple):
+    """An answer: type, text, start (first character), end (one past the last) and probability of each entity."""
+
+    entities: list[dict[str, Any]]
+
+
+class Words(NamedTuple):
+    """An answer where tags mark no entities: text, tag, start, end and probability of each word."""
+
+    words: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaggingTask(Task):
+    """Tags of words in CoNLL columns; whether they mark entities, the tags themselves tell."""
+
+    name: str
+    labels: tuple[str, ...] = ()
+    """As `bert.data.tasks.ner.labels_of` gives them; () until the training file is read."""
+    may_be_broken: bool = False
+    """Tags that break their scheme are counted, and no error."""
+    lexicon: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """The commonest tag of each word of the training sentences, for the baseline."""
+    head: str = "tagging"
+    loss: str = "tokens"
+    baseline: str = "commonest_tag"
+    windows: ClassVar[bool] = True
+
+    @property
+    def marks_entities(self) -> bool:
+        """Whether the tags are those of entities, and not parts of speech, say."""
+        return all(map(marks_spans, self.labels))
+
+    @property
+    def types(self) -> list[str]:
+        """The types of entities."""
+        return sorted({split_tag(label)[1] for label in self.labels} - {""}) if self.marks_entities else []
+
+    @property
+    def main_metric(self) -> str:
+        return "f1" if self.marks_entities else "accuracy"
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.labels)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.labels
+
+    def fitted(self, train: Sentences) -> TaggingTask:
+        """With the labels, unless data.labels names them, and each word's commonest tag."""
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for words, tags in zip(train.words, train.tags, strict=True):
+            for word, tag in zip(words, tags, strict=True):
+                counts[word][tag] += 1
+        lexicon = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
+        return replace(self, labels=self.labels or train.labels, lexicon=lexicon)
+
+    def shape(self, data: TaskDataConfig) -> TaskDataConfig:
+        return replace(data, labels=list(self.labels))
+
+    def shaped(self, data: TaskDataConfig) -> TaggingTask:
+        return replace(self, labels=tuple(data.labels or ()), may_be_broken=data.broken_tags == "count")
+
+    def splits(self, folder: Path) -> list[str]:
+        return files.splits_in(Path(folder), FILES)
+
+    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Sentences:
+        """The first ``max_rows`` sentences; labels are those of the whole file. A test file with as many columns as
+        the training file has its tags."""
+        path = files.wanted(folder, FILES, split, "CoNLL columns")
+        labelled = split != "test" or ner.width(path) == ner.width(self._train(folder))
+        sentences = ner.read(path, labelled, "count" if self.may_be_broken else "error")
+        labels = ner.labels_of(sentences) if labelled else ()
+        return replace(sentences.first(max_rows), labels=labels)
+
+    def features(self, tokenizer: Tokenizer, examples: Sentences, data: TaskDataConfig) -> Rows:
+        return ner.tokenize(tokenizer, examples, self.labels, data.max_length)
+
+    def predict(self, outputs: Outputs, features: Rows, examples: Sentences) -> Tagged:
+        """[T, L] logits of each row -> the likeliest tag of each word, where the word is labelled."""
+        shares = metrics.softmax(np.nan_to_num(padded(outputs, (0, self.num_labels))))
+        tags = ner.answers(examples, features, shares.argmax(-1), self.labels)
+        best = iter(ner.of_words(features, shares.max(-1)).tolist())
+        return Tagged(tags, [[next(best) for _ in words] for words in examples.words])
+
+    def score(self, predictions: Tagged, examples: Sentences) -> dict[str, float]:
+        """Entities: precision, recall, f1 and more over all, and f1_TYPE of each type; plain tags: accuracy."""
+        return self._scores(predictions.tags, examples)
+
+    def _scores(self, tags: Sequence[Sequence[str]], examples: Sentences) -> dict[str, float]:
+        scores = metrics.entities(tags, examples.tags)
+        if not self.marks_entities:
+            return {"accuracy": scores["accuracy"]}
+        by_type = metrics.entities_by_type(tags, examples.tags)
+        return {**scores, **{f"f1_{type}": by_type.get(type, {"f1": 0.0})["f1"] for type in self.types}}
+
+    def baseline_scores(self, examples: Sentences) -> dict[str, float]:
+        """Of giving each word the tag that it has most often in train, and words that are new the commonest of all."""
+        unknown = OUTSIDE if self.marks_entities else Counter(self.lexicon.values()).most_common(1)[0][0]
+        return self._scores([[self.lexicon.get(word, unknown) for word in words] for words in examples.words], examples)
+
+    def collapsed(self, predictions: Tagged, examples: Sentences) -> bool:
+        """One tag for every word where there should be several, or not one entity right."""
+        ours, right = ({tag for sentence in tags for tag in sentence} for tags in (predictions.tags, examples.tags))
+        return len(ours) == 1 < len(right) or self.score(predictions, examples)[self.main_metric] == 0
+
+    def write(self, folder: Path, split: str, predictions: Tagged, examples: Sentences) -> list[Path]:
+        """The columns of the file with the predicted tag as one more, as conlleval reads them; beside the scores of
+        each type, where the right tags are known."""
+        paths = [ner.write_predictions(folder / f"{split}.conll", examples, predictions.tags)]
+        if examples.labelled and self.marks_entities:
+            paths.append(_write_types(folder / f"{split}_types.tsv", predictions.tags, examples.tags))
+        return paths
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        return ("text",)
+
+    def asked(self, inputs: Sequence[str]) -> Sentences:
+        for number, text in enumerate(inputs, 1):
+            if not isinstance(text, str):
+                raise UserError(f"text {number} does not fit: {self.name} takes a single text")
+        split = [ner.split_text(text) for text in inputs]
+        return Sentences(
+            [words for words, _ in split], None, texts=list(inputs), places=[places for _, places in split]
+        )
+
+    def answers(self, predictions: Tagged, examples: Sentences) -> list[Entities] | list[Words]:
+        found = []
+        for number, (tags, shares) in enumerate(zip(*predictions, strict=True)):
+            text, places = examples.texts[number], examples.places[number]
+            if self.marks_entities:
+                found.append(Entities([entity._asdict() for entity in ner.entities(text, places, tags, shares)]))
+                continue
+            words = zip(places, tags, shares, strict=True)
+            found.append(
+                Words(
+                    [
+                        {"text": text[start:end], "tag": tag, "start": start, "end": end, "probability": share}
+                        for (start, end), tag, share in words
+                    ]
+                )
+            )
+        return found
+
+    def _train(self, folder: Path) -> Path:
+        return files.wanted(folder, FILES, "train", "CoNLL columns")
+
+
+def _write_types(path: Path, tags: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> Path:
+    names = ("precision", "recall", "f1", "support", "predicted", "correct")
+    rows = [("type", *names)]
+    for type, scores in metrics.entities_by_type(tags, right).items():
+        rows.append((type, *(f"{scores[name]:.6g}" for name in names)))
+    return write_rows(path, rows)
+
+
+TASKS = tuple(TaggingTask(name=name) for name in ("ner", "conll2003", "wnut17"))
