@@ -100,6 +100,32 @@ def test_the_pages_class_reads_another_layout(workplace: Path, pretrained: Path,
 
 
 @pytest.mark.slow
+def test_the_pages_tags_and_answers(workplace: Path, pretrained: Path, capsys) -> None:
+    for name, line, question in (
+        ("entities", '{"words"', "Ann left New York."),
+        ("questions", '{"id"', "Who left?\tAnn left New York."),
+    ):
+        row = block(line)
+        (workplace / f"{name}.yaml").write_text(block(f"# {name}.yaml"))
+        (workplace / name).mkdir()
+        for split, count in (("train", 16), ("dev", 4), ("test", 2)):
+            rows = [row.replace('"id": "7"', f'"id": "{number}"') for number in range(count)]
+            (workplace / name / f"{split}.jsonl").write_text("".join(rows))
+        arguments = ["--data.max_query_length=12", "--data.doc_stride=8"] if name == "questions" else []
+        assert (
+            main([f"--config={name}.yaml", f"--init={pretrained}", f"--output_dir={name}-run", *SMALL, *arguments]) == 0
+        )
+        assert "f1" in json.loads(Path(f"{name}-run/results.json").read_text())["test"]
+        (workplace / "texts.txt").write_text(question + "\n")
+        capsys.readouterr()
+        assert predict([f"{name}-run", "texts.txt"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert {"entities", "answer"} & set(answer)
+    assert Path("entities-run/predictions/test.conll").read_text().startswith("Ann B-PER ")
+    assert len(json.loads(Path("questions-run/predictions/predictions.json").read_text())) == 4
+
+
+@pytest.mark.slow
 def test_a_regression_over_pairs(workplace: Path, pretrained: Path, capsys) -> None:
     lines = [json.dumps({"a": "ba " * (row % 4 + 1), "b": "ri", "stars": row % 4 + 0.5}) for row in range(16)]
     for name in ("train", "dev"):

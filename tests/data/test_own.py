@@ -187,9 +187,13 @@ def test_metrics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_keys_that_a_task_does_not_read_are_refused() -> None:
-    for data in ({"train": "a.tsv"}, {"metrics": ["f1"]}, {"columns": PAIRS}):
-        with pytest.raises(UserError, match=f"data.{next(iter(data))} is set, but task sst2 has files and metrics of"):
-            own("sst2", dir="x", **data)
+    for name, data in (
+        ("sst2", {"train": "a.tsv"}), ("squad", {"columns": PAIRS}), ("tagging", {"metrics": ["f1"]}),
+        ("span", {"score_range": [0, 1]}), ("classification", {"score_range": [0, 1]}),
+    ):  # fmt: skip
+        [key] = data
+        with pytest.raises(UserError, match=rf"data\.{key} is set, but it is for .*, and the task is {name}: leave it"):
+            own(name, dir="x", **data)
     with pytest.raises(UserError, match=r"data.score_range is \[5, 0\]"):
         TaskDataConfig(dir="x", score_range=[5, 0]).check()
     with pytest.raises(UserError, match=r"data.labels is \['a', 'a'\]: list each name once"):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import difflib
 
 from bert.config import FinetuneConfig, TaskDataConfig, UserError
-from bert.data.tasks import glue, multiple_choice, own, squad, tagging
+from bert.data.tasks import glue, multiple_choice, own, own_spans, own_tags, squad, tagging
 from bert.data.tasks.task import Task
 
-BUILT_IN = tuple(task for module in (glue, squad, tagging, multiple_choice, own) for task in module.TASKS)
+MODULES = (glue, squad, tagging, multiple_choice, own, own_tags, own_spans)
+
+BUILT_IN = tuple(task for module in MODULES for task in module.TASKS)
 
 TASKS: dict[str, Task] = {task.name: task for task in BUILT_IN}
 
 OWN_KEYS = ("train", "dev", "test", "header", "columns", "metrics", "score_range")
-"""Keys of ``data`` that only tasks of one's own read."""
+"""Keys of ``data`` that only some tasks read (`Task.own_keys`)."""
 
 
 def register_task(task: Task) -> None:
@@ -42,11 +44,8 @@ def find_task(name: str) -> Task:
 def task_of(config: FinetuneConfig) -> Task:
     """The task of a run, as its configuration shapes it. Raises UserError for what the task would not read."""
     task, unset = find_task(config.task), TaskDataConfig()
-    if not task.reads_columns:
-        for key in OWN_KEYS:
-            if getattr(config.data, key) != getattr(unset, key):
-                raise UserError(
-                    f"data.{key} is set, but task {task.name} has files and metrics of its own: leave it out, or take "
-                    f"one of the tasks {', '.join(own.NAMES)}"
-                )
+    for key in OWN_KEYS:
+        if key not in task.own_keys and getattr(config.data, key) != getattr(unset, key):
+            readers = ", ".join(task.name for task in BUILT_IN if key in task.own_keys)
+            raise UserError(f"data.{key} is set, but it is for {readers}, and the task is {task.name}: leave it out")
     return task.shaped(config.data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,19 +12,35 @@ from bert.config import TaskDataConfig, UserError
 from bert.data.formats import OPENERS
 from bert.data.records import KINDS, Records, dataset_records, is_dataset, open_splits, read_records
 
+KEYS = ("train", "dev", "test", "header", "columns")
+"""The keys of ``data`` that say where the cells are."""
+
 SPLITS = {"train": ("train",), "dev": ("validation", "dev"), "test": ("test",)}
 """The names that each split goes by in data sets."""
 
 
-def split_names(folder: Path, data: TaskDataConfig) -> list[str]:
+def split_names(folder: Path, data: TaskDataConfig, kinds: Sequence[str] = KINDS) -> list[str]:
     """train, dev, and test if it is named or there."""
     place = folder.as_posix()
     if is_dataset(place):
-        there = open_splits(place)
-        has_test = data.test is not None or any(name in there for name in SPLITS["test"])
+        has_test = data.test is not None or any(name in open_splits(place) for name in SPLITS["test"])
     else:
-        has_test = data.test is not None or bool(_found(folder, "test"))
+        has_test = data.test is not None or bool(_found(folder, "test", kinds))
     return ["train", "dev", *(["test"] if has_test else [])]
+
+
+def split_path(folder: Path, split: str, data: TaskDataConfig, kinds: Sequence[str] = KINDS) -> Path:
+    """The file of a split: the one that is named, else the one with its name. Raises UserError where it is missing."""
+    named = getattr(data, split)
+    if named is not None:
+        if not (folder / named).is_file():
+            raise UserError(f"{folder / named} does not exist or is no file: set data.{split} to the file of {split}")
+        return folder / named
+    found = _found(folder, split, kinds)
+    if len(found) != 1:
+        wrong = f"both {found[0].name} and {found[1].name}" if found else f"no {split} with the end {', '.join(kinds)}"
+        raise UserError(f"{folder} has {wrong}: set data.{split} to the file of {split}")
+    return found[0]
 
 
 def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
@@ -33,25 +49,16 @@ def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
     Raises:
       UserError: its file, or the split, is missing or not as it should be.
     """
-    named, place = getattr(data, split), folder.as_posix()
-    if is_dataset(place):
-        there = open_splits(place)
-        default = next((name for name in SPLITS[split] if name in there), SPLITS[split][0])
-        return dataset_records(place, there, named or default)
-    if named is not None:
-        path = folder / named
-        if not path.is_file():
-            raise UserError(f"{path} does not exist or is no file: set data.{split} to the file of the split {split}")
-        return read_records(path, data.header)
-    found = _found(folder, split)
-    if len(found) != 1:
-        wrong = f"both {found[0].name} and {found[1].name}" if found else f"no {split} with the end {', '.join(KINDS)}"
-        raise UserError(f"{folder} has {wrong}: set data.{split} to the file of the split {split}")
-    return read_records(found[0], data.header)
+    place = folder.as_posix()
+    if not is_dataset(place):
+        return read_records(split_path(folder, split, data), data.header)
+    there = open_splits(place)
+    default = next((name for name in SPLITS[split] if name in there), SPLITS[split][0])
+    return dataset_records(place, there, getattr(data, split) or default)
 
 
-def _found(folder: Path, split: str) -> list[Path]:
-    paths = (folder / f"{split}{kind}{packed}" for kind in KINDS for packed in ("", *OPENERS))
+def _found(folder: Path, split: str, kinds: Sequence[str]) -> list[Path]:
+    paths = (folder / f"{split}{kind}{packed}" for kind in kinds for packed in ("", *OPENERS))
     return [path for path in paths if path.is_file()]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from bert.config import TaskDataConfig, UserError
 from bert.data.records import Records
-from bert.data.tasks.cells import Cells, read_cells, split_names, split_records, word_of
+from bert.data.tasks.cells import KEYS, Cells, read_cells, split_names, split_records, word_of
 from bert.data.tasks.sentences import ClassificationTask, Examples, RegressionTask, SentenceTask
 
 
@@ -31,7 +31,6 @@ class _FromColumns(SentenceTask):
     """Of tasks whose files and columns the configuration names."""
 
     allowed_metrics: Sequence[str]
-    reads_columns = True
 
     def splits(self, folder: Path) -> list[str]:
         return split_names(Path(folder), self.data)
@@ -87,6 +86,7 @@ class Classification(_FromColumns, ClassificationTask):
     metrics: tuple[str, ...] = ("accuracy",)
     main_metric: str = "accuracy"
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
+    own_keys = (*KEYS, "metrics")
     allowed_metrics = ("accuracy", "f1", "macro_f1", "matthews")
 
     def read(self, folder: Path, split: str, max_rows: int | None = None) -> OwnExamples:
@@ -137,6 +137,7 @@ class Regression(_FromColumns, RegressionTask):
     lowest: float = -math.inf
     highest: float = math.inf
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
+    own_keys = (*KEYS, "metrics", "score_range")
     allowed_metrics = ("pearson", "spearman")
 
     def read(self, folder: Path, split: str, max_rows: int | None = None) -> OwnExamples:
@@ -167,5 +168,3 @@ def _in_order(words: Iterable[str]) -> tuple[str, ...]:
 
 
 TASKS = (Classification(), Regression())
-
-NAMES = tuple(task.name for task in TASKS)

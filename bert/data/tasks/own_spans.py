@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from bert.config import ColumnsConfig
+from bert.config import ColumnsConfig, TaskDataConfig, UserError
 from bert.data.records import Records
 from bert.data.spans import Answer, Example
-from bert.data.tasks.cells import read_cells
-from bert.data.tasks.squad import Dataset
+from bert.data.tasks.cells import KEYS, read_cells, split_names, split_records
+from bert.data.tasks.squad import Dataset, SquadTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span(SquadTask):
+    """Answers as spans of a context; where a training question has none, as in SQuAD v2.0."""
+
+    name: str = "span"
+    version: str = ""
+    data: TaskDataConfig = field(default_factory=TaskDataConfig)
+    own_keys = KEYS
+
+    def splits(self, folder: Path) -> list[str]:
+        return split_names(Path(folder), self.data)
+
+    def records(self, folder: Path, split: str) -> Records:
+        """The rows of a split, under the names that the columns have."""
+        return split_records(folder, split, self.data)
+
+    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Dataset:
+        records = self.records(Path(folder), split)
+        dataset = read_questions(records, self.data.columns, split != "test", self.strict)
+        impossible = next((example for example in dataset.examples if example.is_impossible), None)
+        if split != "train" and impossible is not None and not self.may_be_impossible:
+            raise UserError(
+                f"{records.place}, question {impossible.id}: it has no answer, but every training question has one: "
+                "remove it, or train with such questions"
+            )
+        return self._kept(dataset, records.place, split, max_rows)
+
+    def fitted(self, train: Dataset) -> Span:
+        unanswered = any(example.is_impossible for example in train.examples)
+        return dataclasses.replace(self, may_be_impossible=self.may_be_impossible or unanswered)
+
+    def shaped(self, data: TaskDataConfig) -> Span:
+        """A threshold, once found, says that questions may be impossible."""
+        return dataclasses.replace(super().shaped(data), data=data, may_be_impossible=data.null_threshold is not None)
 
 
 def read_questions(
@@ -51,7 +90,7 @@ def read_questions(
                 )
             misplaced.append(id)
         examples.append(Example(id, question, context, answers, is_impossible=not answers))
-    return Dataset(examples, misplaced)
+    return Dataset(examples, misplaced, labelled=cells.labels is not None)
 
 
 def _answers(
@@ -78,3 +117,6 @@ def _answers(
             raise records.error(number, f"{columns.answer_start} is {shown}: it has to be a whole number") from None
         answers.append(Answer(text, start if start >= 0 and context.startswith(text, start) else None))
     return tuple(answers)
+
+
+TASKS = (Span(),)

@@ -95,8 +95,8 @@ class Task(ABC):
     """What `baseline_scores` are those of, such as ``majority_class``; "" for none."""
     windows: ClassVar[bool] = False
     """Whether long inputs become several rows. They are then as long as in training; else as the model can read."""
-    reads_columns: ClassVar[bool] = False
-    """Whether the keys of ``data`` for tasks of one's own, such as data.train and data.columns, are for it."""
+    own_keys: ClassVar[tuple[str, ...]] = ()
+    """Which keys of ``data`` that are there for tasks of one's own, such as train and columns, it reads."""
 
     @property
     @abstractmethod
