@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bert.data.tasks import register_task
     from bert.heads import (
         BertForMaskedLM,
         BertForMultipleChoice,
@@ -32,6 +33,7 @@ _HOMES = {
     "BertForTokenClassification": "bert.heads",
     "Pretrained": "bert.pretrained",
     "load": "bert.pretrained",
+    "register_task": "bert.data.tasks",
 }
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "BertForTokenClassification",
     "Pretrained",
     "load",
+    "register_task",
 ]
 
 

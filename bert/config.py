@@ -348,11 +348,55 @@ class PretrainConfig:
 
 
 @dataclass(frozen=True)
+class ColumnsConfig:
+    """Names of the columns, or of the fields in JSONL, of a task of one's own."""
+
+    text_a: str = "text"
+    """The text; of a pair the first one."""
+    text_b: str | None = None
+    """The second text of a pair; null for single texts."""
+    label: str = "label"
+    """The label, or the score; a test file may do without."""
+    id: str | None = None
+    """What predictions are numbered by, each once; null counts the rows from 0."""
+    words: str | None = None
+    """Tagging: in JSONL the list of a sentence's words, null takes words; in CoNLL columns that data.header names, the
+    one with the word, null takes the first."""
+    tags: str | None = None
+    """Tagging: the list of its tags, null takes tags; or the column with the tag, null takes the last."""
+    question: str = "question"
+    """Spans: the question."""
+    context: str = "context"
+    """Spans: the text that has the answer."""
+    answer: str = "answer"
+    """Spans: the answer's text, or a list of right ones; empty where the context has none."""
+    answer_start: str | None = "answer_start"
+    """Spans: the answer's first character in the context, from 0; null takes the first place that has its text."""
+
+
+@dataclass(frozen=True)
 class TaskDataConfig:
     """The labelled data of a task."""
 
     dir: str | None = None
-    """Folder with the task's original files (train.tsv, dev.tsv, test.tsv; for SQuAD its JSON, and so on)."""
+    """Folder with the task's original files (train.tsv, dev.tsv, test.tsv; for SQuAD its JSON, and so on), or that
+    datasets saved with all splits; hub:nyu-mll/glue and its like, hub:ORG/NAME[:CONFIG]."""
+    train: str | None = None
+    """For a task of one's own, as all keys from here to columns: training file in data.dir (or with a path), .tsv, .csv
+    or .jsonl, also as .gz, .bz2, .xz, .zst; of a data set the split; null takes train with any of these ends."""
+    dev: str | None = None
+    """Its file to choose checkpoints by; null takes dev with any end, of a data set the split validation."""
+    test: str | None = None
+    """Its file to predict, and to score where it has labels; null takes test with any end where there is one."""
+    header: list[str] | None = None
+    """Names of the columns of TSV and CSV files whose first line does not tell them."""
+    metrics: list[str] | None = None
+    """Scores, the first one chooses the best checkpoint; classification: accuracy, f1 (of the second of two labels),
+    macro_f1, matthews; regression: pearson, spearman; null takes accuracy, or pearson and spearman."""
+    score_range: list[float] | None = None
+    """Least and greatest score of a regression: others are refused in files, and predictions are cut to them."""
+    columns: ColumnsConfig = field(default_factory=ColumnsConfig)
+    """the columns of a task of one's own"""
     max_length: int = 128
     """Longest row in tokens, special ones included. Longer inputs are cut, the longer text first; those of SQuAD and
     of tagging are read through several rows."""
@@ -361,7 +405,8 @@ class TaskDataConfig:
     max_train_rows: int | None = None
     """Use only the first rows of the training file."""
     labels: list[str] | None = None
-    """Labels in the order of their numbers, for tasks that have none of their own; null takes the training file's."""
+    """Labels in the order of their numbers, for tasks that have none of their own; null takes the training file's, in
+    the order of the alphabet or of numbers."""
     broken_tags: str = "error"
     """Tagging: tags that the file's scheme does not allow there, such as I-PER after O, are an error, or counted
     (count) and read as conlleval reads them."""
@@ -382,7 +427,7 @@ class TaskDataConfig:
 
     def check(self) -> None:
         """Raises UserError for values no feature can be built with."""
-        if self.dir is None:
+        if self.dir is None and self.train is None:
             raise UserError("data.dir is not set: name the folder of the task's train and dev files, --data.dir DIR")
         _at_least("data.max_length", self.max_length, 8)
         if not self.buckets or min(self.buckets) < 1:
@@ -396,6 +441,14 @@ class TaskDataConfig:
         for name, values in (("broken_tags", ("error", "count")), ("misplaced_answers", ("skip", "error"))):
             if getattr(self, name) not in values:
                 raise UserError(f"data.{name} is {getattr(self, name)!r}: choose {' or '.join(values)}")
+        for name in ("header", "labels", "metrics"):
+            values = getattr(self, name)
+            if values is not None and not 0 < len(values) == len(set(values)):
+                raise UserError(f"data.{name} is {values}: list each name once, or leave it out")
+        if self.score_range is not None and not (
+            len(self.score_range) == 2 and self.score_range[0] < self.score_range[1]
+        ):
+            raise UserError(f"data.score_range is {self.score_range}: give the least and the greatest score")
 
 
 @dataclass(frozen=True)
@@ -405,7 +458,7 @@ class FinetuneConfig:
     task: str = "sst2"
     """The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli of GLUE; squad (v1.1) or squad2 (v2.0); ner for
     CoNLL columns, conll2003 and wnut17 among them; multiple_choice for SWAG's CSV or CommonsenseQA's JSONL, swag and
-    commonsenseqa among them."""
+    commonsenseqa among them; of one's own classification, regression, tagging or span (docs/own_task.md)."""
     output_dir: str | None = None
     """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
     init: str | None = None

@@ -61,14 +61,13 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         Interrupted: a signal came; the state is saved.
     """
     began = time.perf_counter()
-    task, folder = task_of(run.config), Path(run.config.data.dir)
-    read = {
-        name: task.read(folder, name, run.config.data.max_train_rows if name == "train" else None)
-        for name in task.splits(folder)
-    }
+    task, folder = task_of(run.config), Path(run.config.data.dir or ".")
+    names = task.splits(folder)
+    read = {"train": task.read(folder, "train", run.config.data.max_train_rows)}
+    task = task.fitted(read["train"])
+    read |= {name: task.read(folder, name) for name in names if name != "train"}
     for note in (note for examples in read.values() for note in examples.notes):
         say(note)
-    task = task.fitted(read["train"])
 
     origin = _origin(run, read["train"], say)
     data = task.shape(run.config.data)

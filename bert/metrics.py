@@ -28,6 +28,13 @@ def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     return float(f1_score(labels, predictions, pos_label=1, average="binary", zero_division=0))
 
 
+def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of the F1 of each label that is predicted or right somewhere, 0 to 1."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, predictions, average="macro", zero_division=0))
+
+
 def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Matthews correlation, -1 to 1, as GLUE has it for CoLA; 0 where one label is predicted throughout."""
     from sklearn.metrics import matthews_corrcoef
@@ -56,7 +63,14 @@ def _correlation(of: Callable[..., Any], predictions: np.ndarray, scores: np.nda
     return float(of(*sides).statistic)
 
 
-METRICS = {"accuracy": accuracy, "f1": f1, "matthews": matthews, "pearson": pearson, "spearman": spearman}
+METRICS = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "macro_f1": macro_f1,
+    "matthews": matthews,
+    "pearson": pearson,
+    "spearman": spearman,
+}
 """Metrics of a task with one label or one score a row, by name."""
 
 

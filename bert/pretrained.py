@@ -18,7 +18,8 @@ from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, TaskDataCon
 from bert.config_file import load as load_config
 from bert.data.batches import bucket, evaluation_batches
 from bert.data.features import Features, tokenize
-from bert.data.tasks import published_task, task_of
+from bert.data.tasks import task_of
+from bert.data.tasks.published import published_task
 from bert.data.tasks.task import Outputs, Rows, Task
 from bert.heads import HEADS, BertForMaskedLM
 from bert.interchange import FORMATS, google, hf, hub

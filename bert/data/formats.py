@@ -66,7 +66,7 @@ def place_documents(place: str) -> Iterator[Document]:
     elif kind == "parquet":
         yield from _parquet_documents(Path(place))
     else:
-        with contextlib.closing(_lines(Path(place))) as lines:
+        with contextlib.closing(numbered_lines(Path(place))) as lines:
             read = _json_documents if kind == "jsonl" else _text_documents
             yield from read(Path(place), lines)
 
@@ -139,7 +139,7 @@ def _open(path: Path) -> BinaryIO:
     return OPENERS.get(path.suffix, lambda path: open(path, "rb"))(path)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """(number, line without its end), decoded line by line, so that an error knows its place."""
     number = 0
     try:

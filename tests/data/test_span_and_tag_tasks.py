@@ -12,7 +12,8 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from bert.config import FinetuneConfig, TaskDataConfig, UserError
-from bert.data.tasks import find_task, published_task, task_of
+from bert.data.tasks import find_task, task_of
+from bert.data.tasks.published import published_task
 from bert.data.tasks.squad import SquadTask
 from bert.data.tasks.tagging import TaggingTask
 

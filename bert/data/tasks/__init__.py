@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import difflib
 
-from bert.config import FinetuneConfig, UserError
-from bert.data.tasks import glue, multiple_choice, sentences, squad, tagging
+from bert.config import FinetuneConfig, TaskDataConfig, UserError
+from bert.data.tasks import glue, multiple_choice, own, own_spans, own_tags, squad, tagging
 from bert.data.tasks.task import Task
 
-TASKS: dict[str, Task] = {
-    task.name: task for module in (glue, squad, tagging, multiple_choice) for task in module.TASKS
-}
+MODULES = (glue, squad, tagging, multiple_choice, own, own_tags, own_spans)
+
+BUILT_IN = tuple(task for module in MODULES for task in module.TASKS)
+
+TASKS: dict[str, Task] = {task.name: task for task in BUILT_IN}
+
+OWN_KEYS = ("train", "dev", "test", "header", "columns", "metrics", "score_range")
+"""Keys of ``data`` that only some tasks read (`Task.own_keys`)."""
+
+
+def register_task(task: Task) -> None:
+    """Makes a task of one's own known to this process, under its name: to fine-tune, to load its runs, to predict.
+
+    A run's folder names its task and holds no code. Whoever loads the run registers the task first; nothing else is
+    ever imported or run on its behalf.
+
+    Raises:
+      ValueError: a task of the toolkit has that name.
+    """
+    if any(task.name == other.name for other in BUILT_IN):
+        raise ValueError(f"{task.name} is a task of the toolkit: give yours another name")
+    TASKS[task.name] = task
 
 
 def find_task(name: str) -> Task:
@@ -19,30 +38,14 @@ def find_task(name: str) -> Task:
         return TASKS[name]
     near = difflib.get_close_matches(name.lower().replace("-", ""), TASKS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(TASKS)}"
-    raise UserError(f"task is {name!r}, which is unknown: {hint}")
+    raise UserError(f"task is {name!r}, which is unknown: {hint} (bert.register_task makes one of your own known)")
 
 
 def task_of(config: FinetuneConfig) -> Task:
-    """The task of a run, as its configuration shapes it."""
-    return find_task(config.task).shaped(config.data)
-
-
-def published_task(head: str | None, name: str, outputs: tuple[str, ...], problem_type: str | None) -> Task | None:
-    """The task of a model of others, as far as it can be asked.
-
-    Args:
-      head: name in `bert.heads.HEADS`; None for a model that has none of these.
-      name: of the model, for messages.
-      outputs: names of its outputs.
-      problem_type: of a sequence classifier, as config.json has it.
-
-    Returns:
-      None for what has no answer here.
-    """
-    if head == "classification":
-        return sentences.published_task(name, outputs, problem_type)
-    if head == "tagging" and outputs:
-        return tagging.TaggingTask(name=name, labels=outputs)
-    if head == "span":
-        return squad.SquadTask(name=name, version="1.1")
-    return multiple_choice.MultipleChoiceTask(name=name) if head == "choices" else None
+    """The task of a run, as its configuration shapes it. Raises UserError for what the task would not read."""
+    task, unset = find_task(config.task), TaskDataConfig()
+    for key in OWN_KEYS:
+        if key not in task.own_keys and getattr(config.data, key) != getattr(unset, key):
+            readers = ", ".join(task.name for task in BUILT_IN if key in task.own_keys)
+            raise UserError(f"data.{key} is set, but it is for {readers}, and the task is {task.name}: leave it out")
+    return task.shaped(config.data)

@@ -50,6 +50,8 @@ class Sentences:
     """First character of every word in its text, and one past the last."""
     labels: tuple[str, ...] = ()
     """The labels that a model of them needs, where `labels_of` was asked."""
+    lines_a_word: int = 1
+    """1 in columns; 0 where a whole sentence stands on one line."""
 
     def __len__(self) -> int:
         return len(self.words)
@@ -69,6 +71,10 @@ class Sentences:
             f"{self.path}: the tags of {len(self.broken)} sentence(s) break the file's scheme, {self.scheme}, and are "
             f"read as conlleval reads them (line {lines})",
         )
+
+    def line(self, sentence: int, word: int) -> int:
+        """The line of a word."""
+        return self.lines[sentence] + word * self.lines_a_word
 
     def sentences(self) -> Iterator[str]:
         """The words of each sentence with spaces between."""
@@ -135,7 +141,13 @@ def width(path: Path) -> int:
     return len(line.split("\t")) if "\t" in line else len(line.split())
 
 
-def read(path: Path, labelled: bool = True, broken: Literal["error", "count"] = "error") -> Sentences:
+def read(
+    path: Path,
+    labelled: bool = True,
+    broken: Literal["error", "count"] = "error",
+    word: int = 0,
+    tag: int = -1,
+) -> Sentences:
     """Reads CoNLL columns, separated by tabs or else by spaces; which of the two, the first line with a word says.
 
     Tags of the schemes BIO, IOB1 and BIOES are recognised by what they are and become BIO.
@@ -143,6 +155,7 @@ def read(path: Path, labelled: bool = True, broken: Literal["error", "count"] = 
     Args:
       labelled: the last column is the tag; otherwise there are no tags, and one column will do.
       broken: what a tag that its scheme does not allow there is: an error, or a fault to count (`Sentences.broken`).
+      word, tag: the columns, where they are not the first and the last.
 
     Raises:
       UserError: the file and line, what is wrong, and the mend.
@@ -160,7 +173,7 @@ def read(path: Path, labelled: bool = True, broken: Literal["error", "count"] = 
         cells = [cell.strip(" ") for cell in line.split("\t")] if delimiter == "\t" else line.strip(" ").split(" ")
         cells = cells if delimiter == "\t" else [cell for cell in cells if cell]
         width = width or len(cells)
-        _check_cells(cells, width, delimiter, labelled, path, number)
+        _check_cells(cells, (word, tag), width, delimiter, labelled, path, number)
         if ended:
             columns.append([])
             lines.append(number)
@@ -168,9 +181,11 @@ def read(path: Path, labelled: bool = True, broken: Literal["error", "count"] = 
         columns[-1].append(cells)
     if not columns:
         raise UserError(f"{path} holds no words: it needs a line for each word, with the word first and its tag last")
-    words = [[cells[0] for cells in sentence] for sentence in columns]
+    words = [[cells[word] for cells in sentence] for sentence in columns]
     untagged = Sentences(words, None, PLAIN, columns, lines, delimiter, path=path)
-    return _tagged(untagged, broken) if labelled else untagged
+    return (
+        tagged(untagged, [[cells[tag] for cells in sentence] for sentence in columns], broken) if labelled else untagged
+    )
 
 
 def labels_of(sentences: Sentences) -> tuple[str, ...]:
@@ -303,7 +318,9 @@ def _has_word(line: str) -> bool:
     return bool(line.strip(" \t")) and not line.startswith(DOCUMENT_START)
 
 
-def _check_cells(cells: list[str], width: int, delimiter: str, labelled: bool, path: Path, number: int) -> None:
+def _check_cells(
+    cells: list[str], wanted: tuple[int, int], width: int, delimiter: str, labelled: bool, path: Path, number: int
+) -> None:
     between = "tabs" if delimiter == "\t" else "spaces"
     if len(cells) != width:
         raise UserError(
@@ -312,14 +329,13 @@ def _check_cells(cells: list[str], width: int, delimiter: str, labelled: bool, p
         )
     if labelled and width < 2:
         raise UserError(f"{path}, line {number}: one column: the word has to come first and its tag last")
-    for what, cell in (("word", cells[0]), ("tag", cells[-1])):
-        if not cell and (what == "word" or labelled):
+    for what, column in zip(("word", "tag") if labelled else ("word",), wanted, strict=False):
+        if not cells[column]:
             raise UserError(f"{path}, line {number}: the {what} is empty: mend or remove the line")
 
 
-def _tagged(untagged: Sentences, broken: str) -> Sentences:
-    """The sentences with their tags."""
-    tags = [[cells[-1] for cells in sentence] for sentence in untagged.columns]
+def tagged(untagged: Sentences, tags: list[list[str]], broken: str = "error") -> Sentences:
+    """The sentences with their tags, as `read` treats them."""
     marking = [marks_spans(tag) for sentence in tags for tag in sentence]
     typed = {tag[:2] for sentence in tags for tag in sentence} & {"B-", "I-", "E-", "S-"}
     if not typed and not all(marking):
@@ -327,7 +343,7 @@ def _tagged(untagged: Sentences, broken: str) -> Sentences:
     if not all(marking):
         sentence, place = _place(tags, marking.index(False))
         raise UserError(
-            f"{untagged.path}, line {untagged.lines[sentence] + place}: the tag {tags[sentence][place]!r} is none of "
+            f"{untagged.path}, line {untagged.line(sentence, place)}: the tag {tags[sentence][place]!r} is none of "
             f"{', '.join(SCHEMES)}: write O, or B-, I-, E- or S- and a type"
         )
     scheme = recognise(tags)
@@ -335,7 +351,7 @@ def _tagged(untagged: Sentences, broken: str) -> Sentences:
     for number, sentence in enumerate(tags):
         place = first_fault(sentence, scheme)
         if place is not None:
-            faults.append(untagged.lines[number] + place)
+            faults.append(untagged.line(number, place))
             if broken == "error":
                 last = sentence[place - 1] if place else "the start of the sentence"
                 raise UserError(
@@ -359,7 +375,7 @@ def _label_numbers(sentences: Sentences, labels: Sequence[str]) -> np.ndarray | 
     for sentence, tags in enumerate(sentences.tags):
         for place, tag in enumerate(tags):
             if tag not in numbers:
-                line = f", line {sentences.lines[sentence] + place}" if sentences.lines else ""
+                line = f", line {sentences.line(sentence, place)}" if sentences.lines else ""
                 raise UserError(
                     f"{sentences.path or 'the sentences'}{line}: the tag {tag} does not occur in the training "
                     f"data, whose labels are {', '.join(labels)[:200]}: mend the tag, or name all labels in data.labels"

@@ -16,6 +16,8 @@ from bert import metrics
 from bert.config import TaskDataConfig, UserError
 from bert.data import features
 from bert.data.features import Features
+from bert.data.tasks.cells import read_cells
+from bert.data.tasks.hub import glue_records, is_glue
 from bert.data.tasks.task import Outputs, Task
 from bert.data.tasks.tsv import read_table, write_rows
 from bert.data.windows import Parts, mean_of_parts, tokenize_whole
@@ -101,6 +103,8 @@ class SentenceTask(Task):
     """Columns of the files with labels, where these have no header."""
     skips_short_rows: bool = False
     """Whether rows of too few columns in files with labels are a known flaw of the original: left out, and told."""
+    hub_columns: tuple[str, ...] = ()
+    """What data sets call the texts, where that is not ``text_columns``."""
     head: str = "classification"
 
     @property
@@ -116,10 +120,17 @@ class SentenceTask(Task):
         """[R] labels as the loss takes them."""
 
     def splits(self, folder: Path) -> list[str]:
-        return [name for name in self.files if name in ("train", "dev") or self._find(Path(folder), name)]
+        folder = Path(folder)
+        if is_glue(folder, self.name):
+            there = [name for name in self.files if glue_records(folder, self.name, name) is not None]
+        else:
+            there = [name for name in self.files if self._find(folder, name)]
+        return [name for name in self.files if name in ("train", "dev") or name in there]
 
     def read(self, folder: Path, split: str, max_rows: int | None = None) -> Examples:
-        """Reads ``split`` from ``folder``, or from its subfolder named as in GLUE's archive."""
+        """Reads ``split`` from ``folder``, from its subfolder named as in GLUE's archive, or from a data set."""
+        if is_glue(Path(folder), self.name):
+            return self._read_dataset(Path(folder), split, max_rows)
         path = self._find(Path(folder), split)
         if path is None:
             raise self._not_found(Path(folder), split)
@@ -185,6 +196,38 @@ class SentenceTask(Task):
         if parts == 1:
             return Examples(list(inputs), None, None, ids, whole=True)
         return Examples([a for a, _ in inputs], [b for _, b in inputs], None, ids, whole=True)
+
+    def _read_dataset(self, folder: Path, split: str, max_rows: int | None) -> Examples:
+        records = glue_records(folder, self.name, split)
+        if records is None:
+            raise UserError(
+                f"{folder.as_posix()} has no split for {split}: set data.dir to {self.folder_name} as a whole"
+            )
+        labelled = split not in self.submissions
+        cells = read_cells(
+            records,
+            dict.fromkeys(self.hub_columns or self.text_columns, "task"),
+            {"label": "task"} if labelled else {},
+            None if labelled else ("idx", "task"),
+            max_rows,
+            may_be_empty=True,
+        )
+        labels = []
+        for number, label in zip(cells.numbers, cells.labels[0], strict=True) if labelled else ():
+            try:
+                labels.append(self._label(self._file_word(label)))
+            except ValueError as error:
+                raise records.error(number, f"label is {label!r}: {error}") from None
+        return Examples(
+            texts_a=cells.texts[0],
+            texts_b=cells.texts[1] if len(cells.texts) > 1 else None,
+            labels=self._labels(labels) if labelled else None,
+            ids=cells.ids,
+        )
+
+    def _file_word(self, label: Any) -> str:
+        """What the original files write for a label of a data set."""
+        return str(label)
 
     def _write(
         self, folder: Path, split: str, examples: Examples, words: Sequence[str], more: Mapping[str, Sequence[str]]
@@ -262,6 +305,9 @@ class ClassificationTask(SentenceTask):
             for number, shares in zip(predictions.labels, predictions.probabilities, strict=True)
         ]
 
+    def _file_word(self, label: Any) -> str:
+        return self.labels[self.label_names.index(label)] if label in self.label_names else str(label)
+
     def _label(self, cell: str) -> float:
         if cell not in self.labels:
             raise ValueError(f"{self.name} has the labels {', '.join(self.labels)}")
@@ -321,6 +367,8 @@ class RegressionTask(SentenceTask):
 
     def _label(self, cell: str) -> float:
         scale = f"{self.name} has scores from {self.lowest:g} to {self.highest:g}"
+        if math.isinf(self.highest):
+            scale = f"{self.name} has finite numbers"
         try:
             score = float(cell)
         except ValueError:
@@ -331,62 +379,6 @@ class RegressionTask(SentenceTask):
 
     def _labels(self, numbers: list[float]) -> np.ndarray:
         return np.array(numbers, np.float32)
-
-
-class _AsGiven:
-    """Of a model whose files are unknown, and with them whether it takes single texts or pairs: both are taken."""
-
-    def asked(self, inputs: Sequence[str | tuple[str, str]]) -> Examples:
-        for number, text in enumerate(inputs, 1):
-            if not isinstance(text, str) and len(text) != 2:
-                raise UserError(f"text {number} does not fit: a text or a pair of texts is taken")
-        return _Mixed(list(inputs), None, None, [str(row) for row in range(len(inputs))], whole=True)
-
-    def input_of(self, line: str) -> str | tuple[str, ...]:
-        columns = line.split("\t")
-        if not all(column.strip() for column in columns):
-            raise ValueError("empty, remove the line or fill it in")
-        if len(columns) > 2:
-            raise ValueError(f"{len(columns)} column(s), a text or two texts with a tab between are taken")
-        return line if len(columns) == 1 else tuple(columns)
-
-    def shown(self, given: Any) -> dict[str, Any]:
-        return {"text": given} if isinstance(given, str) else {"text_a": given[0], "text_b": given[1]}
-
-
-class _Mixed(Examples):
-    """Texts and pairs of texts as they come, in ``texts_a``."""
-
-    @property
-    def texts(self) -> list[str] | list[tuple[str, str]]:
-        return self.texts_a
-
-
-class _PublishedClassification(_AsGiven, ClassificationTask):
-    pass
-
-
-class _PublishedRegression(_AsGiven, RegressionTask):
-    pass
-
-
-def published_task(name: str, outputs: tuple[str, ...], problem_type: str | None) -> Task | None:
-    """The task of a sequence classifier of others, as far as it can be asked; it cannot be trained or scored.
-
-    Args:
-      name: of the model, for messages.
-      outputs: names of its outputs.
-      problem_type: as config.json has it; null means regression for one output, else one of several labels.
-
-    Returns:
-      None for what has no answer here: no output, or several labels at once.
-    """
-    unknown = {"name": name, "folder_name": name, "text_columns": ("text",), "label_column": "label", "metrics": ()}
-    if len(outputs) == 1 and problem_type in (None, "regression"):
-        return _PublishedRegression(**unknown, main_metric="", lowest=-math.inf, highest=math.inf)
-    if len(outputs) > 1 and problem_type in (None, "single_label_classification"):
-        return _PublishedClassification(**unknown, main_metric="", labels=outputs, label_names=outputs)
-    return None
 
 
 def _count(number: int, noun: str) -> str:

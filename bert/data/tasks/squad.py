@@ -247,6 +247,10 @@ class SquadTask(Task):
             raise UserError(
                 f"{path}, question {impossible.id}: it has no answer, as in SQuAD v2.0: take the task squad2"
             )
+        return self._kept(dataset, str(path), split, max_rows)
+
+    def _kept(self, dataset: Dataset, path: str, split: str, max_rows: int | None) -> Dataset:
+        """The first ``max_rows`` questions, of train those that can be learned from; with notes on the others."""
         notes, examples = (), dataset.examples
         if dataset.misplaced and dataset.labelled:
             verb = "does not stand where the file says"

@@ -95,6 +95,8 @@ class Task(ABC):
     """What `baseline_scores` are those of, such as ``majority_class``; "" for none."""
     windows: ClassVar[bool] = False
     """Whether long inputs become several rows. They are then as long as in training; else as the model can read."""
+    own_keys: ClassVar[tuple[str, ...]] = ()
+    """Which keys of ``data`` that are there for tasks of one's own, such as train and columns, it reads."""
 
     @property
     @abstractmethod
@@ -115,7 +117,8 @@ class Task(ABC):
         """The task with what only its training examples tell, such as the set of tags; ``shape`` keeps it.
 
         Args:
-          train: what ``read`` returned for the split ``train``.
+          train: what ``read`` returned for the split ``train``; the other splits are read by the task that this
+            returns.
         """
         return self
 

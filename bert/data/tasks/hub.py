@@ -1,0 +1,44 @@
+"""GLUE as data sets: nyu-mll/glue on the hub, or the folders in which `datasets` saved its configurations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bert.config import HUB
+from bert.data.records import Records, dataset_records, is_dataset, open_splits
+
+SPLITS = {
+    "train": ("train",),
+    "dev": ("validation", "validation_matched"),
+    "dev_mismatched": ("validation_mismatched",),
+    "test": ("test", "test_matched"),
+    "test_mismatched": ("test_mismatched",),
+    "diagnostic": ("test",),
+}
+"""The names that each split goes by there; the diagnostic set is a configuration of its own."""
+
+DIAGNOSTIC = "ax"
+
+
+def is_glue(folder: Path, task: str) -> bool:
+    """Whether the data of a task is a data set: ``hub:NAME``, its folder, or one with a folder of the task's name."""
+    return _place(folder, task, task) is not None
+
+
+def glue_records(folder: Path, task: str, split: str) -> Records | None:
+    """The rows of one split of a task, None where it is not there. Raises UserError where it cannot be loaded."""
+    config = DIAGNOSTIC if split == "diagnostic" else task
+    place = _place(folder, task, config)
+    if place is None:
+        return None
+    there = open_splits(place, config)
+    name = next((name for name in SPLITS[split] if name in there), None)
+    return None if name is None else dataset_records(place, there, name)
+
+
+def _place(folder: Path, task: str, config: str) -> str | None:
+    """The data set of a configuration: in the folder, beside it, or, the task's own, the folder itself."""
+    if folder.as_posix().startswith(HUB):
+        return folder.as_posix()
+    places = [folder / config, *([folder] if config == task else [folder.parent / config])]
+    return next((place.as_posix() for place in places if is_dataset(place.as_posix())), None)

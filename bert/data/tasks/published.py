@@ -1,0 +1,82 @@
+"""Models of others as tasks: they can be asked, and neither trained nor scored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from bert.config import UserError
+from bert.data.tasks.multiple_choice import MultipleChoiceTask
+from bert.data.tasks.sentences import ClassificationTask, Examples, RegressionTask
+from bert.data.tasks.squad import SquadTask
+from bert.data.tasks.tagging import TaggingTask
+from bert.data.tasks.task import Task
+
+
+class _AsGiven:
+    """Of a model whose files are unknown, and with them whether it takes single texts or pairs: both are taken."""
+
+    def asked(self, inputs: Sequence[str | tuple[str, str]]) -> Examples:
+        for number, text in enumerate(inputs, 1):
+            if not isinstance(text, str) and len(text) != 2:
+                raise UserError(f"text {number} does not fit: a text or a pair of texts is taken")
+        return _Mixed(list(inputs), None, None, [str(row) for row in range(len(inputs))], whole=True)
+
+    def input_of(self, line: str) -> str | tuple[str, ...]:
+        columns = line.split("\t")
+        if not all(column.strip() for column in columns):
+            raise ValueError("empty, remove the line or fill it in")
+        if len(columns) > 2:
+            raise ValueError(f"{len(columns)} column(s), a text or two texts with a tab between are taken")
+        return line if len(columns) == 1 else tuple(columns)
+
+    def shown(self, given: Any) -> dict[str, Any]:
+        return {"text": given} if isinstance(given, str) else {"text_a": given[0], "text_b": given[1]}
+
+
+class _Mixed(Examples):
+    """Texts and pairs of texts as they come, in ``texts_a``."""
+
+    @property
+    def texts(self) -> list[str] | list[tuple[str, str]]:
+        return self.texts_a
+
+
+class _PublishedClassification(_AsGiven, ClassificationTask):
+    pass
+
+
+class _PublishedRegression(_AsGiven, RegressionTask):
+    pass
+
+
+def published_task(head: str | None, name: str, outputs: tuple[str, ...], problem_type: str | None) -> Task | None:
+    """The task of a model of others, as far as it can be asked.
+
+    Args:
+      head: name in `bert.heads.HEADS`; None for a model that has none of these.
+      name: of the model, for messages.
+      outputs: names of its outputs.
+      problem_type: of a sequence classifier, as config.json has it.
+
+    Returns:
+      None for what has no answer here.
+    """
+    if head == "classification":
+        return _classifier(name, outputs, problem_type)
+    if head == "tagging" and outputs:
+        return TaggingTask(name=name, labels=outputs)
+    if head == "span":
+        return SquadTask(name=name, version="1.1")
+    return MultipleChoiceTask(name=name) if head == "choices" else None
+
+
+def _classifier(name: str, outputs: tuple[str, ...], problem_type: str | None) -> Task | None:
+    """None without an output, and for several labels at once. ``problem_type`` None: one output is a regression."""
+    unknown = {"name": name, "folder_name": name, "text_columns": ("text",), "label_column": "label", "metrics": ()}
+    if len(outputs) == 1 and problem_type in (None, "regression"):
+        return _PublishedRegression(**unknown, main_metric="", lowest=-math.inf, highest=math.inf)
+    if len(outputs) > 1 and problem_type in (None, "single_label_classification"):
+        return _PublishedClassification(**unknown, main_metric="", labels=outputs, label_names=outputs)
+    return None

@@ -1,0 +1,113 @@
+"""Labelled data as rows with named fields: three kinds of files, packed ones, data sets, and what is refused."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+
+from bert.config import UserError
+from bert.data.records import dataset_records, is_dataset, open_splits, read_records
+
+
+def made(folder: Path, name: str, content: str | bytes) -> Path:
+    (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder / name
+
+
+def error_of(path: Path, header: list[str] | None = None) -> str:
+    with pytest.raises(UserError) as caught:
+        list(read_records(path, header).rows)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    return message
+
+
+def test_quotes_are_characters_in_tsv_and_quotes_in_csv(tmp_path: Path) -> None:
+    tsv = read_records(made(tmp_path, "a.tsv", '\ufefftext\tlabel\r\n"so, \x85 so\t1\r\n\n'))
+    assert tsv.names == ("text", "label")
+    assert list(tsv.rows) == [(2, {"text": '"so, \x85 so', "label": "1"})]
+    csv = read_records(made(tmp_path, "a.csv", 'text,label\r\n"so, ""so""\r\non",1\r\n\r\nfine,0\r\n'))
+    assert list(csv.rows) == [(2, {"text": 'so, "so"\non', "label": "1"}), (5, {"text": "fine", "label": "0"})]
+    jsonl = read_records(made(tmp_path, "a.jsonl", '{"text": "so\\tso", "label": 1}\n\n{"text": "x", "more": [1]}\n'))
+    assert jsonl.names is None
+    assert list(jsonl.rows) == [(1, {"text": "so\tso", "label": 1}), (3, {"text": "x", "more": [1]})]
+
+
+def test_columns_without_a_header_line_are_named(tmp_path: Path) -> None:
+    for name, line in (("a.tsv", "1\tfine"), ("a.csv", '1,"fine"')):
+        records = read_records(made(tmp_path, name, line + "\n"), ["label", "text"])
+        assert list(records.rows) == [(1, {"label": "1", "text": "fine"})]
+
+
+def test_packed_files_are_read_as_plain_ones(tmp_path: Path) -> None:
+    content = b'text,label\n"a\nb",1\n'
+    for name, pack in (("a.csv.gz", gzip.compress), ("a.csv.bz2", bz2.compress)):
+        assert list(read_records(made(tmp_path, name, pack(content))).rows) == [(2, {"text": "a\nb", "label": "1"})]
+    damaged = made(tmp_path, "b.csv.gz", gzip.compress(content)[:-9])
+    assert "is cut short or damaged" in error_of(damaged)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.tsv", "text\tlabel\na\t1\nb\n", ", line 3: 1 column where the header has 2: mend or remove the line"),
+        ("a.csv", "text,label\na,b,1\n", ", line 2: 3 columns where the header has 2"),
+        ("a.csv", 'text,label\n"a,1\nb,0\n', ", line 2: not CSV (unexpected end of data): mend its quotes"),
+        ("a.csv", 'text,label\nx,1\n"a" b,1\n', ", line 3: not CSV"),
+        ("a.tsv", "text\tlabel\n\na\t1\n", ", line 2: the line is empty: remove it"),
+        ("a.tsv", "text\tlabel\na\0\t1\n", ", line 2: a NUL character"),
+        ("a.tsv", b"text\tlabel\ncaf\xe9\t1\n", ", line 2: not UTF-8"),
+        ("a.tsv", "text\ttext\na\t1\n", ", line 1: the columns are 'text', 'text': give each its own name"),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', ", line 2: not JSON (Expecting value): mend or remove the line"),
+        ("a.jsonl", '["text"]\n', ", line 1: no object of named fields"),
+        ("a.csv", "", " is empty: it needs a line for each row"),
+        ("a.xlsx", "PK", " is of a kind that is not read: name a file of .tsv, .txt, .csv, .jsonl"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_with_file_and_line(tmp_path: Path, name, content, words) -> None:
+    assert words in error_of(made(tmp_path, name, content))
+
+
+def test_a_given_header_is_what_columns_are_counted_by(tmp_path: Path) -> None:
+    message = error_of(made(tmp_path, "a.tsv", "a\tb\tc\n"), ["label", "text"])
+    assert ", line 1: 3 columns where data.header has 2" in message
+    assert "does not exist" in error_of(tmp_path / "b.csv")
+
+
+def test_class_labels_of_data_sets_become_their_names(tmp_path: Path) -> None:
+    names = datasets.ClassLabel(names=["no", "yes"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": names, "tags": datasets.List(names)})
+    rows = {"text": ["a", "b"], "label": [1, -1], "tags": [[0, 1], []]}
+    table = datasets.Dataset.from_dict(rows, features=features)
+    datasets.DatasetDict({"train": table}).save_to_disk(str(tmp_path / "saved"))
+    assert is_dataset(str(tmp_path / "saved"))
+    assert not is_dataset(str(tmp_path))
+    records = dataset_records("saved", open_splits(str(tmp_path / "saved")), "train")
+    assert list(records.rows) == [
+        (1, {"text": "a", "label": "yes", "tags": ["no", "yes"]}),
+        (2, {"text": "b", "label": None, "tags": []}),
+    ]
+    with pytest.raises(UserError, match="saved has no split 'dev' but train: name one of these"):
+        dataset_records("saved", {"train": table}, "dev")
+
+
+def test_a_data_set_that_cannot_be_loaded_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(name: str, config: str | None) -> None:
+        raise ConnectionError(f"no {name} in {config}\nTraceback")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(
+        UserError, match=r"^hub:a/b:c cannot be loaded \(no a/b in c\): name hub:ORG/NAME or .*:CONFIG$"
+    ):
+        open_splits("hub:a/b:c", "d")
+    with pytest.raises(UserError, match=r"^hub:a/b cannot be loaded \(no a/b in d\)"):
+        open_splits("hub:a/b", "d")
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
+    with pytest.raises(UserError, match=r"cannot be loaded .*: save it again"):
+        open_splits(str(tmp_path))
