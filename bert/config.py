@@ -10,14 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-
-class UserError(Exception):
-    """A mistake the user can mend. Its text is one sentence: what, where, and the mend. Commands exit with 2."""
-
-
-class Count(int):
-    """A whole number that may be written ``1e6`` or ``1_000_000``."""
-
+from bert.phases import PhaseConfig, check_phases
+from bert.values import Count, UserError
 
 STANDARD_LIBRARY = "stdlib:"
 """Value of ``data.train`` for the embedded corpus: the docstrings of the running Python's standard library."""
@@ -314,6 +308,9 @@ class PretrainConfig:
     """Seed of initialisation, order of data, masks and dropout."""
     output_bias: str = "frequencies"
     """How the MLM head's output bias starts: at the log frequencies of the pieces, or, as published, at zeros."""
+    phases: list[PhaseConfig] | None = None
+    """Phases of the run, one after the other, each with rows and batches of its own; null is a single one. In YAML a
+    list, each phase with some of the keys below; null on the command line drops a recipe's."""
     data: DataConfig = field(default_factory=DataConfig)
     """the corpus and its examples"""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -342,6 +339,8 @@ class PretrainConfig:
                 f"data.max_predictions_per_sequence ({self.data.max_predictions_per_sequence}) is not below "
                 f"data.sequence_length ({self.data.sequence_length})"
             )
+        if self.phases is not None:
+            check_phases(self)
 
 
 @dataclass(frozen=True)
@@ -449,6 +448,8 @@ def to_dict(config: Any) -> dict[str, Any]:
         value = getattr(config, item.name)
         if dataclasses.is_dataclass(value):
             value = to_dict(value)
+        elif isinstance(value, list):
+            value = [to_dict(one) if dataclasses.is_dataclass(one) else one for one in value]
         plain[item.name] = int(value) if isinstance(value, Count) else value
     return plain
 
