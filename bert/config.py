@@ -58,6 +58,19 @@ class ModelConfig:
     """Epsilon of LayerNorm."""
     tie_word_embeddings: bool = True
     """The MLM head decodes with the word embeddings, as published; false gives it a matrix of its own."""
+    embedding_size: int | None = None
+    """Width E of the embeddings and of the MLM head's decoder, with a projection to hidden_size (ALBERT); null makes
+    it hidden_size, without one."""
+    position_embedding: str = "learned"
+    """Positions by a learned table (learned), or by fixed sinusoids that are no parameters (sinusoidal)."""
+    pre_layer_norm: bool = False
+    """LayerNorm before attention and feed-forward, and one after the last layer; false has it after each (the paper's),
+    which needs a longer warm-up."""
+
+    @property
+    def embedding_width(self) -> int:
+        """E, as a number."""
+        return self.embedding_size or self.hidden_size
 
     def check(self) -> None:
         """Raises UserError where the sizes cannot be built."""
@@ -74,6 +87,10 @@ class ModelConfig:
             raise UserError(f"model.hidden_act is {self.hidden_act!r}: choose one of {', '.join(ACTIVATIONS)}")
         if self.position_init not in ("normal", "sinusoidal"):
             raise UserError(f"model.position_init is {self.position_init!r}: choose normal or sinusoidal")
+        if self.position_embedding not in ("learned", "sinusoidal"):
+            raise UserError(f"model.position_embedding is {self.position_embedding!r}: choose learned or sinusoidal")
+        if self.embedding_size is not None:
+            _at_least("model.embedding_size", self.embedding_size, 1)
         _fraction("model.hidden_dropout_prob", self.hidden_dropout_prob)
         _fraction("model.attention_probs_dropout_prob", self.attention_probs_dropout_prob)
 

@@ -150,7 +150,8 @@ def test_phases_of_the_same_examples_read_on_where_the_one_before_ended() -> Non
 def test_yaml_and_its_dump(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(
-        "data: {train: a.txt}\ntraining: {steps: 1e6}\nphases:\n- share: 0.9\n- sequence_length: 512\n  batch_size: 32\n"
+        "data: {train: a.txt}\ntraining: {steps: 1e6}\n"
+        "phases:\n- share: 0.9\n- sequence_length: 512\n  batch_size: 32\n"
     )
     config = load(PretrainConfig, file)
     assert config.phases == [PhaseConfig(share=0.9), PhaseConfig(sequence_length=512, batch_size=32)]

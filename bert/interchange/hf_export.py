@@ -21,7 +21,7 @@ from bert.interchange.model_card import model_card
 from bert.interchange.pooling import declared
 from bert.interchange.tensor_files import write_tensors
 from bert.interchange.tokenizer_files import save_published_tokenizer
-from bert.model import Bert
+from bert.model import Bert, fixed_positions
 from bert.tokenizer import special_ids
 
 if TYPE_CHECKING:
@@ -39,13 +39,44 @@ def export(model: Pretrained, out: Path, say: Callable[[str], None]) -> None:
     The folder is read back and compared tensor by tensor, and by logits where transformers is installed.
 
     Raises:
-        UserError: ``out`` is there already and not an empty folder, or its parent cannot be written.
+        UserError: ``out`` is there already and not an empty folder, or its parent cannot be written; or transformers'
+            BERT has no place for what the model is made of.
         RuntimeError: what was read back is not what was written.
     """
+    model = expressible(model)
     with new_folder(out) as draft:
         _write(model, draft)
         say(_verify(model, draft))
     say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+def expressible(model: Pretrained) -> Pretrained:
+    """The same model in the parts that transformers' BERT is made of: fixed positions become its table of positions.
+
+    Raises:
+        UserError: it has others.
+    """
+    config = model.config
+    if config.pre_layer_norm:
+        raise UserError(
+            f"{model.source} has model.pre_layer_norm, which transformers' BERT cannot express: export it as stablehlo "
+            "or onnx"
+        )
+    if config.embedding_width != config.hidden_size:
+        raise UserError(
+            f"{model.source} has model.embedding_size {config.embedding_size} beside model.hidden_size "
+            f"{config.hidden_size}, which transformers' BERT cannot express: export it as stablehlo or onnx"
+        )
+    params = model.params
+    if config.position_embedding == "sinusoidal":
+        table = np.asarray(fixed_positions(config))
+        embeddings = {**params["bert"]["embeddings"], "position": {"embedding": table}}
+        params = {**params, "bert": {**params["bert"], "embeddings": embeddings}}
+    # What transformers has no field for, and what it would not read back
+    config = dataclasses.replace(
+        config, embedding_size=None, position_embedding="learned", position_init=ModelConfig().position_init
+    )
+    return dataclasses.replace(model, config=config, params=params)
 
 
 def family_of(config: ModelConfig) -> str:
@@ -129,7 +160,7 @@ def _verify(model: Pretrained, folder: Path) -> str:
     ours, theirs = (traverse_util.flatten_dict(params, sep="/") for params in (model.params, again.params))
     wrong = sorted(set(ours) ^ set(theirs))
     wrong += [key for key in set(ours) & set(theirs) if not np.array_equal(ours[key], theirs[key])]
-    if wrong or again.config != _published_sizes(model.config) or again.labels != model.labels:
+    if wrong or again.config != model.config or again.labels != model.labels:
         raise RuntimeError(f"the export does not read back as it was: {', '.join(wrong[:5]) or 'config.json'} differ")
     said = f"verified: {len(ours)} tensors read back identical"
     difference = logits_difference(model, folder)
@@ -191,8 +222,3 @@ def module_of(model: Pretrained) -> Any:
         return Bert(model.config, add_pooling_layer="pooler" in model.params["bert"])
     module = getattr(heads, model.architecture)
     return module(model.config, len(model.labels)) if model.labels else module(model.config)
-
-
-def _published_sizes(config: ModelConfig) -> ModelConfig:
-    """The config without what Hugging Face's has no field for."""
-    return dataclasses.replace(config, position_init=ModelConfig().position_init)
