@@ -1,12 +1,15 @@
 """Phases: what a list of them comes to, and a run through two of them that may be cut off anywhere."""
 
+import contextlib
 import dataclasses
+import io
 import itertools
 import json
 import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -190,12 +193,48 @@ TWO = [
 ]
 
 
+class Run(NamedTuple):
+    """A finished run: its folder, what it printed, and the row lengths of the steps traced before and in all."""
+
+    folder: Path
+    said: str
+    before: list[int]
+    traced: list[int]
+
+
 @pytest.fixture(scope="module")
-def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run that nothing disturbed."""
+def run_of_two(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that nothing disturbed."""
     folder = tmp_path_factory.mktemp("phases") / "whole"
-    assert main([f"--data.train={corpus}", f"--output_dir={folder}", *TWO]) == 0
-    return folder
+    before: list[int] = []
+    traced: list[int] = []
+    make, fit, said = pretraining.make_train_step, pretraining.fit, io.StringIO()
+
+    def counting(*arguments) -> Callable:
+        body = make(*arguments)
+
+        def step(state, batch):
+            traced.append(batch["input_ids"].shape[-1])
+            return body(state, batch)
+
+        return step
+
+    def fitting(*arguments):
+        if not before:
+            before.extend(traced)
+        return fit(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.setattr(pretraining, "make_train_step", counting)
+        patch.setattr(pretraining, "fit", fitting)
+        assert main([f"--data.train={corpus}", f"--output_dir={folder}", *TWO]) == 0
+    return Run(folder, said.getvalue(), before, traced)
+
+
+@pytest.fixture
+def whole(run_of_two: Run) -> Path:
+    """The folder of the run that nothing disturbed."""
+    return run_of_two.folder
 
 
 def test_each_line_tells_its_phase_and_each_phase_ends_with_all_three(whole: Path) -> None:
@@ -221,13 +260,17 @@ def test_each_line_tells_its_phase_and_each_phase_ends_with_all_three(whole: Pat
     assert bert.load(whole).fill_mask("Ba [MASK].")
 
 
+@pytest.mark.slow
 def test_config_yaml_repeats_the_run(whole: Path, tmp_path: Path) -> None:
     assert main([f"--config={whole / 'config.yaml'}", f"--output_dir={tmp_path / 'again'}"]) == 0
     assert lines_of(tmp_path / "again") == lines_of(whole)
     jax.tree.map(np.testing.assert_array_equal, state_of(tmp_path / "again"), state_of(whole))
 
 
-@pytest.mark.parametrize("step", [5, 6, 7])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("step", [pytest.param(5, marks=SLOW), 6, pytest.param(7, marks=SLOW)])
 def test_stopped_before_at_and_after_the_boundary(
     whole: Path, corpus: Path, tmp_path: Path, monkeypatch, step: int
 ) -> None:
@@ -252,7 +295,15 @@ def test_stopped_before_at_and_after_the_boundary(
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(whole))
 
 
-@pytest.mark.parametrize(("step", "evaluated"), [(4, True), (6, True), (6, False), (8, True)])
+@pytest.mark.parametrize(
+    ("step", "evaluated"),
+    [
+        pytest.param(4, True, marks=SLOW),
+        pytest.param(6, True, marks=SLOW),
+        (6, False),
+        pytest.param(8, True, marks=SLOW),
+    ],
+)
 def test_killed_and_resumed_from_each_checkpoint(whole: Path, tmp_path: Path, step: int, evaluated: bool) -> None:
     """What a kill leaves: the checkpoints up to a step; at the boundary without or with its evaluation."""
     run = tmp_path / "run"
@@ -270,31 +321,19 @@ def test_killed_and_resumed_from_each_checkpoint(whole: Path, tmp_path: Path, st
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(whole))
 
 
-def test_a_phase_is_compiled_once_and_before_the_first_step(corpus: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    traced: list[int] = []
-    make = pretraining.make_train_step
+def test_a_phase_is_compiled_once_and_before_the_first_step(run_of_two: Run) -> None:
+    assert run_of_two.before == [16, 32]
+    assert run_of_two.traced == [16, 32]
 
-    def counting(*arguments) -> Callable:
-        body = make(*arguments)
 
-        def step(state, batch):
-            traced.append(batch["input_ids"].shape[-1])
-            return body(state, batch)
-
-        return step
-
-    monkeypatch.setattr(pretraining, "make_train_step", counting)
-    monkeypatch.setattr(pretraining, "fit", lambda *arguments: (tracings.append(list(traced)), fit(*arguments))[1])
-    tracings, fit = [], bert.train.fit
-    assert main([f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *TWO]) == 0
-    assert tracings[0] == [16, 32]
-    assert traced == [16, 32]
-    said = capsys.readouterr().out
+def test_what_is_said_of_the_phases(run_of_two: Run) -> None:
+    said = run_of_two.said
     assert "phase 1            steps 1 to 6: 6 (" in said
     assert "128 (8 x 16), up to 3 predicted a row, peak learning rate 0.01" in said
     assert "128 (4 x 32), up to 6 predicted a row, peak learning rate 0.004" in said
     assert said.count("estimated end") == 2
-    assert "phase 2  sequence_length 32" in said
+    assert "step 4/10 (40%)  phase 1  sequence_length 16" in said
+    assert "step 8/10 (80%)  phase 2  sequence_length 32" in said
 
 
 def test_the_data_of_every_phase_is_checked_at_the_start(whole: Path, tmp_path: Path, corpus: Path, fails) -> None:

@@ -42,6 +42,11 @@ def rows(shape: tuple[int, ...], names: list[str], vocabulary: int = 61, segment
         ("BertForQuestionAnswering", {}, [(2, 7)]),
         ("BertForMultipleChoice", {}, [(2, 3, 7)]),
         ("BertForMaskedLM", {"position_offset": 2, "type_vocab_size": 1, "hidden_act": "gelu_tanh"}, [(2, 7)]),
+        (
+            "BertForPreTraining",
+            {"pre_layer_norm": True, "position_embedding": "sinusoidal", "embedding_size": 6},
+            [(2, 7)],
+        ),
     ],
 )
 def test_answers_as_we_do(make, answer, tmp_path, architecture, sizes, shapes):
