@@ -97,8 +97,8 @@ def check_phases(config: PretrainConfig) -> None:
         raise UserError("phases is an empty list: describe at least one phase, or set it to null")
     if config.training.steps is None:
         raise UserError(
-            "phases are set, but training.steps is not: rows of several lengths have no epochs in common, give "
-            "training.steps instead of training.epochs"
+            "phases are set, but training.steps is not: rows of several lengths have no epochs in common, set "
+            "training.steps instead of training.epochs, or phases to null"
         )
     for number, phase in enumerate(phases, 1):
         phase.check(f"phases.{number}", is_last=number == len(phases))
@@ -109,8 +109,8 @@ def check_phases(config: PretrainConfig) -> None:
     ):
         if end <= first:
             raise UserError(
-                f"phases.{number} is left without a step: the phases before it take {first:,}, and training.steps is "
-                f"{total:,}"
+                f"phases.{number} is left without a step: those before it take {first:,}, and training.steps is "
+                f"{total:,}, enlarge it, or set phases to null"
             )
         first = end
         _check_sizes(alone, phase, f"phases.{number}")
