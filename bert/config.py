@@ -10,14 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-
-class UserError(Exception):
-    """A mistake the user can mend. Its text is one sentence: what, where, and the mend. Commands exit with 2."""
-
-
-class Count(int):
-    """A whole number that may be written ``1e6`` or ``1_000_000``."""
-
+from bert.phases import PhaseConfig, check_phases
+from bert.values import Count, UserError
 
 STANDARD_LIBRARY = "stdlib:"
 """Value of ``data.train`` for the embedded corpus: the docstrings of the running Python's standard library."""
@@ -64,6 +58,19 @@ class ModelConfig:
     """Epsilon of LayerNorm."""
     tie_word_embeddings: bool = True
     """The MLM head decodes with the word embeddings, as published; false gives it a matrix of its own."""
+    embedding_size: int | None = None
+    """Width E of the embeddings and of the MLM head's decoder, with a projection to hidden_size (ALBERT); null makes
+    it hidden_size, without one."""
+    position_embedding: str = "learned"
+    """Positions by a learned table (learned), or by fixed sinusoids that are no parameters (sinusoidal)."""
+    pre_layer_norm: bool = False
+    """LayerNorm before attention and feed-forward, and one after the last layer; false has it after each (the paper's),
+    which needs a longer warm-up."""
+
+    @property
+    def embedding_width(self) -> int:
+        """E, as a number."""
+        return self.embedding_size or self.hidden_size
 
     def check(self) -> None:
         """Raises UserError where the sizes cannot be built."""
@@ -80,6 +87,10 @@ class ModelConfig:
             raise UserError(f"model.hidden_act is {self.hidden_act!r}: choose one of {', '.join(ACTIVATIONS)}")
         if self.position_init not in ("normal", "sinusoidal"):
             raise UserError(f"model.position_init is {self.position_init!r}: choose normal or sinusoidal")
+        if self.position_embedding not in ("learned", "sinusoidal"):
+            raise UserError(f"model.position_embedding is {self.position_embedding!r}: choose learned or sinusoidal")
+        if self.embedding_size is not None:
+            _at_least("model.embedding_size", self.embedding_size, 1)
         _fraction("model.hidden_dropout_prob", self.hidden_dropout_prob)
         _fraction("model.attention_probs_dropout_prob", self.attention_probs_dropout_prob)
 
@@ -317,6 +328,9 @@ class PretrainConfig:
     """Seed of initialisation, order of data, masks and dropout."""
     output_bias: str = "frequencies"
     """How the MLM head's output bias starts: at the log frequencies of the pieces, or, as published, at zeros."""
+    phases: list[PhaseConfig] | None = None
+    """Phases of the run, one after the other, each with rows and batches of its own; null is a single one. In YAML a
+    list, each phase with some of the keys below; null on the command line drops a recipe's."""
     data: DataConfig = field(default_factory=DataConfig)
     """the corpus and its examples"""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -345,6 +359,8 @@ class PretrainConfig:
                 f"data.max_predictions_per_sequence ({self.data.max_predictions_per_sequence}) is not below "
                 f"data.sequence_length ({self.data.sequence_length})"
             )
+        if self.phases is not None:
+            check_phases(self)
 
 
 @dataclass(frozen=True)
@@ -532,6 +548,8 @@ def to_dict(config: Any) -> dict[str, Any]:
         value = getattr(config, item.name)
         if dataclasses.is_dataclass(value):
             value = to_dict(value)
+        elif isinstance(value, list):
+            value = [to_dict(one) if dataclasses.is_dataclass(one) else one for one in value]
         plain[item.name] = int(value) if isinstance(value, Count) else value
     return plain
 

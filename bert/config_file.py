@@ -46,6 +46,12 @@ class Key(NamedTuple):
     def takes_list(self) -> bool:
         return any(typing.get_origin(member) is list for member in self.members)
 
+    @property
+    def item(self) -> type | None:
+        """The dataclass of which the field takes a list: PhaseConfig of ``list[PhaseConfig] | None``."""
+        inside = (argument for member in self.members for argument in typing.get_args(member))
+        return next((argument for argument in inside if dataclasses.is_dataclass(argument)), None)
+
 
 class Given(NamedTuple):
     """A value as the user wrote it; line is None on the command line."""
@@ -76,6 +82,19 @@ def keys_of(config_class: type, prefix: str = "") -> dict[str, Key]:
     return keys
 
 
+def key_of(name: str, keys: dict[str, Key]) -> Key | None:
+    """The key of a dotted name, also inside a list, whose items are counted from 1: ``phases.2.steps``."""
+    return keys.get(name) or keys_near(name, keys).get(name)
+
+
+def keys_near(name: str, keys: dict[str, Key]) -> dict[str, Key]:
+    """The keys among which a name belongs: those of one item where it points into a list, else all."""
+    match = re.fullmatch(r"(.+)\.([1-9]\d?)(\..*)?", name)
+    if match is None or match[1] not in keys or keys[match[1]].item is None:
+        return keys
+    return keys_of(keys[match[1]].item, f"{match[1]}.{match[2]}.")
+
+
 def help_texts(config_class: type) -> dict[str, str]:
     """The text under each field of a dataclass, on one line."""
     fields = docstring_parser.parse_from_object(config_class).params
@@ -93,19 +112,22 @@ def read_yaml(path: Path, keys: dict[str, Key]) -> dict[str, Given]:
         raise UserError(f"{where}: {_snippet(root, text)!r} is no mapping, write lines of KEY: VALUE")
 
     sections = {key.rpartition(".")[0] for key in keys} - {""}
+    lists = {name for name, key in keys.items() if key.item is not None}
     given: dict[str, Given] = {}
     lines: dict[str, int] = {}
-    for name, line, node in _entries(root, sections, text):
+    for name, line, node in _entries(root, sections, lists, text):
         where, snippet, value = f"{source}, line {line}", _snippet(node, text), _value(node)
-        if name not in keys and name not in sections:
-            raise UserError(f"{where}: {unknown_key(name, keys)}")
+        known, near = key_of(name, keys), keys_near(name, keys)
+        is_section = name in sections or (near is not keys and all(key.startswith(f"{name}.") for key in near))
+        if known is None and not is_section:
+            raise UserError(f"{where}: {unknown_key(name, near)}")
         if name in lines:
             raise UserError(f"{where}: {name} stands on line {lines[name]} already, keep one of the two")
         lines[name] = line
-        if name in keys:
+        if known is not None:
             given[name] = Given(value, source, line, f"{name}: {snippet or 'null'}")
         elif not isinstance(node, yaml.MappingNode) and value is not None:  # null: a section all commented out
-            example = next(key for key in keys if key.startswith(f"{name}.")).removeprefix(f"{name}.")
+            example = next(key for key in near if key.startswith(f"{name}.")).removeprefix(f"{name}.")
             raise UserError(
                 f"{where}: {name} is {snippet}, but it is a section: indent its keys below it, as {example}"
             )
@@ -148,14 +170,19 @@ def _compose(path: Path, source: str) -> tuple[str, yaml.Node | None]:
 
 
 def _entries(
-    mapping: yaml.MappingNode, sections: set[str], text: str, prefix: str = ""
+    mapping: yaml.MappingNode, sections: set[str], lists: set[str], text: str, prefix: str = ""
 ) -> Iterator[tuple[str, int, yaml.Node]]:
-    """(dotted key, line, value) of every line of a mapping and of the sections in it."""
+    """(dotted key, line, value) of every line of a mapping, of the sections and of the lists of sections in it."""
     for key, value in mapping.value:
         name = prefix + (key.value if isinstance(key, yaml.ScalarNode) else _snippet(key, text))
         yield name, key.start_mark.line + 1, value
         if name in sections and isinstance(value, yaml.MappingNode):
-            yield from _entries(value, sections, text, f"{name}.")
+            yield from _entries(value, sections, lists, text, f"{name}.")
+        if name in lists and isinstance(value, yaml.SequenceNode):
+            for number, item in enumerate(value.value, 1):
+                yield f"{name}.{number}", item.start_mark.line + 1, item
+                if isinstance(item, yaml.MappingNode):
+                    yield from _entries(item, sections, lists, text, f"{name}.{number}.")
 
 
 def _value(node: yaml.Node) -> str | list[str] | dict | None:
@@ -164,6 +191,8 @@ def _value(node: yaml.Node) -> str | list[str] | dict | None:
         return None if node.tag == "tag:yaml.org,2002:null" else node.value
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
         return [item.value for item in node.value]
+    if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.MappingNode) for item in node.value):
+        return [{} for _ in node.value]  # what is in the items are entries of their own
     return {}  # a mapping or a nested list: no field takes one, and the error shows the file's own text
 
 
@@ -186,6 +215,18 @@ def load(config_class: type[Config], path: Path | str) -> Config:
 
 def typed(given: dict[str, Given], keys: dict[str, Key]) -> dict[str, Any]:
     """The value of every key, as its type demands. Raises UserError at a text that is not of that type."""
+    lists = {name: key for name, key in keys.items() if key.item is not None}
+    for name in lists:
+        given = _without_cleared(name, given)
+    leaves = {name: key for name, key in keys.items() if name not in lists}
+    leaves |= {name: key_of(name, keys) for name in given if name not in keys}
+    values = _leaves({name: item for name, item in given.items() if name in leaves}, leaves)
+    values |= {name: _items(name, key, given, values) for name, key in lists.items()}
+    return {name: values[name] for name in keys}
+
+
+def _leaves(given: dict[str, Given], keys: dict[str, Key]) -> dict[str, Any]:
+    """The values of keys that take no list of sections."""
     texts = {name: None if item.value in NULLS else item.value for name, item in given.items()}
     try:
         values = _parser(keys).parse_object(texts)
@@ -201,8 +242,40 @@ def typed(given: dict[str, Given], keys: dict[str, Key]) -> dict[str, Any]:
     return {name: values[name] for name in keys}
 
 
+def _without_cleared(name: str, given: dict[str, Given]) -> dict[str, Given]:
+    """What is given without the items of a list that the command line has set to null."""
+    if name not in given or given[name].value not in NULLS:
+        return given
+    inside = [key for key in given if key.startswith(f"{name}.")]
+    for key in inside:
+        if given[key].source == given[name].source:
+            raise UserError(f"{given[key].where}: {key} is set, but {name} is null: leave one of the two out")
+    return {key: item for key, item in given.items() if key not in inside}
+
+
+def _items(name: str, key: Key, given: dict[str, Given], values: dict[str, Any]) -> list[Any] | None:
+    """The dataclasses of a list, each from what the file and the command line say of it; its default without either."""
+    numbers = [int(other.removeprefix(f"{name}.").partition(".")[0]) for other in given if other.startswith(f"{name}.")]
+    whole = given.get(name)
+    if whole is None and not numbers:
+        return key.default
+    if whole is not None:
+        if whole.value in NULLS and type(None) in key.members:
+            return None
+        if not isinstance(whole.value, list) or any(item != {} for item in whole.value):
+            raise _wrong_type(whole, key)
+        numbers.append(len(whole.value))
+    items = []
+    for number in range(1, max(numbers) + 1):
+        prefix = f"{name}.{number}."
+        of_item = {full: values.get(full, one.default) for full, one in keys_of(key.item, prefix).items()}
+        items.append(build(key.item, of_item, prefix))
+    return items
+
+
 def _wrong_type(item: Given, key: Key) -> UserError:
     names = {
+        list[key.item]: "a list of sections in a file",
         int: "a whole number",
         Count: "a whole number (1000 or 1e3)",
         float: "a number (0.01 or 1e-2)",

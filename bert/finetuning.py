@@ -146,7 +146,9 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                 total_steps=total_steps,
                 eval_every=int(config.training.eval_every),
                 batch=_batches(train, config),
-                train_step=make_train_step(objective, optimizer, config.seed, config.training.dropout_rng),
+                train_step=parallel.compile(
+                    make_train_step(objective, optimizer, config.seed, config.training.dropout_rng), donate=(0,)
+                ),
                 learning_rate=learning_rate_schedule(config.optimizer, total_steps),
                 evaluate=evaluate,
                 evaluated=is_best,

@@ -21,15 +21,15 @@ class MaskedLMHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden_states: jax.Array, word_embedding: jax.Array) -> jax.Array:
-        """[B, P, D] hidden states, [V, D] embedding -> [B, P, V] float32 logits."""
+        """[B, P, D] hidden states, [V, E] embedding -> [B, P, V] float32 logits."""
         config = self.config
-        x = dense(config, config.hidden_size, self.dtype, "transform")(hidden_states)
+        x = dense(config, config.embedding_width, self.dtype, "transform")(hidden_states)
         x = layer_norm(config, self.dtype, "norm")(ACTIVATIONS[config.hidden_act](x))
         bias = self.param("bias", nn.initializers.zeros, (word_embedding.shape[0],), jnp.float32)
         decoder = word_embedding
         if not config.tie_word_embeddings:
             decoder = self.param("decoder", initializer(config), word_embedding.shape, jnp.float32)
-        logits = jnp.einsum("BPD,VD->BPV", x, decoder.astype(self.dtype))
+        logits = jnp.einsum("BPE,VE->BPV", x, decoder.astype(self.dtype))
         return logits.astype(jnp.float32) + bias
 
 

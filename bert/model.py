@@ -1,6 +1,7 @@
 """The BERT encoder as published (Devlin et al. 2018; google-research/bert modeling.py), in Flax Linen.
 
-Shapes: B batch, T query position, S key position, D hidden, N heads, H head size, F feed-forward, V vocabulary.
+Shapes: B batch, T query position, S key position, D hidden, N heads, H head size, F feed-forward, V vocabulary; E width
+of the embeddings, which is D unless the config parts the two.
 Parameters are float32; ``dtype`` is that of the computation. Softmax and LayerNorm's statistics are always float32.
 """
 
@@ -64,13 +65,28 @@ def position_initializer(config: ModelConfig) -> nn.initializers.Initializer:
         return initializer(config)
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype: Dtype = jnp.float32) -> jax.Array:
-        positions, features = shape
-        frequencies = 10_000.0 ** (-2 * (jnp.arange(features) // 2) / features)
-        angles = jnp.arange(positions)[:, None] * frequencies
-        waves = jnp.where(jnp.arange(features) % 2 == 0, jnp.sin(angles), jnp.cos(angles))
-        return (jnp.sqrt(2.0) * config.initializer_range * waves).astype(dtype)
+        return sinusoids(shape, config.initializer_range).astype(dtype)
 
     return init
+
+
+def sinusoids(shape: tuple[int, ...], deviation: float) -> jax.Array:
+    """[positions, features] float32: sines and cosines by turns, of wavelengths from 2 pi to 10,000 * 2 pi."""
+    positions, features = shape
+    frequencies = 10_000.0 ** (-2 * (jnp.arange(features) // 2) / features)
+    angles = jnp.arange(positions)[:, None] * frequencies
+    waves = jnp.where(jnp.arange(features) % 2 == 0, jnp.sin(angles), jnp.cos(angles))
+    return jnp.sqrt(2.0) * deviation * waves
+
+
+def fixed_positions(config: ModelConfig) -> jax.Array:
+    """[rows of a position table, E]: sinusoids of norm 1.
+
+    As Vaswani et al. 2017 have them beside words of deviation 1, both divided by the root of E; a function of sizes
+    alone, so that how weights start does not change what a model computes.
+    """
+    rows = config.position_offset + config.max_position_embeddings
+    return sinusoids((rows, config.embedding_width), config.embedding_width**-0.5)
 
 
 def dense(config: ModelConfig, features: int, dtype: Dtype, name: str) -> nn.Dense:
@@ -179,7 +195,8 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each with dropout, a residual and LayerNorm after it (post-LN)."""
+    """Attention and feed-forward, each with dropout, a residual and LayerNorm: after it (post-LN, the paper's), or
+    before it, inside the residual (pre-LN; Xiong et al. 2020)."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -190,18 +207,24 @@ class Layer(nn.Module):
     ) -> tuple[jax.Array, jax.Array]:
         """[B, T, D] -> [B, T, D], and the attention weights [B, N, T, S]."""
         config = self.config
-        attended, weights = Attention(config, self.dtype, name="attention")(x, x, mask, dropout)
-        attended = _drop(attended, dropout, config.hidden_dropout_prob, "attention_output")
-        x = layer_norm(config, self.dtype, "attention_norm")(x + attended)
-        inner = dense(config, config.intermediate_size, self.dtype, "intermediate")(x)
+        attention_norm = layer_norm(config, self.dtype, "attention_norm")
+        output_norm = layer_norm(config, self.dtype, "output_norm")
+        read = attention_norm(x) if config.pre_layer_norm else x
+        attended, weights = Attention(config, self.dtype, name="attention")(read, read, mask, dropout)
+        x = x + _drop(attended, dropout, config.hidden_dropout_prob, "attention_output")
+        if not config.pre_layer_norm:
+            x = attention_norm(x)
+        read = output_norm(x) if config.pre_layer_norm else x
+        inner = dense(config, config.intermediate_size, self.dtype, "intermediate")(read)
         inner = ACTIVATIONS[config.hidden_act](inner)
         outer = dense(config, config.hidden_size, self.dtype, "output")(inner)
-        outer = _drop(outer, dropout, config.hidden_dropout_prob, "output")
-        return layer_norm(config, self.dtype, "output_norm")(x + outer), weights
+        x = x + _drop(outer, dropout, config.hidden_dropout_prob, "output")
+        return x if config.pre_layer_norm else output_norm(x), weights
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and segment embeddings, then LayerNorm and dropout."""
+    """Sum of word, position and segment embeddings, LayerNorm and dropout; then, where E is not D, a dense layer
+    (ALBERT, Lan et al. 2019, section 3.1)."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -210,13 +233,16 @@ class Embeddings(nn.Module):
         config = self.config
 
         def table(rows: int, name: str, init: Callable[[ModelConfig], nn.initializers.Initializer]) -> nn.Embed:
-            return nn.Embed(rows, config.hidden_size, embedding_init=init(config), name=name)
+            return nn.Embed(rows, config.embedding_width, embedding_init=init(config), name=name)
 
         self.word = table(config.vocab_size, "word", initializer)
-        positions = config.position_offset + config.max_position_embeddings
-        self.position = table(positions, "position", position_initializer)
+        if config.position_embedding == "learned":
+            positions = config.position_offset + config.max_position_embeddings
+            self.position = table(positions, "position", position_initializer)
         self.segment = table(config.type_vocab_size, "segment", initializer)
         self.norm = layer_norm(config, self.dtype, "norm")
+        if config.embedding_width != config.hidden_size:
+            self.projection = dense(config, config.hidden_size, self.dtype, "projection")
 
     def __call__(
         self,
@@ -226,12 +252,18 @@ class Embeddings(nn.Module):
         dropout: Dropout | None,
     ) -> jax.Array:
         """Three [B, T] integer arrays -> [B, T, D]."""
-        x = self.word(input_ids) + self.position(position_ids) + self.segment(token_type_ids)
-        return _drop(self.norm(x), dropout, self.config.hidden_dropout_prob, "embeddings")
+        config = self.config
+        if config.position_embedding == "learned":
+            position = self.position(position_ids)
+        else:
+            position = fixed_positions(config)[position_ids]
+        x = self.word(input_ids) + position + self.segment(token_type_ids)
+        x = _drop(self.norm(x), dropout, config.hidden_dropout_prob, "embeddings")
+        return x if config.embedding_width == config.hidden_size else self.projection(x)
 
 
 class Encoder(nn.Module):
-    """The stack of layers."""
+    """The stack of layers; with pre-LN another LayerNorm after the last one, whose output would else have none."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -249,8 +281,10 @@ class Encoder(nn.Module):
         for number in range(self.config.num_hidden_layers):
             source = None if dropout is None else dropout.fold(number)
             x, weights = Layer(self.config, self.dtype, name=f"layer_{number}")(x, mask, source)
-            hidden_states.append(x)
             attentions.append(weights)
+            if number == self.config.num_hidden_layers - 1 and self.config.pre_layer_norm:
+                x = layer_norm(self.config, self.dtype, "norm")(x)
+            hidden_states.append(x)
         return (x, tuple(hidden_states), tuple(attentions)) if intermediates else (x, (), ())
 
 
@@ -316,7 +350,7 @@ class Bert(nn.Module):
         return jnp.tanh(self.pooler(first))
 
     def word_embedding(self) -> jax.Array:
-        """[V, D], which the MLM head is tied to."""
+        """[V, E], which the MLM head is tied to."""
         return self.embeddings.word.embedding
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from bert import metrics, report
 from bert.checkpoint import Checkpointer
 from bert.config import PretrainConfig, UserError
 from bert.data.examples import ExampleSet, build_examples, open_rows
-from bert.data.loader import PretrainingLoader, held_out_batches, masking_of
+from bert.data.loader import Batch, PretrainingLoader, Rows, held_out_batches, masking_of
 from bert.data.objectives import OBJECTIVES, RowObjective
 from bert.data.vocabulary import corpus_vocabulary
 from bert.heads import BertForMaskedLM, BertForPreTraining
@@ -25,6 +27,7 @@ from bert.losses import pretraining_objective
 from bert.new_words import old_pieces, with_new_rows
 from bert.optimizer import describe_decay, learning_rate_schedule, make_optimizer
 from bert.parallel import DataParallel
+from bert.phases import Phase, phase_configs, phases_of
 from bert.pretrained import Pretrained, load
 from bert.run import RunFolder
 from bert.start import Params, sizes_of_source, sizes_of_vocabulary, starting_state
@@ -39,10 +42,33 @@ from bert.train import (
     fit,
     make_eval_step,
     make_train_step,
+    seconds_per_step,
     steps_of,
 )
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A phase with what it reads.
+
+    Attributes:
+        phase: its steps and its configuration.
+        examples: of its length.
+        loader: of its training batches.
+        held_out: its held-out rows.
+    """
+
+    phase: Phase
+    examples: ExampleSet
+    loader: PretrainingLoader
+    held_out: Rows
+
+    def held_out_pass(self) -> Iterator[Batch]:
+        """Every held-out row once, masked as always."""
+        training = self.phase.config.training
+        return held_out_batches(self.held_out, self.loader.masking, training.eval_batch_size or training.batch_size)
 
 
 def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]:
@@ -55,12 +81,11 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     began = time.perf_counter()
     config = _with_defaults(run.config)
     parallel = DataParallel()
-    parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
-    parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
+    _check_batches(parallel, config)
     source = None if config.init is None else _source(run, say)
     if source is not None:
         config = dataclasses.replace(config, model=sizes_of_source(config.model, source.config, source.source))
-        config.check()  # now that the position table is known
+        config.check()  # rows may be too long for the source
     if config.model.type_vocab_size < 2 and OBJECTIVES[config.data.objective].label:
         raise UserError(
             f"model.type_vocab_size is {config.model.type_vocab_size}, and data.objective {config.data.objective} "
@@ -72,36 +97,26 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     if source is None:
         config = dataclasses.replace(config, model=sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)))
     special = special_ids(tokenizer)
-    masking = masking_of(config.data, tokenizer)
-    examples = build_examples(config.data, tokenizer, progress=report.progress_lines(say))
-    run.check_data(examples.folder.name)
+    tell = report.progress_lines(say)
+    sets = [build_examples(one.data, tokenizer, progress=tell) for one in phase_configs(config)]
+    run.check_data(" ".join(dict.fromkeys(examples.folder.name for examples in sets)))
     save_tokenizer(tokenizer, run.path)
     run = run.resolve(config)
-    loader = PretrainingLoader(
-        open_rows(examples.train),
-        masking,
-        config.training.batch_size,
-        config.seed,
-        frozen_masks=config.data.frozen_masks,
-    )
-    held_out = open_rows(examples.eval)
-
-    def held_out_pass() -> Iterator[dict[str, np.ndarray]]:
-        return held_out_batches(held_out, masking, config.training.eval_batch_size)
+    parts = _parts(config, tokenizer, sets)
+    total_steps = parts[-1].phase.end
 
     rows = OBJECTIVES[config.data.objective]
     heads = BertForPreTraining if rows.label else BertForMaskedLM
     model = heads(config.model, jnp.dtype(config.training.dtype))
     objective = pretraining_objective(model.apply, rows.label, rows.metric)
-    total_steps = steps_of(config.training, len(loader.rows))
-    optimizer = make_optimizer(config.optimizer, total_steps)
+    optimizers = [make_optimizer(part.phase.config.optimizer, total_steps) for part in parts]
     eval_step = parallel.compile(make_eval_step(objective))
 
     with Checkpointer(run.checkpoints, config.training.keep_checkpoints, say) as checkpoints, StopRequest() as stop:
 
-        def evaluate(params: Any) -> dict[str, float]:
+        def evaluate(part: _Part, params: Any) -> dict[str, float]:
             def sums() -> Iterator[Any]:
-                for batch in held_out_pass():
+                for batch in part.held_out_pass():
                     stop.check()
                     yield eval_step(params, parallel.place(batch))
 
@@ -109,30 +124,44 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
             return {**means, "perplexity": metrics.perplexity(means["mlm_loss"])}
 
         weights = None if source is None else (source.origin, source.params)
-        parts = ("bert", "predictions", "seq_relationship") if rows.label else ("bert", "predictions")
-        prepare = partial(_with_output_bias, config.output_bias, _predictable_counts(examples, special.all))
+        modules = ("bert", "predictions", "seq_relationship") if rows.label else ("bert", "predictions")
+        prepare = partial(_with_output_bias, config.output_bias, _predictable_counts(parts[0].examples, special.all))
         state = starting_state(
-            model, optimizer, objective.metrics, config.seed, checkpoints, weights, parts, say, prepare
+            model, optimizers[0], objective.metrics, config.seed, checkpoints, weights, modules, say, prepare
         )
-        _introduce(state, config, parallel, total_steps, examples, len(loader.rows))
-        work = Work(
-            total_steps=total_steps,
-            eval_every=int(config.training.eval_every),
-            batch=loader.batch,
-            train_step=make_train_step(objective, optimizer, config.seed, config.training.dropout_rng),
-            learning_rate=learning_rate_schedule(config.optimizer, total_steps),
-            evaluate=evaluate,
-        )
-        with report.RunReport(run.path, total_steps, int(state.step), int(config.training.log_every)) as listener:
-            params = fit(work, state, config.training, parallel, checkpoints, listener, stop)
+        _introduce(state, config, parallel, parts)
+        works = [
+            Work(
+                total_steps=part.phase.end,
+                eval_every=int(config.training.eval_every),
+                batch=part.loader.batch,
+                train_step=parallel.compile(
+                    make_train_step(objective, optimizer, config.seed, config.training.dropout_rng), donate=(0,)
+                ),
+                learning_rate=learning_rate_schedule(part.phase.config.optimizer, total_steps),
+                evaluate=partial(evaluate, part),
+            )
+            for part, optimizer in zip(parts, optimizers, strict=True)
+        ]
+        step, log_every = int(state.step), int(config.training.log_every)
+        pace = _pace(parts, works, state, parallel) if len(parts) > 1 else None
+        with report.RunReport(run.path, total_steps, step, log_every, pace) as listener:
+            for part, work in zip(parts, works, strict=True):
+                # One that has just ended comes by again: its evaluation may be missing.
+                if state.step <= part.phase.end:
+                    if len(parts) > 1:
+                        length = part.phase.config.data.sequence_length
+                        listener.enters({"phase": part.phase.number, "sequence_length": length})
+                    fitted = fit(work, state, part.phase.config.training, parallel, checkpoints, listener, stop)
+                    state = parallel.fetch(fitted)
         checkpoints.wait()
 
-    trained = Pretrained(config.model, parallel.fetch(params), tokenizer, None, total_steps, str(run.path))
+    trained = Pretrained(config.model, state.params, tokenizer, None, total_steps, str(run.path))
     results = {
         "steps": total_steps,
         "eval": _last_evaluation(run.path),
-        "baselines": _baselines(examples, rows, special.all, held_out_pass()),
-        "filled_masks": _filled_masks(trained, held_out),
+        "baselines": _baselines(parts[-1].examples, rows, special.all, parts[-1].held_out_pass()),
+        "filled_masks": _filled_masks(trained, parts[-1].held_out),
         "seconds": round(time.perf_counter() - began, 1),
     }
     report.write_results(run.path, results)
@@ -141,11 +170,9 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
 
 def _with_defaults(config: PretrainConfig) -> PretrainConfig:
     training = config.training
-    training = dataclasses.replace(
-        training,
-        eval_every=training.eval_every or training.checkpoint_every,
-        eval_batch_size=training.eval_batch_size or training.batch_size,
-    )
+    training = dataclasses.replace(training, eval_every=training.eval_every or training.checkpoint_every)
+    if config.phases is None:  # each phase evaluates by its own batch
+        training = dataclasses.replace(training, eval_batch_size=training.eval_batch_size or training.batch_size)
     return dataclasses.replace(config, training=training)
 
 
@@ -174,6 +201,51 @@ def _source(run: RunFolder[PretrainConfig], say: Say) -> Pretrained:
     )
 
 
+def _check_batches(parallel: DataParallel, config: PretrainConfig) -> None:
+    """Raises UserError where the devices cannot share the batches of a phase."""
+    for number, one in enumerate(phase_configs(config), 1):
+        name = "training.batch_size" if config.phases is None else f"phases.{number}.batch_size"
+        parallel.check_batch(name, one.training.batch_size, one.training.gradient_accumulation_steps)
+    if config.training.eval_batch_size is not None:
+        parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
+
+
+def _parts(config: PretrainConfig, tokenizer: Tokenizer, sets: Sequence[ExampleSet]) -> list[_Part]:
+    """The phases with their data. Phases that read the same examples read on where the one before has ended."""
+    parts: list[_Part] = []
+    used: Counter[Path] = Counter()
+    train = [open_rows(examples.train) for examples in sets]
+    phases = phases_of(config, steps_of(config.training, len(train[0])))
+    for phase, examples, rows in zip(phases, sets, train, strict=True):
+        one = phase.config
+        loader = PretrainingLoader(
+            rows,
+            masking_of(one.data, tokenizer),
+            one.training.batch_size,
+            one.seed,
+            frozen_masks=one.data.frozen_masks,
+            first_step=phase.first,
+            first_row=used[examples.folder],
+        )
+        used[examples.folder] += (phase.end - phase.first) * one.training.batch_size
+        parts.append(_Part(phase, examples, loader, open_rows(examples.eval)))
+    return parts
+
+
+def _pace(parts: Sequence[_Part], works: Sequence[Work], state: TrainState, parallel: DataParallel) -> report.Pace:
+    """Times a step of each phase that is left, and so compiles all of them: one that does not fit into memory shows
+    before the first has begun."""
+    costs = []
+    for part, work in zip(parts, works, strict=True):
+        phase, seconds = part.phase, 0.0
+        if state.step < phase.end:
+            batch = part.loader.batch(max(phase.first, int(state.step)))
+            placed = parallel.place(batch, phase.config.training.gradient_accumulation_steps)
+            seconds = seconds_per_step(work.train_step, parallel.replicate(state), placed)
+        costs.append((phase.end, seconds))
+    return report.Pace(tuple(costs))
+
+
 def _tokenizer(run: RunFolder[PretrainConfig], source: Pretrained | None, say: Say) -> Tokenizer:
     """The run's own vocabulary if it has one, else that of ``init``, else the one named, else one trained."""
     config = run.config
@@ -186,16 +258,8 @@ def _tokenizer(run: RunFolder[PretrainConfig], source: Pretrained | None, say: S
     return corpus_vocabulary(config.data, config.tokenizer, say)
 
 
-def _introduce(
-    state: TrainState,
-    config: PretrainConfig,
-    parallel: DataParallel,
-    total_steps: int,
-    examples: ExampleSet,
-    train_rows: int,
-) -> None:
-    batch, length = config.training.batch_size, config.data.sequence_length
-    counts = examples.counts
+def _introduce(state: TrainState, config: PretrainConfig, parallel: DataParallel, parts: Sequence[_Part]) -> None:
+    counts = parts[0].examples.counts
     report.startup_table(
         [
             ("parameters", f"{count_parameters(state.params):,}"),
@@ -205,12 +269,27 @@ def _introduce(
                 "documents",
                 f"{counts['train_documents']:,} for training, {counts['eval_documents']:,} held out",
             ),
-            ("rows", f"{train_rows:,} for training, {counts['eval_rows']:,} held out"),
-            ("tokens per step", f"{batch * length:,} ({batch} x {length})"),
-            ("steps", f"{total_steps:,} ({total_steps * batch / train_rows:.1f} epochs)"),
+            *(line for part in parts for line in _introduced(part, len(parts))),
             ("optimizer", describe_decay(state.params, config.optimizer)),
         ]
     )
+
+
+def _introduced(part: _Part, count: int) -> list[tuple[str, str]]:
+    """A phase in the table; alone it has no number."""
+    phase, rows, held_out = part.phase, len(part.loader.rows), len(part.held_out)
+    batch, length = part.loader.batch_size, phase.config.data.sequence_length
+    steps = phase.end - phase.first
+    of_rows, tokens = f"{rows:,} for training, {held_out:,} held out", f"{batch * length:,} ({batch} x {length})"
+    of_steps = f"{steps:,} ({steps * batch / rows:.1f} epochs)"
+    if count == 1:
+        return [("rows", of_rows), ("tokens per step", tokens), ("steps", of_steps)]
+    rate, predictions = phase.config.optimizer.learning_rate, part.loader.masking.max_predictions
+    return [
+        (f"phase {phase.number}", f"steps {phase.first + 1:,} to {phase.end:,}: {of_steps}"),
+        ("  rows", of_rows),
+        ("  tokens per step", f"{tokens}, up to {predictions} predicted a row, peak learning rate {rate:g}"),
+    ]
 
 
 def _last_evaluation(folder: Path) -> dict[str, float]:

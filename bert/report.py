@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -82,11 +83,38 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
     return lines
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How the time of a run is spread over its steps.
+
+    Attributes:
+        parts: last step, and what each step costs, of each phase; only the ratios of costs matter.
+    """
+
+    parts: tuple[tuple[int, float], ...]
+
+    def cost(self, first: int, last: int) -> float:
+        """What the steps first + 1 to last cost."""
+        total, begin = 0.0, 0
+        for end, each in self.parts:
+            total += each * max(0, min(last, end) - max(first, begin))
+            begin = end
+        return total
+
+
 class Progress:
     """How far a run is: a bar on a terminal, otherwise a plain line at most every ``every`` steps."""
 
-    def __init__(self, total_steps: int, start_step: int = 0, label: str = "training", every: int = 1) -> None:
+    def __init__(
+        self,
+        total_steps: int,
+        start_step: int = 0,
+        label: str = "training",
+        every: int = 1,
+        pace: Pace | None = None,
+    ) -> None:
         self.total_steps, self.label, self.every = total_steps, label, every
+        self._pace = pace or Pace(((total_steps, 1.0),))
         self._step = self._last_line = start_step
         self._since: tuple[float, int] | None = None  # (time, step) of the first update: compilation is behind it
         self._bar = _bar() if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
@@ -127,10 +155,10 @@ class Progress:
             print(text, flush=True)
 
     def _left(self) -> str:
-        seconds, steps = time.monotonic() - self._since[0], self._step - self._since[1]
-        if steps <= 0 or self._step >= self.total_steps:
+        seconds, done = time.monotonic() - self._since[0], self._pace.cost(self._since[1], self._step)
+        if done <= 0 or self._step >= self.total_steps:
             return ""
-        return f"{format_duration(seconds / steps * (self.total_steps - self._step))} left"
+        return f"{format_duration(seconds / done * self._pace.cost(self._step, self.total_steps))} left"
 
 
 def _bar() -> Any:
@@ -240,17 +268,22 @@ def _formatted(metrics: dict[str, Any]) -> list[str]:
 
 def _short(metrics: dict[str, Any]) -> str:
     """What fits beside a bar."""
-    return "  ".join(_formatted({name: metrics[name] for name in ("loss", "tokens_per_second") if name in metrics}))
+    names = ("phase", "loss", "tokens_per_second")
+    return "  ".join(_formatted({name: metrics[name] for name in names if name in metrics}))
 
 
 class RunReport:
     """What `bert.train.fit` tells goes to metrics.jsonl, TensorBoard, curves.png and the eyes of people."""
 
-    def __init__(self, folder: Path, total_steps: int, start_step: int, log_every: int) -> None:
+    def __init__(
+        self, folder: Path, total_steps: int, start_step: int, log_every: int, pace: Pace | None = None
+    ) -> None:
         self._folder, self._total_steps = folder, total_steps
+        self._pace = pace or Pace(((total_steps, 1.0),))
+        self._facts: dict[str, Any] = {}
         self._log = MetricsLog(folder, start_step)
         self._evaluated = {line["step"] for line in read_metrics(folder) if line["split"] == "eval"}
-        self._progress = Progress(total_steps, start_step, every=log_every)
+        self._progress = Progress(total_steps, start_step, every=log_every, pace=pace)
 
     def __enter__(self) -> RunReport:
         self._progress.__enter__()
@@ -260,9 +293,13 @@ class RunReport:
         self._progress.__exit__(*error)
         self._log.close()
 
+    def enters(self, facts: dict[str, Any]) -> None:
+        """A phase begins: from here on each line of figures has these facts as well."""
+        self._facts = facts
+
     def begins(self, step: int, seconds_per_step: float) -> None:
         """The first step is about to run, and has been timed."""
-        seconds = seconds_per_step * (self._total_steps - step)
+        seconds = seconds_per_step * self._pace.cost(step, self._total_steps) / self._pace.cost(step, step + 1)
         end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
         self.say(
             f"about {seconds_per_step:.3g} s a step: estimated end {end:%Y-%m-%d %H:%M}, in {format_duration(seconds)} "
@@ -275,6 +312,7 @@ class RunReport:
 
     def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
         """There are new figures."""
+        metrics = {**self._facts, **metrics}
         self._log.write(split, step, metrics)
         if split == "train":
             self._progress.update(step, metrics)

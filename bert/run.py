@@ -156,9 +156,9 @@ def _difference(asked: Config, stored: Config) -> tuple[str, Any, Any] | None:
         if key == "seeds":  # more of several may come; one run and several are different folders
             taken = (value > 1) == (theirs[key] > 1)
         resolved = key in RESOLVED and value is None
-        if not taken and not resolved and value != theirs[key]:
-            return key, theirs[key], value
-    return None
+        if not taken and not resolved and value != theirs.get(key):
+            return key, theirs.get(key), value
+    return next(((key, value, None) for key, value in theirs.items() if key not in ours), None)
 
 
 def _with_free(stored: Config, asked: Config) -> Config:
@@ -178,5 +178,7 @@ def _with_free(stored: Config, asked: Config) -> Config:
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat = {}
     for key, value in nested.items():
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            value = {str(number): item for number, item in enumerate(value, 1)}
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat

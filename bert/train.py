@@ -197,10 +197,10 @@ class Work:
     """What one kind of training puts into the loop.
 
     Attributes:
-        total_steps: steps of the whole run.
+        total_steps: the step to go to: the last one of the run, or of its phase.
         eval_every: steps between evaluations; one more follows the last step.
         batch: step -> this host's rows of its batch.
-        train_step: the body from `make_train_step`.
+        train_step: the body from `make_train_step`, compiled and donating its state.
         learning_rate: update number -> rate, for the log.
         evaluate: replicated parameters -> metrics; may end in `Stopped` between two batches.
         evaluated: called with (step, metrics) after each evaluation; says whether its state is to be kept.
@@ -229,7 +229,7 @@ def fit(
     listener: Listener,
     stop: StopRequest,
 ) -> Any:
-    """Runs the loop from ``state.step`` to the end, or to where it is ``enough``; returns the replicated parameters.
+    """Runs the loop from ``state.step`` to the end, or to where it is ``enough``; returns the replicated state.
 
     The host never waits for the step it has just started: it makes and places the next batch meanwhile, and waits
     for the step before the last one only, so that neither memory nor the answer to a signal can run away. A state
@@ -239,12 +239,11 @@ def fit(
         Interrupted: after a signal, with the state saved.
     """
     step = int(state.step)
-    step_fn = parallel.compile(work.train_step, donate=(0,))
     done = step >= work.total_steps or work.enough(step)
     if not done:
         batch = work.batch(step)
         placed = parallel.place(batch, config.gradient_accumulation_steps)
-        listener.begins(step, _seconds_per_step(step_fn, parallel.replicate(state), placed))
+        listener.begins(step, seconds_per_step(work.train_step, parallel.replicate(state), placed))
     state = parallel.replicate(state)
     clock = _Clock()
     in_flight: collections.deque[tuple[int, jax.Array]] = collections.deque()
@@ -279,7 +278,7 @@ def fit(
         done = done or work.enough(step)
     while not done:
         clock.tokens += int(batch["attention_mask"].sum())
-        state, loss = step_fn(state, placed)
+        state, loss = work.train_step(state, placed)
         step += 1
         in_flight.append((step, loss))
         if step < work.total_steps:
@@ -304,10 +303,10 @@ def fit(
             save()
             raise Interrupted(step, stop.number)
     save()  # where the run ends early; else it is saved
-    return state.params
+    return state
 
 
-def _seconds_per_step(step_fn: Callable[..., Any], state: Any, batch: dict[str, jax.Array]) -> float:
+def seconds_per_step(step_fn: Callable[..., Any], state: Any, batch: dict[str, jax.Array]) -> float:
     """Compiles the step and times it on a copy of the state that is thrown away: for the estimate before the start."""
     state, loss = step_fn(state, batch)
     loss.block_until_ready()

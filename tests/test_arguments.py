@@ -11,6 +11,7 @@ import pytest
 from bert.commands.arguments import parse, run_command
 from bert.config import Count, FinetuneConfig, PretrainConfig, UserError
 from bert.config_file import dump, load
+from bert.phases import PhaseConfig
 
 ENOUGH = ["--data.train", "a.txt", "--training.steps", "10"]
 
@@ -113,6 +114,24 @@ def test_list_of_numbers_may_have_one():
         assert config.data.buckets == expected
 
 
+PHASES = "data.train: a\ntraining.steps: 1e3\nphases:\n- share: 0.9\n- sequence_length: 512\n  batch_size: 16\n"
+
+
+def test_a_list_of_sections_and_its_values_on_the_command_line():
+    assert pretrain_yaml(PHASES).phases == [PhaseConfig(0.9), PhaseConfig(sequence_length=512, batch_size=16)]
+    one = pretrain_yaml(PHASES, "--phases.2.batch_size", "8", "--phases.1.learning_rate=1e-3").phases
+    assert one == [PhaseConfig(0.9, learning_rate=1e-3), PhaseConfig(sequence_length=512, batch_size=8)]
+    assert isinstance(pretrain_yaml(PHASES.replace("share: 0.9", "steps: 9e2")).phases[0].steps, Count)
+    assert pretrain_yaml(PHASES, "--phases", "null").phases is None
+    assert pretrain(*ENOUGH, "--phases.1.share=0.5", "--phases.2.batch_size=4")[0].phases == [
+        PhaseConfig(0.5),
+        PhaseConfig(batch_size=4),
+    ]
+    for empty in ("phases:\n", "phases: null\n"):
+        assert pretrain_yaml(f"data.train: a\ntraining.steps: 5\n{empty}").phases is None
+    assert pretrain_yaml("data.train: a\ntraining.steps: 5\nphases: [{}]\n").phases == [PhaseConfig()]
+
+
 def test_texts_stay_texts_and_null_clears():
     config = pretrain_yaml(
         "output_dir: 1e6\ndata: {language: no, train: a, cache_dir: 2024-01-01}\ntraining: {epochs: 2, steps: 9}",
@@ -139,6 +158,7 @@ def test_empty_file_and_empty_section_mean_the_defaults():
         [*ENOUGH, "--output_dir", "1e6", "--data.language", "no", "--tokenizer.path", "a: b #c"],
         [*ENOUGH, "--tokenizer.strip_accents", "false", "--optimizer.epsilon", "1e-12", "--init", "Œuvre/ü"],
         [*ENOUGH, "--optimizer.warmup_steps", "1e4", "--output_dir", "yes"],
+        [*ENOUGH, "--phases.1.steps", "5", "--phases.1.learning_rate", "1e-5", "--phases.2.sequence_length", "64"],
     ],
 )
 def test_dumped_configuration_loads_equal(argv):
@@ -191,6 +211,12 @@ def test_dump_of_both_configurations_is_plain_yaml():
         (["--config", "elsewhere/bas.yaml"], ["elsewhere/bas.yaml", "mean base?"]),
         (["--config", "zzz"], ["--config zzz", "base, sst2, tiny"]),
         (["--config", "configs"], ["--config configs", "folder", "name a YAML file"]),
+        (["--phases.2.batch_siz", "3"], ["unknown key --phases.2.batch_siz", "mean --phases.2.batch_size?"]),
+        (["--phases.2", "3"], ["--phases.2 is a section", "--phases.2.share"]),
+        (["--phases", "3"], ["--phases 3", "a list of sections in a file or null is expected"]),
+        (["--phases.1.batch_size", "a"], ["--phases.1.batch_size a", "a whole number or null"]),
+        (["--phases.1.share", "0.5", "--phases", "null"], ["phases.1.share is set", "phases is null"]),
+        ([*ENOUGH, "--phases.1.sequence_length", "9999"], ["phases.1.sequence_length (9999) is over model.max"]),
         ([*ENOUGH, "--optimizer.name", "sgd"], ["optimizer.name is 'sgd'", "adamw or lamb"]),
     ],
 )
@@ -224,6 +250,17 @@ def test_mistakes_on_the_command_line(argv, parts):
         ("model.hidden_size: 3\nmodel: {hidden_size: 4}\n", 2, ["model.hidden_size stands on line 1"]),
         ("# head\n- a\n- b\n", 2, ["no mapping", "KEY: VALUE"]),
         ("hello\n", 1, ["'hello' is no mapping"]),
+        ("seed: 1\nphases:\n- share: 0.5\n- shar: 1\n", 4, ["unknown key phases.2.shar", "mean phases.2.share?"]),
+        ("phases:\n- share: a\n", 2, ["phases.1.share: a", "a number"]),
+        ("phases:\n- share: 0.5\n  share: 0.6\n", 3, ["phases.1.share stands on line 2 already"]),
+        ("phases: 5\n", 1, ["phases: 5", "a list of sections in a file or null"]),
+        ("phases: {share: 0.5}\n", 1, ["phases: {share: 0.5}", "a list of sections"]),
+        ("phases:\n- {}\n- 5\n", 3, ["phases.2 is 5", "section", "indent its keys below it, as share"]),
+        (
+            "data.train: a\ntraining.steps: 5\nphases:\n- share: 0.5\n- sequence_length: 9999\n",
+            5,
+            ["phases.2.sequence_length (9999) is over model.max_position_embeddings (512)"],
+        ),
         ("seed: 1\nmodel: {hidden_size: 3\n", 3, ["not valid YAML", "check indentation"]),
         ("model:\n\thidden_size: 3\n", 2, ["not valid YAML", "check indentation"]),
         ("seed: 1\n---\nseed: 2\n", 2, ["not valid YAML"]),
@@ -307,6 +344,7 @@ def test_help_explains_every_key_with_its_default(config_class, capsys, monkeypa
     for section, value in vars(config_class()).items():
         for name in vars(value) if dataclasses.is_dataclass(value) else [None]:
             assert f"--{section}.{name} " in words if name else f"--{section} " in words
+    assert ("--phases.K.share X Share of training.steps" in words) == (config_class is PretrainConfig)
     assert "Peak learning rate. (default: 0.0001)" in words
     assert "Lower-case all text. (default: true)" in words
     assert "null" in words

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert.config import ModelConfig
+from bert.config import ModelConfig, UserError
 from bert.dropout import Dropout
 from bert.heads import BertForPreTraining, BertForSequenceClassification
 from bert.model import (
@@ -14,6 +14,7 @@ from bert.model import (
     Encoder,
     causal_mask,
     dot_product_attention,
+    fixed_positions,
     initializer,
     position_initializer,
 )
@@ -211,3 +212,134 @@ def test_sinusoidal_positions_are_one_rotation_a_step_at_the_asked_for_deviation
         rotation = np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
         two = slice(2 * pair, 2 * pair + 2)
         np.testing.assert_allclose(table[1:, two], table[:-1, two] @ rotation.T, atol=1e-6)
+
+
+OPTIONS = {
+    "pre-LN": {"pre_layer_norm": True},
+    "fixed positions": {"position_embedding": "sinusoidal"},
+    "untied decoder": {"tie_word_embeddings": False},
+    "narrow embeddings": {"embedding_size": 8},
+    "all at once": {
+        "pre_layer_norm": True,
+        "position_embedding": "sinusoidal",
+        "tie_word_embeddings": False,
+        "embedding_size": 8,
+    },
+}
+
+
+def test_every_option_is_off_by_default() -> None:
+    defaults = ModelConfig()
+    for changes in OPTIONS.values():
+        for name, value in changes.items():
+            assert getattr(defaults, name) != value
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_options_parameters(option: str) -> None:
+    """BERT-base with each option, counted by hand: D 768, V 30,522, 512 positions, 2 segments, E 8."""
+    config = ModelConfig(30522, 768, 12, 12, 3072, **OPTIONS[option])
+    model = BertForPreTraining(config)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((2, 8), jnp.int32)))
+    width, pieces, positions, segments, narrow = 768, 30522, 512, 2, 8
+    # Tables and their LayerNorm; the projection; the head's transform (kernel and bias) and LayerNorm.
+    narrower = (width - narrow) * (pieces + positions + segments + 2)
+    head = (width * width + width + 2 * width) - (width * narrow + narrow + 2 * narrow)
+    difference = {
+        "pre-LN": 2 * width,
+        "fixed positions": -positions * width,
+        "untied decoder": pieces * width,
+        "narrow embeddings": -narrower + (narrow * width + width) - head,
+    }
+    difference["all at once"] = 2 * width - positions * narrow + pieces * narrow + difference["narrow embeddings"]
+    assert count_parameters(shapes) == 110_106_428 + difference[option]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_padding_and_dropout_are_as_without_the_option(option: str) -> None:
+    model = Bert(dataclasses.replace(CONFIG, **OPTIONS[option]))
+    mask = jnp.ones((3, 12), jnp.int32)
+    padded = [jnp.pad(a, ((0, 0), (0, 8)), constant_values=fill) for a, fill in ((IDS, 7), (mask, 0))]
+    dropout = Dropout.of(0, 0, jnp.arange(3))
+
+    @jax.jit
+    def run(key):
+        params = model.init(key, IDS)
+        alone = model.apply(params, IDS, None, mask, intermediates=True)
+        longer = model.apply(params, padded[0], None, padded[1])
+        return alone, longer, model.apply(params, IDS, None, mask, dropout=dropout)
+
+    alone, longer, dropped = run(jax.random.key(0))
+    np.testing.assert_allclose(alone.last_hidden_state, longer.last_hidden_state[:, :12], atol=1e-5)
+    np.testing.assert_array_equal(alone.hidden_states[-1], alone.last_hidden_state)
+    assert [h.shape for h in alone.hidden_states] == [(3, 12, 32)] * 3
+    assert np.abs(dropped.last_hidden_state - alone.last_hidden_state).max() > 1e-2
+    # The last LayerNorm, wherever it stands, leaves each token at mean 0 and variance 1.
+    np.testing.assert_allclose(alone.last_hidden_state.mean(-1), 0, atol=1e-5)
+    np.testing.assert_allclose(alone.last_hidden_state.var(-1), 1, atol=1e-4)
+
+
+def test_pre_ln_by_hand() -> None:
+    """One layer: x + attention(LN(x)), then x + feed-forward(LN(x)), then LN."""
+    config = dataclasses.replace(CONFIG, num_hidden_layers=1, pre_layer_norm=True)
+    x = jax.random.normal(jax.random.key(2), (2, 5, 32))
+    encoder = Encoder(config)
+    params = encoder.init(jax.random.key(0), x, None)["params"]
+    layer = params["layer_0"]
+
+    def norm(x):
+        return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True))
+
+    attended, _ = Attention(config).apply({"params": layer["attention"]}, norm(x), norm(x), None)
+    y = x + attended
+    inner = jax.nn.gelu(norm(y) @ layer["intermediate"]["kernel"], approximate=False)  # biases start at 0
+    expected = norm(y + inner @ layer["output"]["kernel"])
+    np.testing.assert_allclose(encoder.apply({"params": params}, x, None)[0], expected, atol=1e-5)
+
+
+def test_the_pre_ln_encoder_is_permutation_equivariant() -> None:
+    encoder = Encoder(dataclasses.replace(CONFIG, pre_layer_norm=True))
+    x = jax.random.normal(jax.random.key(2), (2, 9, 32))
+    params = encoder.init(jax.random.key(0), x, None)
+    order = np.random.default_rng(0).permutation(9)
+    straight, permuted = encoder.apply(params, x, None)[0], encoder.apply(params, x[:, order], None)[0]
+    np.testing.assert_allclose(straight[:, order], permuted, atol=1e-5)
+
+
+def test_fixed_positions_are_those_of_vaswani_at_norm_1() -> None:
+    config = dataclasses.replace(CONFIG, position_embedding="sinusoidal", position_offset=2)
+    table = np.asarray(fixed_positions(config))
+    assert table.shape == (26, 32)
+    np.testing.assert_allclose(np.linalg.norm(table, axis=1), 1, rtol=1e-5)
+    place, pair = np.arange(26)[:, None], np.arange(16)
+    angles = place / 10_000 ** (2 * pair / 32)
+    np.testing.assert_allclose(table[:, ::2] * 4, np.sin(angles), atol=1e-4)  # amplitude sqrt(2 / 32)
+    np.testing.assert_allclose(table[:, 1::2] * 4, np.cos(angles), atol=1e-4)
+    # The model adds exactly these: a model with a learned table that holds them answers the same.
+    learned = dataclasses.replace(config, position_embedding="learned")
+    params = Bert(config).init(jax.random.key(0), IDS)
+    assert "position" not in params["params"]["embeddings"]
+    embeddings = {**params["params"]["embeddings"], "position": {"embedding": table}}
+    same = Bert(learned).apply({"params": {**params["params"], "embeddings": embeddings}}, IDS)
+    np.testing.assert_allclose(Bert(config).apply(params, IDS).last_hidden_state, same.last_hidden_state, atol=1e-5)
+
+
+def test_an_embedding_size_that_is_the_hidden_size_has_no_projection() -> None:
+    wide = BertForPreTraining(dataclasses.replace(CONFIG, embedding_size=32))
+    plain = BertForPreTraining(CONFIG)
+    shapes = [
+        jax.tree.map(jnp.shape, jax.eval_shape(lambda m=m: m.init(jax.random.key(0), IDS))) for m in (wide, plain)
+    ]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"embedding_size": 0}, "model.embedding_size is 0: it must be at least 1"),
+        ({"position_embedding": "rotary"}, "model.position_embedding is 'rotary': choose learned or sinusoidal"),
+    ],
+)
+def test_options_that_cannot_be(changes: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        dataclasses.replace(CONFIG, **changes).check()

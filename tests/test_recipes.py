@@ -10,6 +10,7 @@ from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_na
 from bert.config_file import load
 from bert.data.tasks import TASKS
 from bert.heads import BertForPreTraining
+from bert.phases import phases_of
 from bert.train import count_parameters
 
 FINETUNING = sorted(set(recipe_names()) & set(TASKS))
@@ -34,6 +35,17 @@ def test_pretraining_recipes(name: str) -> None:
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
     if name in PARAMETERS:
         assert count_parameters(shapes) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", ["small", "medium", "base", "large"])
+def test_the_papers_two_phases(name: str) -> None:
+    config = load(PretrainConfig, recipe_folder() / f"{name}.yaml")
+    short, long = phases_of(config, int(config.training.steps))
+    assert (short.end, long.end) == (900_000, 1_000_000)
+    sizes = [(p.config.data.sequence_length, p.config.data.max_predictions_per_sequence) for p in (short, long)]
+    assert sizes == [(128, 20), (512, 77)]
+    assert {p.config.training.batch_size for p in (short, long)} == {256}
+    assert short.config.optimizer == long.config.optimizer
 
 
 @pytest.mark.parametrize("name", FINETUNING)

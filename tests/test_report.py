@@ -9,7 +9,9 @@ import pytest
 from bert.curves import draw_curves
 from bert.report import (
     MetricsLog,
+    Pace,
     Progress,
+    RunReport,
     format_duration,
     format_metrics,
     read_metrics,
@@ -121,6 +123,32 @@ def test_progress_of_a_resumed_run_counts_only_its_own_time(capsys, monkeypatch)
         progress.update(4001)
         progress.update(4101, {"loss": 1.0})  # 100 steps in 10 s, 899 to go
     assert capsys.readouterr().out == "step 4101/5000 (82%)  loss 1.000  1m30s left\n"
+
+
+def test_progress_through_phases_knows_that_later_steps_take_longer(capsys, monkeypatch):
+    clock = iter([100.0, 100.0, 110.0, 150.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with Progress(1000, 0, pace=Pace(((900, 0.1), (1000, 0.5)))) as progress:
+        progress.update(1)
+        progress.update(101, {"loss": 1.0})  # 100 short ones in 10 s; 799 to go, and 100 of five times as long
+        progress.update(901, {"loss": 1.0})  # as much as 899 + 5 short steps in 50 s, 99 long ones to go
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[-1] for line in lines] == ["2m10s left", "27s left"]
+
+
+def test_the_end_is_estimated_over_all_phases(tmp_path, capsys):
+    pace = Pace(((900, 0.1), (1000, 0.5)))
+    with RunReport(tmp_path, 1000, 400, 100, pace) as run:
+        run.enters({"phase": 1, "sequence_length": 16})
+        run.begins(400, 0.2)  # twice as slow as timed before: 500 x 0.2 + 100 x 1.0 s
+        run.metrics(500, "train", {"loss": 1.0})
+        run.enters({"phase": 2, "sequence_length": 32})
+        run.begins(900, 0.5)
+        run.metrics(1000, "train", {"loss": 0.5})
+    said = capsys.readouterr().out
+    assert "in 3m20s and the time" in said
+    assert "in 50s and the time" in said
+    assert [(line["phase"], line["sequence_length"]) for line in read_metrics(tmp_path)] == [(1, 16), (2, 32)]
 
 
 def test_progress_on_a_terminal_is_a_bar(monkeypatch, capsys):

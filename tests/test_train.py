@@ -174,7 +174,7 @@ def train(folder: Path, devices: int = 1, stop_at: int | None = None, micro_batc
             total_steps=steps,
             eval_every=6,
             batch=batch,
-            train_step=make_train_step(OBJECTIVE, OPTIMIZER, seed=3),
+            train_step=parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3), donate=(0,)),
             learning_rate=learning_rate_schedule(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 12),
             evaluate=lambda params: {
                 "norm": float(sum(np.abs(p).sum() for p in jax.tree.leaves(parallel.fetch(params))))
@@ -185,7 +185,7 @@ def train(folder: Path, devices: int = 1, stop_at: int | None = None, micro_batc
         if restored is not None:
             state = restored[1]
         try:
-            params = parallel.fetch(fit(work, state, config, parallel, checkpoints, listener, stop))
+            params = parallel.fetch(fit(work, state, config, parallel, checkpoints, listener, stop)).params
         except Interrupted as interrupted:
             assert interrupted.status == 143
             params = None

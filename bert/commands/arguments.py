@@ -20,7 +20,20 @@ from typing import Any, TypeVar
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from bert.config import Count, UserError, recipe_folder, recipe_names
-from bert.config_file import NULLS, Given, Key, build, dump, help_texts, keys_of, read_yaml, typed, unknown_key
+from bert.config_file import (
+    NULLS,
+    Given,
+    Key,
+    build,
+    dump,
+    help_texts,
+    key_of,
+    keys_near,
+    keys_of,
+    read_yaml,
+    typed,
+    unknown_key,
+)
 from bert.run import OWN
 
 Config = TypeVar("Config")
@@ -46,7 +59,7 @@ def parse(
     name = options.pop("config", [default_recipe])[0]
     path = None if name is None else find_config(name)
     given = {} if path is None else read_yaml(path, keys)
-    given |= {key: _from_command_line(key, values, keys[key]) for key, values in options.items()}
+    given |= {key: _from_command_line(key, values, key_of(key, keys)) for key, values in options.items()}
     if name in recipe_names():
         given = _without_sizes_beside_init(given)
     config = build(config_class, typed(given, keys))
@@ -125,8 +138,8 @@ def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
     for word in argv:
         if word.startswith("--") or word == "-h":
             name, equals, value = ("help", "", "") if word == "-h" else word[2:].partition("=")
-            if name not in keys and name not in ("config", *FLAGS):
-                raise UserError(f"{COMMAND_LINE}: {unknown_key(name, keys, prefix='--')}")
+            if key_of(name, keys) is None and name not in ("config", *FLAGS):
+                raise UserError(f"{COMMAND_LINE}: {unknown_key(name, keys_near(name, keys), prefix='--')}")
             if name == "config" and name in options:
                 raise UserError(f"{COMMAND_LINE}: --config is given twice, name one file or recipe")
             if name in FLAGS and equals:
@@ -134,7 +147,7 @@ def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
             options[name] = [value] if equals else []
         elif name is None or name in FLAGS:
             raise UserError(f"{COMMAND_LINE}: {word} belongs to no key, write --KEY VALUE (--help lists all keys)")
-        elif options[name] and not (name in keys and keys[name].takes_list):
+        elif options[name] and not ((key := key_of(name, keys)) and key.takes_list):
             raise UserError(
                 f"{COMMAND_LINE}: --{name} takes one value, but {word} follows {options[name][0]}: "
                 "quote a value that has spaces"
@@ -149,7 +162,8 @@ def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
 
 def _from_command_line(name: str, values: list[str], key: Key) -> Given:
     # --data.buckets 64 is a list of one; --data.train a.txt stays a text, --data.train '[a.txt]' is YAML.
-    is_list = len(values) > 1 or (key.takes_list and str not in key.members and not values[0].startswith("["))
+    alone_in_list = key.takes_list and key.item is None and str not in key.members and not values[0].startswith("[")
+    is_list = len(values) > 1 or alone_in_list
     return Given(values if is_list else values[0], COMMAND_LINE, None, f"--{name} {' '.join(values)}")
 
 
@@ -221,18 +235,32 @@ def _parser(
         if section not in groups:
             title = titles.get(section) or section or "the run"
             groups[section] = parser.add_argument_group(title[0].upper() + title[1:])
-        default = key.default if isinstance(key.default, str) else json.dumps(key.default)
-        groups[section].add_argument(
-            f"--{name}",
-            type=key.type,
-            default=key.default,
-            metavar=_placeholder(key),
-            help=f"{key.help} (default: {default})",
-        )
+        _explain(groups[section], name, key)
+        if key.item is not None:
+            of_item = parser.add_argument_group(f"{_first_line(key.item)} (K = 1, 2, ...)")
+            for inside, one in keys_of(key.item, f"{name}.K.").items():
+                _explain(of_item, inside, one)
     return parser
 
 
+def _explain(group: Any, name: str, key: Key) -> None:
+    default = key.default if isinstance(key.default, str) else json.dumps(key.default)
+    group.add_argument(
+        f"--{name}",
+        type=str if key.item else key.type,
+        default=key.default,
+        metavar=_placeholder(key),
+        help=f"{key.help} (default: {default})",
+    )
+
+
+def _first_line(described: type) -> str:
+    return (described.__doc__ or "").partition(";")[0].partition(".")[0]
+
+
 def _placeholder(key: Key) -> str:
+    if key.item is not None:
+        return "null"
     kind = next(member for member in key.members if member is not type(None))
     if key.takes_list:
         return "N ..." if typing.get_args(kind) == (int,) else "TEXT ..."

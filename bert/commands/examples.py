@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bert.commands.arguments import COMMAND_LINE, parse, run_command
 from bert.config import PretrainConfig, UserError
+from bert.phases import phase_configs
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -45,19 +46,23 @@ def main(argv: list[str]) -> int:
     tokenizer = (
         load_tokenizer(path, config.tokenizer) if path else corpus_vocabulary(config.data, config.tokenizer, print)
     )
-    progress = progress_lines(print)
-    if part is None:
-        found = build_examples(config.data, tokenizer, progress=progress)
-    else:
-        found = build_part(config.data, tokenizer, part, progress=progress)
+    progress, whole = progress_lines(print), True
+    for one in phase_configs(config):
+        if part is None:
+            found = build_examples(one.data, tokenizer, progress=progress)
+        else:
+            found = build_part(one.data, tokenizer, part, progress=progress)
         if found is None:
-            print(f"shard {options.shard} is done; the examples are whole when the others are")
-            return 0
-    print(f"examples in {found.folder}: {found.counts['train_rows']:,} rows, {found.counts['eval_rows']:,} held out")
-    if options.statistics:
-        _statistics(found, tokenizer)
-    if int(options.show):
-        _show(found, tokenizer, config, int(options.show))
+            whole = False
+            continue
+        rows, held_out = found.counts["train_rows"], found.counts["eval_rows"]
+        print(f"examples in {found.folder}: {rows:,} rows, {held_out:,} held out")
+        if options.statistics:
+            _statistics(found, tokenizer)
+        if int(options.show):
+            _show(found, tokenizer, one, int(options.show))
+    if not whole:
+        print(f"shard {options.shard} is done; the examples are whole when the others are")
     return 0
 
 

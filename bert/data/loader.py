@@ -43,6 +43,8 @@ class PretrainingLoader:
         seed: seed of order and masks, below 2**32.
         process: (index, count) of this host among all; it reads its contiguous share of every batch only.
         frozen_masks: a row has the same masks at every visit, not fresh ones.
+        first_step: the step of the first batch, where others have made those before it.
+        first_row: how many rows of the same examples others have used.
     """
 
     rows: Rows
@@ -51,19 +53,21 @@ class PretrainingLoader:
     seed: int
     process: tuple[int, int] = (0, 1)
     frozen_masks: bool = False
+    first_step: int = 0
+    first_row: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_permutation", lru_cache(maxsize=2)(self._draw_permutation))
 
     def batch(self, step: int) -> Batch:
-        """This host's rows of the batch of ``step`` (0 is the first): the arrays of DESIGN.md, plus ``rows`` [B].
+        """This host's rows of the batch of ``step``, counted from 0: the arrays of DESIGN.md, plus ``rows`` [B].
 
         ``rows`` numbers the rows within the global batch, so that dropout can be drawn for a row wherever it runs.
         """
         index, count = self.process
         local = self.batch_size // count
         first = index * local
-        places = step * self.batch_size + np.arange(first, first + local)
+        places = self.first_row + (step - self.first_step) * self.batch_size + np.arange(first, first + local)
         epochs, within = np.divmod(places, len(self.rows))
         chosen = np.empty(local, dtype=np.int64)
         for epoch in np.unique(epochs):

@@ -21,7 +21,7 @@ from bert.interchange.model_card import model_card
 from bert.interchange.pooling import declared
 from bert.interchange.tensor_files import write_tensors
 from bert.interchange.tokenizer_files import save_published_tokenizer
-from bert.model import Bert
+from bert.model import Bert, fixed_positions
 from bert.tokenizer import special_ids
 
 if TYPE_CHECKING:
@@ -42,13 +42,44 @@ def export(model: Pretrained, out: Path, say: Callable[[str], None]) -> None:
     The folder is read back and compared tensor by tensor, and by logits where transformers is installed.
 
     Raises:
-        UserError: ``out`` is there already and not an empty folder, or its parent cannot be written.
+        UserError: ``out`` is there already and not an empty folder, or its parent cannot be written; or transformers'
+            BERT has no place for what the model is made of.
         ExportError: what was read back is not what was written, or answers otherwise.
     """
+    model = expressible(model)
     with new_folder(out) as draft:
         _write(model, draft)
         say(_verify(model, draft))
     say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+def expressible(model: Pretrained) -> Pretrained:
+    """The same model in the parts that transformers' BERT is made of: fixed positions become its table of positions.
+
+    Raises:
+        UserError: it has others.
+    """
+    config = model.config
+    if config.pre_layer_norm:
+        raise UserError(
+            f"{model.source} has model.pre_layer_norm, which transformers' BERT cannot express: export it as stablehlo "
+            "or onnx"
+        )
+    if config.embedding_width != config.hidden_size:
+        raise UserError(
+            f"{model.source} has model.embedding_size {config.embedding_size} beside model.hidden_size "
+            f"{config.hidden_size}, which transformers' BERT cannot express: export it as stablehlo or onnx"
+        )
+    params = model.params
+    if config.position_embedding == "sinusoidal":
+        table = np.asarray(fixed_positions(config))
+        embeddings = {**params["bert"]["embeddings"], "position": {"embedding": table}}
+        params = {**params, "bert": {**params["bert"], "embeddings": embeddings}}
+    # What transformers has no field for, and what it would not read back
+    config = dataclasses.replace(
+        config, embedding_size=None, position_embedding="learned", position_init=ModelConfig().position_init
+    )
+    return dataclasses.replace(model, config=config, params=params)
 
 
 def family_of(config: ModelConfig) -> str:
@@ -138,7 +169,7 @@ def _verify(model: Pretrained, folder: Path) -> str:
     wrong = sorted(set(ours) ^ set(theirs))
     wrong += [key for key in set(ours) & set(theirs) if not np.array_equal(ours[key], theirs[key])]
     ours, theirs = ((m.labels, m.problem_type, m.classifier_dropout, m.pooling) for m in (model, again))
-    if wrong or again.config != _published_sizes(model.config) or ours != theirs:
+    if wrong or again.config != model.config or ours != theirs:
         what = ", ".join(wrong[:5]) or "settings"
         raise ExportError(f"{model.source}: its export does not read back as it was, {what} differ: not exported")
     said = f"verified: {len(jax.tree.leaves(again.params))} tensors read back identical"
@@ -206,8 +237,3 @@ def module_of(model: Pretrained) -> Any:
     takes = {field.name for field in dataclasses.fields(module)}
     outputs = len(model.labels) or OUTPUTS.get(model.architecture, 0)
     return module(model.config, **({"num_labels": outputs} if "num_labels" in takes else {}))
-
-
-def _published_sizes(config: ModelConfig) -> ModelConfig:
-    """The config without what Hugging Face's has no field for."""
-    return dataclasses.replace(config, position_init=ModelConfig().position_init)

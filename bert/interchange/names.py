@@ -106,7 +106,12 @@ class Tensor(NamedTuple):
     @property
     def part(self) -> str:
         """The part of `ARCHITECTURES` that it belongs to; ``bert`` for the encoder."""
-        return POOLER if self.ours.startswith(f"{POOLER}/") else self.ours.split("/")[0]
+        return part_of(self.ours)
+
+
+def part_of(path: str) -> str:
+    """The part of `ARCHITECTURES` that a parameter of ours belongs to, by its path; ``bert`` for the encoder."""
+    return POOLER if path.startswith(f"{POOLER}/") else path.split("/")[0]
 
 
 def tensors(layers: int, family: str, architecture: str) -> list[Tensor]:

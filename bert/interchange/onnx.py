@@ -25,6 +25,7 @@ from bert.interchange.signature import (
     verify,
     write_companions,
 )
+from bert.model import fixed_positions
 
 if TYPE_CHECKING:
     import onnx
@@ -108,6 +109,11 @@ class Graph:
         """The name of a parameter."""
         self._constants[path] = self._weights[path]
         return path
+
+    def array(self, name: str, array: np.ndarray) -> str:
+        """A constant under a name of its own."""
+        self._constants[name] = array
+        return name
 
     def constant(self, value: float | list[int]) -> str:
         """The name of a float32 scalar, or of int64 numbers [n]."""
@@ -202,25 +208,39 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
     from onnx import TensorProto
 
     node, path = graph.node, "bert/embeddings"
+
+    def before(x: str, path: str) -> str:
+        return graph.norm(x, path, config.layer_norm_eps) if config.pre_layer_norm else x
+
+    def after(x: str, path: str) -> str:
+        return x if config.pre_layer_norm else graph.norm(x, path, config.layer_norm_eps)
+
     ids = inputs["input_ids"]
     first, axis = graph.constant([config.position_offset]), graph.constant([0])
     end = node("Add", node("Shape", ids, start=1), first)
-    positions = node("Slice", graph.weight(f"{path}/position/embedding"), first, end, axis)
+    if config.position_embedding == "learned":
+        table = graph.weight(f"{path}/position/embedding")
+    else:
+        table = graph.array("sinusoids", np.asarray(fixed_positions(config)))
+    positions = node("Slice", table, first, end, axis)
     segments = graph.weight(f"{path}/segment/embedding")  # of one row without an input to choose by
     if "token_type_ids" in inputs:
         segments = node("Gather", segments, inputs["token_type_ids"])
     x = node("Gather", graph.weight(f"{path}/word/embedding"), ids)
     x = node("Add", node("Add", x, positions), segments)
     x = graph.norm(x, f"{path}/norm", config.layer_norm_eps)
+    if config.embedding_width != config.hidden_size:
+        x = graph.dense(x, f"{path}/projection")
     visible = node("Unsqueeze", node("Cast", inputs["attention_mask"], to=TensorProto.BOOL), graph.constant([1, 2]))
     for number in range(config.num_hidden_layers):
         layer = f"bert/encoder/layer_{number}"
-        attended = _attention(graph, config, x, visible, f"{layer}/attention")
-        x = graph.norm(node("Add", x, attended), f"{layer}/attention_norm", config.layer_norm_eps)
-        inner = graph.activation(graph.dense(x, f"{layer}/intermediate"), config.hidden_act)
-        outer = graph.dense(inner, f"{layer}/output")
-        x = graph.norm(node("Add", x, outer), f"{layer}/output_norm", config.layer_norm_eps)
-    return x
+        read = before(x, f"{layer}/attention_norm")
+        attended = _attention(graph, config, read, visible, f"{layer}/attention")
+        x = after(node("Add", x, attended), f"{layer}/attention_norm")
+        read = before(x, f"{layer}/output_norm")
+        inner = graph.activation(graph.dense(read, f"{layer}/intermediate"), config.hidden_act)
+        x = after(node("Add", x, graph.dense(inner, f"{layer}/output")), f"{layer}/output_norm")
+    return before(x, "bert/encoder/norm")
 
 
 def _attention(graph: Graph, config: ModelConfig, x: str, visible: str, path: str) -> str:

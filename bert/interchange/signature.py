@@ -78,12 +78,11 @@ def parameters(model: Pretrained) -> dict[str, np.ndarray]:
     """
     wanted = {names.ENCODER, *names.ARCHITECTURES[model.architecture]}
     flat = traverse_util.flatten_dict(model.params, sep="/")
-    table = names.tensors(model.config.num_hidden_layers, names.BERT, model.architecture)
-    found = [tensor for tensor in table if tensor.part in wanted and tensor.ours in flat]
-    missing = wanted - {tensor.part for tensor in found} - ({names.POOLER} if model.architecture == "Bert" else set())
+    found = {path: array for path, array in flat.items() if names.part_of(path) in wanted}
+    missing = wanted - set(map(names.part_of, found)) - ({names.POOLER} if model.architecture == "Bert" else set())
     if missing:
         raise UserError(f"{model.source} has no weights of {', '.join(sorted(missing))}: fine-tune it first")
-    return {tensor.ours: np.asarray(flat[tensor.ours], np.float32) for tensor in found}
+    return {path: np.asarray(array, np.float32) for path, array in found.items()}
 
 
 def forward(model: Pretrained) -> Callable[[Arrays, Arrays], Arrays]:

@@ -95,6 +95,28 @@ def test_frozen_masks_are_those_of_the_row_at_every_visit(processes: int) -> Non
     assert sum(changed) > 18, "another seed freezes other masks"
 
 
+def test_frozen_masks_are_the_papers_over_the_rows() -> None:
+    """15% of each row; 80/10/10; at every place alike; and no row tells of its neighbour's."""
+    masking = Masking(vocab_size=500, mask_id=4, special_ids=(0, 1, 2, 3, 4), max_predictions=20)
+    batch = PretrainingLoader(NumberedRows(20_000), masking, 20_000, 1, frozen_masks=True).batch(0)
+    used, lengths = batch["masked_lm_weights"] > 0, batch["attention_mask"].sum(axis=1)
+    tokens = (originals(batch) >= 5).sum(axis=1)
+    np.testing.assert_array_equal(used.sum(axis=1), np.maximum(1, np.floor(0.15 * tokens + 0.5)))
+    rows, places = np.nonzero(used)
+    positions = batch["masked_lm_positions"][rows, places]
+    before, after = batch["masked_lm_ids"][rows, places], batch["input_ids"][rows, positions]
+    to_mask, kept = after == masking.mask_id, after == before
+    for share, expected in ((to_mask, 0.8), (~to_mask & ~kept, 0.1 * 494 / 495), (kept, 0.1 + 0.1 / 495)):
+        assert abs(share.mean() - expected) < 4 * np.sqrt(expected * (1 - expected) / len(rows))
+    chosen = np.zeros(batch["input_ids"].shape)
+    chosen[rows, positions] = 1
+    whole = chosen[lengths == 32]
+    rate = whole.mean()
+    assert abs(whole.mean(axis=0) - rate).max() < 5 * np.sqrt(rate * (1 - rate) / len(whole))
+    both = (whole[:-1] * whole[1:]).mean()
+    assert abs(both - rate**2) < 5 * rate / np.sqrt(whole.size)
+
+
 def test_the_attention_mask_is_that_of_the_uncorrupted_row() -> None:
     batch = PretrainingLoader(NumberedRows(100), MASKING, batch_size=32, seed=1).batch(5)
     np.testing.assert_array_equal(batch["attention_mask"], originals(batch) != 0)

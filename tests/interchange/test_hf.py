@@ -238,3 +238,27 @@ def test_training_starts_from_a_folder(pretrained: Path, corpus: Path, sst2: Pat
     text = capsys.readouterr().out
     assert f"from {source}: bert (" in text
     assert "starts afresh: classifier\nnot taken over: predictions, seq_relationship" in text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"pre_layer_norm": True}, "tiny has model.pre_layer_norm, which transformers' BERT cannot express"),
+        ({"embedding_size": 6}, "tiny has model.embedding_size 6 beside model.hidden_size 24, which transformers'"),
+    ],
+)
+def test_what_transformers_cannot_express_is_not_exported(make, tmp_path: Path, sizes: dict, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)) as error:
+        make("BertForPreTraining", **sizes).save(tmp_path / "out")
+    assert "stablehlo or onnx" in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_fixed_positions_are_exported_as_the_table_that_they_are(make, tmp_path: Path) -> None:
+    model = make("BertForPreTraining", position_embedding="sinusoidal", embedding_size=24)
+    model.save(tmp_path / "out")
+    again = bert.load(tmp_path / "out")
+    assert (again.config.position_embedding, again.config.embedding_size) == ("learned", None)
+    ids = np.arange(5, 17)[None]
+    ours, theirs = (hf_export.module_of(m).apply({"params": m.params}, ids) for m in (model, again))
+    np.testing.assert_allclose(ours.prediction_logits, theirs.prediction_logits, atol=1e-5)

@@ -45,6 +45,7 @@ FAST = [
     ("BertForPreTraining", {}, [(2, 7)]),
     ("BertForMultipleChoice", {}, [(2, 3, 7)]),
     ("BertForMaskedLM", ROBERTA, [(2, 7)]),
+    ("BertForPreTraining", {"pre_layer_norm": True, "position_embedding": "sinusoidal", "embedding_size": 6}, [(2, 7)]),
 ]
 SLOW = [
     *((name, {}, CHOICES if name == "BertForMultipleChoice" else SIZES) for name in ARCHITECTURES),

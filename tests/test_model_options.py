@@ -1,0 +1,97 @@
+"""Each option of the model is shown to train: by heart, and on the embedded corpus."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import bert
+from bert.commands.finetune import main as finetune
+from bert.commands.pretrain import main
+from bert.config import ModelConfig, OptimizerConfig, UserError
+from bert.heads import BertForPreTraining
+from bert.losses import pretraining_objective
+from bert.optimizer import make_optimizer
+from bert.parallel import DataParallel
+from bert.train import TrainState, make_train_step
+from tests.conftest import SMALL_RUN
+from tests.test_model import OPTIONS
+from tests.test_train import T, V, batch_of
+
+
+def flags(option: str) -> list[str]:
+    return [f"--model.{name}={json.dumps(value).strip(chr(34))}" for name, value in OPTIONS[option].items()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", list(OPTIONS)[:-1])
+def test_an_option_learns_a_batch_by_heart(option: str) -> None:
+    learns_by_heart(option)
+
+
+def test_all_options_at_once_learn_a_batch_by_heart() -> None:
+    learns_by_heart("all at once")
+
+
+def learns_by_heart(option: str) -> None:
+    config = ModelConfig(V, 16, 2, 2, 32, max_position_embeddings=T, initializer_range=0.1, **OPTIONS[option])
+    model = BertForPreTraining(config)
+    objective = pretraining_objective(model.apply)
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=2e-2, warmup_steps=5), 80)
+    parallel = DataParallel(jax.devices()[:1])
+    batch = batch_of(0)
+    batch["masked_lm_positions"][:] = np.arange(4) + 1  # no place asked for two different pieces
+    init = jax.jit(
+        lambda key: TrainState.create(model.init(key, batch["input_ids"])["params"], optimizer, objective.metrics)
+    )
+    state, step = (
+        parallel.replicate(init(jax.random.key(0))),
+        parallel.compile(make_train_step(objective, optimizer, 0)),
+    )
+    losses = []
+    for _ in range(80):
+        state, loss = step(state, parallel.place(batch, 1))
+        losses.append(float(loss[0]))
+    assert losses[0] > 4  # ln 61 + ln 2 = 4.8
+    assert min(losses[-5:]) < losses[0] / 3
+
+
+def test_a_run_with_all_options_is_loaded_and_fine_tuned(corpus: Path, sst2: Path, tmp_path: Path) -> None:
+    run, arguments = tmp_path / "run", [f"--data.train={corpus}", *SMALL_RUN]
+    assert main([*arguments, f"--output_dir={run}", *flags("all at once")]) == 0
+    model = bert.load(run)
+    assert {name: getattr(model.config, name) for name in OPTIONS["all at once"]} == OPTIONS["all at once"]
+    assert model.encode(["ba ko"]).last_hidden_state.shape[-1] == 16
+    assert len(model.fill_mask("Ba [MASK].")[0]) == 5
+    with pytest.raises(UserError, match="cannot express"):
+        model.save(tmp_path / "hf")
+    task = [f"--data.dir={sst2}", f"--output_dir={tmp_path / 'task'}", "--data.max_length=32", "--data.buckets=32"]
+    assert finetune(["--config=sst2", f"--init={run}", *task, "--training.batch_size=8", "--training.epochs=1"]) == 0
+    assert bert.load(tmp_path / "task").config == model.config
+    assert bert.load(tmp_path / "task").predict(["ba ri"])[0].label
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [None, *OPTIONS])
+def test_an_option_beats_word_frequencies_on_the_embedded_corpus(option: str | None, tmp_path: Path) -> None:
+    """400 steps on the docstrings of the standard library, no option for comparison."""
+    run = tmp_path / "run"
+    arguments = [
+        "--tokenizer.vocab_size=1024",
+        "--data.sequence_length=32",
+        "--data.max_predictions_per_sequence=5",
+        "--data.num_workers=1",
+        "--model.hidden_size=64",
+        "--model.intermediate_size=256",
+        "--training.steps=400",
+        "--training.eval_every=400",
+        "--training.checkpoint_every=400",
+        "--optimizer.warmup_steps=40",
+    ]
+    assert main(["--config=quickstart", f"--output_dir={run}", *arguments, *(flags(option) if option else [])]) == 0
+    results = json.loads((run / "results.json").read_text())
+    ours, unigram = results["eval"]["mlm_loss"], results["baselines"]["unigram"]["loss"]
+    print(f"{option}: {ours:.3f}, word frequencies {unigram:.3f}")
+    assert ours < unigram - 0.1
