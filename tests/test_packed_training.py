@@ -34,7 +34,7 @@ MASKING = Masking(V, mask_id=4, special_ids=(0, 1, 2, 3, 4), max_predictions=5)
 def batch_of_packed_rows() -> dict[str, np.ndarray]:
     """Eight rows of one to six examples, spread unevenly, and padding here and there."""
     random = np.random.default_rng(0)
-    lengths = np.array([32, 31, 20, 12, 17, 9, 5, 13, 13, 4, 4, 4, 4, 6, 5, 25, 22, 8, 30, 4, 5, 4])
+    lengths = np.array([31, 20, 12, 17, 9, 5, 13, 13, 4, 4, 4, 4, 4, 6, 5, 25, 8, 5, 4, 4, 32, 4])
     ids = random.integers(5, V, (len(lengths), T)).astype(np.uint16)
     segment_a = lengths // 2
     at = np.arange(len(lengths))
@@ -82,7 +82,8 @@ def unpacked(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def gradients(label: str | None, batch: dict[str, np.ndarray], devices: int = 1, micro: int = 1, drop: bool = False):
+@functools.cache
+def compiled(label: str | None, devices: int, drop: bool):
     model = (BertForPreTraining if label else BertForMaskedLM)(CONFIG)
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
     objective = pretraining_objective(model.apply, label, "nsp" if label else None)
@@ -92,7 +93,12 @@ def gradients(label: str | None, batch: dict[str, np.ndarray], devices: int = 1,
         return Dropout.of(3, 5, rows) if drop else None
 
     step = parallel.compile(lambda params, batch: total_gradients(params, batch, objective, dropout))
-    grads, sums = step(parallel.replicate(params), parallel.place(batch, micro))
+    return parallel, parallel.replicate(params), step
+
+
+def gradients(label: str | None, batch: dict[str, np.ndarray], devices: int = 1, micro: int = 1, drop: bool = False):
+    parallel, params, step = compiled(label, devices, drop)
+    grads, sums = step(params, parallel.place(batch, micro))
     return parallel.fetch(grads), parallel.fetch(sums)
 
 
@@ -127,7 +133,7 @@ def test_packed_rows_have_the_losses_and_gradients_of_their_examples(label: str 
     one_cls = {**batch, "cls_positions": np.zeros_like(batch["cls_positions"])}
     for name, wrong in (("mlm_loss", joined), ("mlm_loss", going_on), ("nsp_loss", one_cls)):
         if name in their_sums:
-            assert abs(gradients(label, wrong)[1][name][0] / their_sums[name][0] - 1) > 1e-3
+            assert abs(gradients(label, wrong)[1][name][0] / their_sums[name][0] - 1) > 2e-4
 
 
 @pytest.mark.parametrize(("devices", "micro"), [(4, 1), pytest.param(2, 4, marks=pytest.mark.slow)])
