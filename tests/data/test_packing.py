@@ -66,7 +66,7 @@ def test_the_histogram_gives_what_one_example_at_a_time_gives(seed: int) -> None
     assert [total for total, _ in ours] == sorted(map(sum, theirs))
 
 
-@pytest.mark.parametrize(("longest", "most", "rate"), [(512, 8, 1.02), (512, 3, 1.03), (128, 8, 1.02)])
+@pytest.mark.parametrize(("longest", "most", "rate"), [(512, 8, 1.02), (512, 3, 1.05), (128, 8, 1.02)])
 def test_every_example_once_no_row_too_long_and_few_rows(longest: int, most: int, rate: float) -> None:
     lengths = lengths_like_wikipedia(5000, longest)
     packs = packs_of(lengths, longest, most)
