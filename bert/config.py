@@ -156,7 +156,7 @@ class DataConfig:
     sequence_length: int = 128
     """Tokens T a row, special ones included."""
     max_predictions_per_sequence: int = 20
-    """Most predictions P a row."""
+    """Most predictions P a row; in packed rows, an example."""
     masked_lm_prob: float = 0.15
     """Share of a row's tokens that are predicted."""
     whole_word_masking: bool = False
@@ -167,6 +167,11 @@ class DataConfig:
     """Times the training text is made into examples, each time with other pairs (Google's dupe_factor)."""
     short_seq_prob: float = 0.1
     """Share of pairs with a random shorter target length, so that short inputs are learned too; full rows have none."""
+    packing: bool = False
+    """Put several short examples into one training row (histogram packing): each sees itself alone, begins at position
+    0, and has its own [CLS], label and masks. Held-out rows stay one example each, so that runs compare."""
+    max_examples_per_row: int = 8
+    """Most examples K of a packed row; more of them where examples are shorter than an eighth of sequence_length."""
     seed: int = 12345
     """Seed of the document order, the held-out share and the sentence pairs; the examples are cached by it."""
     num_workers: int | None = None
@@ -187,6 +192,12 @@ class DataConfig:
         _at_least("data.sequence_length", self.sequence_length, 8)
         _at_least("data.max_predictions_per_sequence", self.max_predictions_per_sequence, 1)
         _at_least("data.duplicates", self.duplicates, 1)
+        _at_least("data.max_examples_per_row", self.max_examples_per_row, 2)
+        if self.packing and self.objective == "full_sentences":
+            raise UserError(
+                "data.packing is true, and the rows of data.objective full_sentences are full already: leave packing "
+                "out, or choose nsp, sop or doc_sentences"
+            )
         _fraction("data.masked_lm_prob", self.masked_lm_prob)
         _fraction("data.short_seq_prob", self.short_seq_prob)
         _fraction("data.held_out", self.held_out)

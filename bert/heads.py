@@ -9,7 +9,7 @@ from flax import struct
 
 from bert.config import ModelConfig
 from bert.dropout import Dropout
-from bert.model import ACTIVATIONS, Bert, Dtype, dense, initializer, layer_norm
+from bert.model import ACTIVATIONS, Bert, Dtype, Packing, at_positions, dense, initializer, layer_norm
 
 
 class MaskedLMHead(nn.Module):
@@ -34,7 +34,8 @@ class MaskedLMHead(nn.Module):
 
 
 class PretrainingOutput(struct.PyTreeNode):
-    """Logits of the two pretraining heads: ``prediction_logits`` [B, P, V], ``seq_relationship_logits`` [B, 2]."""
+    """Logits of the two pretraining heads: ``prediction_logits`` [B, P, V], ``seq_relationship_logits`` [B, 2], or
+    [B, K, 2] where rows are packed."""
 
     prediction_logits: jax.Array
     seq_relationship_logits: jax.Array
@@ -58,10 +59,11 @@ class BertForPreTraining(nn.Module):
         attention_mask: jax.Array | None = None,
         masked_lm_positions: jax.Array | None = None,
         *,
+        packing: Packing | None = None,
         dropout: Dropout | None = None,
     ) -> PretrainingOutput:
         """Decodes the ``masked_lm_positions`` [B, P] only; every position if None (then P is T)."""
-        encoded = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout)
+        encoded = self.bert(input_ids, token_type_ids, attention_mask, packing=packing, dropout=dropout)
         hidden = _at_positions(encoded.last_hidden_state, masked_lm_positions)
         return PretrainingOutput(
             self.predictions(hidden, self.bert.word_embedding()),
@@ -86,11 +88,13 @@ class BertForMaskedLM(nn.Module):
         attention_mask: jax.Array | None = None,
         masked_lm_positions: jax.Array | None = None,
         *,
+        packing: Packing | None = None,
         dropout: Dropout | None = None,
     ) -> jax.Array:
         """[B, T] -> [B, P, V] float32 logits at ``masked_lm_positions`` [B, P]; at every position if None (P is T)."""
-        hidden = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).last_hidden_state
-        return self.predictions(_at_positions(hidden, masked_lm_positions), self.bert.word_embedding())
+        encoded = self.bert(input_ids, token_type_ids, attention_mask, packing=packing, dropout=dropout)
+        hidden = _at_positions(encoded.last_hidden_state, masked_lm_positions)
+        return self.predictions(hidden, self.bert.word_embedding())
 
 
 class BertForNextSentencePrediction(nn.Module):
@@ -317,4 +321,4 @@ def _at_positions(hidden_states: jax.Array, positions: jax.Array | None) -> jax.
     """[B, T, D] at [B, P] -> [B, P, D]; all of them where positions is None."""
     if positions is None:
         return hidden_states
-    return jnp.take_along_axis(hidden_states, positions[:, :, None], axis=1)
+    return at_positions(hidden_states, positions)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from bert.dropout import Dropout
+from bert.model import Packing
 
 Batch = Mapping[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, jax.Array]]
@@ -60,7 +61,7 @@ def pretraining_objective(
 
     Args:
         apply: the ``apply`` of `bert.heads.BertForPreTraining`; of `bert.heads.BertForMaskedLM` without a label.
-        label: the batch's ``<label>_labels`` and ``<label>_weights`` [B]; None for MLM alone.
+        label: the batch's ``<label>_labels`` and ``<label>_weights`` [B], [B, K] of packed rows; None for MLM alone.
         metric: start of the names of the label's loss and accuracy.
     """
 
@@ -71,6 +72,7 @@ def pretraining_objective(
             batch["token_type_ids"],
             batch["attention_mask"],
             batch["masked_lm_positions"],
+            packing=_packing(batch),
             dropout=dropout,
         )
         logits = output if label is None else output.prediction_logits
@@ -89,6 +91,12 @@ def pretraining_objective(
 
     names = ("mlm",) if label is None else ("mlm", metric)
     return Objective(forward, weights, tuple(f"{name}_{kind}" for kind in ("loss", "accuracy") for name in names))
+
+
+def _packing(batch: Batch) -> Packing | None:
+    if "example_ids" not in batch:
+        return None
+    return Packing(batch["example_ids"], batch["position_ids"], batch["cls_positions"])
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ class EncoderOutput(struct.PyTreeNode):
 
     Attributes:
         last_hidden_state: [B, T, D].
-        pooled_output: [B, D], tanh of a dense layer over the first token; None without a pooling layer.
+        pooled_output: [B, D], tanh of a dense layer over the first token, [B, K, D] over those of the examples of
+            packed rows; None without a pooling layer.
         hidden_states: the embeddings' output and each layer's, [B, T, D] each; () unless asked for.
         attentions: each layer's attention weights before dropout, [B, N, T, S]; () unless asked for.
     """
@@ -43,6 +44,20 @@ class EncoderOutput(struct.PyTreeNode):
     pooled_output: jax.Array | None
     hidden_states: tuple[jax.Array, ...] = ()
     attentions: tuple[jax.Array, ...] = ()
+
+
+class Packing(struct.PyTreeNode):
+    """Where the examples of packed rows lie (`bert.data.packing.places`); K examples a row at most.
+
+    Attributes:
+        example_ids: [B, T], the example that a token is of, 1 ... K; 0 for padding.
+        position_ids: [B, T], from 0 on in each example.
+        cls_positions: [B, K], where each example begins.
+    """
+
+    example_ids: jax.Array
+    position_ids: jax.Array
+    cls_positions: jax.Array
 
 
 def initializer(config: ModelConfig) -> nn.initializers.Initializer:
@@ -153,6 +168,11 @@ def dot_product_attention(
 def padding_mask(attention_mask: jax.Array) -> jax.Array:
     """[B, S] of 0 and 1 -> [B, 1, 1, S] booleans for `dot_product_attention`."""
     return attention_mask[:, None, None, :].astype(bool)
+
+
+def same_example_mask(example_ids: jax.Array) -> jax.Array:
+    """[B, T] -> [B, 1, T, T] booleans: a token looks at those of its own example, padding at padding."""
+    return (example_ids[:, :, None] == example_ids[:, None, :])[:, None]
 
 
 def causal_mask(length: int) -> jax.Array:
@@ -314,6 +334,7 @@ class Bert(nn.Module):
         attention_mask: jax.Array | None = None,
         position_ids: jax.Array | None = None,
         *,
+        packing: Packing | None = None,
         dropout: Dropout | None = None,
         intermediates: bool = False,
     ) -> EncoderOutput:
@@ -324,6 +345,8 @@ class Bert(nn.Module):
             token_type_ids: [B, T] segments; all 0 if None.
             attention_mask: [B, T], 1 for a token and 0 for padding; all 1 if None.
             position_ids: [B, T] rows of the position table; the first T from ``position_offset`` on if None.
+            packing: where the examples of packed rows lie, in place of attention_mask and position_ids; the pooled
+                output is then that of each example, [B, K, D].
             dropout: source of dropout; None for none (evaluation).
             intermediates: return every layer's hidden states and attention weights as well.
 
@@ -331,6 +354,8 @@ class Bert(nn.Module):
             ValueError: T is over the position table.
         """
         length = input_ids.shape[1]
+        if packing is not None:
+            position_ids = self.config.position_offset + packing.position_ids
         if position_ids is None:
             if length > self.config.max_position_embeddings:
                 raise ValueError(
@@ -339,19 +364,28 @@ class Bert(nn.Module):
             position_ids = self.config.position_offset + jnp.arange(length)[None, :]
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
-        mask = None if attention_mask is None else padding_mask(attention_mask)
+        if packing is not None:
+            mask = same_example_mask(packing.example_ids)
+        else:
+            mask = None if attention_mask is None else padding_mask(attention_mask)
         x = self.embeddings(input_ids, token_type_ids, position_ids, dropout)
         x, hidden_states, attentions = self.encoder(x, mask, dropout, intermediates)
-        pooled = self.pool(x[:, 0]) if self.add_pooling_layer else None
+        first = x[:, 0] if packing is None else at_positions(x, packing.cls_positions)
+        pooled = self.pool(first) if self.add_pooling_layer else None
         return EncoderOutput(x, pooled, hidden_states, attentions)
 
     def pool(self, first: jax.Array) -> jax.Array:
-        """[B, D] the first tokens' hidden states -> [B, D] pooled output."""
+        """[..., D] the first tokens' hidden states -> [..., D] pooled output."""
         return jnp.tanh(self.pooler(first))
 
     def word_embedding(self) -> jax.Array:
         """[V, E], which the MLM head is tied to."""
         return self.embeddings.word.embedding
+
+
+def at_positions(hidden_states: jax.Array, positions: jax.Array) -> jax.Array:
+    """[B, T, D] at [B, P] -> [B, P, D]."""
+    return jnp.take_along_axis(hidden_states, positions[:, :, None], axis=1)
 
 
 def _drop(x: jax.Array, dropout: Dropout | None, rate: float, site: str) -> jax.Array:

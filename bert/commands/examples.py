@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from bert.commands.arguments import COMMAND_LINE, parse, run_command
@@ -11,6 +12,7 @@ from bert.config import PretrainConfig, UserError
 from bert.phases import phase_configs
 
 if TYPE_CHECKING:
+    import numpy as np
     from tokenizers import Tokenizer
 
     from bert.data.examples import ExampleSet
@@ -77,6 +79,7 @@ def _statistics(found: ExampleSet, tokenizer: Tokenizer) -> None:
     import numpy as np
 
     from bert.data.examples import open_rows
+    from bert.data.packing import EXAMPLE_LENGTH
     from bert.report import startup_table
     from bert.tokenizer import special_ids
 
@@ -86,20 +89,30 @@ def _statistics(found: ExampleSet, tokenizer: Tokenizer) -> None:
     for split, paths in (("train", found.train), ("eval", found.eval)):
         documents, sentences, tokens = (counts[f"{split}_{name}"] for name in ("documents", "sentences", "tokens"))
         rows = open_rows(paths)
-        blocks = [np.arange(i, min(i + 4096, len(rows))) for i in range(0, len(rows), 4096)]
-        lengths = np.concatenate([rows.take(block)["length"] for block in blocks])
+        blocks = (rows.take(np.arange(i, min(i + 4096, len(rows)))) for i in range(0, len(rows), 4096))
+        columns = [(block["length"], block.get(EXAMPLE_LENGTH)) for block in blocks]
+        lengths = np.concatenate([length for length, _ in columns])
         low, middle, high = np.percentile(lengths, [10, 50, 90])
-        padding = 1 - lengths.sum() / (len(rows) * found.sequence_length)
+        padding, packing = f"{_padding(lengths, found.sequence_length):.1%} of all places", ""
+        if columns[0][1] is not None:
+            examples = np.concatenate([example_length for _, example_length in columns])
+            alone = examples[examples > 0]
+            packing = f" and {np.count_nonzero(examples, axis=1).max()} examples, {len(alone):,} in all"
+            padding += f"; with an example a row {_padding(alone, found.sequence_length):.1%}"
         lines += [
             (f"{split}: documents", f"{documents:,}, of {sentences / documents:,.1f} sentences and "
                                     f"{tokens / documents:,.0f} tokens on average"),
             (f"{split}: sentences", f"{sentences:,}, of {tokens / sentences:,.1f} tokens on average"),
             (f"{split}: tokens", f"{tokens:,}"),
-            (f"{split}: rows", f"{len(rows):,} of up to {found.sequence_length} tokens; at the 10th, 50th, 90th "
-                               f"percentile {low:.0f}, {middle:.0f}, {high:.0f}"),
-            (f"{split}: padding", f"{padding:.1%} of all places"),
+            (f"{split}: rows", f"{len(rows):,} of up to {found.sequence_length} tokens{packing}; at the 10th, 50th, "
+                               f"90th percentile {low:.0f}, {middle:.0f}, {high:.0f}"),
+            (f"{split}: padding", padding),
         ]  # fmt: skip
     startup_table(lines)
+
+
+def _padding(lengths: np.ndarray, sequence_length: int) -> float:
+    return 1 - lengths.sum() / (len(lengths) * sequence_length)
 
 
 def _show(found: ExampleSet, tokenizer: Tokenizer, config: PretrainConfig, number: int) -> None:
@@ -109,7 +122,7 @@ def _show(found: ExampleSet, tokenizer: Tokenizer, config: PretrainConfig, numbe
     from rich.text import Text
 
     from bert.data.examples import open_rows
-    from bert.data.loader import masked_batch, masking_of
+    from bert.data.loader import masked_batch, masking_of, random_words_per_row
     from bert.data.masking import random_words
     from bert.data.objectives import OBJECTIVES
     from bert.tokenizer import special_ids
@@ -117,19 +130,22 @@ def _show(found: ExampleSet, tokenizer: Tokenizer, config: PretrainConfig, numbe
     rows, masking, special = open_rows(found.train), masking_of(config.data, tokenizer), special_ids(tokenizer)
     objective, console = OBJECTIVES[config.data.objective], Console(highlight=False)
     numbers = np.unique(np.linspace(0, len(rows) - 1, number).astype(int))
-    words = random_words((config.seed, 0), 0, len(numbers), masking.words_per_row(found.sequence_length))
-    batch = masked_batch(rows.take(numbers), masking, words, 0)
+    examples = rows.take(numbers)
+    words = random_words((config.seed, 0), 0, len(numbers), random_words_per_row(masking, examples))
+    batch = masked_batch(examples, masking, words, 0)
     console.print(
         Text.assemble("segment A", ("  segment B", "cyan"), ("  predicted: shown{original}", "bold red"), style="dim")
     )
-    for place, row in enumerate(numbers.tolist()):
+    for place, number, start, end in _examples_of(batch):
         used = batch["masked_lm_weights"][place] > 0
         positions, pieces = (batch[name][place, used].tolist() for name in ("masked_lm_positions", "masked_lm_ids"))
-        original = dict(zip(positions, pieces, strict=True))
-        length = int(batch["attention_mask"][place].sum())
-        label = objective.answers[batch[f"{objective.label}_labels"][place]] if objective.label else "no label"
+        original = {at: piece for at, piece in zip(positions, pieces, strict=True) if start <= at < end}
+        label = "no label"
+        if objective.label:
+            labels = batch[f"{objective.label}_labels"][place]
+            label = objective.answers[labels if number is None else labels[number]]
         text = Text()
-        for position, piece in enumerate(batch["input_ids"][place, :length].tolist()):
+        for position, piece in enumerate(batch["input_ids"][place, start:end].tolist(), start):
             shown = tokenizer.id_to_token(piece)
             if position in original:
                 text.append(f"{shown}{{{tokenizer.id_to_token(original[position])}}} ", "bold red")
@@ -137,6 +153,20 @@ def _show(found: ExampleSet, tokenizer: Tokenizer, config: PretrainConfig, numbe
                 text.append(f"{shown} ", "dim")
             else:
                 text.append(f"{shown} ", "cyan" if batch["token_type_ids"][place, position] else "")
-        heading = f"\nrow {row}: {length} of {found.sequence_length} tokens, {len(original)} predicted; {label}"
+        of_row = "" if number is None else f", example {number + 1}"
+        heading = f"\nrow {numbers[place]}{of_row}: {end - start} of {found.sequence_length} tokens, "
+        heading += f"{len(original)} predicted; {label}"
         console.print(Text(heading, "bold"))
         console.print(text, soft_wrap=not console.is_terminal)
+
+
+def _examples_of(batch: dict[str, np.ndarray]) -> Iterator[tuple[int, int | None, int, int]]:
+    """Place in the batch, number within its row where rows are packed, first position and end of every example."""
+    for place, length in enumerate(batch["attention_mask"].sum(axis=1).tolist()):
+        if "example_ids" not in batch:
+            yield place, None, 0, length
+            continue
+        owners = batch["example_ids"][place, :length]
+        for number in range(int(owners.max())):
+            start, end = owners.searchsorted([number + 1, number + 2]).tolist()
+            yield place, number, start, end

@@ -240,6 +240,8 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
         settings["eval_files"] = None if config.eval is None else [len(p) for p in corpus.entries(config.eval)]
     if config.duplicates > 1:
         settings["duplicates"] = config.duplicates
+    if config.packing:
+        settings["max_examples_per_row"] = config.max_examples_per_row
     return settings
 
 
@@ -344,6 +346,8 @@ def _tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardTa
                     short_seq_prob=config.short_seq_prob,
                     languages=(config.language,) if isinstance(config.language, str) else tuple(config.language),
                     one_sentence_per_line=config.one_sentence_per_line,
+                    # Held-out rows stay as they are: with the same masks for all, packed and unpacked runs compare.
+                    max_examples_per_row=config.max_examples_per_row if config.packing and split == "train" else None,
                 )
             )
     return tasks

@@ -14,6 +14,7 @@ import numpy as np
 
 from bert.config import DataConfig
 from bert.data.masking import Masking, random_words, words_of_rows
+from bert.data.packing import EXAMPLE_LENGTH, places
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -73,13 +74,13 @@ class PretrainingLoader:
         for epoch in np.unique(epochs):
             here = epochs == epoch
             chosen[here] = self._permutation(int(epoch))[within[here]]
-        length = self.rows.take(chosen[:1])["input_ids"].shape[1]
-        words_per_row = self.masking.words_per_row(length)
+        examples = self.rows.take(chosen)
+        words_per_row = random_words_per_row(self.masking, examples)
         if self.frozen_masks:
             words = words_of_rows((_FROZEN + self.seed, 0), chosen, words_per_row)
         else:
             words = random_words((_MASKS + self.seed, step), first, local, words_per_row)
-        return masked_batch(self.rows.take(chosen), self.masking, words, first)
+        return masked_batch(examples, self.masking, words, first)
 
     def _draw_permutation(self, epoch: int) -> np.ndarray:
         stream = np.random.Philox(key=np.array([_ORDER + self.seed, epoch], dtype=np.uint64))
@@ -102,6 +103,12 @@ def masking_of(config: DataConfig, tokenizer: Tokenizer) -> Masking:
     )
 
 
+def random_words_per_row(masking: Masking, examples: dict[str, np.ndarray]) -> int:
+    """What a row of these, packed or not, takes of a random stream."""
+    packed = examples.get(EXAMPLE_LENGTH)
+    return masking.words_per_row(examples["input_ids"].shape[1], 1 if packed is None else packed.shape[1])
+
+
 def held_out_batches(
     rows: Rows, masking: Masking, batch_size: int, process: tuple[int, int] = (0, 1)
 ) -> Iterator[Batch]:
@@ -117,8 +124,7 @@ def held_out_batches(
         chosen = np.arange(first, min(first + local, len(rows)))
         some = chosen if len(chosen) else np.zeros(1, dtype=np.int64)
         examples = rows.take(some)
-        words_per_row = masking.words_per_row(examples["input_ids"].shape[1])
-        words = random_words((_HELD_OUT, 0), int(some[0]), len(some), words_per_row)
+        words = random_words((_HELD_OUT, 0), int(some[0]), len(some), random_words_per_row(masking, examples))
         batch = masked_batch(examples, masking, words, first - start)
         if len(chosen) < local:
             batch = {name: _fill(value[: len(chosen)], local) for name, value in batch.items()}
@@ -128,22 +134,30 @@ def held_out_batches(
 def masked_batch(examples: dict[str, np.ndarray], masking: Masking, words: np.ndarray, first_row: int) -> Batch:
     """Examples -> one pretraining batch. The attention mask comes from the lengths, never from corrupted tokens.
 
-    Of an objective with a label the batch has NAME_labels and NAME_weights, NAME being next_sentence or sentence_order.
+    Of an objective with a label the batch has NAME_labels and NAME_weights, NAME being next_sentence or sentence_order:
+    [B], or [B, K] where rows are packed. Then it also has the arrays of ``bert.data.packing.places``.
     """
     ids = examples["input_ids"]
     rows, length = ids.shape
     position = np.arange(length, dtype=np.int32)
     mask = position < examples["length"][:, None]
+    example_length = examples.get(EXAMPLE_LENGTH)
+    if example_length is None:
+        of_examples = {"token_type_ids": mask & (position >= examples["segment_a_length"][:, None])}
+        labelled = np.ones(rows, bool)
+    else:
+        of_examples = places(example_length, examples["segment_a_length"], length)
+        labelled = example_length > 0
     batch = {
-        **masking(ids, words),
-        "token_type_ids": (mask & (position >= examples["segment_a_length"][:, None])).astype(np.int32),
+        **masking(ids, words, example_length),
+        **{name: value.astype(np.int32) for name, value in of_examples.items()},
         "attention_mask": mask.astype(np.int32),
         "rows": np.arange(first_row, first_row + rows, dtype=np.int32),
     }
     for column, label in examples.items():
         if column.endswith("_label"):
             batch[f"{column}s"] = label.astype(np.int32)
-            batch[f"{column.removesuffix('_label')}_weights"] = np.ones(rows, dtype=np.float32)
+            batch[f"{column.removesuffix('_label')}_weights"] = labelled.astype(np.float32)
     return batch
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -25,8 +26,8 @@ class Masking:
         vocab_size: number of pieces V.
         mask_id: id of [MASK].
         special_ids: ids that are never chosen and never put in (all special tokens, padding among them).
-        max_predictions: P, most predictions a row.
-        prob: share of a row's maskable tokens that is predicted.
+        max_predictions: P, most predictions a row; in packed rows, an example.
+        prob: share of a row's (an example's) maskable tokens that is predicted.
         continuing_ids: ids of pieces that continue a word. Where there are any, words are masked whole or not at all;
             where there are none, tokens are chosen one by one.
 
@@ -55,18 +56,36 @@ class Masking:
         wanted = np.floor(lengths * self.prob + 0.5).astype(np.int64)  # half up: never NumPy's half to even
         wanted[1:] = np.clip(wanted[1:], 1, self.max_predictions)
         object.__setattr__(self, "predictions_of", wanted)
+        object.__setattr__(self, "predictions_per_row", lru_cache(self._predictions_per_row))
 
-    def words_per_row(self, sequence_length: int) -> int:
+    def _predictions_per_row(self, sequence_length: int, examples: int = 1) -> int:
+        """P of rows of T tokens: ``max_predictions``, or, in packed rows, the most that so many examples come to.
+
+        No packed row can want more, so that none loses a prediction. An example has two special tokens at least.
+        """
+        if examples == 1:
+            return self.max_predictions
+        alone = self.predictions_of[np.maximum(np.arange(sequence_length + 1) - 2, 0)]
+        most = alone
+        for _ in range(examples - 1):  # one example more, of every length that the others leave
+            most = np.array([(most[: room + 1] + alone[room::-1]).max() for room in range(sequence_length + 1)])
+        return int(most[-1])
+
+    def words_per_row(self, sequence_length: int, examples: int = 1) -> int:
         """64-bit random words a row of T tokens takes: fixed, and a multiple of Philox's block."""
-        halves = sequence_length + 2 * self.max_predictions
+        halves = sequence_length + 2 * self.predictions_per_row(sequence_length, examples)
         return -(-halves // (2 * _PHILOX_WORDS)) * _PHILOX_WORDS
 
-    def __call__(self, input_ids: np.ndarray, words: np.ndarray) -> dict[str, np.ndarray]:
+    def __call__(
+        self, input_ids: np.ndarray, words: np.ndarray, example_length: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
         """Chooses and corrupts tokens.
 
         Args:
             input_ids: [B, T] integers; positions that hold a special id are never chosen.
-            words: [B, words_per_row(T)] uint64, uniformly distributed.
+            words: [B, words_per_row(T, K)] uint64, uniformly distributed.
+            example_length: [B, K] tokens of each example of packed rows, one after the other: each is masked as a row
+                of its own, by the draws at its own places.
 
         Returns:
             ``input_ids`` [B, T] int32 after corruption; ``masked_lm_positions`` [B, P] int32, ascending, 0 where
@@ -74,18 +93,17 @@ class Masking:
             a prediction and 0 for an unused place.
         """
         length = input_ids.shape[1]
-        count = min(self.max_predictions, length)
+        most = self.predictions_per_row(length, 1 if example_length is None else example_length.shape[1])
+        count = min(most, length)
         draws = words.view(np.uint32)
-        maskable = self.maskable[input_ids]
-        wanted = self.predictions_of[np.count_nonzero(maskable, axis=1)]
-        if len(self.continuing_ids):
-            positions, used = self._whole_words(input_ids, maskable, wanted, draws[:, :length], count)
+        if example_length is None:
+            positions, used = self._chosen(input_ids, draws[:, :length])
         else:
-            positions, used = self._single_tokens(maskable, wanted, draws[:, :length], count)
+            positions, used = self._chosen_of_examples(input_ids, draws[:, :length], example_length, count)
         original = np.take_along_axis(input_ids, positions, axis=1).astype(np.int32)
 
         fate = draws[:, length : length + count]
-        choice = draws[:, length + self.max_predictions : length + self.max_predictions + count].astype(np.uint64)
+        choice = draws[:, length + most : length + most + count].astype(np.uint64)
         random_ids = self.ordinary_ids[(choice * np.uint64(len(self.ordinary_ids))) >> np.uint64(32)]
         corrupted = np.where(fate < _share(0.8), np.int32(self.mask_id), original)
         corrupted = np.where(fate >= _share(0.9), random_ids, corrupted)
@@ -93,13 +111,41 @@ class Masking:
         row_index, place = np.nonzero(used)
         output[row_index, positions[row_index, place]] = corrupted[row_index, place]
 
-        pad = ((0, 0), (0, self.max_predictions - count))
+        pad = ((0, 0), (0, most - count))
         return {
             "input_ids": output,
             "masked_lm_positions": np.pad(positions, pad),
             "masked_lm_ids": np.pad(np.where(used, original, 0).astype(np.int32), pad),
             "masked_lm_weights": np.pad(used.astype(np.float32), pad),
         }
+
+    def _chosen(self, input_ids: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Positions [B, min(P, T)], ascending and 0 where unused, and which of them are used, by draws [B, T]."""
+        count = min(self.max_predictions, input_ids.shape[1])
+        maskable = self.maskable[input_ids]
+        wanted = self.predictions_of[np.count_nonzero(maskable, axis=1)]
+        if len(self.continuing_ids):
+            return self._whole_words(input_ids, maskable, wanted, draws, count)
+        return self._single_tokens(maskable, wanted, draws, count)
+
+    def _chosen_of_examples(
+        self, input_ids: np.ndarray, draws: np.ndarray, example_length: np.ndarray, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As ``_chosen``, [B, count], of packed rows: their examples, each laid out as a row, and put back."""
+        row, number = np.nonzero(example_length)
+        start = (np.cumsum(example_length, axis=1) - example_length)[row, number, None]
+        length = example_length[row, number, None]
+        within = np.arange(length.max(initial=1))
+        here = within < length
+        places = np.where(here, start + within, 0)
+        apart = np.where(here, input_ids[row[:, None], places], self.special_ids[0])
+        positions, used = self._chosen(apart, draws[row[:, None], places])
+        example = np.nonzero(used)[0]
+        found = np.bincount(row[example], minlength=len(input_ids))
+        together = np.zeros((len(input_ids), count), np.int32)
+        filled = np.arange(count) < found[:, None]
+        together[filled] = (positions + start)[used]  # examples ascend in a row, and their positions in them
+        return together, filled
 
     @staticmethod
     def _single_tokens(

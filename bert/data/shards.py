@@ -21,6 +21,7 @@ import pyarrow as pa
 from bert.config import UserError
 from bert.data import corpus, pairs
 from bert.data.objectives import OBJECTIVES
+from bert.data.packing import EXAMPLE_LENGTH, packed
 from bert.data.spool import Spool
 from bert.files import write_durably
 
@@ -32,7 +33,8 @@ BATCH_OF_SENTENCES = 4096
 """Sentences tokenised in one call: enough to make calls cheap, few enough to bound memory."""
 
 COLUMNS = ("input_ids", "length", "segment_a_length")
-"""Of every row; the label of its objective, NAME_label, follows where there is one."""
+"""Of every row; where rows are packed example_length follows, and the label of the objective where it has one,
+NAME_label. Packed rows have K values of these and of segment_a_length."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class ShardTask:
     languages: tuple[str, ...]
     """Of each source of the spool; one alone is that of all."""
     one_sentence_per_line: bool
+    max_examples_per_row: int | None = None
+    """K where rows are packed; None where they are not."""
 
     @property
     def file(self) -> Path:
@@ -76,7 +80,7 @@ class ShardSummary:
     unused_tokens: int
     """Tokens that stand in no row: cut off where two segments were too long together, as Google does."""
     positive_rows: int
-    """Rows whose label is 1: B from another document, or swapped."""
+    """Rows, or examples of packed rows, whose label is 1: B from another document, or swapped."""
 
 
 def build_shards_of(
@@ -121,17 +125,20 @@ def build_shards_of(
         columns = objective.lay_out(tokens, ends, found, task.sequence_length, special, dtype)
         present = np.arange(task.sequence_length) < columns["length"][:, None]
         counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
+        positive = int(columns[f"{objective.label}_label"].sum()) if objective.label else 0
+        if task.max_examples_per_row is not None:
+            columns = packed(columns, task.max_examples_per_row, special.pad)
         size, sha256 = _write(task.file, columns)
         summary = ShardSummary(
             file=task.file.name,
-            rows=len(found),
+            rows=len(columns["length"]),
             size=size,
             sha256=sha256,
             documents=len(documents) - 1,
             sentences=len(sentences) - 1,
             tokens=len(tokens),
             unused_tokens=_unused(found, len(tokens)),
-            positive_rows=int(columns[f"{objective.label}_label"].sum()) if objective.label else 0,
+            positive_rows=positive,
         )
         yield task, summary, counts
 
@@ -192,14 +199,15 @@ def _write(file: Path, columns: dict[str, np.ndarray]) -> tuple[int, str]:
     from datasets import Features, List, Value
     from datasets.arrow_writer import ArrowWriter
 
-    ids = columns["input_ids"]
-    features = Features({name: Value(str(values.dtype)) for name, values in columns.items() if name != "input_ids"})
-    features = Features({"input_ids": List(Value(str(ids.dtype)), length=ids.shape[1]), **features})
-    arrays = {name: pa.array(values) for name, values in columns.items() if name != "input_ids"}
-    arrays["input_ids"] = pa.FixedSizeListArray.from_arrays(ids.reshape(-1), ids.shape[1])
+    features, arrays = {}, {}
+    for name, values in columns.items():
+        kind = Value(str(values.dtype))
+        features[name] = kind if values.ndim == 1 else List(kind, length=values.shape[1])
+        flat = pa.array(values.reshape(-1))
+        arrays[name] = flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
     sink = pa.BufferOutputStream()
-    with ArrowWriter(features=features, stream=sink) as writer:
-        writer.write_table(pa.table(arrays), writer_batch_size=len(ids))
+    with ArrowWriter(features=Features(features), stream=sink) as writer:
+        writer.write_table(pa.table(arrays), writer_batch_size=len(columns["length"]))
         writer.finalize(close_stream=False)
     data = sink.getvalue()
     write_durably(file, data)
@@ -220,16 +228,12 @@ class Rows:
             try:
                 with pa.memory_map(str(path)) as source:
                     table = pa.ipc.open_stream(source).read_all()
-                    labels = [name for name in table.column_names if name.endswith("_label")]
-                    batches = table.select([*COLUMNS, *labels]).to_batches()
+                    more = [name for name in table.column_names if name == EXAMPLE_LENGTH or name.endswith("_label")]
+                    batches = table.select([*COLUMNS, *more]).to_batches()
             except (OSError, pa.ArrowException, KeyError) as error:
                 raise damaged(path, str(error).splitlines()[0]) from None
-            self._names = (*COLUMNS, *labels)
-            for batch in batches:
-                ids, *scalars = batch.columns
-                flat = ids.flatten().to_numpy(zero_copy_only=True)
-                table = flat.reshape(len(batch), ids.type.list_size)
-                self._views.append((table, *(column.to_numpy(zero_copy_only=True) for column in scalars)))
+            self._names = (*COLUMNS, *more)
+            self._views += [tuple(map(_view, batch.columns)) for batch in batches]
         self._starts = np.concatenate([[0], np.cumsum([len(view[0]) for view in self._views], dtype=np.int64)])
 
     def __len__(self) -> int:
@@ -244,7 +248,8 @@ class Rows:
         Returns:
           int32 ``input_ids`` [B, T]; ``length``, ``segment_a_length`` and, where the objective has one, the label
           (``next_sentence_label``, ``sentence_order_label``) [B]. The token types of a row are 1 at positions from
-          segment_a_length up to length.
+          segment_a_length up to length. Packed rows have ``example_length`` as well, and it, segment_a_length and the
+          label are [B, K], 0 where a row has fewer examples.
 
         Raises:
           IndexError: a number outside the rows.
@@ -252,11 +257,8 @@ class Rows:
         indices = np.asarray(indices, np.int64)
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(f"rows are numbered from 0 to {len(self) - 1}")
-        width = self._views[0][0].shape[1] if self._views else 0
-        out = [
-            np.empty((len(indices), width), np.int32),
-            *(np.empty(len(indices), np.int32) for _ in self._names[1:]),
-        ]
+        shapes = [column.shape[1:] for column in self._views[0]] if self._views else [(0,), (), ()]
+        out = [np.empty((len(indices), *shape), np.int32) for shape in shapes]
         shard = np.searchsorted(self._starts, indices, side="right") - 1
         within = indices - self._starts[shard]
         for number in set(shard.tolist()):
@@ -265,6 +267,13 @@ class Rows:
             for column, view in zip(out, self._views[number], strict=True):
                 column[here] = view[chosen]
         return dict(zip(self._names, out, strict=True))
+
+
+def _view(column: pa.Array) -> np.ndarray:
+    """[R] of a plain column, [R, size] of one of lists, without a copy."""
+    if not pa.types.is_fixed_size_list(column.type):
+        return column.to_numpy(zero_copy_only=True)
+    return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), column.type.list_size)
 
 
 def open_rows(paths: Sequence[Path]) -> Rows:

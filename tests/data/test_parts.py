@@ -1,6 +1,7 @@
 """Processes that share only a folder build one set between them; what they built is verified when it is opened."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,23 @@ def test_examples_are_shown_and_counted(place, tmp_path, capsys):  # noqa: F811
         assert fact in said
     assert main([*arguments, "--data.objective=doc_sentences"]) == 0
     assert "no label" in capsys.readouterr().out
+
+
+def test_packed_rows_are_shown_by_example_and_counted_before_and_after(place, tmp_path, capsys):  # noqa: F811
+    arguments = [f"--data.train={place / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}"]
+    arguments += ["--data.sequence_length=64", "--data.num_workers=1", f"--data.cache_dir={tmp_path}"]
+    arguments += ["--data.packing=true", "--data.short_seq_prob=0.9", "--data.max_predictions_per_sequence=9"]
+    assert main([*arguments, "--show", "4", "--statistics"]) == 0
+    said = capsys.readouterr().out
+    shown = re.findall(r"row (\d+), example (\d): (\d+) of 64 tokens, (\d+) predicted; B", said)
+    assert len({row for row, *_ in shown}) == 4
+    assert len(shown) == said.count("[CLS]") > 4
+    assert all(int(predicted) == max(1, int((int(tokens) - 3) * 0.15 + 0.5)) for *_, tokens, predicted in shown)
+    for row in {row for row, *_ in shown}:
+        assert sum(int(tokens) for other, _, tokens, _ in shown if other == row) <= 64
+    after, before = map(float, re.search(r"train: padding +([\d.]+)% of all .* a row ([\d.]+)%", said).groups())
+    assert after < before / 2
+    assert re.search(r"train: rows .* of up to 64 tokens and \d examples, \d+ in all", said)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,135 @@
+"""Packed against unpacked rows of English Wikipedia: share of padding, and real tokens a second of training.
+
+    PYTHONPATH=. python benchmarks/packing.py [--shared ../shared] [--cache_dir DIR] [--objective nsp]
+
+Uses BERT's own uncased vocabulary. Both kinds of rows hold the same examples. Their training steps (mini's sizes, with
+dropout, as many rows each) run in turns in one process, so that what else the machine does is shared alike: quote the
+ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert.config import DataConfig, ModelConfig, OptimizerConfig
+from bert.data.examples import Rows, build_examples, open_rows
+from bert.data.loader import PretrainingLoader, masking_of
+from bert.data.objectives import OBJECTIVES
+from bert.data.packing import EXAMPLE_LENGTH
+from bert.heads import BertForMaskedLM, BertForPreTraining
+from bert.losses import pretraining_objective
+from bert.optimizer import make_optimizer
+from bert.parallel import DataParallel
+from bert.tokenizer import load_tokenizer, vocabulary_size
+from bert.train import TrainState, make_train_step
+
+
+class OneExampleARow:
+    """The examples of packed rows as `bert.data.loader.Rows` of one each."""
+
+    def __init__(self, rows: Rows, lengths: np.ndarray) -> None:
+        self._rows, self._of = rows, np.argwhere(lengths > 0)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        row, number = self._of[indices].T
+        packed = self._rows.take(row)
+        ids, lengths = packed.pop("input_ids"), packed[EXAMPLE_LENGTH]
+        at = np.arange(len(row))
+        start, length = (np.cumsum(lengths, axis=1) - lengths)[at, number], lengths[at, number]
+        position = np.arange(ids.shape[1])
+        places = np.minimum(start[:, None] + position, ids.shape[1] - 1)
+        alone = {name: values[at, number] for name, values in packed.items() if values.ndim == 2}
+        del alone[EXAMPLE_LENGTH]
+        shown = np.where(position < length[:, None], np.take_along_axis(ids, places, axis=1), 0)  # 0 is [PAD]
+        return {"input_ids": shown, "length": length, **alone}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shared", type=Path, default=Path(__file__).parents[2] / "shared")
+    parser.add_argument("--cache_dir")
+    parser.add_argument("--corpus", type=Path, help="another text file than the Wikipedia sample")
+    parser.add_argument("--objective", default="nsp")
+    parser.add_argument("--sequence_length", type=int, default=512)
+    parser.add_argument("--batch_size", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    length = options.sequence_length
+    corpus = options.corpus or options.shared / "data/pretrain/enwiki/train.txt"
+    tokenizer = load_tokenizer(options.shared / "data/vocab/bert-base-uncased")
+    config = DataConfig(
+        train=str(corpus),
+        objective=options.objective,
+        sequence_length=length,
+        max_predictions_per_sequence=math.ceil(0.15 * length),
+        packing=True,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        found = build_examples(config, tokenizer, Path(options.cache_dir or folder))
+        packed = open_rows(found.train)
+        blocks = np.array_split(np.arange(len(packed)), len(packed) // 4096 + 1)
+        lengths = np.concatenate([packed.take(block)[EXAMPLE_LENGTH] for block in blocks])
+        describe(lengths, length)
+        speed(config, options, tokenizer, {"unpacked": OneExampleARow(packed, lengths), "packed": packed})
+
+
+def describe(lengths: np.ndarray, longest: int) -> None:
+    """Padding before and after, and how far the rows are from the fewest that could hold the tokens."""
+    alone, rows = lengths[lengths > 0], len(lengths)
+    shorter, tokens = alone[alone < longest], int(alone.sum())
+    bound = len(alone) - len(shorter) + math.ceil(shorter.sum() / longest)
+    print(f"{len(alone):,} examples of {tokens / len(alone):.1f} tokens, {len(shorter) / len(alone):.1%} not full")
+    print(f"unpacked: {len(alone):,} rows, {1 - tokens / (len(alone) * longest):.2%} padding")
+    print(f"packed:   {rows:,} rows, {1 - tokens / (rows * longest):.2%} padding; no packing has under {bound:,} rows")
+    print(f"examples a row: {dict(enumerate(np.bincount((lengths > 0).sum(axis=1)).tolist()))}")
+
+
+def speed(config: DataConfig, options: argparse.Namespace, tokenizer, kinds: dict[str, Rows]) -> None:
+    """Steps of both kinds in turns: seconds of each, and real tokens a second."""
+    objective = OBJECTIVES[config.objective]
+    sizes = ModelConfig(vocabulary_size(tokenizer), 256, 4, 4, 1024, max_position_embeddings=config.sequence_length)
+    model = (BertForPreTraining if objective.label else BertForMaskedLM)(sizes)
+    params = model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
+    loss = pretraining_objective(model.apply, objective.label, objective.metric)
+    optimizer = make_optimizer(OptimizerConfig(), 1000)
+    parallel, masking = DataParallel(), masking_of(config, tokenizer)
+    start = parallel.replicate(jax.tree.map(np.asarray, TrainState.create(params, optimizer, loss.metrics)))
+    step = parallel.compile(make_train_step(loss, optimizer, seed=0))
+    loaders = {name: PretrainingLoader(rows, masking, options.batch_size, seed=0) for name, rows in kinds.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
+    tokens: dict[str, list[int]] = {name: [] for name in kinds}
+    for number in range(options.rounds + 1):
+        for name, loader in loaders.items():
+            began = time.perf_counter()
+            batch = loader.batch(number)
+            step(start, parallel.place(batch, 1))[1].block_until_ready()
+            if number:  # the first one compiles
+                seconds[name].append(time.perf_counter() - began)
+                tokens[name].append(int(batch["attention_mask"].sum()))
+    print(f"{options.rounds} steps of each in turns, B {options.batch_size}, {parallel.describe()}:")
+    for name in kinds:
+        predictions = loaders[name].batch(0)["masked_lm_ids"].shape[1]
+        rate = statistics.mean(tokens[name]) / statistics.median(seconds[name])
+        print(
+            f"{name:9} P {predictions}: median step {statistics.median(seconds[name]):.3f} s, {rate:,.0f} real tokens/s"
+        )
+    pairs = zip(seconds["unpacked"], seconds["packed"], strict=True)
+    cost = statistics.median(packed / unpacked for unpacked, packed in pairs)
+    more = sum(tokens["packed"]) / sum(tokens["unpacked"])
+    print(f"a packed step takes {cost:.3f} times as long and has {more:.3f} times the tokens: {more / cost:.3f} in all")
+
+
+if __name__ == "__main__":
+    main()

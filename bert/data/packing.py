@@ -1,0 +1,126 @@
+"""Packed rows: several short examples in one, after histogram packing (Krell et al. 2021, arXiv 2107.02027).
+
+Which examples share a row is decided on the histogram of their lengths. A row has room for K examples, and says how
+long each is (0 where there is none); where they lie, which positions they take and where their [CLS] stand follows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+Columns = dict[str, np.ndarray]
+
+EXAMPLE_LENGTH = "example_length"
+"""Column [R, K] that tells packed rows from others: tokens of each example, special ones included."""
+
+
+def shortest_pack_first(histogram: np.ndarray, most: int) -> list[tuple[int, tuple[int, ...]]]:
+    """Packs for examples of these lengths: SPFHP of Krell et al., section 3.2.
+
+    From the longest examples to the shortest, each goes into the pack with the most room left, if it fits there, or
+    else opens a new one. Equal packs are counted, not listed, so that the time does not grow with the examples.
+    Departing from the paper's listing, where examples of one length never share a pack: here they do as well.
+
+    Args:
+      histogram: number of examples of each length 0 ... T, integers [T + 1].
+      most: examples K that a pack may hold.
+
+    Returns:
+      (number of packs, lengths of the examples in each), with the longest example first.
+    """
+    longest = len(histogram) - 1
+    with_room: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(longest + 1)]
+    full: list[tuple[int, tuple[int, ...]]] = []
+
+    def keep(count: int, pack: tuple[int, ...]) -> None:
+        if count:
+            (full if len(pack) == most else with_room[longest - sum(pack)]).append((count, pack))
+
+    for length in range(longest, 0, -1):
+        left = int(histogram[length])
+        for room in range(longest, length - 1, -1):  # a pack that was given one comes by again with less room
+            while left and with_room[room]:
+                count, pack = with_room[room].pop()
+                given = min(count, left)
+                left -= given
+                keep(given, (*pack, length))
+                keep(count - given, pack)
+        together = min(most, longest // length)
+        keep(left // together, (length,) * together)
+        keep(min(left % together, 1), (length,) * (left % together))
+    return [*full, *(group for groups in with_room for group in groups)]
+
+
+def packs_of(lengths: np.ndarray, longest: int, most: int) -> list[list[int]]:
+    """Which examples share a row: numbers of examples, each once, ascending in a pack, packs by their first.
+
+    Args:
+      lengths: tokens of each example, [E] integers from 1 to ``longest``.
+      longest: T.
+      most: K.
+    """
+    histogram = np.bincount(lengths, minlength=longest + 1)
+    of_length = np.split(np.argsort(lengths, kind="stable"), np.cumsum(histogram)[:-1])
+    waiting = [iter(numbers.tolist()) for numbers in of_length]
+    packs = (pack for count, pack in shortest_pack_first(histogram, most) for _ in range(count))
+    return sorted(sorted(next(waiting[length]) for length in pack) for pack in packs)
+
+
+def packed(columns: Columns, most: int, pad: int) -> Columns:
+    """Rows of one example -> rows of up to K.
+
+    Args:
+      columns: of an objective: input_ids [E, T], length, segment_a_length and perhaps a label [E].
+      most: K.
+      pad: id of padding.
+
+    Returns:
+      input_ids [R, T], length [R] of all examples of a row; example_length, segment_a_length and label [R, K], 0
+      where a row has fewer examples.
+    """
+    ids, lengths = columns["input_ids"], columns["length"]
+    longest = ids.shape[1]
+    packs = packs_of(lengths, longest, most)
+    order = np.concatenate([np.array(pack, np.int64) for pack in packs])
+    sizes = np.array([len(pack) for pack in packs])
+    taken = np.arange(most) < sizes[:, None]
+
+    def per_example(values: np.ndarray) -> np.ndarray:
+        spread = np.zeros(taken.shape, values.dtype)
+        spread[taken] = values[order]
+        return spread
+
+    example_length = per_example(lengths)
+    total = example_length.sum(axis=1, dtype=np.int32)
+    rows = np.full((len(packs), longest), pad, ids.dtype)
+    # The tokens of the examples, one after the other, are those of the packed rows.
+    rows[np.arange(longest) < total[:, None]] = ids[order][np.arange(longest) < lengths[order][:, None]]
+    rest = {name: per_example(values) for name, values in columns.items() if name not in ("input_ids", "length")}
+    return {"input_ids": rows, "length": total, EXAMPLE_LENGTH: example_length, **rest}
+
+
+def places(example_length: np.ndarray, segment_a_length: np.ndarray, length: int) -> Columns:
+    """What a packed batch says about its examples, all int32.
+
+    Args:
+      example_length, segment_a_length: [B, K].
+      length: T.
+
+    Returns:
+      ``example_ids`` [B, T], 1 ... K and 0 for padding; ``position_ids`` [B, T], from 0 on in each example;
+      ``token_type_ids`` [B, T]; ``cls_positions`` [B, K], where each example begins, 0 where there is none.
+    """
+    ends = np.cumsum(example_length, axis=1, dtype=np.int32)
+    starts = ends - example_length
+    position = np.arange(length, dtype=np.int32)
+    present = position < ends[:, -1:]
+    example = (position >= ends[:, :, None]).sum(axis=1)
+    example[~present] = 0
+    within = np.where(present, position - np.take_along_axis(starts, example, axis=1), 0)
+    second = present & (within >= np.take_along_axis(segment_a_length, example, axis=1))
+    return {
+        "example_ids": np.where(present, example + 1, 0).astype(np.int32),
+        "position_ids": within.astype(np.int32),
+        "token_type_ids": second.astype(np.int32),
+        "cls_positions": np.where(example_length > 0, starts, 0).astype(np.int32),
+    }
