@@ -117,6 +117,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
             total_steps=total_steps,
             eval_every=int(config.training.eval_every),
             batch=loader.batch,
+            rows=loader.numbers,
             train_step=make_train_step(objective, optimizer, config.seed, config.training.dropout_rng),
             learning_rate=learning_rate_schedule(config.optimizer, total_steps),
             evaluate=evaluate,

@@ -18,7 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from bert import nonfinite
 from bert.files import replacing
+from bert.nonfinite import SkippedStep
 
 
 class MetricsLog:
@@ -272,6 +274,12 @@ class RunReport:
     def step(self, step: int, loss: float) -> None:
         """A step is finished."""
         self._progress.update(step)
+
+    def skipped(self, step: SkippedStep) -> None:
+        """A step had no effect: its batch is written down."""
+        file = step.write(self._folder / nonfinite.FOLDER)
+        where = "as many are written down already" if file is None else f"its batch stands in {file}"
+        self.say(f"step {step.step:,} was skipped: {step.diagnosis}; {where}")
 
     def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
         """There are new figures."""
