@@ -131,7 +131,7 @@ def test_weights_that_are_not_finite_are_told_from_a_bad_batch(tmp_path: Path) -
 def test_an_update_that_is_not_finite_is_skipped_though_the_gradient_is(tmp_path: Path) -> None:
     """Without an epsilon, Adam divides 0 by 0 for the pieces that a batch does not have."""
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=2, epsilon=0.0, weight_decay=0.0), 12)
-    with pytest.raises(UserError, match="loss and gradient are finite .* the optimizer's update is not"):
+    with pytest.raises(UserError, match=r"loss and gradient are finite .* the optimizer's update is not"):
         train(tmp_path, set(), most=2, optimizer=optimizer)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(saved(tmp_path).params))
 
