@@ -20,6 +20,7 @@ from bert import report
 from bert.checkpoint import Checkpointer
 from bert.config import FinetuneConfig, ModelConfig, UserError
 from bert.data.batches import bucket, epoch_batches, evaluation_batches
+from bert.data.ids import require_known_ids_of_rows
 from bert.data.tasks import task_of
 from bert.data.tasks.task import Examples, Outputs, Rows, Task
 from bert.dropout import Dropout
@@ -78,6 +79,8 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
             f"({origin.config.max_position_embeddings}): shorten it"
         )
     splits = {name: Split(examples, task.features(origin.tokenizer, examples, data)) for name, examples in read.items()}
+    for name, split in splits.items():
+        require_known_ids_of_rows(split.features, origin.config.vocab_size, name)
     train, dev = splits["train"].features, splits["dev"]
     config = _resolved(dataclasses.replace(run.config, data=data, model=origin.config), len(train))
     config.check_layers()

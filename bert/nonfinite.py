@@ -73,3 +73,12 @@ class SkippedStep:
         with replacing(file) as temporary:
             temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         return file
+
+
+def why_it_stops(last: SkippedStep, saved: int) -> str:
+    """The sentence with which a run ends whose state after step ``saved`` is kept."""
+    return (
+        f"the last {last.in_a_row} steps up to step {last.step:,} were skipped, as something in them was not finite "
+        f"({last.diagnosis}): the run's folder has their batches in nonfinite/ and the state before them as step "
+        f"{saved:,}; look for damaged data, or start anew with a lower optimizer.learning_rate or a longer warm-up"
+    )

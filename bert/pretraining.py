@@ -17,6 +17,7 @@ from bert import metrics, report
 from bert.checkpoint import Checkpointer
 from bert.config import PretrainConfig, UserError
 from bert.data.examples import ExampleSet, build_examples, open_rows
+from bert.data.ids import require_known_ids
 from bert.data.loader import PretrainingLoader, held_out_batches, masking_of
 from bert.data.objectives import OBJECTIVES, RowObjective
 from bert.data.vocabulary import corpus_vocabulary
@@ -72,6 +73,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     special = special_ids(tokenizer)
     masking = masking_of(config.data, tokenizer)
     examples = build_examples(config.data, tokenizer, progress=report.progress_lines(say))
+    require_known_ids(examples, config.model.vocab_size)
     run.check_data(examples.folder.name)
     save_tokenizer(tokenizer, run.path)
     run = run.resolve(config)

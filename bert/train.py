@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from flax import struct, traverse_util
 from bert.config import TrainingConfig, UserError
 from bert.dropout import Dropout
 from bert.losses import Objective, Sums
-from bert.nonfinite import SkippedStep
+from bert.nonfinite import SkippedStep, why_it_stops
 from bert.parallel import AXIS, DataParallel
 from bert.stop import Interrupted, Stopped, StopRequest
 
@@ -275,8 +276,16 @@ def fit(
                 saver.save(step, parallel.fetch(state))
         saved = step
 
+    @contextlib.contextmanager
+    def reading() -> Iterator[None]:
+        try:
+            yield
+        except UserError:  # the data can no longer be read: what is trained is not lost with it
+            save()
+            raise
+
     def evaluate() -> None:
-        with clock.paused():
+        with clock.paused(), reading():
             try:
                 metrics = work.evaluate(state.params)
             except Stopped:
@@ -301,7 +310,8 @@ def fit(
         step += 1
         in_flight.append((step, outcome))
         if step < work.total_steps:
-            batch = work.batch(step)
+            with reading():
+                batch = work.batch(step)
             placed = parallel.place(batch, config.gradient_accumulation_steps)
         settle(0 if due(config.log_every) else _STEPS_IN_FLIGHT)
         if due(config.log_every):
@@ -317,7 +327,7 @@ def fit(
             save()
         if hopeless is not None:
             save()
-            raise UserError(_why_it_stops(hopeless, step))
+            raise UserError(why_it_stops(hopeless, step))
         done = step >= work.total_steps
         if not stop.after(step) and due(work.eval_every):
             evaluate()
@@ -349,14 +359,6 @@ def _skipped(step: int, outcome: Outcome, work: Work) -> SkippedStep:
         in_all=int(outcome.skipped[1]),
         rows=work.rows(step - 1),
         batch=work.batch(step - 1),
-    )
-
-
-def _why_it_stops(last: SkippedStep, saved: int) -> str:
-    return (
-        f"the last {last.in_a_row} steps up to step {last.step:,} were skipped, as something in them was not finite "
-        f"({last.diagnosis}): the run's folder has their batches in nonfinite/ and the state before them as step "
-        f"{saved:,}; look for damaged data, or start anew with a lower optimizer.learning_rate or a longer warm-up"
     )
 
 
