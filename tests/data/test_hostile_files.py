@@ -196,7 +196,7 @@ READERS = [
     Reader("train.jsonl", json_lines(CHOICE), read_choices, count_lines),
     Reader("train.csv", csv_file(), read_choices, count_csv),
 ]
-SIZES = [25, pytest.param(2000, marks=pytest.mark.slow)]
+SIZES = [25, pytest.param(1000, marks=pytest.mark.slow)]
 
 
 def thoroughly(examples: int) -> settings:
@@ -264,7 +264,7 @@ def yaml_file(draw: Callable) -> bytes:
     return text + draw(st.sampled_from([b"", b"", b"", b"\xff", b"\0", b"\n---\n"]))
 
 
-@pytest.mark.parametrize("examples", SIZES)
+@pytest.mark.parametrize("examples", [10, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", [PretrainConfig, FinetuneConfig])
 def test_a_configuration_comes_back_or_a_sentence_does(tmp_path: Path, kind: type, examples: int) -> None:
     path, again = tmp_path / "mine.yaml", tmp_path / "again.yaml"
