@@ -294,6 +294,9 @@ class TrainingConfig:
     """Steps between two checkpoints."""
     keep_checkpoints: int = 3
     """Checkpoints kept, the newest ones."""
+    max_skipped_steps: int = 10
+    """Stop after so many steps in a row whose loss, gradient or update was NaN or infinite; fewer are skipped, and
+    their batches written to nonfinite/ in the run's folder."""
 
     def check(self) -> None:
         """Raises UserError for values that contradict each other."""
@@ -310,6 +313,7 @@ class TrainingConfig:
             "log_every",
             "checkpoint_every",
             "keep_checkpoints",
+            "max_skipped_steps",
         ):
             _at_least(f"training.{name}", getattr(self, name), 1)
         for name in ("eval_every", "eval_batch_size"):

@@ -20,6 +20,7 @@ from bert import report
 from bert.checkpoint import Checkpointer
 from bert.config import FinetuneConfig, ModelConfig, UserError
 from bert.data.batches import bucket, epoch_batches, evaluation_batches
+from bert.data.ids import require_known_ids_of_rows
 from bert.data.tasks import task_of
 from bert.data.tasks.task import Examples, Outputs, Rows, Task
 from bert.dropout import Dropout
@@ -77,15 +78,17 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
             f"({origin.config.max_position_embeddings}): shorten it"
         )
     splits = {name: Split(examples, task.features(origin.tokenizer, examples, data)) for name, examples in read.items()}
+    for name, split in splits.items():
+        require_known_ids_of_rows(split.features, origin.config.vocab_size, name)
     train, dev = splits["train"].features, splits["dev"]
     config = _resolved(dataclasses.replace(run.config, data=data, model=origin.config), len(train))
     config.check_layers()
     parallel = DataParallel()
     parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
     parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
+    run = run.resolve(config)  # first: a folder with other files and no config.yaml is nobody's
     run.check_data(train.digest())
     save_tokenizer(origin.tokenizer, run.path)
-    run = run.resolve(config)
     frozen = frozen_parts(config.frozen_layers, config.feature_layers)
     model = HEADS[task.head](
         config.model,
@@ -142,10 +145,12 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                 past = [line[task.main_metric] for line in evaluations(run.path) if line["step"] <= step]
                 return config.patience is not None and out_of_patience(past, config.patience)
 
+            batches = _Batches(train, config)
             work = Work(
                 total_steps=total_steps,
                 eval_every=int(config.training.eval_every),
-                batch=_batches(train, config),
+                batch=batches,
+                rows=batches.rows,
                 train_step=parallel.compile(
                     make_train_step(objective, optimizer, config.seed, config.training.dropout_rng), donate=(0,)
                 ),
@@ -285,22 +290,25 @@ def _describe_frozen(params: Params, frozen: Callable[[tuple[str, ...]], bool] |
     return "" if frozen is None else f", of which {count_parameters(_trained(params, frozen)):,} are trained"
 
 
-def _batches(features: Rows, config: FinetuneConfig) -> Callable[[int], dict[str, np.ndarray]]:
+class _Batches:
     """Step -> its batch, padded to a bucket; the smaller batch at an epoch's end is filled with rows of no weight."""
-    size = config.training.batch_size
-    per_epoch = -(-len(features) // size)
-    lengths = features.lengths
 
-    @lru_cache(maxsize=2)
-    def epoch(number: int) -> list[np.ndarray]:
-        return epoch_batches(lengths, size, config.seed, number)
+    def __init__(self, features: Rows, config: FinetuneConfig) -> None:
+        self._features, self._config = features, config
+        self._lengths = features.lengths
+        self._size = config.training.batch_size
+        self._epoch = lru_cache(maxsize=2)(lambda number: epoch_batches(self._lengths, self._size, config.seed, number))
 
-    def batch(step: int) -> dict[str, np.ndarray]:
-        rows = epoch(step // per_epoch)[step % per_epoch]
-        length = bucket(int(lengths[rows].max()), config.data.buckets, config.data.max_length)
-        return {**features.batch(rows, length, size), "rows": np.arange(size, dtype=np.int32)}
+    def rows(self, step: int) -> np.ndarray:
+        """Numbers of the rows of a batch."""
+        epoch, place = divmod(step, -(-len(self._features) // self._size))
+        return self._epoch(epoch)[place]
 
-    return batch
+    def __call__(self, step: int) -> dict[str, np.ndarray]:
+        rows, data = self.rows(step), self._config.data
+        length = bucket(int(self._lengths[rows].max()), data.buckets, data.max_length)
+        batch = self._features.batch(rows, length, self._size)
+        return {**batch, "rows": np.arange(self._size, dtype=np.int32)}
 
 
 class _Evaluator:

@@ -19,6 +19,7 @@ from bert import metrics, report
 from bert.checkpoint import Checkpointer
 from bert.config import PretrainConfig, UserError
 from bert.data.examples import ExampleSet, build_examples, open_rows
+from bert.data.ids import require_known_ids
 from bert.data.loader import Batch, PretrainingLoader, Rows, held_out_batches, masking_of
 from bert.data.objectives import OBJECTIVES, RowObjective
 from bert.data.vocabulary import corpus_vocabulary
@@ -100,6 +101,8 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     tell = report.progress_lines(say)
     sets = [build_examples(one.data, tokenizer, progress=tell) for one in phase_configs(config)]
     run.check_data(" ".join(dict.fromkeys(examples.folder.name for examples in sets)))
+    for examples in sets:
+        require_known_ids(examples, config.model.vocab_size)
     save_tokenizer(tokenizer, run.path)
     run = run.resolve(config)
     parts = _parts(config, tokenizer, sets)
@@ -135,6 +138,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
                 total_steps=part.phase.end,
                 eval_every=int(config.training.eval_every),
                 batch=part.loader.batch,
+                rows=part.loader.numbers,
                 train_step=parallel.compile(
                     make_train_step(objective, optimizer, config.seed, config.training.dropout_rng), donate=(0,)
                 ),

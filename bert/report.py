@@ -19,14 +19,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from bert import nonfinite
 from bert.files import replacing
+from bert.nonfinite import SkippedStep
+from bert.tensorboard import EventFile
 
 
 class MetricsLog:
     """metrics.jsonl and its twin in TensorBoard. Only one process may hold it.
 
-    On resume it goes back to start_step: later lines, and a half line left by a kill, are cut off, so that
-    the file is that of a run never interrupted. At start_step 0 the run begins anew, and so does the file.
+    On resume both go back to start_step: later lines, and a half line left by a kill, are cut off, so that
+    the files are those of a run never interrupted. At start_step 0 the run begins anew, and so do they.
     """
 
     def __init__(self, folder: Path | str, start_step: int) -> None:
@@ -37,38 +40,29 @@ class MetricsLog:
         with replacing(path) as temporary:
             temporary.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
-        self._tensorboard = _tensorboard(folder / "tensorboard", start_step)
+        try:
+            self._events: EventFile | None = EventFile(folder / "tensorboard", kept)
+        except ImportError:
+            self._events = None
 
     def write(self, split: str, step: int, metrics: dict[str, Any]) -> None:
         """Appends one line; split is "train" or "eval". NaN and infinities become null: JSON has neither."""
         line = plain({"step": step, "split": split, **metrics})
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()  # a kill may lose the step, never the lines before it
-        if self._tensorboard is not None:
-            for name in metrics:
-                if isinstance(line[name], (int, float)):
-                    self._tensorboard.add_scalar(f"{split}/{name}", line[name], step)
+        if self._events is not None:
+            self._events.write(line)
 
     def close(self) -> None:
         self._file.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        if self._events is not None:
+            self._events.close()
 
     def __enter__(self) -> MetricsLog:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _tensorboard(folder: Path, start_step: int) -> Any:
-    """A writer that hides what an interrupted run wrote after start_step; None without tensorboardX."""
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        return None
-    # purge_step is the first step that is hidden; 0 hides all of a run that begins anew.
-    return SummaryWriter(str(folder), purge_step=start_step + 1 if start_step else 0, flush_secs=30)
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
@@ -309,6 +303,12 @@ class RunReport:
     def step(self, step: int, loss: float) -> None:
         """A step is finished."""
         self._progress.update(step)
+
+    def skipped(self, step: SkippedStep) -> None:
+        """A step had no effect: its batch is written down."""
+        file = step.write(self._folder / nonfinite.FOLDER)
+        where = "as many are written down already" if file is None else f"its batch stands in {file}"
+        self.say(f"step {step.step:,} was skipped: {step.diagnosis}; {where}")
 
     def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
         """There are new figures."""

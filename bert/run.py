@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -13,6 +15,7 @@ import yaml
 from bert.config import FinetuneConfig, PretrainConfig, UserError, to_dict
 from bert.config_file import dump, load
 from bert.files import write_durably
+from bert.lock import LOCK, sole_process
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
@@ -35,6 +38,7 @@ FREE = (
     "training.eval_every",
     "training.checkpoint_every",
     "training.keep_checkpoints",
+    "training.max_skipped_steps",
     "training.eval_batch_size",
 )
 
@@ -81,18 +85,46 @@ class RunFolder(Generic[Config]):
         return dataclasses.replace(self, config=config)
 
 
-def open_run(config: Config) -> RunFolder[Config]:
-    """Claims ``config.output_dir``, or finds the same run there already.
+@contextlib.contextmanager
+def open_run(config: Config) -> Iterator[RunFolder[Config]]:
+    """Claims ``config.output_dir`` for this process alone, or finds the same run there already.
 
     Args:
         config: as asked for.
 
     Raises:
-        UserError: the folder cannot be written, or holds something that is not this run.
+        UserError: the folder cannot be written, is in use by another process, or holds something that is not this run.
     """
     path = Path(config.output_dir)
+    _refuse_strangers(path)  # before the lock, which writes
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output_dir {path} cannot be written ({error.strerror}): name another one") from None
+    with sole_process(path):
+        _refuse_strangers(path)
+        for leftover in _leftovers(path):
+            leftover.unlink(missing_ok=True)
+        yield _claim(path, config)
+
+
+def _refuse_strangers(path: Path) -> None:
+    """Raises UserError for a file, and for a folder with anything in it but a run."""
     if path.exists() and not path.is_dir():
         raise UserError(f"output_dir {path} is a file: name a folder")
+    if path.is_dir() and not (path / "config.yaml").is_file():
+        ours = {path / LOCK, *_leftovers(path)}
+        if any(entry not in ours for entry in path.iterdir()):
+            raise UserError(f"{path} is not empty and holds no run (no config.yaml): name another --output_dir")
+
+
+def _leftovers(path: Path) -> list[Path]:
+    """What a kill left of files that were being written (`bert.files.replacing`)."""
+    return [entry for entry in path.glob(".*.*") if re.fullmatch(r"\..+\.\d+", entry.name) and entry.is_file()]
+
+
+def _claim(path: Path, config: Config) -> RunFolder[Config]:
+    """The run in a folder that this process has for itself."""
     file = path / "config.yaml"
     if file.is_file():
         if kind_of(path) is not type(config):
@@ -113,15 +145,6 @@ def open_run(config: Config) -> RunFolder[Config]:
         # Nothing was trained yet: a mistake was mended before the first checkpoint.
         for name in ("config.yaml", "tokenizer.json", "vocab.txt", DATA):
             (path / name).unlink(missing_ok=True)
-        return RunFolder(path, config, resumed=False)
-    if path.is_dir() and any(path.iterdir()):
-        raise UserError(f"{path} is not empty and holds no run (no config.yaml): name another --output_dir")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-    except OSError as error:
-        raise UserError(f"output_dir {path} cannot be written ({error.strerror}): name another one") from None
     return RunFolder(path, config, resumed=False)
 
 

@@ -31,14 +31,14 @@ def finetune_seeds(run: RunFolder[FinetuneConfig], say: Callable[[str], None] = 
     runs = []
     for seed in range(run.config.seed, run.config.seed + run.config.seeds):
         folder = run.path / f"seed-{seed}"
-        one = open_run(dataclasses.replace(run.config, seed=seed, seeds=1, output_dir=str(folder)))
-        finished = folder / "results.json"
-        if one.resumed and finished.is_file():
-            say(f"seed {seed} has ended before: {folder}")
-            runs.append(json.loads(finished.read_text(encoding="utf-8")))
-        else:
-            say(f"seed {seed}: {folder}")
-            runs.append(report.plain(finetune(one, say)))
+        with open_run(dataclasses.replace(run.config, seed=seed, seeds=1, output_dir=str(folder))) as one:
+            finished = folder / "results.json"
+            if one.resumed and finished.is_file():
+                say(f"seed {seed} has ended before: {folder}")
+                runs.append(json.loads(finished.read_text(encoding="utf-8")))
+            else:
+                say(f"seed {seed}: {folder}")
+                runs.append(report.plain(finetune(one, say)))
     results = {**summary(runs), "seconds": round(time.perf_counter() - began, 1)}
     report.write_results(run.path, results)
     return results

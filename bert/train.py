@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import collections
-import signal
+import contextlib
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from types import FrameType
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import struct
+from flax import struct, traverse_util
 
-from bert.config import TrainingConfig
+from bert.config import TrainingConfig, UserError
 from bert.dropout import Dropout
 from bert.losses import Objective, Sums
+from bert.nonfinite import SkippedStep, why_it_stops
 from bert.parallel import AXIS, DataParallel
+from bert.stop import Interrupted, Stopped, StopRequest
 
 Metrics = dict[str, float]
 _STEPS_IN_FLIGHT = 2
@@ -33,18 +34,34 @@ class TrainState(struct.PyTreeNode):
         params: float32 parameters.
         opt_state: the optimizer's.
         sums: metrics since the last log line, each [2]: sum and weight.
+        skipped: [2] int32, steps without effect, as something in them was not finite: the last ones in a row, and all.
     """
 
     step: jax.Array
     params: Any
     opt_state: optax.OptState
     sums: dict[str, jax.Array]
+    skipped: jax.Array
 
     @classmethod
     def create(cls, params: Any, optimizer: optax.GradientTransformation, metrics: Iterable[str]) -> TrainState:
         """The state before the first step; ``metrics`` are the names an objective yields."""
         sums = {name: jnp.zeros(2) for name in (*metrics, "grad_norm")}
-        return cls(jnp.zeros([], jnp.int32), params, optimizer.init(params), sums)
+        return cls(jnp.zeros([], jnp.int32), params, optimizer.init(params), sums, jnp.zeros(2, jnp.int32))
+
+
+class Outcome(struct.PyTreeNode):
+    """What a step says of itself, to be looked at when it has long been done.
+
+    Attributes:
+        loss: the global batch's, before the update.
+        norms: of the gradient by groups of parameters, and of the whole ``update``.
+        skipped: as in the state after the step.
+    """
+
+    loss: jax.Array
+    norms: dict[str, jax.Array]
+    skipped: jax.Array
 
 
 def total_gradients(
@@ -91,22 +108,45 @@ def total_gradients(
 
 def make_train_step(
     objective: Objective, optimizer: optax.GradientTransformation, seed: int, dropout_rng: str = "hash"
-) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, jax.Array]]:
-    """The body of a step: (state, batch) -> (state, loss). The loss is there to be waited on, not to be kept."""
+) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, Outcome]]:
+    """The body of a step: (state, batch) -> (state, outcome).
 
-    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, jax.Array]:
+    A step whose loss, gradient or update is not finite changes nothing but the count of steps: the parameters, the
+    optimizer and the metrics stay as if its batch had never been. It looks at numbers that are summed over the devices
+    alone, so all of them decide alike, and nobody waits: the host reads of it in the outcome, some steps later.
+    """
+
+    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Outcome]:
         def dropout(rows: jax.Array) -> Dropout:
             return Dropout.of(seed, state.step, rows, dropout_rng)
 
         grads, sums = total_gradients(state.params, batch, objective, dropout)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        sums = {**sums, "grad_norm": (optax.global_norm(grads), jnp.float32(1))}
+        squares = _squares_by_group(grads)
+        grad_norm = jnp.sqrt(sum(squares.values()))
+        norms = {name: jnp.sqrt(square) for name, square in squares.items()} | {"update": optax.global_norm(updates)}
+        sums = {**sums, "grad_norm": (grad_norm, jnp.float32(1))}
         running = {name: state.sums[name] + jnp.stack(pair) for name, pair in sums.items()}
         loss = sum(sums[name][0] / jnp.maximum(sums[name][1], 1) for name in sums if name.endswith("_loss"))
-        return TrainState(state.step + 1, params, opt_state, running), loss
+        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.isfinite(norms["update"])
+        bad = 1 - finite.astype(jnp.int32)
+        new, old = (params, opt_state, running), (state.params, state.opt_state, state.sums)
+        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
+        skipped = jnp.stack([(state.skipped[0] + 1) * bad, state.skipped[1] + bad])
+        return TrainState(state.step + 1, *kept, skipped), Outcome(loss, norms, skipped)
 
     return train_step
+
+
+def _squares_by_group(grads: Any) -> dict[str, jax.Array]:
+    """Squared norms by group: the embeddings, each layer, the pooler, each head."""
+    squares: dict[str, jax.Array] = {}
+    for path, leaf in traverse_util.flatten_dict(grads).items():
+        depth = 3 if path[:2] == ("bert", "encoder") else 2 if path[0] == "bert" else 1
+        name = "/".join(path[:depth])
+        squares[name] = squares.get(name, 0.0) + jnp.sum(jnp.square(leaf))
+    return squares
 
 
 def make_eval_step(objective: Objective) -> Callable[[Any, dict[str, jax.Array]], Sums]:
@@ -134,46 +174,6 @@ def add_sums(parts: Iterable[Sums], parallel: DataParallel) -> dict[str, np.ndar
     return totals
 
 
-class Interrupted(Exception):
-    """A signal asked the run to stop. The state has been saved; ``status`` is the exit status (130 or 143)."""
-
-    def __init__(self, step: int, signal_number: int) -> None:
-        super().__init__(step)
-        self.step = step
-        self.status = 128 + signal_number
-
-
-class Stopped(Exception):
-    """An evaluation was left, since a signal had come."""
-
-
-@dataclass
-class StopRequest:
-    """Turns the first SIGINT or SIGTERM into a flag that the loop looks at; a second SIGINT ends at once."""
-
-    number: int | None = None
-    _previous: dict[int, Any] = field(default_factory=dict)
-
-    def __enter__(self) -> StopRequest:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def check(self) -> None:
-        """Raises `Stopped` once a signal has come: for work that is long and can be done again."""
-        if self.number is not None:
-            raise Stopped
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        if self.number is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.number = number
-
-
 class Saver(Protocol):
     """Where the loop keeps its state: `bert.checkpoint.Checkpointer`."""
 
@@ -186,6 +186,8 @@ class Listener(Protocol):
     def begins(self, step: int, seconds_per_step: float) -> None: ...
 
     def step(self, step: int, loss: float) -> None: ...
+
+    def skipped(self, step: SkippedStep) -> None: ...
 
     def metrics(self, step: int, split: str, metrics: Metrics) -> None: ...
 
@@ -200,6 +202,7 @@ class Work:
         total_steps: the step to go to: the last one of the run, or of its phase.
         eval_every: steps between evaluations; one more follows the last step.
         batch: step -> this host's rows of its batch.
+        rows: step -> the numbers of these rows in the training data, for those who ask what was in a batch.
         train_step: the body from `make_train_step`, compiled and donating its state.
         learning_rate: update number -> rate, for the log.
         evaluate: replicated parameters -> metrics; may end in `Stopped` between two batches.
@@ -212,6 +215,7 @@ class Work:
     total_steps: int
     eval_every: int
     batch: Callable[[int], dict[str, np.ndarray]]
+    rows: Callable[[int], np.ndarray]
     train_step: Callable[..., Any]
     learning_rate: Callable[[int], Any]
     evaluate: Callable[[Any], Metrics]
@@ -237,6 +241,7 @@ def fit(
 
     Raises:
         Interrupted: after a signal, with the state saved.
+        UserError: too many steps in a row were skipped, with the state before them saved.
     """
     step = int(state.step)
     done = step >= work.total_steps or work.enough(step)
@@ -246,26 +251,48 @@ def fit(
         listener.begins(step, seconds_per_step(work.train_step, parallel.replicate(state), placed))
     state = parallel.replicate(state)
     clock = _Clock()
-    in_flight: collections.deque[tuple[int, jax.Array]] = collections.deque()
+    in_flight: collections.deque[tuple[int, Outcome]] = collections.deque()
     saved = step
+    hopeless: SkippedStep | None = None
+
+    def settle(left: int) -> None:
+        """Waits for the steps in flight but for the last ones, and looks at what has become of them."""
+        nonlocal hopeless
+        while len(in_flight) > left:
+            finished, outcome = in_flight.popleft()
+            loss, skipped = parallel.fetch((outcome.loss, outcome.skipped))
+            listener.step(finished, float(loss))
+            if skipped[0]:
+                found = _skipped(finished, parallel.fetch(outcome), work)
+                listener.skipped(found)
+                hopeless = hopeless or (found if found.in_a_row >= config.max_skipped_steps else None)
 
     def save() -> None:
         nonlocal saved
+        settle(0)  # so that what a kill leaves unsaid is said by the run that goes on
         if saved != step:
             with clock.paused():
                 saver.save(step, parallel.fetch(state))
         saved = step
 
+    @contextlib.contextmanager
+    def reading() -> Iterator[None]:
+        try:
+            yield
+        except UserError:  # the data can no longer be read: what is trained is not lost with it
+            save()
+            raise
+
     def evaluate() -> None:
-        with clock.paused():
+        with clock.paused(), reading():
             try:
                 metrics = work.evaluate(state.params)
             except Stopped:
                 return
-            listener.metrics(step, "eval", metrics)
         if work.evaluated(step, metrics):
             save()
             work.keep(step)
+        listener.metrics(step, "eval", metrics)  # last: where this line is missing, a resumed run does it all again
 
     def due(every: int) -> bool:
         return step % every == 0 or step == work.total_steps
@@ -278,25 +305,30 @@ def fit(
         done = done or work.enough(step)
     while not done:
         clock.tokens += int(batch["attention_mask"].sum())
-        state, loss = work.train_step(state, placed)
+        state, outcome = work.train_step(state, placed)
         step += 1
-        in_flight.append((step, loss))
+        in_flight.append((step, outcome))
         if step < work.total_steps:
-            batch = work.batch(step)
+            with reading():
+                batch = work.batch(step)
             placed = parallel.place(batch, config.gradient_accumulation_steps)
-        if len(in_flight) > _STEPS_IN_FLIGHT:
-            finished, value = in_flight.popleft()
-            listener.step(finished, float(value.addressable_shards[0].data[0]))
+        settle(0 if due(config.log_every) else _STEPS_IN_FLIGHT)
         if due(config.log_every):
-            metrics = divide(parallel.fetch(state.sums))
-            metrics["learning_rate"] = float(work.learning_rate(step - 1))
+            sums, skipped = parallel.fetch((state.sums, state.skipped))
+            metrics = divide(sums) if sums["grad_norm"][1] else dict.fromkeys(divide(sums), float("nan"))
+            if skipped[1]:
+                metrics["skipped_steps"] = int(skipped[1])
+            metrics["learning_rate"] = float(work.learning_rate(step - 1 - int(skipped[1])))
             metrics["tokens_per_second"] = clock.lap()
             listener.metrics(step, "train", metrics)
             state = state.replace(sums=parallel.replicate({name: np.zeros(2, np.float32) for name in state.sums}))
         if due(config.checkpoint_every):
             save()
+        if hopeless is not None:
+            save()
+            raise UserError(why_it_stops(hopeless, step))
         done = step >= work.total_steps
-        if due(work.eval_every) and stop.number is None:
+        if not stop.after(step) and due(work.eval_every):
             evaluate()
             done = done or work.enough(step)
         if stop.number is not None:
@@ -308,12 +340,25 @@ def fit(
 
 def seconds_per_step(step_fn: Callable[..., Any], state: Any, batch: dict[str, jax.Array]) -> float:
     """Compiles the step and times it on a copy of the state that is thrown away: for the estimate before the start."""
-    state, loss = step_fn(state, batch)
-    loss.block_until_ready()
+    state, outcome = step_fn(state, batch)
+    outcome.loss.block_until_ready()
     start = time.perf_counter()
-    _, loss = step_fn(state, batch)
-    loss.block_until_ready()
+    _, outcome = step_fn(state, batch)
+    outcome.loss.block_until_ready()
     return time.perf_counter() - start
+
+
+def _skipped(step: int, outcome: Outcome, work: Work) -> SkippedStep:
+    """A skipped step with its batch, which is made anew: batches follow from the step."""
+    return SkippedStep(
+        step=step,
+        loss=float(outcome.loss),
+        norms={name: float(norm) for name, norm in outcome.norms.items()},
+        in_a_row=int(outcome.skipped[0]),
+        in_all=int(outcome.skipped[1]),
+        rows=work.rows(step - 1),
+        batch=work.batch(step - 1),
+    )
 
 
 class _Clock:

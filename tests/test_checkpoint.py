@@ -161,6 +161,25 @@ def test_a_byte_flipped_in_any_file_is_seen(saved, tmp_path):
     assert verify_manifest(folder) == []
 
 
+def test_a_byte_flipped_in_any_file_is_never_restored(saved, tmp_path, said):
+    """Each file of a checkpoint in turn: the state that comes back is always that of the one before."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(saved, folder)
+    expected = bits(make_state(1))
+    paths = files(folder / "2")
+    assert len(paths) > 5
+    for number, path in enumerate(paths, start=1):
+        whole = path.read_bytes()
+        flip_byte(path)
+        with Checkpointer(folder, 2, said) as checkpointer:
+            step, state = checkpointer.restore(make_state())
+        assert (step, bits(state)) == (1, expected), path
+        assert len(said) == number
+        assert path.name in said[-1]
+        assert "using the checkpoint of step 1 instead" in said[-1]
+        path.write_bytes(whole)
+
+
 def test_flipped_bytes_of_the_manifest_are_seen(saved, tmp_path):
     """Changed white space and digits of the step as well: whatever is not as written is not believed."""
     shutil.copytree(saved / "2", tmp_path / "2")

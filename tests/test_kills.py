@@ -1,54 +1,177 @@
-"""Kill -9 at random moments, for real: what is left equals an uninterrupted run."""
+"""Kill -9 at random moments, for real: what is left equals an uninterrupted run, bit for bit."""
 
+import json
+import multiprocessing
 import os
 import random
-import subprocess
 import sys
 import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from bert.report import read_metrics
+from bert.tensorboard import read_events
 from tests.conftest import SMALL_RUN
-from tests.test_pretraining import REPOSITORY, lines_of, state_of
+from tests.test_pretraining import lines_of, state_of
 
 pytestmark = pytest.mark.slow
 
-STEPS = 400
+# A server that has imported everything and forks: processes of their own that do not spend seconds on imports each.
+LIVES = multiprocessing.get_context("forkserver")
+LIVES.set_forkserver_preload(["bert.pretraining", "bert.finetuning"])
 
 
-def start(run: Path, corpus: Path) -> subprocess.Popen:
-    command = [sys.executable, "pretrain.py", f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN]
-    command += [f"--training.steps={STEPS}", "--training.log_every=7", "--training.checkpoint_every=10"]
-    return subprocess.Popen(
-        [*command, "--training.eval_every=50"], cwd=REPOSITORY, env={**os.environ, "XLA_FLAGS": ""},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+def live(command: str, arguments: list[str], log: Path) -> None:
+    """The body of a process: the command on one device, with what it says in a file."""
+    os.environ["XLA_FLAGS"] = ""  # read when the first array is made
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    if command == "pretrain":
+        from bert.commands.pretrain import main
+    else:
+        from bert.commands.finetune import main
+    sys.exit(main(arguments))
 
 
-def test_a_run_killed_at_random_moments_equals_an_uninterrupted_one(corpus: Path, tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    process = start(whole, corpus)
-    assert process.wait(300) == 0, process.stdout.read()
+def start(command: str, run: Path, arguments: list[str]) -> BaseProcess:
+    log = run.with_name(f"{run.name}.log")
+    process = LIVES.Process(target=live, args=(command, [*arguments, f"--output_dir={run}"], log))
+    process.start()
+    return process
+
+
+def logged(run: Path) -> int:
+    lines = read_metrics(run)
+    return lines[-1]["step"] if lines else 0
+
+
+def is_saving(run: Path) -> bool:
+    return any((run / "checkpoints").glob("*.saving*"))
+
+
+def wait_for(process: BaseProcess, true: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while process.is_alive() and not true() and time.monotonic() < end:
+        time.sleep(0.002)
+
+
+def kill_again_and_again(command: str, run: Path, arguments: list[str], kills: int, steps: int) -> dict[str, int]:
+    """Lives until the run has ended; returns how many were killed where.
+
+    Every fifth kill comes at any time from the start of the process on; the others once training has got a little
+    further than before, every second of these while a checkpoint is being written.
+    """
     draw = random.Random(0)
-    kills = 0
-    while kills < 6:
-        process = start(killed, corpus)
-        # From the first line of training on, so that most kills hit steps, evaluations and saves.
-        for line in process.stdout:
-            if line.startswith("step "):
-                time.sleep(draw.uniform(0, 0.3))
-                break
-        if process.poll() is not None:
-            break
+    counts = {"anywhere": 0, "in training": 0, "in a save": 0}
+    for number in range(kills):
+        before = logged(run)
+        process = start(command, run, arguments)
+        if number % 5 == 0:
+            wait_for(process, lambda: False, draw.uniform(0, 4))
+        else:
+            target = max(before, steps * (number + draw.random()) // (kills + 2)) + 1
+            wait_for(process, lambda target=target: logged(run) >= target, 600)
+            if number % 2:
+                wait_for(process, lambda: is_saving(run), 60)
+            else:
+                time.sleep(draw.uniform(0, 0.03))
         process.kill()
-        process.wait()
-        kills += 1
-    process = start(killed, corpus)
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, output
-    assert kills >= 3
+        process.join()
+        assert process.exitcode == -9, f"ended with {process.exitcode} before kill {number + 1}"
+        place = "anywhere" if number % 5 == 0 else "in a save" if is_saving(run) else "in training"
+        counts[place] += 1
+        print(f"kill {number + 1} {place}: log at step {logged(run)}, checkpoints {checkpoints_of(run)}")
+    return counts
+
+
+def checkpoints_of(run: Path) -> list[str]:
+    folder = run / "checkpoints"
+    return (
+        sorted((path.name for path in folder.iterdir()), key=lambda name: (len(name), name)) if folder.exists() else []
+    )
+
+
+def complete(run: Path) -> list[str]:
+    return [name for name in checkpoints_of(run) if name.isdigit()]
+
+
+def events_of(run: Path) -> list[tuple[int, dict[str, float]]]:
+    """All events of all files, timing aside."""
+    return [
+        (step, {tag: value for tag, value in values.items() if not tag.endswith("tokens_per_second")})
+        for file in (run / "tensorboard").iterdir()
+        for _, step, values in read_events(file)
+    ]
+
+
+def results_of(run: Path) -> dict:
+    results = json.loads((run / "results.json").read_text())
+    return {name: value for name, value in results.items() if name != "seconds"}
+
+
+def assert_alike(killed: Path, whole: Path) -> None:
     assert lines_of(killed) == lines_of(whole)
+    assert events_of(killed) == events_of(whole)
+    assert results_of(killed) == results_of(whole)
     jax.tree.map(np.testing.assert_array_equal, state_of(killed), state_of(whole))
+    assert complete(killed) == complete(whole)
+    names = {path.relative_to(whole) for path in (whole / "predictions").rglob("*")}
+    assert {path.relative_to(killed) for path in (killed / "predictions").rglob("*")} == names
+    for name in names:
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+    assert {path.name for path in killed.iterdir()} == {path.name for path in whole.iterdir()}
+
+
+def finish(command: str, run: Path, arguments: list[str]) -> None:
+    process = start(command, run, arguments)
+    process.join()
+    assert process.exitcode == 0, run.with_name(f"{run.name}.log").read_text()[-3000:]
+
+
+def test_a_pretraining_run_killed_twenty_times_equals_an_uninterrupted_one(corpus: Path, tmp_path: Path) -> None:
+    steps = 800
+    arguments = [f"--data.train={corpus}", *SMALL_RUN, f"--training.steps={steps}", "--training.log_every=7"]
+    arguments += ["--training.checkpoint_every=10", "--training.eval_every=50"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finish("pretrain", whole, [*arguments, f"--data.cache_dir={tmp_path / 'cache'}"])
+    arguments.append(f"--data.cache_dir={tmp_path / 'another'}")  # the building of examples is interrupted as well
+    counts = kill_again_and_again("pretrain", killed, arguments, 20, steps)
+    print(counts)
+    assert counts["in a save"] >= 3
+    assert counts["in training"] >= 3
+    assert logged(killed) < steps
+
+    # Two at a time: the second one is sent away, and the first does not notice.
+    first = start("pretrain", killed, arguments)
+    wait_for(first, lambda: "goes on at step" in (tmp_path / "killed.log").read_text().splitlines()[-1], 600)
+    second = LIVES.Process(
+        target=live, args=("pretrain", [*arguments, f"--output_dir={killed}"], tmp_path / "second.log")
+    )
+    second.start()
+    second.join()
+    assert second.exitcode == 2
+    assert f"is in use by process {first.pid} on " in (tmp_path / "second.log").read_text()
+    first.join()
+    assert first.exitcode == 0
+    assert_alike(killed, whole)
+
+
+def test_a_finetuning_run_killed_ten_times_equals_an_uninterrupted_one(pretrained, sst2, tmp_path: Path) -> None:
+    epochs = 60
+    arguments = ["--config=sst2", f"--init={pretrained}", f"--data.dir={sst2}", "--data.max_length=32"]
+    arguments += ["--data.buckets=32", "--training.batch_size=8", f"--training.epochs={epochs}"]
+    arguments += ["--training.log_every=4", "--training.checkpoint_every=7", "--training.eval_every=5"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finish("finetune", whole, arguments)
+    counts = kill_again_and_again("finetune", killed, arguments, 10, epochs * 5)
+    print(counts)
+    assert logged(killed) < epochs * 5
+    finish("finetune", killed, arguments)
+    assert_alike(killed, whole)
+    assert (killed / "predictions" / "dev.tsv").is_file()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 from bert.commands.arguments import invocation, parse, run_command
 from bert.config import FinetuneConfig, UserError
 from bert.report import scored_splits
+
+if TYPE_CHECKING:
+    from bert.run import RunFolder
 
 DESCRIPTION = """Fine-tunes a pretrained encoder on a task, scores it on the dev set after every epoch, keeps the best
 checkpoint and writes predictions. Run again with the same output_dir, a run resumes where it was."""
@@ -28,13 +32,16 @@ def main(argv: list[str]) -> int:
 
     from bert.run import open_run
 
-    run = open_run(config)
+    with open_run(config) as run:
+        return _train(run)
 
+
+def _train(run: RunFolder[FinetuneConfig]) -> int:
     from bert.finetuning import finetune
     from bert.seeds import finetune_seeds
     from bert.train import Interrupted
 
-    several = config.seeds > 1
+    several = run.config.seeds > 1
     try:
         results = finetune_seeds(run) if several else finetune(run)
     except Interrupted as stop:

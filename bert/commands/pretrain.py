@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from typing import TYPE_CHECKING
 
 from bert.commands.arguments import invocation, parse, run_command
 from bert.config import PretrainConfig
+
+if TYPE_CHECKING:
+    from bert.run import RunFolder
 
 DESCRIPTION = """Pretrains BERT on a corpus. Without arguments: a tiny model on the prose of Python's own standard
 library, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it was."""
@@ -24,8 +28,11 @@ def main(argv: list[str]) -> int:
 
     from bert.run import open_run
 
-    run = open_run(config)
+    with open_run(config) as run:
+        return _train(run)
 
+
+def _train(run: RunFolder[PretrainConfig]) -> int:
     from bert.pretraining import pretrain
     from bert.train import Interrupted
 

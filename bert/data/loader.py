@@ -65,15 +65,8 @@ class PretrainingLoader:
 
         ``rows`` numbers the rows within the global batch, so that dropout can be drawn for a row wherever it runs.
         """
-        index, count = self.process
-        local = self.batch_size // count
-        first = index * local
-        places = self.first_row + (step - self.first_step) * self.batch_size + np.arange(first, first + local)
-        epochs, within = np.divmod(places, len(self.rows))
-        chosen = np.empty(local, dtype=np.int64)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            chosen[here] = self._permutation(int(epoch))[within[here]]
+        chosen = self.numbers(step)
+        local, first = len(chosen), self._first
         examples = self.rows.take(chosen)
         words_per_row = random_words_per_row(self.masking, examples)
         if self.frozen_masks:
@@ -81,6 +74,24 @@ class PretrainingLoader:
         else:
             words = random_words((_MASKS + self.seed, step), first, local, words_per_row)
         return masked_batch(examples, self.masking, words, first)
+
+    def numbers(self, step: int) -> np.ndarray:
+        """The numbers, among all ``rows``, of this host's rows of the batch of ``step``, [B]."""
+        local = self.batch_size // self.process[1]
+        first = self.first_row + (step - self.first_step) * self.batch_size + self._first
+        places = np.arange(first, first + local)
+        epochs, within = np.divmod(places, len(self.rows))
+        chosen = np.empty(local, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            chosen[here] = self._permutation(int(epoch))[within[here]]
+        return chosen
+
+    @property
+    def _first(self) -> int:
+        """Number, within the global batch, of this host's first row."""
+        index, count = self.process
+        return index * (self.batch_size // count)
 
     def _draw_permutation(self, epoch: int) -> np.ndarray:
         stream = np.random.Philox(key=np.array([_ORDER + self.seed, epoch], dtype=np.uint64))

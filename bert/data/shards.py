@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,6 +224,7 @@ class Rows:
     def __init__(self, paths: Sequence[Path]):
         """Maps the shards. Raises UserError for one that is missing or not a shard."""
         self._views: list[tuple[np.ndarray, ...]] = []
+        self._files: list[tuple[Path, tuple[int, ...] | None]] = []  # of each view, with its state
         self._names = COLUMNS
         for path in paths:
             try:
@@ -234,6 +236,7 @@ class Rows:
                 raise damaged(path, str(error).splitlines()[0]) from None
             self._names = (*COLUMNS, *more)
             self._views += [tuple(map(_view, batch.columns)) for batch in batches]
+            self._files += [(path, _state(path))] * len(batches)
         self._starts = np.concatenate([[0], np.cumsum([len(view[0]) for view in self._views], dtype=np.int64)])
 
     def __len__(self) -> int:
@@ -253,6 +256,8 @@ class Rows:
 
         Raises:
           IndexError: a number outside the rows.
+          UserError: a shard that has vanished or been changed since it was opened. To read on in the map of a file
+            that was cut short would end the process without a word (SIGBUS).
         """
         indices = np.asarray(indices, np.int64)
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
@@ -262,6 +267,9 @@ class Rows:
         shard = np.searchsorted(self._starts, indices, side="right") - 1
         within = indices - self._starts[shard]
         for number in set(shard.tolist()):
+            path, state = self._files[number]
+            if (now := _state(path)) != state:
+                raise damaged(path, "it has vanished" if now is None else "it has been changed during the run")
             here = np.flatnonzero(shard == number)
             chosen = within[here]
             for column, view in zip(out, self._views[number], strict=True):
@@ -274,6 +282,15 @@ def _view(column: pa.Array) -> np.ndarray:
     if not pa.types.is_fixed_size_list(column.type):
         return column.to_numpy(zero_copy_only=True)
     return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), column.type.list_size)
+
+
+def _state(path: Path) -> tuple[int, ...] | None:
+    """What tells that a file is still the one that was opened; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def open_rows(paths: Sequence[Path]) -> Rows:

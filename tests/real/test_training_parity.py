@@ -83,8 +83,8 @@ def our_losses(params: dict) -> np.ndarray:
     state = parallel.replicate(TrainState.create(params, optimizer, objective.metrics))
     losses = []
     for batch in batches():
-        state, loss = step(state, parallel.place(batch, 1))
-        losses.append(float(parallel.fetch(loss)))
+        state, outcome = step(state, parallel.place(batch, 1))
+        losses.append(float(parallel.fetch(outcome.loss)))
     return np.array(losses)
 
 

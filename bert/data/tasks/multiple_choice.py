@@ -206,8 +206,9 @@ def _read_jsonl(path: Path, labelled: bool) -> Iterator[_Question]:
             continue
         try:
             entry = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}, line {line}: not JSON ({error.msg}): mend or remove the line") from None
+        except (ValueError, RecursionError) as error:  # also of thousands of digits, or of brackets in one another
+            reason = getattr(error, "msg", error)
+            raise UserError(f"{path}, line {line}: not JSON ({reason}): mend or remove the line") from None
         question = _get(entry, "question", dict, path, line)
         stem = _get(question, "stem", str, path, line)
         if not stem.strip():
@@ -235,7 +236,8 @@ def _get(entry: Any, key: str, kind: type, path: Path, line: int) -> Any:
         raise UserError(f"{path}, line {line}: no {key!r}: the line has to follow CommonsenseQA's layout")
     if not isinstance(entry[key], kind):
         raise UserError(f"{path}, line {line}: {key!r} is {str(entry[key])[:40]!r}: it has to be {_KINDS[kind]}")
-    return entry[key]
+    # JSON can spell half a surrogate pair, which UTF-8 cannot.
+    return entry[key].encode("utf-8", "replace").decode("utf-8") if kind is str else entry[key]
 
 
 def has_labels(path: Path) -> bool:

@@ -131,6 +131,8 @@ def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
         raise UserError(f"{path}, byte {error.start}: not UTF-8: convert the file") from None
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}): the file is damaged, copy it") from None
+    except (ValueError, RecursionError) as error:  # thousands of digits in a number, or of brackets in one another
+        raise UserError(f"{path}: not JSON that can be read ({error}): the file is damaged, copy it") from None
     for a, article in enumerate(_get(content, "data", list, path, "the file")):
         paragraphs = _get(article, "paragraphs", list, path, f"data[{a}]")
         for p, paragraph in enumerate(paragraphs):
@@ -149,7 +151,8 @@ def _get(entry: Any, key: str, kind: type, path: Path, place: str) -> Any:
     value = entry[key]
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise UserError(f"{path}, {place}: {key!r} is {str(value)[:40]!r}: it has to be {_KINDS[kind]}")
-    return value
+    # JSON can spell half a surrogate pair, which UTF-8 cannot: one character takes the place of one, as answers count.
+    return value.encode("utf-8", "replace").decode("utf-8") if kind is str else value
 
 
 def _answer(entry: Any, context: str, path: Path, place: str) -> Answer:

@@ -1,0 +1,84 @@
+"""Steps that were skipped because something in them was NaN or infinite: what is written down and said of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bert.files import replacing
+
+FOLDER = "nonfinite"
+MOST = 100
+"""Batches that are written down at most: what has not shown by then takes disk space only."""
+
+
+@dataclass(frozen=True)
+class SkippedStep:
+    """A step that had no effect.
+
+    Attributes:
+        step: its number, as in metrics.jsonl.
+        loss: of its batch.
+        norms: of the gradient by groups of parameters, and of the whole ``update``.
+        in_a_row: skipped steps up to this one without another between them.
+        in_all: skipped steps of the run up to this one.
+        rows: [B] numbers of the batch's rows in the training data.
+        batch: what the model was given.
+    """
+
+    step: int
+    loss: float
+    norms: Mapping[str, float]
+    in_a_row: int
+    in_all: int
+    rows: np.ndarray
+    batch: Mapping[str, np.ndarray]
+
+    @property
+    def diagnosis(self) -> str:
+        """What was not finite, in half a sentence."""
+        if not math.isfinite(self.loss):
+            return f"the loss is {self.loss}"
+        bad = [name for name, norm in self.norms.items() if name != "update" and not math.isfinite(norm)]
+        if bad:
+            more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+            return f"the loss is {self.loss:.4g}, the gradient of {', '.join(bad[:3])}{more} is not finite"
+        largest = max((norm for name, norm in self.norms.items() if name != "update"), default=0.0)
+        if math.isfinite(self.norms["update"]):  # groups that are finite one by one, and not together
+            return f"the gradient has a norm of {largest:.1e} in one group alone, too large to be squared"
+        return f"loss and gradient are finite (largest norm {largest:.3g}), the optimizer's update is not"
+
+    def write(self, folder: Path) -> Path | None:
+        """Writes STEP.json and STEP.npz, the arrays of the batch; None where there are `MOST` already."""
+        folder.mkdir(exist_ok=True)
+        file = folder / f"{self.step}.json"
+        if not file.exists() and sum(1 for _ in folder.glob("*.json")) >= MOST:
+            return None
+        with replacing(file.with_suffix(".npz")) as temporary, temporary.open("wb") as arrays:
+            np.savez_compressed(arrays, **self.batch)
+        facts = {
+            "step": self.step,
+            "diagnosis": self.diagnosis,
+            "loss": str(self.loss) if not math.isfinite(self.loss) else self.loss,
+            "norms": {name: norm if math.isfinite(norm) else str(norm) for name, norm in self.norms.items()},
+            "skipped_in_a_row": self.in_a_row,
+            "skipped_in_all": self.in_all,
+            "rows": self.rows.tolist(),
+        }
+        with replacing(file) as temporary:
+            temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        return file
+
+
+def why_it_stops(last: SkippedStep, saved: int) -> str:
+    """The sentence with which a run ends whose state after step ``saved`` is kept."""
+    return (
+        f"the last {last.in_a_row} steps up to step {last.step:,} were skipped, as something in them was not finite "
+        f"({last.diagnosis}): the run's folder has their batches in nonfinite/ and the state before them as step "
+        f"{saved:,}; look for damaged data, or start anew with a lower optimizer.learning_rate or a longer warm-up"
+    )

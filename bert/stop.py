@@ -1,0 +1,69 @@
+"""Being asked to stop: by Ctrl-C, by SIGTERM, by a notice that the machine will be taken away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import jax
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop. The state has been saved; ``status`` is the exit status (130 or 143)."""
+
+    def __init__(self, step: int, signal_number: int) -> None:
+        super().__init__(step)
+        self.step = step
+        self.status = 128 + signal_number
+
+
+class Stopped(Exception):
+    """An evaluation was left, since a signal had come."""
+
+
+@dataclass
+class StopRequest:
+    """Turns the first SIGINT or SIGTERM into a flag that the loop looks at; a second SIGINT ends the process at once.
+
+    Where `jax.distributed` is initialised, SIGTERM is the runtime's: it tells every host of a notice that one of them
+    got, and all of them the one step after which they stop. Alone, a host would leave the others waiting.
+    """
+
+    number: int | None = None
+    _previous: dict[int, Any] = field(default_factory=dict)
+
+    def __enter__(self) -> StopRequest:
+        self._shared = jax.distributed.is_initialized()
+        for number in (signal.SIGINT,) if self._shared else (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def after(self, step: int) -> bool:
+        """Whether the loop is to stop after this step. To be asked once after every step, by every host."""
+        if self._shared and self.number is None:
+            from orbax.checkpoint.utils import reached_preemption
+
+            if reached_preemption(step):
+                self.number = signal.SIGTERM
+        return self.number is not None
+
+    def check(self) -> None:
+        """Raises `Stopped` once a signal has come: for work that is long and can be done again."""
+        if self.number is not None:
+            raise Stopped
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self.number is not None and number == signal.SIGINT:
+            # Not by an exception: what it unwinds would wait for the save that the user does not want to wait for.
+            cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which the progress bar has hidden
+            os.write(2, f"{cursor}\nended at once; what had been saved before is still there\n".encode())
+            os._exit(128 + number)
+        self.number = number

@@ -1,0 +1,103 @@
+"""One process at a time in a run's folder, and no trace of a killed one in its way."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert.config import FinetuneConfig, PretrainConfig, UserError
+from bert.lock import LOCK, sole_process
+from bert.run import open_run
+
+HOLDER = """
+import sys, pathlib
+from bert.lock import sole_process
+
+with sole_process(pathlib.Path(sys.argv[1])):
+    print("holds it", flush=True)
+    sys.stdin.read()
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], env=environment, text=True, **pipes)
+    assert process.stdout.readline() == "holds it\n"
+    return process
+
+
+def config_of(folder: Path) -> PretrainConfig:
+    return PretrainConfig(output_dir=str(folder))
+
+
+def test_a_second_process_is_sent_away_and_a_kill_lets_the_next_one_in(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with holder(folder) as first:
+        holding = rf"{folder} is in use by process {first.pid} on .*, since 20"
+        with pytest.raises(UserError, match=holding) as caught, open_run(config_of(folder)):
+            pytest.fail("two at a time")
+        assert "\n" not in str(caught.value)
+        assert [path.name for path in folder.iterdir()] == [LOCK]
+        first.kill()
+        first.wait()
+        with open_run(config_of(folder)) as run:
+            assert not run.resumed
+
+
+def test_one_after_the_other_is_as_it_was(tmp_path: Path) -> None:
+    for _ in range(2):
+        config, holding = config_of(tmp_path / "run"), f"process {os.getpid()} on "
+        with open_run(config), pytest.raises(UserError, match=holding), open_run(config):
+            pass
+
+
+def test_the_lock_is_let_go_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), sole_process(tmp_path):
+        raise ZeroDivisionError
+    with sole_process(tmp_path):
+        pass
+
+
+def test_a_stranger_s_folder_is_left_without_a_file_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "thesis.doc").write_text("mine")
+    with pytest.raises(UserError, match="is not empty and holds no run"), open_run(config_of(tmp_path)):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.doc"]
+
+
+def test_what_a_kill_at_the_very_start_left_is_not_taken_for_a_stranger_s(tmp_path: Path) -> None:
+    """Killed while config.yaml was being written: no config.yaml, half a temporary file, and the lock's file."""
+    for name in (LOCK, ".config.yaml.4711", ".metrics.jsonl.12"):
+        (tmp_path / name).write_text("half")
+    with open_run(config_of(tmp_path)) as run:
+        assert not run.resumed
+        assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+
+
+def test_seeds_are_locked_one_by_one(tmp_path: Path) -> None:
+    seeds = FinetuneConfig(output_dir=str(tmp_path), init="none", seeds=2)
+    alone = FinetuneConfig(output_dir=str(tmp_path / "seed-0"), init="none")
+    with open_run(seeds), open_run(alone), pytest.raises(UserError, match="seed-0 is in use"), open_run(alone):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """A file system that is read-only: permissions alone would not keep root out."""
+    if (
+        sys.platform != "linux"
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k,ro", "none", str(tmp_path)], capture_output=True
+        ).returncode
+    ):
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        for folder in (tmp_path, tmp_path / "below" / "run"):
+            reason = rf"output_dir {folder} cannot be written \(Read-only file system\)"
+            with pytest.raises(UserError, match=reason), open_run(config_of(folder)):
+                pass
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
