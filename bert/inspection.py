@@ -112,8 +112,10 @@ def _planned(config: RunConfig) -> tuple[str, Shapes]:
     else:
         task, feature_layers = task_of(config), config.feature_layers
         architecture, labels = HEADS[task.head].__name__, task.num_labels
-    shapes = expected_shapes(config.model, architecture, labels)
-    parts = names.ARCHITECTURES[architecture]
+    # Of a head that is not in the table of names nothing is known before there is a checkpoint.
+    known = architecture if architecture in names.ARCHITECTURES else "Bert"
+    shapes = expected_shapes(config.model, known, labels)
+    parts = names.ARCHITECTURES[known]
     if feature_layers is not None:
         shapes = {**shapes, "classifier/kernel": (feature_layers * config.model.hidden_size, labels)}
     kept = {}

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says it takes to add a part, tried; a task with a head of its own is tests/test_task_interface.py."""
+"""What CONTRIBUTING.md says it takes to add a part, tried; tests/test_task_interface.py tries a task and its head."""
 
 from __future__ import annotations
 
