@@ -15,6 +15,8 @@ COMMANDS = {
     "tokenizer": ("bert.commands.tokenizer", "train a vocabulary on a corpus, or extend one"),
     "examples": ("bert.commands.examples", "build a corpus' examples as a step of its own, and look at them"),
     "predict": ("bert.commands.predict", "answer for new inputs with a fine-tuned model"),
+    "inspect": ("bert.commands.inspect", "tell what a run or a model is made of and how it was trained"),
+    "attention": ("bert.commands.attention", "show what a model's heads look at in a text"),
     "export": ("bert.commands.export", "hand a model to others in a form that they read"),
     "glue-zip": ("bert.commands.glue_zip", "put test predictions into one zip for gluebenchmark.com"),
 }
