@@ -1,5 +1,6 @@
 """Training starts from the folders of others: RoBERTa's, Google's, sentence-transformers'."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -33,9 +34,9 @@ def write_roberta(folder: Path, made, corpus: Path) -> None:
     )
     tokenizer.train_from_iterator(corpus.read_text().splitlines(), trainer)
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
-    config = type(ROBERTA)(**{**vars(ROBERTA), "vocab_size": tokenizer.get_vocab_size()})
+    config = dataclasses.replace(ROBERTA, vocab_size=tokenizer.get_vocab_size())
     model = made("BertForMaskedLM", config)
-    bert.Pretrained(**{**vars(model), "tokenizer": tokenizer}).save(folder)
+    dataclasses.replace(model, tokenizer=tokenizer).save(folder)
 
 
 def write_google(folder: Path, made, corpus: Path) -> None:
@@ -85,7 +86,8 @@ def test_both_commands_start_from_it(kind: str, made, corpus: Path, sst2: Path, 
     assert after.config.hidden_act == before.config.hidden_act
 
     arguments = [f"--data.dir={sst2}", f"--output_dir={tmp_path / 'sst2'}", "--data.max_length=16", "--data.buckets=16"]
-    assert finetune(["--config=sst2", f"--init={source}", *arguments, *FEW_STEPS]) == 0
+    arguments += ["--training.epochs=1", "--training.batch_size=8"]
+    assert finetune(["--config=sst2", f"--init={source}", *arguments]) == 0
     assert f"from {source}: bert (" in capsys.readouterr().out
     texts = ["ba ri", "ko ri tu"]
     answers = bert.load(tmp_path / "sst2").predict(texts)
