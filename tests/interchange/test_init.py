@@ -19,7 +19,13 @@ from bert.interchange import names
 from bert.interchange.google import CHECKPOINT
 from bert.interchange.pooling import Pooling
 
-FEW_STEPS = ["--training.steps=2", "--training.batch_size=4", "--training.checkpoint_every=2", "--training.log_every=1"]
+FEW_STEPS = [
+    "--training.steps=2",
+    "--optimizer.warmup_steps=0",
+    "--training.batch_size=4",
+    "--training.checkpoint_every=2",
+    "--training.log_every=1",
+]
 SHORT_ROWS = ["--data.sequence_length=16", "--data.max_predictions_per_sequence=3", "--data.num_workers=1"]
 
 
