@@ -10,7 +10,7 @@ import pytest
 from bundle_writer import write_bundle
 from flax import traverse_util
 from hf_folders import CONFIG, ROBERTA
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 import bert
 from bert.commands.finetune import main as finetune
@@ -34,6 +34,7 @@ def write_roberta(folder: Path, made, corpus: Path) -> None:
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
