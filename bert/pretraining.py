@@ -353,6 +353,8 @@ def _filled_masks(model: Pretrained, rows: Any, examples: int = 3) -> list[dict[
             if whole and len(pieces[place]) > 2 and len(pieces) >= 12:
                 masked = [*ids[:place], special.mask, *ids[place + 1 :]]
                 text = model.tokenizer.decode(masked, skip_special_tokens=False)
+                if special.mask not in model.tokenizer.encode(text).ids[: model.config.max_position_embeddings - 1]:
+                    continue  # the pieces read back as more than they were, and the mask would be cut off
                 [filled] = model.fill_mask(text, top_k=3)
                 guesses = [{"token": guess.token, "probability": guess.probability} for guess in filled]
                 shown.append({"text": text, "truth": pieces[place], "guesses": guesses})

@@ -1,5 +1,6 @@
 """Training starts from the folders of others: RoBERTa's, Google's, sentence-transformers'."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from bundle_writer import write_bundle
 from flax import traverse_util
 from hf_folders import CONFIG, ROBERTA
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 import bert
 from bert.commands.finetune import main as finetune
@@ -18,7 +19,13 @@ from bert.interchange import names
 from bert.interchange.google import CHECKPOINT
 from bert.interchange.pooling import Pooling
 
-FEW_STEPS = ["--training.steps=2", "--training.batch_size=4", "--training.checkpoint_every=2", "--training.log_every=1"]
+FEW_STEPS = [
+    "--training.steps=2",
+    "--optimizer.warmup_steps=0",
+    "--training.batch_size=4",
+    "--training.checkpoint_every=2",
+    "--training.log_every=1",
+]
 SHORT_ROWS = ["--data.sequence_length=16", "--data.max_predictions_per_sequence=3", "--data.num_workers=1"]
 
 
@@ -27,15 +34,16 @@ def write_roberta(folder: Path, made, corpus: Path) -> None:
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(corpus.read_text().splitlines(), trainer)
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
-    config = type(ROBERTA)(**{**vars(ROBERTA), "vocab_size": tokenizer.get_vocab_size()})
+    config = dataclasses.replace(ROBERTA, vocab_size=tokenizer.get_vocab_size())
     model = made("BertForMaskedLM", config)
-    bert.Pretrained(**{**vars(model), "tokenizer": tokenizer}).save(folder)
+    dataclasses.replace(model, tokenizer=tokenizer).save(folder)
 
 
 def write_google(folder: Path, made, corpus: Path) -> None:
@@ -85,7 +93,8 @@ def test_both_commands_start_from_it(kind: str, made, corpus: Path, sst2: Path, 
     assert after.config.hidden_act == before.config.hidden_act
 
     arguments = [f"--data.dir={sst2}", f"--output_dir={tmp_path / 'sst2'}", "--data.max_length=16", "--data.buckets=16"]
-    assert finetune(["--config=sst2", f"--init={source}", *arguments, *FEW_STEPS]) == 0
+    arguments += ["--training.epochs=1", "--training.batch_size=8"]
+    assert finetune(["--config=sst2", f"--init={source}", *arguments]) == 0
     assert f"from {source}: bert (" in capsys.readouterr().out
     texts = ["ba ri", "ko ri tu"]
     answers = bert.load(tmp_path / "sst2").predict(texts)

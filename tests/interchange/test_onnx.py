@@ -135,7 +135,7 @@ def test_what_answers_otherwise_is_not_exported(make, tmp_path, monkeypatch, fai
     monkeypatch.setattr(exporter, "build", lambda model: built)
     monkeypatch.setattr("bert.pretrained.load", lambda source, say: model)
     to_out = ("tiny", str(tmp_path / "out"), "--format=onnx")
-    assert "tiny: its graph's start_logits differs by" in fails(main, *to_out)
+    assert "tiny: its graph's end_logits differs by" in fails(main, *to_out)
     built.graph.node[0].op_type = "NoSuchOperator"
     assert "tiny: its graph cannot be run (" in fails(main, *to_out)
     assert list(tmp_path.iterdir()) == []
