@@ -92,7 +92,7 @@ def test_squad_trains_on_what_has_a_place_and_scores_everything(tmp_path, tokeni
 
 
 def test_the_threshold_of_squad2_is_found_on_dev_and_kept(tmp_path, tokenizer):
-    """The likelier an answer, the lower its odds: the threshold lies between the two right answers and the wrong one."""
+    """The likelier an answer, the lower its odds: the threshold parts the two right answers from the wrong one."""
     task = find_task("squad2")
     one, two, none = paragraph("one", "a b", "b"), paragraph("two", "c d", "d"), paragraph("none", "e f", None)
     write_squad(tmp_path, "2.0", "dev", one, two, none)
