@@ -105,10 +105,11 @@ def test_the_threshold_of_squad2_is_found_on_dev_and_kept(tmp_path, tokenizer):
     assert (before["f1"], before["best_f1"], before["HasAns_f1"], before["NoAns_f1"]) == (
         pytest.approx(200 / 3), 100, 50, 100)  # fmt: skip
     tuned = task.tuned(outputs, rows, dev)
-    assert tuned.null_threshold == 3.0
+    assert before["best_f1_thresh"] == 3.0
+    assert tuned.null_threshold == 4.5, "half way to the question without an answer"
     found = tuned.predict(outputs, rows, dev)
     assert tuned.score(found, dev)["f1"] == 100
-    assert tuned.shape(DATA).null_threshold == 3.0
+    assert tuned.shape(DATA).null_threshold == 4.5
     assert task.shaped(tuned.shape(DATA)) == dataclasses.replace(
         tuned, n_best=DATA.n_best, max_answer_length=DATA.max_answer_length
     )
