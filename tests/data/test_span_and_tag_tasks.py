@@ -93,7 +93,7 @@ def test_squad_trains_on_what_has_a_place_and_scores_everything(tmp_path, tokeni
 
 
 def test_the_threshold_of_squad2_is_found_on_dev_and_kept(tmp_path, tokenizer):
-    """The likelier an answer, the lower its odds: the threshold lies between the two right answers and the wrong one."""
+    """The likelier an answer, the lower its odds: the threshold parts the two right answers from the wrong one."""
     task = find_task("squad2")
     one, two, none = paragraph("one", "a b", "b"), paragraph("two", "c d", "d"), paragraph("none", "e f", None)
     write_squad(tmp_path, "2.0", "dev", one, two, none)
@@ -106,10 +106,11 @@ def test_the_threshold_of_squad2_is_found_on_dev_and_kept(tmp_path, tokenizer):
     assert (before["f1"], before["best_f1"], before["HasAns_f1"], before["NoAns_f1"]) == (
         pytest.approx(200 / 3), 100, 50, 100)  # fmt: skip
     tuned = task.tuned(outputs, rows, dev)
-    assert tuned.null_threshold == 3.0
+    assert before["best_f1_thresh"] == 3.0
+    assert tuned.null_threshold == 4.5, "half way to the question without an answer"
     found = tuned.predict(outputs, rows, dev)
     assert tuned.score(found, dev)["f1"] == 100
-    assert tuned.shape(DATA).null_threshold == 3.0
+    assert tuned.shape(DATA).null_threshold == 4.5
     assert task.shaped(tuned.shape(DATA)) == dataclasses.replace(
         tuned, n_best=DATA.n_best, max_answer_length=DATA.max_answer_length
     )

@@ -210,16 +210,22 @@ class SquadTask(Task):
         return ()
 
     def tuned(self, outputs: Outputs, features: Windows, examples: Dataset) -> SquadTask:
-        """With the threshold of the best F1; the official search calls it 0 where it is best never to answer."""
+        """With the threshold of the best F1, half way to the next question, which is not answered.
+
+        The official search names the odds of the last question that is answered: new questions that are ever so little
+        less sure would have no answer. Where it is best never to answer, it calls that 0.
+        """
         if not self.may_be_impossible or self.null_threshold is not None:
             return self
         found, right = self.predict(outputs, features, examples), references(examples.examples)
         never = min(found.null_odds.values()) - 1.0
+        best = self.score(found, examples)["best_f1_thresh"]
+        best = (best + min((odds for odds in found.null_odds.values() if odds > best), default=best)) / 2
 
         def f1(threshold: float) -> float:
             return metrics.squad(replace(found, null_threshold=threshold).texts, right, v2=True)["f1"]
 
-        return replace(self, null_threshold=max(self.score(found, examples)["best_f1_thresh"], never, key=f1))
+        return replace(self, null_threshold=max(best, never, key=f1))
 
     def shape(self, data: TaskDataConfig) -> TaskDataConfig:
         return replace(data, null_threshold=self.null_threshold) if self.may_be_impossible else data
