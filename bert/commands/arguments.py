@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import json
@@ -199,7 +200,7 @@ def _parser(
         + ("" if default_recipe is None else f" (default: {default_recipe})"),
     )
     general.add_argument("--print_config", action="store_true", help="Print the whole configuration as YAML and stop.")
-    titles = help_texts(config_class) if config_class else {}
+    titles = _titles(config_class) if config_class else {}
     groups: dict[str, Any] = {}
     for name, key in keys.items():
         section = name.rpartition(".")[0]
@@ -215,6 +216,16 @@ def _parser(
             help=f"{key.help} (default: {default})",
         )
     return parser
+
+
+def _titles(config_class: type, prefix: str = "") -> dict[str, str]:
+    """What the dataclasses say of each section, by its dotted name."""
+    titles = {}
+    hints, texts = typing.get_type_hints(config_class), help_texts(config_class)
+    for name, hint in hints.items():
+        if dataclasses.is_dataclass(hint):
+            titles |= {prefix + name: texts.get(name, ""), **_titles(hint, f"{prefix}{name}.")}
+    return titles
 
 
 def _placeholder(key: Key) -> str:
