@@ -434,7 +434,7 @@ class TaskDataConfig:
         for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best"):
             _at_least(f"data.{name}", getattr(self, name), 1)
         if self.null_threshold is not None and self.null_threshold != self.null_threshold:
-            raise UserError("data.null_threshold is not a number: leave it out, or give one")
+            raise UserError("data.null_threshold is nan: leave it out or give a number")
         for name, values in (("broken_tags", ("error", "count")), ("misplaced_answers", ("skip", "error"))):
             if getattr(self, name) not in values:
                 raise UserError(f"data.{name} is {getattr(self, name)!r}: choose {' or '.join(values)}")

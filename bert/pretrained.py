@@ -32,8 +32,11 @@ from bert.tokenizer import load_tokenizer, special_ids, vocabulary_size
 Text = str | tuple[str, str]
 Params = dict[str, Any]
 
-SENTENCES = HEADS["classification"].__name__
-"""The architecture of others that `Pretrained.predict` answers with."""
+HEAD_OF = {module.__name__: name for name, module in HEADS.items()}
+"""The head of each architecture of others that `Pretrained.predict` answers with."""
+
+PUBLISHED_LENGTH = 384
+"""Longest row of a published model that reads long texts through several: what SQuAD's models were trained with."""
 
 BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 """Lengths that inputs are padded to; each is compiled once."""
@@ -288,17 +291,20 @@ def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> 
 
 def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pretrained:
     read = hf.read(folder, say) if hf.is_published(folder) else google.published(folder, say)
+    length = min(PUBLISHED_LENGTH, read.config.max_position_embeddings)
+    data = TaskDataConfig(max_length=length, max_query_length=min(TaskDataConfig.max_query_length, length // 2))
     return Pretrained(
         config=read.config,
         params=read.params,
         tokenizer=read.tokenizer,
-        task=published_task(name, read.labels, read.problem_type) if read.architecture == SENTENCES else None,
+        task=published_task(HEAD_OF.get(read.architecture), name, read.labels, read.problem_type),
         step=None,
         source=name,
         architecture=read.architecture,
         labels=read.labels,
         problem_type=read.problem_type,
         pooling=read.pooling,
+        data=data,
     )
 
 

@@ -148,7 +148,9 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
 
 def special_ids(tokenizer: Tokenizer) -> SpecialTokens:
     """Ids of the special tokens. Raises UserError where one is missing."""
-    vocab = tokenizer.get_vocab()
+    # One by one: the whole vocabulary takes longer to copy than a short text to answer.
+    found = {token: tokenizer.token_to_id(token) for token in (*ROBERTA_SPECIAL_TOKENS, *SPECIAL_TOKENS)}
+    vocab = {token: number for token, number in found.items() if number is not None}
     _require_special_tokens(vocab, "the vocabulary")
     return SpecialTokens(*(vocab[token] for token in special_tokens(vocab)))
 

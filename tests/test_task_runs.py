@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,12 @@ import bert
 from bert import metrics
 from bert.commands.finetune import main
 from bert.commands.predict import main as predict
+from bert.data.features import Features
 from bert.data.tasks import ner
 from tests.conftest import SMALL_MODEL
+from tests.test_pretraining import lines_of
+
+pytestmark = pytest.mark.slow
 
 FILLERS = ("ba", "ri", "tu", "lo", "mi")
 NAMES = ("Xavi", "Xena", "Xerxes")
@@ -201,7 +206,6 @@ def test_misplaced_answers_are_skipped_and_told_or_an_error(squad_data, tmp_path
     assert run(tmp_path / "run", data, "squad", "--training.epochs=1") == 0
     told = capsys.readouterr().out
     assert "1 question(s) with an answer that does not stand where the file says, q4 is the first; 1 without" in told
-    assert "squad: 14 training rows" in told or "training rows" in told
     error = fails(main, "--config=squad", f"--data.dir={data}", f"--output_dir={tmp_path / 'x'}", *TINY,
                   "--data.misplaced_answers=error")  # fmt: skip
     assert "question q4: the answer 'Xena' does not stand at character" in error
@@ -264,7 +268,8 @@ def test_multiple_choice_learns_and_answers(choice_run: Path, choice_data: Path,
     assert rows[0] == ["id", "prediction", "label", "probability"]
     assert np.mean([row[1] == row[2] for row in rows[1:]]) == pytest.approx(results["dev"]["accuracy"])
     assert len((choice_run / "predictions" / "test.tsv").read_text().splitlines()) == 5
-    lines = "ba\tri\tXena\nba\tXavi\ttu\tlo\n" + json.dumps({"question": "ba", "choices": ["mi", "lo", "Xerxes"]})
+    more = {"question": "ba mi", "choices": ["mi", "lo", "Xerxes"]}
+    lines = f"ba ri\tri\tXena\nba tu\tXavi\ttu\tlo\n{json.dumps(more)}\n"
     answers = asked(choice_run, lines, tmp_path, capsys)
     assert [answer["choice"] for answer in answers] == ["Xena", "Xavi", "Xerxes"]
     assert [len(answer["probabilities"]) for answer in answers] == [2, 3, 3]
@@ -272,3 +277,61 @@ def test_multiple_choice_learns_and_answers(choice_run: Path, choice_data: Path,
     assert sum(answers[2]["probabilities"]) == pytest.approx(1)
     (tmp_path / "lines.txt").write_text("ba\tri\n")
     assert "line 1: 2 column(s), a question and two" in fails(predict, str(choice_run), str(tmp_path / "lines.txt"))
+
+
+def test_an_interrupted_run_ends_the_same(squad_run, squad_data, tmp_path, monkeypatch, capsys) -> None:
+    batch, calls = Features.batch, []
+
+    def interrupt(self, *arguments):
+        calls.append(1)
+        if len(calls) == 20:
+            signal.raise_signal(signal.SIGTERM)
+        return batch(self, *arguments)
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Features, "batch", interrupt)
+        assert run(folder, squad_data, "squad2") == 143
+    assert not (folder / "predictions").exists()
+    assert main([f"--config={folder / 'config.yaml'}"]) == 0
+    assert lines_of(folder) == lines_of(squad_run)
+    assert run(folder, squad_data, "squad2") == 0, "and once more, now that its threshold stands in config.yaml"
+    for name in ("predictions.json", "nbest_predictions.json", "null_odds.json"):
+        assert (folder / "predictions" / name).read_bytes() == (squad_run / "predictions" / name).read_bytes()
+    seconds = {"seconds": 0}
+    assert {**results_of(folder), **seconds} == {**results_of(squad_run), **seconds}
+
+
+@pytest.mark.parametrize(
+    ("fixture", "architecture", "labels"),
+    [("ner_run", "BertForTokenClassification", 5), ("squad_run", "BertForQuestionAnswering", None),
+     ("choice_run", "BertForMultipleChoice", None)],
+)  # fmt: skip
+def test_a_run_is_handed_to_others(fixture, architecture, labels, request, tmp_path) -> None:
+    folder: Path = request.getfixturevalue(fixture)
+    own = bert.load(folder)
+    own.save(tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["architectures"] == [architecture]
+    assert labels is None or list(config["id2label"].values()) == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
+    given = {"ner_run": ["ba Xena ri New York"], "squad_run": [("who ?", "ba Xavi")],
+             "choice_run": [("ba ri", "tu", "Xena")]}[fixture]  # fmt: skip
+    ours, theirs = own.predict(given)[0], bert.load(tmp_path / "hf").predict(given)[0]
+    assert str(ours) == str(theirs) if fixture != "ner_run" else ours.entities == theirs.entities
+
+
+@pytest.mark.parametrize(
+    ("recipe", "data"), [("conll2003", "ner_data"), ("squad", "squad_data"), ("swag", "choice_data")]
+)
+def test_every_way_to_fine_tune(recipe, data, request, tmp_path, capsys) -> None:
+    """Several seeds over frozen features (paper 5.3); then frozen layers with a learning rate for each layer."""
+    data = request.getfixturevalue(data)
+    short = ("--training.epochs=1", "--training.eval_every=3")
+    assert run(tmp_path / "seeds", data, recipe, *short, "--seeds=2", "--feature_layers=1", "--patience=1") == 0
+    results = results_of(tmp_path / "seeds")
+    assert (results["seeds"], set(results["dev"])) == ([0, 1], {"mean", "standard_deviation"})
+    assert "of which" in capsys.readouterr().out
+    frozen = ("--frozen_layers=1", "--optimizer.layer_decay=0.9")
+    assert run(tmp_path / "frozen", data, recipe, *short, *frozen) == 0
+    assert "are trained" in capsys.readouterr().out
+    bert.load(tmp_path / "seeds" / "seed-1").predict([])

@@ -15,9 +15,11 @@ from bert.commands.arguments import run_command
 from bert.config import UserError
 from bert.files import replacing
 
-DESCRIPTION = """Answers for new inputs, one JSON object a line: a label and the probability of each, a score, or what
-else the task answers. INPUT holds one text a line, a pair of texts as two columns with a tab between; - is standard
-input. A model of others that does not say which of the two it takes is given each line as it is."""
+DESCRIPTION = """Answers for new inputs, one JSON object a line: a label and the probability of each, a score, the
+answer to a question and its characters in the context, the entities of a text, or the likeliest choice. INPUT holds one
+text a line; a pair of texts, a question and its context, or a question and its choices have tabs between; the latter
+two may also be JSON objects ("question", "context" or "choices"); - is standard input. Inputs longer than a row are
+read in several. A model of others that does not say whether it takes pairs is given each line as it is."""
 
 LINES_AT_ONCE = 1024
 

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from bert.config import UserError
 from bert.data.features import IGNORED, ROWS_AT_ONCE, Features, prose_tokenizer
 from bert.data.tags import OUTSIDE, SCHEMES, convert, first_fault, join_tag, marks_spans, recognise, spans, split_tag
+from bert.data.windows import window_starts
 from bert.files import write_durably
 from bert.tokenizer import special_ids
 
@@ -219,7 +220,7 @@ def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], 
         parts = [pieces[word] for word in words]
         flat = np.concatenate(parts)
         firsts = np.cumsum([0, *map(len, parts[:-1])])
-        starts = _window_starts(len(flat), room)
+        starts = window_starts(len(flat), room)
         context = np.minimum(firsts - starts[:, None], np.minimum(starts + room, len(flat))[:, None] - 1 - firsts)
         for window, start in enumerate(starts):
             here = np.flatnonzero(context.argmax(axis=0) == window)
@@ -392,9 +393,3 @@ def _pieces(tokenizer: Tokenizer, sentences: list[list[str]], unknown: int, room
         for word, encoding in zip(part, own.encode_batch_fast(part, add_special_tokens=False), strict=True):
             pieces[word] = np.array(encoding.ids[:room] or [unknown], np.int32)
     return pieces
-
-
-def _window_starts(tokens: int, room: int) -> np.ndarray:
-    """[windows] first token of each: half of ``room`` apart, the last one as far to the right as it goes."""
-    last = max(tokens - room, 0)
-    return np.array([*range(0, last, max(room // 2, 1)), last])

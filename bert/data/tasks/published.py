@@ -1,4 +1,4 @@
-"""Sequence classifiers of others, as tasks: they can be asked, and neither trained nor scored."""
+"""Models of others, as tasks: they can be asked, and neither trained nor scored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert.config import UserError
+from bert.data.tasks.multiple_choice import MultipleChoiceTask
 from bert.data.tasks.sentences import ClassificationTask, Examples, RegressionTask
+from bert.data.tasks.squad import SquadTask
+from bert.data.tasks.tagging import TaggingTask
 from bert.data.tasks.task import Task
 
 
@@ -18,7 +21,7 @@ class _AsGiven:
         for number, text in enumerate(inputs, 1):
             if not isinstance(text, str) and len(text) != 2:
                 raise UserError(f"text {number} does not fit: a text or a pair of texts is taken")
-        return _Mixed(list(inputs), None, None, [str(row) for row in range(len(inputs))])
+        return _Mixed(list(inputs), None, None, [str(row) for row in range(len(inputs))], whole=True)
 
     def input_of(self, line: str) -> str | tuple[str, ...]:
         columns = line.split("\t")
@@ -48,17 +51,29 @@ class _PublishedRegression(_AsGiven, RegressionTask):
     pass
 
 
-def published_task(name: str, outputs: tuple[str, ...], problem_type: str | None) -> Task | None:
-    """The task of a sequence classifier of others, as far as it can be asked; it cannot be trained or scored.
+def published_task(head: str | None, name: str, outputs: tuple[str, ...], problem_type: str | None) -> Task | None:
+    """The task of a model of others, as far as it can be asked.
 
     Args:
+      head: name in `bert.heads.HEADS`; None for a model that has none of these.
       name: of the model, for messages.
       outputs: names of its outputs.
-      problem_type: as config.json has it; null means regression for one output, else one of several labels.
+      problem_type: of a sequence classifier, as config.json has it; null means regression for one output, else one of
+        several labels.
 
     Returns:
-      None for what has no answer here: no output, or several labels at once.
+      None for what has no answer here: another head, no output, or several labels at once.
     """
+    if head == "classification":
+        return _classifier(name, outputs, problem_type)
+    if head == "tagging" and outputs:
+        return TaggingTask(name=name, labels=outputs)
+    if head == "span":
+        return SquadTask(name=name, version="1.1")
+    return MultipleChoiceTask(name=name) if head == "choices" else None
+
+
+def _classifier(name: str, outputs: tuple[str, ...], problem_type: str | None) -> Task | None:
     unknown = {"name": name, "folder_name": name, "text_columns": ("text",), "label_column": "label", "metrics": ()}
     if len(outputs) == 1 and problem_type in (None, "regression"):
         return _PublishedRegression(**unknown, main_metric="", lowest=-math.inf, highest=math.inf)

@@ -20,6 +20,7 @@ from bert.data.tasks.cells import read_cells
 from bert.data.tasks.hub import glue_records, is_glue
 from bert.data.tasks.task import Outputs, Task
 from bert.data.tasks.tsv import read_table, write_rows
+from bert.data.windows import Parts, mean_of_parts, tokenize_whole
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Examples:
     """As the file numbers its rows where it has no labels, else counted from 0."""
     notes: tuple[str, ...] = ()
     """Sentences on rows that were left out."""
+    whole: bool = False
+    """Texts that are too long for a row are read in several, and not cut."""
 
     def __len__(self) -> int:
         return len(self.texts_a)
@@ -178,7 +181,9 @@ class SentenceTask(Task):
             notes=(f"{path}: {_count(len(short), 'row')} of too few columns left out (line {lines})",) if short else (),
         )
 
-    def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> Features:
+    def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> Features | Parts:
+        if examples.whole:
+            return tokenize_whole(tokenizer, examples.texts, data.max_length)
         return features.tokenize(tokenizer, examples.texts, data.max_length, examples.labels)
 
     def asked(self, inputs: Sequence[str | tuple[str, str]]) -> Examples:
@@ -189,8 +194,8 @@ class SentenceTask(Task):
                 raise UserError(f"text {number} does not fit: {self.name} takes {wanted}")
         ids = [str(row) for row in range(len(inputs))]
         if parts == 1:
-            return Examples(list(inputs), None, None, ids)
-        return Examples([a for a, _ in inputs], [b for _, b in inputs], None, ids)
+            return Examples(list(inputs), None, None, ids, whole=True)
+        return Examples([a for a, _ in inputs], [b for _, b in inputs], None, ids, whole=True)
 
     def _read_dataset(self, folder: Path, split: str, max_rows: int | None) -> Examples:
         records = glue_records(folder, self.name, split)
@@ -263,8 +268,9 @@ class ClassificationTask(SentenceTask):
     def output_names(self) -> tuple[str, ...]:
         return self.label_names
 
-    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> Classified:
-        """[L] logits of each row -> the likeliest label."""
+    def predict(self, outputs: Outputs, features: Features | Parts, examples: Examples) -> Classified:
+        """[L] logits of each row -> the likeliest label; of a text in parts their mean counts."""
+        outputs = mean_of_parts(outputs, features)
         probabilities = metrics.softmax(np.reshape(outputs, (len(outputs), self.num_labels)))
         return Classified(probabilities.argmax(-1), probabilities)
 
@@ -328,8 +334,9 @@ class RegressionTask(SentenceTask):
     def problem_type(self) -> str:
         return "regression"
 
-    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> np.ndarray:
-        """[1] of each row -> [R]."""
+    def predict(self, outputs: Outputs, features: Features | Parts, examples: Examples) -> np.ndarray:
+        """[1] of each row -> [R]; of a text in parts their mean."""
+        outputs = mean_of_parts(outputs, features)
         return np.reshape(outputs, len(outputs))
 
     def score(self, predictions: np.ndarray, examples: Examples) -> dict[str, float]:
