@@ -343,7 +343,9 @@ def test_help_explains_every_key_with_its_default(config_class, capsys, monkeypa
     assert "Recipes: base, sst2, tiny. (default: tiny)" in words
     for section, value in vars(config_class()).items():
         for name in vars(value) if dataclasses.is_dataclass(value) else [None]:
-            assert f"--{section}.{name} " in words if name else f"--{section} " in words
+            inner = getattr(value, name) if name else None
+            for key in vars(inner) if dataclasses.is_dataclass(inner) else [None]:
+                assert f"--{'.'.join(filter(None, (section, name, key)))} " in words
     assert ("--phases.K.share X Share of training.steps" in words) == (config_class is PretrainConfig)
     assert "Peak learning rate. (default: 0.0001)" in words
     assert "Lower-case all text. (default: true)" in words

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import json
@@ -228,7 +229,7 @@ def _parser(
         + ("" if default_recipe is None else f" (default: {default_recipe})"),
     )
     general.add_argument("--print_config", action="store_true", help="Print the whole configuration as YAML and stop.")
-    titles = help_texts(config_class) if config_class else {}
+    titles = _titles(config_class) if config_class else {}
     groups: dict[str, Any] = {}
     for name, key in keys.items():
         section = name.rpartition(".")[0]
@@ -256,6 +257,16 @@ def _explain(group: Any, name: str, key: Key) -> None:
 
 def _first_line(described: type) -> str:
     return (described.__doc__ or "").partition(";")[0].partition(".")[0]
+
+
+def _titles(config_class: type, prefix: str = "") -> dict[str, str]:
+    """What the dataclasses say of each section, by its dotted name."""
+    titles = {}
+    hints, texts = typing.get_type_hints(config_class), help_texts(config_class)
+    for name, hint in hints.items():
+        if dataclasses.is_dataclass(hint):
+            titles |= {prefix + name: texts.get(name, ""), **_titles(hint, f"{prefix}{name}.")}
+    return titles
 
 
 def _placeholder(key: Key) -> str:

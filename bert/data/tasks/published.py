@@ -1,4 +1,4 @@
-"""Models of others as tasks: they can be asked, and neither trained nor scored."""
+"""Models of others, as tasks: they can be asked, and neither trained nor scored."""
 
 from __future__ import annotations
 
@@ -58,10 +58,11 @@ def published_task(head: str | None, name: str, outputs: tuple[str, ...], proble
       head: name in `bert.heads.HEADS`; None for a model that has none of these.
       name: of the model, for messages.
       outputs: names of its outputs.
-      problem_type: of a sequence classifier, as config.json has it.
+      problem_type: of a sequence classifier, as config.json has it; null means regression for one output, else one of
+        several labels.
 
     Returns:
-      None for what has no answer here.
+      None for what has no answer here: another head, no output, or several labels at once.
     """
     if head == "classification":
         return _classifier(name, outputs, problem_type)
@@ -73,7 +74,6 @@ def published_task(head: str | None, name: str, outputs: tuple[str, ...], proble
 
 
 def _classifier(name: str, outputs: tuple[str, ...], problem_type: str | None) -> Task | None:
-    """None without an output, and for several labels at once. ``problem_type`` None: one output is a regression."""
     unknown = {"name": name, "folder_name": name, "text_columns": ("text",), "label_column": "label", "metrics": ()}
     if len(outputs) == 1 and problem_type in (None, "regression"):
         return _PublishedRegression(**unknown, main_metric="", lowest=-math.inf, highest=math.inf)
