@@ -228,6 +228,9 @@ OPTIONS = {
 }
 
 
+SINGLE = [option for option in OPTIONS if option != "all at once"]
+
+
 def test_every_option_is_off_by_default() -> None:
     defaults = ModelConfig()
     for changes in OPTIONS.values():
@@ -255,7 +258,7 @@ def test_the_options_parameters(option: str) -> None:
     assert count_parameters(shapes) == 110_106_428 + difference[option]
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", [*(pytest.param(o, marks=pytest.mark.slow) for o in SINGLE), "all at once"])
 def test_padding_and_dropout_are_as_without_the_option(option: str) -> None:
     model = Bert(dataclasses.replace(CONFIG, **OPTIONS[option]))
     mask = jnp.ones((3, 12), jnp.int32)

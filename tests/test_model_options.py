@@ -17,7 +17,7 @@ from bert.optimizer import make_optimizer
 from bert.parallel import DataParallel
 from bert.train import TrainState, make_train_step
 from tests.conftest import SMALL_RUN
-from tests.test_model import OPTIONS
+from tests.test_model import OPTIONS, SINGLE
 from tests.test_train import T, V, batch_of
 
 
@@ -26,7 +26,7 @@ def flags(option: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", list(OPTIONS)[:-1])
+@pytest.mark.parametrize("option", SINGLE)
 def test_an_option_learns_a_batch_by_heart(option: str) -> None:
     learns_by_heart(option)
 
