@@ -4,7 +4,7 @@
 
 Uses BERT's own uncased vocabulary. Both kinds of rows hold the same examples. Their training steps (mini's sizes, with
 dropout, as many rows each) run in turns in one process, so that what else the machine does is shared alike: quote the
-ratio.
+ratios, that of processor time where the machine is busy.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def describe(lengths: np.ndarray, longest: int) -> None:
 
 
 def speed(config: DataConfig, options: argparse.Namespace, tokenizer, kinds: dict[str, Rows]) -> None:
-    """Steps of both kinds in turns: seconds of each, and real tokens a second."""
+    """Steps of both kinds in turns: seconds of each, by the clock and of the processor, and real tokens a second."""
     objective = OBJECTIVES[config.objective]
     sizes = ModelConfig(vocabulary_size(tokenizer), 256, 4, 4, 1024, max_position_embeddings=config.sequence_length)
     model = (BertForPreTraining if objective.label else BertForMaskedLM)(sizes)
@@ -109,14 +109,16 @@ def speed(config: DataConfig, options: argparse.Namespace, tokenizer, kinds: dic
     step = parallel.compile(make_train_step(loss, optimizer, seed=0))
     loaders = {name: PretrainingLoader(rows, masking, options.batch_size, seed=0) for name, rows in kinds.items()}
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
+    busy: dict[str, list[float]] = {name: [] for name in kinds}
     tokens: dict[str, list[int]] = {name: [] for name in kinds}
     for number in range(options.rounds + 1):
         for name, loader in loaders.items():
-            began = time.perf_counter()
+            began, busy_before = time.perf_counter(), time.process_time()
             batch = loader.batch(number)
             step(start, parallel.place(batch, 1))[1].block_until_ready()
             if number:  # the first one compiles
                 seconds[name].append(time.perf_counter() - began)
+                busy[name].append(time.process_time() - busy_before)
                 tokens[name].append(int(batch["attention_mask"].sum()))
     print(f"{options.rounds} steps of each in turns, B {options.batch_size}, {parallel.describe()}:")
     for name in kinds:
@@ -125,10 +127,10 @@ def speed(config: DataConfig, options: argparse.Namespace, tokenizer, kinds: dic
         print(
             f"{name:9} P {predictions}: median step {statistics.median(seconds[name]):.3f} s, {rate:,.0f} real tokens/s"
         )
-    pairs = zip(seconds["unpacked"], seconds["packed"], strict=True)
-    cost = statistics.median(packed / unpacked for unpacked, packed in pairs)
     more = sum(tokens["packed"]) / sum(tokens["unpacked"])
-    print(f"a packed step takes {cost:.3f} times as long and has {more:.3f} times the tokens: {more / cost:.3f} in all")
+    for clock, spent in (("seconds", seconds), ("processor seconds", busy)):
+        cost = statistics.median(b / a for a, b in zip(spent["unpacked"], spent["packed"], strict=True))
+        print(f"a packed step takes {cost:.3f} times the {clock} for {more:.3f} times the tokens: {more / cost:.3f}")
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ def test_a_run_on_packed_rows_resumes_exactly(packed_run, tmp_path) -> None:
 @pytest.mark.slow
 def test_large_rows_of_many_short_examples_agree_too() -> None:
     """T 512: forty examples of 9 to 60 tokens over three rows."""
-    global_config = dataclasses.replace(CONFIG, max_position_embeddings=512)
+    long_rows = dataclasses.replace(CONFIG, max_position_embeddings=512)
     random = np.random.default_rng(5)
     lengths = random.integers(9, 61, 40)
     ids = random.integers(5, V, (40, 512)).astype(np.uint16)
@@ -219,7 +219,7 @@ def test_large_rows_of_many_short_examples_agree_too() -> None:
     ids[np.arange(512) >= lengths[:, None]] = 0
     columns = {"input_ids": ids, "length": lengths, "segment_a_length": lengths}
     rows = packed(columns, 20, pad=0)
-    model = Bert(global_config)
+    model = Bert(long_rows)
     params = jax.jit(model.init)(jax.random.key(1), jnp.zeros((1, 8), jnp.int32))
     batch = masked_batch(rows, MASKING, random_words((0, 0), 0, len(rows["length"]), MASKING.words_per_row(512, 20)), 0)
     packing = Packing(batch["example_ids"], batch["position_ids"], batch["cls_positions"])

@@ -9,6 +9,7 @@ from bert.config import DataConfig
 from bert.data.examples import build_examples, open_rows
 from bert.data.loader import PretrainingLoader
 from bert.data.masking import Masking
+from bert.data.packing import EXAMPLE_LENGTH, places
 from bert.tokenizer import load_tokenizer, special_ids, vocabulary_size
 
 pytestmark = pytest.mark.real
@@ -59,3 +60,21 @@ def test_masks_of_real_text(built) -> None:
     # Four standard deviations of a binomial.
     for share, expected in (((now == special.mask).mean(), 0.8), ((now == original).mean(), 0.1)):
         assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / len(original))
+
+
+def test_packing_of_real_text(shared: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(shared / "data/vocab/bert-base-uncased")
+    text, length = str(shared / "data/pretrain/enwiki/valid.txt"), 512
+    found = build_examples(DataConfig(train=text, sequence_length=length, packing=True), tokenizer, tmp_path)
+    rows = open_rows(found.train)
+    every = rows.take(np.arange(len(rows)))
+    lengths = every[EXAMPLE_LENGTH]
+    examples = np.count_nonzero(lengths)
+    assert 1 - lengths.sum() / (examples * length) > 0.08, "one example a row leaves a tenth empty"
+    assert 1 - lengths.sum() / (len(rows) * length) < 0.02
+    # Every example begins with its [CLS] and ends with its second [SEP], wherever it lies.
+    special, owners = special_ids(tokenizer), places(lengths, every["segment_a_length"], length)
+    for name, ids, each in (("cls", special.cls, 1), ("sep", special.sep, 2)):
+        assert (every["input_ids"] == ids).sum() == each * examples, name
+    assert (every["input_ids"][owners["position_ids"] == 0] != special.sep).all()
+    assert ((every["input_ids"] == special.cls) <= (owners["position_ids"] == 0)).all()
