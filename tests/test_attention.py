@@ -40,15 +40,22 @@ class Page(html.parser.HTMLParser):
         self.elements: list[tuple[str, dict]] = []
         self.scripts: list[str] = []
         self.title = ""
+        self.open = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list) -> None:
         self.elements.append((tag, dict(attributes)))
+        self.open = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open = ""
 
     def handle_data(self, text: str) -> None:
-        if self.elements[-1][0] == "script":
-            self.scripts.append(text)
-        if self.elements[-1][0] == "title":
+        if self.open == "script":
+            self.scripts[-1] += text
+        if self.open == "title":
             self.title += text
 
 
