@@ -7,6 +7,7 @@ import html.parser
 import json
 import re
 import zlib
+from importlib import resources
 from pathlib import Path
 
 import jax
@@ -146,3 +147,9 @@ def test_mistakes_are_one_sentence(pretrained, tmp_path, fails) -> None:
     Path(page).write_text("mine")
     assert "exists already" in fails(main, run, "ba", "--output", page)
     assert Path(page).read_text() == "mine"
+
+
+def test_the_page_and_the_types_are_shipped() -> None:
+    package = resources.files("bert")
+    for name in ("attention_page.html", "py.typed"):
+        assert package.joinpath(name).is_file()
