@@ -7,6 +7,7 @@ import html.parser
 import json
 import re
 import zlib
+from importlib import resources
 from pathlib import Path
 
 import jax
@@ -40,15 +41,22 @@ class Page(html.parser.HTMLParser):
         self.elements: list[tuple[str, dict]] = []
         self.scripts: list[str] = []
         self.title = ""
+        self.open = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list) -> None:
         self.elements.append((tag, dict(attributes)))
+        self.open = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open = ""
 
     def handle_data(self, text: str) -> None:
-        if self.elements[-1][0] == "script":
-            self.scripts.append(text)
-        if self.elements[-1][0] == "title":
+        if self.open == "script":
+            self.scripts[-1] += text
+        if self.open == "title":
             self.title += text
 
 
@@ -139,3 +147,9 @@ def test_mistakes_are_one_sentence(pretrained, tmp_path, fails) -> None:
     Path(page).write_text("mine")
     assert "exists already" in fails(main, run, "ba", "--output", page)
     assert Path(page).read_text() == "mine"
+
+
+def test_the_page_and_the_types_are_shipped() -> None:
+    package = resources.files("bert")
+    for name in ("attention_page.html", "py.typed"):
+        assert package.joinpath(name).is_file()

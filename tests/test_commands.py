@@ -83,7 +83,9 @@ HEAVY = (
         "from bert.commands.finetune import main\ntry: main(['--help'])\nexcept SystemExit: pass",
         "from bert.commands.examples import main\ntry: main(['--help'])\nexcept SystemExit: pass",
         "from bert.commands.tokenizer import main\ntry: main(['--help'])\nexcept SystemExit: pass",
-        "import bert.commands.arguments, bert.report, bert.curves, bert.config",
+        "from bert.commands.inspect import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+        "from bert.commands.attention import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+        "import bert.flops, bert.commands.arguments, bert.report, bert.curves, bert.config",
     ],
 )
 def test_help_imports_nothing_heavy(imports):

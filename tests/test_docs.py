@@ -1,0 +1,175 @@
+"""The README and the guides: every command in them is run, or says what it needs; every key, recipe and path exists."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from bert.commands import COMMANDS
+from bert.config import FinetuneConfig, PretrainConfig, recipe_names
+from bert.config_file import keys_of
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").glob("*.md"))
+
+RUNS = "runs"
+BY_HAND = ("main", "tests")
+"""Blocks of the README that install: continuous integration runs them."""
+
+OTHERS = {"--xla_force_host_platform_device_count", "--check"}
+"""Options of other programs that pages mention."""
+
+FILES = ("safetensors", "onnx", "json", "txt", "digest", "py")
+
+
+class Block(NamedTuple):
+    """A ```bash block: its page, the comment before it, its commands."""
+
+    page: Path
+    mark: str | None
+    text: str
+
+    def commands(self) -> list[list[str]]:
+        """The words of each command of this package's, from its name on."""
+        found = []
+        for line in self.text.replace("\\\n", " ").splitlines():
+            for part in re.split(r"&&|\|", line):
+                words = shlex.split(part, comments=True)
+                for place, word in enumerate(words):
+                    if Path(word).name in ("pretrain.py", "finetune.py"):
+                        found.append([Path(word).stem, *words[place + 1 :]])
+                        break
+                    if word == "bert" and (place == 0 or "=" in words[place - 1]):
+                        found.append(words[place + 1 :])
+                        break
+        return found
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found = re.finditer(
+        r"(?:<!-- ([^\n]*?) -->\n)?^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    return [Block(page, match[1], match[2]) for match in found]
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+@lru_cache
+def help_of(command: str) -> str:
+    text = io.StringIO()
+    with redirect_stdout(text):
+        try:
+            importlib.import_module(COMMANDS[command][0]).main(["--help"])
+        except SystemExit as end:
+            assert not end.code
+    return text.getvalue()
+
+
+def options_of(command: str) -> set[str]:
+    return set(re.findall(r"--[a-z][\w.]*", help_of(command)))
+
+
+def test_every_block_is_run_or_says_what_it_needs() -> None:
+    assert len(BLOCKS) > 20
+    assert sum(block.mark == RUNS for block in BLOCKS) >= 6
+    for block in BLOCKS:
+        marked = block.mark in (RUNS, *BY_HAND) or re.fullmatch(r"needs: [a-z, ]+", block.mark or "")
+        assert marked or block.page.name == "CONTRIBUTING.md", f"{block.page.name}: unmarked block\n{block.text}"
+        assert "```bash" not in block.text
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page.stem}:{block.text.split(chr(10))[0][:40]}")
+def test_commands_options_and_recipes_exist(block: Block) -> None:
+    for name, *words in block.commands():
+        assert name in COMMANDS, f"{block.page.name}: bert {name}"
+        for word in words:
+            if word.startswith("--"):
+                option = word.partition("=")[0]
+                assert option in options_of(name), f"{block.page.name}: bert {name} {option}"
+        for place, word in enumerate(words[:-1]):
+            if word == "--config":
+                value = words[place + 1]
+                assert value in recipe_names() or value.endswith("config.yaml"), value
+
+
+def inline_code() -> list[tuple[Path, str]]:
+    found = []
+    for page in PAGES:
+        prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        found += [(page, code) for code in re.findall(r"`([^`\n]+)`", prose)]
+    return found
+
+
+def test_options_and_keys_in_the_prose_exist() -> None:
+    options = set().union(*(options_of(name) for name in COMMANDS)) | OTHERS
+    keys = keys_of(PretrainConfig).keys() | keys_of(FinetuneConfig).keys()
+    for page, code in inline_code():
+        for option in re.findall(r"(?<!\S)--[a-z][\w.]*", code):
+            assert option in options, f"{page.name}: {option}"
+        for section, key in re.findall(r"(?<![\w./-])(data|model|training|optimizer|tokenizer)\.(\w+)(?![\w(/])", code):
+            assert key in FILES or f"{section}.{key}" in keys, f"{page.name}: {section}.{key}"
+        if match := re.match(r"bert ([a-z-]+)( |$)", code):
+            assert match[1] in COMMANDS, f"{page.name}: {code}"
+
+
+def test_paths_and_links_exist() -> None:
+    for page, code in inline_code():
+        for path in re.findall(r"^(?:bert|configs|tests|benchmarks|docs|notebooks)/[\w./-]*$", code):
+            missing = "NAME" not in path and not (ROOT / path).exists()
+            assert not missing, f"{page.name}: {path}"
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            if not target.startswith(("http://", "https://")):
+                path, _, heading = target.partition("#")
+                file = page.parent / path if path else page
+                assert file.exists(), f"{page.name}: {target}"
+                if heading:
+                    titles = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+                    anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+                    assert heading in anchors, f"{page.name}: {target}"
+
+
+def test_the_readme_links_every_guide() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"(docs/{page.name})" in readme, page.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted({block.page for block in BLOCKS if block.mark == RUNS}), ids=lambda p: p.stem)
+def test_what_is_marked_as_running_runs(page: Path, corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    shutil.copy(corpus, tmp_path / "corpus" / "some.txt")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "bert").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m bert "$@"\n')
+    (programs / "bert").chmod(0o755)
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    for block in blocks_of(page):
+        if block.mark == RUNS:
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block.text],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=900,
+            )
+            assert done.returncode == 0, f"{block.text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
