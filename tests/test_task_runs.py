@@ -161,7 +161,7 @@ def test_squad2_learns_and_leaves_the_official_files(squad_run: Path, squad_data
 
 def test_answers_to_new_questions_have_their_characters(squad_run, tmp_path, capsys, fails) -> None:
     long = " ".join([*words(1, 40), "Xena", *words(2, 40)])
-    lines = f"who ?\tba Xavi ri.\nwho ?\t{long}\n" + json.dumps({"question": "who ?", "context": "ba\nXena"})
+    lines = f"who ?\tba Xavi ri tu\nwho ?\t{long}\n" + json.dumps({"question": "who ?", "context": "ba\nXena"})
     answers = asked(squad_run, lines + "\nwho ?\tba ri tu\n", tmp_path, capsys)
     assert [answer["answer"] for answer in answers] == ["Xavi", "Xena", "Xena", ""]
     for answer in answers[:3]:
@@ -232,7 +232,7 @@ def test_ner_learns_and_writes_the_columns(ner_run: Path, ner_data: Path) -> Non
 
 def test_entities_of_new_texts_have_their_characters(ner_run, tmp_path, capsys) -> None:
     long = " ".join([*words(1, 60), "Xerxes", *words(2, 3)])
-    short, far = asked(ner_run, f"ba Xena, lo New  York\n{long}\n", tmp_path, capsys)
+    short, far = asked(ner_run, f"ba Xena lo New  York\n{long}\n", tmp_path, capsys)
     assert [(entity["type"], entity["text"]) for entity in short["entities"]] == [("PER", "Xena"), ("LOC", "New  York")]
     [person] = far["entities"]
     for given, entity in ((short, short["entities"][0]), (short, short["entities"][1]), (far, person)):
