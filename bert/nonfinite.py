@@ -77,8 +77,9 @@ class SkippedStep:
 
 def why_it_stops(last: SkippedStep, saved: int) -> str:
     """The sentence with which a run ends whose state after step ``saved`` is kept."""
+    several = f"the last {last.in_a_row} steps up to step {last.step:,} were skipped"
     return (
-        f"the last {last.in_a_row} steps up to step {last.step:,} were skipped, as something in them was not finite "
-        f"({last.diagnosis}): the run's folder has their batches in nonfinite/ and the state before them as step "
+        f"{several if last.in_a_row > 1 else f'step {last.step:,} was skipped'}, as something was not finite "
+        f"({last.diagnosis}): the run's folder has the batches in nonfinite/ and the state before them as step "
         f"{saved:,}; look for damaged data, or start anew with a lower optimizer.learning_rate or a longer warm-up"
     )

@@ -91,7 +91,7 @@ def test_wherever_the_disk_is_full_the_run_stops_with_a_sentence_and_goes_on(
     run, filler = disk / "run", disk / "filler"
     arguments = [f"--data.train={corpus}", *SMALL_RUN, f"--output_dir={run}"]
     failed, reached = 0, 0
-    for kilobytes in (0, 8, 24, 60, 120, 180, 260, 340):
+    for kilobytes in (0, 8, 60, 180, 340):
         filler.unlink(missing_ok=True)
         stat = os.statvfs(disk)
         filler.write_bytes(bytes(max(0, stat.f_bavail * stat.f_frsize - kilobytes * 1024)))
@@ -107,7 +107,7 @@ def test_wherever_the_disk_is_full_the_run_stops_with_a_sentence_and_goes_on(
         good = [int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdigit()]
         assert max(good, default=0) >= reached  # what was saved stays
         reached = max(good, default=0)
-    assert failed >= 3
+    assert failed >= 2
     filler.unlink()
     assert main(arguments) == 0
     assert_as_if_nothing_had_been(run, pretrained)
