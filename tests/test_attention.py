@@ -14,11 +14,13 @@ import jax
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from tokenizers import Tokenizer, decoders, models
 
 import bert
-from bert.attention import AttentionMap, attention_of, write_page, write_picture
+from bert.attention import AttentionMap, _pieces, attention_of, write_page, write_picture
 from bert.commands.attention import main
 from bert.model import dot_product_attention
+from bert.tokenizer import ROBERTA_SPECIAL_TOKENS
 
 HOSTILE = ["[CLS]", "</script><script>alert(1)</script>", "<!--", '"&amp;', "$x_$", "{{title}}", "\u2028", "[SEP]"]
 
@@ -126,6 +128,13 @@ def test_the_weights_are_the_models(pretrained) -> None:
     )
     _, weights = dot_product_attention(query, key, key)
     np.testing.assert_allclose(found.weights[0], weights[0], atol=1e-5)
+
+
+def test_byte_level_pieces_are_read_as_text() -> None:
+    pieces = [*ROBERTA_SPECIAL_TOKENS, "Ġthe", "caf", "Ã©"]
+    tokenizer = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    assert _pieces(tokenizer, np.array([2, 5, 6, 7, 3])) == ["<s>", "␣the", "caf", "é", "</s>"]
 
 
 def test_the_command(pretrained, tmp_path, capsys) -> None:
