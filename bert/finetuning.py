@@ -25,8 +25,9 @@ from bert.data.tasks.task import Examples, Outputs, Rows, Task
 from bert.dropout import Dropout
 from bert.heads import HEADS
 from bert.losses import LOSSES, Batch, TaskLoss, task_objective
+from bert.model import Execution
 from bert.optimizer import describe_decay, frozen_parts, learning_rate_schedule, make_optimizer
-from bert.parallel import AXIS, DataParallel
+from bert.parallel import Parallel, add_up, parallel_of
 from bert.pretrained import Params, load
 from bert.run import RunFolder
 from bert.start import sizes_of_source, sizes_of_vocabulary, starting_state
@@ -81,7 +82,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     train, dev = splits["train"].features, splits["dev"]
     config = _resolved(dataclasses.replace(run.config, data=data, model=origin.config), len(train))
     config.check_layers()
-    parallel = DataParallel()
+    parallel = parallel_of(config.training, config.model)
     parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
     parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
     run.check_data(train.digest())
@@ -94,6 +95,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         config.classifier_dropout,
         jnp.dtype(config.training.dtype),
         config.feature_layers,
+        **_execution(config),
     )
     loss = LOSSES[task.loss]
     apply = _forward(model, frozen)
@@ -147,7 +149,9 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                 total_steps=total_steps,
                 eval_every=int(config.training.eval_every),
                 batch=_batches(train, config),
-                train_step=make_train_step(objective, optimizer, config.seed, config.training.dropout_rng),
+                train_step=make_train_step(
+                    objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis
+                ),
                 learning_rate=learning_rate_schedule(config.optimizer, total_steps),
                 evaluate=evaluate,
                 evaluated=is_best,
@@ -274,6 +278,12 @@ def _forward(model: nn.Module, frozen: Callable[[tuple[str, ...]], bool] | None)
     return apply
 
 
+def _execution(config: FinetuneConfig) -> dict[str, Execution]:
+    """What a head is told of how to run its layers: nothing where it is as ever, so that few heads need to know."""
+    execution = Execution.of(config.training)
+    return {} if execution == Execution() else {"execution": execution}
+
+
 def _trained(params: Params, frozen: Callable[[tuple[str, ...]], bool] | None) -> Params:
     flat = traverse_util.flatten_dict(params)
     kept = {path: leaf for path, leaf in flat.items() if frozen is None or not frozen(path)}
@@ -305,10 +315,10 @@ def _batches(features: Rows, config: FinetuneConfig) -> Callable[[int], dict[str
 class _Evaluator:
     """Outputs of every row of a split, in its order, and the mean loss, over all devices."""
 
-    def __init__(self, apply: Apply, loss: TaskLoss, parallel: DataParallel, config: FinetuneConfig) -> None:
+    def __init__(self, apply: Apply, loss: TaskLoss, parallel: Parallel, config: FinetuneConfig) -> None:
         self._parallel, self._config, self._name = parallel, config, loss.metrics[0]
         self._outputs = parallel.compile(lambda params, batch: apply(params, batch, None))
-        self._loss = parallel.compile(lambda outputs, batch: jax.lax.psum(loss.sums(outputs, batch)[0], AXIS))
+        self._loss = parallel.compile(lambda outputs, batch: add_up(loss.sums(outputs, batch)[0], parallel.axis))
 
     def __call__(
         self, params: Any, split: Split, between: Callable[[], None] = lambda: None

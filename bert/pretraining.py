@@ -22,8 +22,9 @@ from bert.data.objectives import OBJECTIVES, RowObjective
 from bert.data.vocabulary import corpus_vocabulary
 from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.losses import pretraining_objective
+from bert.model import Execution
 from bert.optimizer import describe_decay, learning_rate_schedule, make_optimizer
-from bert.parallel import DataParallel
+from bert.parallel import Parallel, parallel_of
 from bert.pretrained import Pretrained, load
 from bert.run import RunFolder
 from bert.start import Params, sizes_of_source, sizes_of_vocabulary, starting_state
@@ -53,7 +54,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     """
     began = time.perf_counter()
     config = _with_defaults(run.config)
-    parallel = DataParallel()
+    parallel = parallel_of(config.training, config.model)
     parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
     parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
     source = None if config.init is None else load(config.init, say)
@@ -89,11 +90,11 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
 
     rows = OBJECTIVES[config.data.objective]
     heads = BertForPreTraining if rows.label else BertForMaskedLM
-    model = heads(config.model, jnp.dtype(config.training.dtype))
+    model = heads(config.model, jnp.dtype(config.training.dtype), Execution.of(config.training))
     objective = pretraining_objective(model.apply, rows.label, rows.metric)
     total_steps = steps_of(config.training, len(loader.rows))
     optimizer = make_optimizer(config.optimizer, total_steps)
-    eval_step = parallel.compile(make_eval_step(objective))
+    eval_step = parallel.compile(make_eval_step(objective, parallel.axis))
 
     with Checkpointer(run.checkpoints, config.training.keep_checkpoints, say) as checkpoints, StopRequest() as stop:
 
@@ -117,7 +118,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
             total_steps=total_steps,
             eval_every=int(config.training.eval_every),
             batch=loader.batch,
-            train_step=make_train_step(objective, optimizer, config.seed, config.training.dropout_rng),
+            train_step=make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
             learning_rate=learning_rate_schedule(config.optimizer, total_steps),
             evaluate=evaluate,
         )
@@ -162,7 +163,7 @@ def _tokenizer(run: RunFolder[PretrainConfig], source: Pretrained | None, say: S
 def _introduce(
     state: TrainState,
     config: PretrainConfig,
-    parallel: DataParallel,
+    parallel: Parallel,
     total_steps: int,
     examples: ExampleSet,
     train_rows: int,

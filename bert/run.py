@@ -36,6 +36,9 @@ FREE = (
     "training.checkpoint_every",
     "training.keep_checkpoints",
     "training.eval_batch_size",
+    "training.mesh",
+    "training.remat",
+    "training.scan_layers",
 )
 
 
