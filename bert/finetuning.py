@@ -62,6 +62,8 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         Interrupted: a signal came; the state is saved.
     """
     began = time.perf_counter()
+    if jax.process_count() > 1:
+        raise UserError(f"{jax.process_count()} hosts take part, but fine-tuning runs on one: start it on one alone")
     task, folder = task_of(run.config), Path(run.config.data.dir)
     read = {
         name: task.read(folder, name, run.config.data.max_train_rows if name == "train" else None)

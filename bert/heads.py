@@ -279,8 +279,8 @@ HEADS: dict[str, type[nn.Module]] = {"classification": BertForSequenceClassifica
 """The models of fine-tuning tasks by the names that tasks give.
 
 All are made from (config, num_labels, classifier_dropout, dtype, feature_layers), have the encoder as ``bert``, and
-are called with (input_ids, token_type_ids, attention_mask, dropout=...). For training.remat and training.scan_layers they
-take the field ``execution`` as well, and hand it to the encoder.
+are called with (input_ids, token_type_ids, attention_mask, dropout=...). For training.remat and training.scan_layers
+they take the field ``execution`` as well, and hand it to the encoder.
 """
 
 

@@ -17,7 +17,7 @@ from flax import struct
 
 from bert.config import ModelConfig, TrainingConfig
 from bert.dropout import Dropout
-from bert.sharding import apart
+from bert.sharding import apart, gathered
 
 Dtype = Any
 
@@ -256,7 +256,11 @@ class Embeddings(nn.Module):
         dropout: Dropout | None,
     ) -> jax.Array:
         """Three [B, T] integer arrays -> [B, T, D]."""
-        x = self.word(input_ids) + self.position(position_ids) + self.segment(token_type_ids)
+
+        def rows(table: nn.Embed, ids: jax.Array) -> jax.Array:
+            return jnp.take(gathered(table.embedding, "tensor"), ids, axis=0)
+
+        x = rows(self.word, input_ids) + rows(self.position, position_ids) + rows(self.segment, token_type_ids)
         return apart(_drop(self.norm(x), dropout, self.config.hidden_dropout_prob, "embeddings"))
 
 

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert import metrics, report
-from bert.checkpoint import Checkpointer
+from bert import hosts, metrics, report
 from bert.config import PretrainConfig, UserError
 from bert.data.examples import ExampleSet, build_examples, open_rows
 from bert.data.loader import PretrainingLoader, held_out_batches, masking_of
@@ -30,7 +29,6 @@ from bert.run import RunFolder
 from bert.start import Params, sizes_of_source, sizes_of_vocabulary, starting_state
 from bert.tokenizer import load_tokenizer, save_tokenizer, special_ids, vocabulary_size
 from bert.train import (
-    StopRequest,
     TrainState,
     Work,
     add_sums,
@@ -53,6 +51,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         Interrupted: a signal came; the state is saved.
     """
     began = time.perf_counter()
+    say = hosts.spoken(say)
     config = _with_defaults(run.config)
     parallel = parallel_of(config.training, config.model)
     parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
@@ -67,26 +66,29 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         )
     run = run.resolve(config)
 
-    tokenizer = _tokenizer(run, source, say)
+    with hosts.first_goes_first():
+        tokenizer = _tokenizer(run, source, say)
+        if run.writes:
+            save_tokenizer(tokenizer, run.path)
     if source is None:
         config = dataclasses.replace(config, model=sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)))
     special = special_ids(tokenizer)
     masking = masking_of(config.data, tokenizer)
     examples = build_examples(config.data, tokenizer, progress=report.progress_lines(say))
     run.check_data(examples.folder.name)
-    save_tokenizer(tokenizer, run.path)
     run = run.resolve(config)
     loader = PretrainingLoader(
         open_rows(examples.train),
         masking,
         config.training.batch_size,
         config.seed,
+        parallel.process,
         frozen_masks=config.data.frozen_masks,
     )
     held_out = open_rows(examples.eval)
 
-    def held_out_pass() -> Iterator[dict[str, np.ndarray]]:
-        return held_out_batches(held_out, masking, config.training.eval_batch_size)
+    def held_out_pass(process: tuple[int, int] = (0, 1)) -> Iterator[dict[str, np.ndarray]]:
+        return held_out_batches(held_out, masking, config.training.eval_batch_size, process)
 
     rows = OBJECTIVES[config.data.objective]
     heads = BertForPreTraining if rows.label else BertForMaskedLM
@@ -96,11 +98,11 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     optimizer = make_optimizer(config.optimizer, total_steps)
     eval_step = parallel.compile(make_eval_step(objective, parallel.axis))
 
-    with Checkpointer(run.checkpoints, config.training.keep_checkpoints, say) as checkpoints, StopRequest() as stop:
+    with hosts.checkpoints_of(run, say) as checkpoints, hosts.stop_request() as stop:
 
         def evaluate(params: Any) -> dict[str, float]:
             def sums() -> Iterator[Any]:
-                for batch in held_out_pass():
+                for batch in held_out_pass(parallel.process):
                     stop.check()
                     yield eval_step(params, parallel.place(batch))
 
@@ -113,7 +115,8 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         state = starting_state(
             model, optimizer, objective.metrics, config.seed, checkpoints, weights, parts, say, prepare
         )
-        _introduce(state, config, parallel, total_steps, examples, len(loader.rows))
+        if run.writes:
+            _introduce(state, config, parallel, total_steps, examples, len(loader.rows))
         work = Work(
             total_steps=total_steps,
             eval_every=int(config.training.eval_every),
@@ -122,20 +125,24 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
             learning_rate=learning_rate_schedule(config.optimizer, total_steps),
             evaluate=evaluate,
         )
-        with report.RunReport(run.path, total_steps, int(state.step), int(config.training.log_every)) as listener:
+        with hosts.report_of(run, total_steps, int(state.step)) as listener:
             params = fit(work, state, config.training, parallel, checkpoints, listener, stop)
         checkpoints.wait()
 
     trained = Pretrained(config.model, parallel.fetch(params), tokenizer, None, total_steps, str(run.path))
-    results = {
-        "steps": total_steps,
-        "eval": _last_evaluation(run.path),
-        "baselines": _baselines(examples, rows, special.all, held_out_pass()),
-        "filled_masks": _filled_masks(trained, held_out),
-        "seconds": round(time.perf_counter() - began, 1),
-    }
-    report.write_results(run.path, results)
-    return results
+
+    def results() -> dict[str, Any]:
+        found = {
+            "steps": total_steps,
+            "eval": _last_evaluation(run.path),
+            "baselines": _baselines(examples, rows, special.all, held_out_pass()),
+            "filled_masks": _filled_masks(trained, held_out),
+            "seconds": round(time.perf_counter() - began, 1),
+        }
+        report.write_results(run.path, found)
+        return report.plain(found)
+
+    return hosts.from_first(results)
 
 
 def _with_defaults(config: PretrainConfig) -> PretrainConfig:

@@ -76,6 +76,17 @@ def apart(x: jax.Array, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, _fitting(PartitionSpec(ROWS, *axes), x.shape, mesh.shape))
 
 
+def gathered(table: jax.Array, *axes: str | None) -> jax.Array:
+    """A parameter where it is used: collected from the axis ``fsdp``, its dimensions still along ``axes``.
+
+    For tables that are looked up: of a matrix product, the compiler sees by itself that it has to be so.
+    """
+    mesh = _mesh()
+    if mesh is None:
+        return table
+    return jax.lax.with_sharding_constraint(table, _fitting(PartitionSpec(*axes), table.shape, mesh.shape))
+
+
 def path_of(path: Sequence[Any]) -> str:
     """A path of `jax.tree_util` as names joined by slashes."""
     return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -168,6 +168,9 @@ class StopRequest:
         if self.number is not None:
             raise Stopped
 
+    def look(self, step: int) -> None:
+        """Called by the loop after each step: for a request that reaches several hosts, who must agree on one."""
+
     def _note(self, number: int, _: FrameType | None) -> None:
         if self.number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -281,6 +284,7 @@ def fit(
         clock.tokens += int(batch["attention_mask"].sum()) * parallel.process[1]
         state, loss = step_fn(state, placed)
         step += 1
+        stop.look(step)
         in_flight.append((step, loss))
         if step < work.total_steps:
             batch = work.batch(step)
