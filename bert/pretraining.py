@@ -68,14 +68,14 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
 
     with hosts.first_goes_first():
         tokenizer = _tokenizer(run, source, say)
+        if source is None:
+            config = dataclasses.replace(config, model=sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)))
+        special = special_ids(tokenizer)
+        masking = masking_of(config.data, tokenizer)
+        examples = build_examples(config.data, tokenizer, progress=report.progress_lines(say))
+        run.check_data(examples.folder.name)
         if run.writes:
             save_tokenizer(tokenizer, run.path)
-    if source is None:
-        config = dataclasses.replace(config, model=sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)))
-    special = special_ids(tokenizer)
-    masking = masking_of(config.data, tokenizer)
-    examples = build_examples(config.data, tokenizer, progress=report.progress_lines(say))
-    run.check_data(examples.folder.name)
     run = run.resolve(config)
     loader = PretrainingLoader(
         open_rows(examples.train),
