@@ -119,8 +119,8 @@ def test_how_hosts_are_named() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--coordinator=a:1"], "--num_processes, --process_id has no value"),
-        (["--process_id=0", "--num_processes=2"], "--coordinator has no value"),
+        (["--coordinator=a:1"], "--num_processes, --process_id not given"),
+        (["--process_id=0", "--num_processes=2"], "--coordinator not given"),
         (["--coordinator=a:1", "--num_processes=2", "--process_id=2"], "they count from 0 to 1"),
         (["--coordinator=a:1", "--num_processes=two", "--process_id=0"], "--num_processes two is not a whole number"),
         (["--coordinator=a", "--num_processes=2", "--process_id=0"], "--coordinator a is no HOST:PORT"),

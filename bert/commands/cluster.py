@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bert.commands.arguments import take_options
 from bert.config import UserError
 
 HELP = """On several hosts, give the same command on each, with --coordinator HOST:PORT --num_processes N
@@ -51,22 +52,14 @@ def take_cluster(argv: list[str]) -> tuple[list[str], Cluster | None]:
     Raises:
         UserError: one is missing or cannot be.
     """
-    given: dict[str, str] = {}
-    rest: list[str] = []
-    words = iter(argv)
-    for word in words:
-        name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or name not in OPTIONS:
-            rest.append(word)
-            continue
-        given[name] = value if equals else next(words, "")
+    rest, given = take_options(argv, OPTIONS)
     if not given:
         return rest, None
     if given == {"coordinator": "auto"}:
         return rest, Cluster()
-    if missing := [f"--{name}" for name in OPTIONS if not given.get(name)]:
+    if missing := [f"--{name}" for name in OPTIONS if name not in given]:
         raise UserError(
-            f"command line: {', '.join(missing)} has no value: several hosts take --coordinator HOST:PORT, "
+            f"command line: {', '.join(missing)} not given: several hosts take --coordinator HOST:PORT, "
             "--num_processes N and --process_id I, or --coordinator auto alone"
         )
     count, number = (_whole(name, given[name]) for name in ("num_processes", "process_id"))
