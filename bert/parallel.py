@@ -90,6 +90,9 @@ class DataParallel:
 
     Args:
         devices: the devices to use; all local ones if None.
+
+    Raises:
+        UserError: several hosts take part, and each would train by itself.
     """
 
     axis = AXIS
@@ -97,6 +100,8 @@ class DataParallel:
     steps_in_flight = 2
 
     def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
+        if jax.process_count() > 1:
+            raise UserError(f"{jax.process_count()} hosts take part, which takes a mesh: set training.mesh")
         self.devices = list(jax.local_devices() if devices is None else devices)
         self._sharding = NamedSharding(Mesh(np.array(self.devices), (AXIS,)), PartitionSpec(AXIS))
 
