@@ -6,6 +6,7 @@ Field names follow Google's ``bert_config.json`` where it has one. The text unde
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ HUB = "hub:"
 """Start of a ``data.train`` that names a data set on the Hugging Face hub: hub:ORG/NAME[:CONFIG][:SPLIT]."""
 
 OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences")
+
+REMAT = ("none", "dots", "full")
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
@@ -286,6 +289,14 @@ class TrainingConfig:
     """Computation in float32 or bfloat16; parameters stay float32."""
     dropout_rng: str = "hash"
     """Dropout bits from a counter hash (fast) or from JAX's threefry (the reference)."""
+    mesh: str | None = None
+    """Devices as DATAxFSDPxTENSOR, 2x4x1 say: rows over the first two axes, parameters and optimizer state over the
+    second, heads and feed-forward over the third; null keeps a copy of the model on every device (pmap)."""
+    remat: str = "none"
+    """What the backward pass computes anew instead of storing: none; all but the results of linear layers (dots); each
+    layer from its input (full)."""
+    scan_layers: bool = False
+    """Compile one layer and loop over it: quick to compile, with a stacked copy of the layers' weights in memory."""
     log_every: Count = Count(100)
     """Steps between two lines of training metrics."""
     eval_every: Count | None = None
@@ -328,6 +339,19 @@ class TrainingConfig:
             raise UserError(f"training.dtype is {self.dtype!r}: choose float32 or bfloat16")
         if self.dropout_rng not in ("hash", "threefry"):
             raise UserError(f"training.dropout_rng is {self.dropout_rng!r}: choose hash or threefry")
+        if self.mesh is not None and self.mesh_shape is None:
+            raise UserError(
+                f"training.mesh is {self.mesh!r}: write the devices along data, fsdp and tensor with an x between, "
+                "such as 2x4x1"
+            )
+        if self.remat not in REMAT:
+            raise UserError(f"training.remat is {self.remat!r}: choose one of {', '.join(REMAT)}")
+
+    @property
+    def mesh_shape(self) -> tuple[int, int, int] | None:
+        """``mesh`` as numbers; None where it is null, or no three numbers."""
+        match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", self.mesh or "")
+        return match and tuple(map(int, match.groups()))
 
 
 @dataclass(frozen=True)

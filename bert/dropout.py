@@ -32,9 +32,9 @@ class Dropout(struct.PyTreeNode):
         key = jnp.stack([jnp.asarray(seed, jnp.uint32), jnp.asarray(step, jnp.uint32)])
         return cls(_fold(key, 0x5EED), rows, generator)
 
-    def fold(self, name: str | int) -> Dropout:
+    def fold(self, name: str | int | jax.Array) -> Dropout:
         """The source of a part of the model: a layer's number, or a module's name."""
-        number = name if isinstance(name, int) else zlib.crc32(name.encode())
+        number = zlib.crc32(name.encode()) if isinstance(name, str) else name
         return self.replace(key=_fold(self.key, number))
 
     def __call__(self, x: jax.Array, rate: float, site: str) -> jax.Array:
@@ -86,8 +86,8 @@ def _mix(x: jax.Array) -> jax.Array:
     return x ^ (x >> 16)
 
 
-def _fold(key: jax.Array, number: int) -> jax.Array:
+def _fold(key: jax.Array, number: int | jax.Array) -> jax.Array:
     """A new [2] key. The halves are mixed with each other, so that neither alone decides."""
-    low = _mix(key[0] ^ jnp.uint32(number & 0xFFFFFFFF))
+    low = _mix(key[0] ^ jnp.asarray(number, jnp.uint32))
     high = _mix(key[1] + low + jnp.uint32(0x9E3779B9))
     return jnp.stack([_mix(low ^ high), high])

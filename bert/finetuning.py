@@ -26,8 +26,9 @@ from bert.data.tasks.task import Examples, Outputs, Rows, Task
 from bert.dropout import Dropout
 from bert.heads import HEADS
 from bert.losses import LOSSES, Batch, TaskLoss, task_objective
+from bert.model import Execution
 from bert.optimizer import describe_decay, frozen_parts, learning_rate_schedule, make_optimizer
-from bert.parallel import AXIS, DataParallel
+from bert.parallel import Parallel, add_up, parallel_of
 from bert.pretrained import Params, load
 from bert.run import RunFolder
 from bert.start import sizes_of_source, sizes_of_vocabulary, starting_state
@@ -62,6 +63,8 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         Interrupted: a signal came; the state is saved.
     """
     began = time.perf_counter()
+    if jax.process_count() > 1:
+        raise UserError(f"{jax.process_count()} hosts take part, but fine-tuning runs on one: start it on one alone")
     task, folder = task_of(run.config), Path(run.config.data.dir or ".")
     names = task.splits(folder)
     read = {"train": task.read(folder, "train", run.config.data.max_train_rows)}
@@ -83,7 +86,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     train, dev = splits["train"].features, splits["dev"]
     config = _resolved(dataclasses.replace(run.config, data=data, model=origin.config), len(train))
     config.check_layers()
-    parallel = DataParallel()
+    parallel = parallel_of(config.training, config.model)
     parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
     parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
     run = run.resolve(config)  # first: a folder with other files and no config.yaml is nobody's
@@ -96,6 +99,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         config.classifier_dropout,
         jnp.dtype(config.training.dtype),
         config.feature_layers,
+        **_execution(config),
     )
     loss = LOSSES[task.loss]
     apply = _forward(model, frozen)
@@ -152,7 +156,8 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                 batch=batches,
                 rows=batches.rows,
                 train_step=parallel.compile(
-                    make_train_step(objective, optimizer, config.seed, config.training.dropout_rng), donate=(0,)
+                    make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
+                    donate=(0,),
                 ),
                 learning_rate=learning_rate_schedule(config.optimizer, total_steps),
                 evaluate=evaluate,
@@ -280,6 +285,12 @@ def _forward(model: nn.Module, frozen: Callable[[tuple[str, ...]], bool] | None)
     return apply
 
 
+def _execution(config: FinetuneConfig) -> dict[str, Execution]:
+    """What a head is told of how to run its layers: nothing where it is as ever, so that few heads need to know."""
+    execution = Execution.of(config.training)
+    return {} if execution == Execution() else {"execution": execution}
+
+
 def _trained(params: Params, frozen: Callable[[tuple[str, ...]], bool] | None) -> Params:
     flat = traverse_util.flatten_dict(params)
     kept = {path: leaf for path, leaf in flat.items() if frozen is None or not frozen(path)}
@@ -314,10 +325,10 @@ class _Batches:
 class _Evaluator:
     """Outputs of every row of a split, in its order, and the mean loss, over all devices."""
 
-    def __init__(self, apply: Apply, loss: TaskLoss, parallel: DataParallel, config: FinetuneConfig) -> None:
+    def __init__(self, apply: Apply, loss: TaskLoss, parallel: Parallel, config: FinetuneConfig) -> None:
         self._parallel, self._config, self._name = parallel, config, loss.metrics[0]
         self._outputs = parallel.compile(lambda params, batch: apply(params, batch, None))
-        self._loss = parallel.compile(lambda outputs, batch: jax.lax.psum(loss.sums(outputs, batch)[0], AXIS))
+        self._loss = parallel.compile(lambda outputs, batch: add_up(loss.sums(outputs, batch)[0], parallel.axis))
 
     def __call__(
         self, params: Any, split: Split, between: Callable[[], None] = lambda: None

@@ -9,7 +9,8 @@ from flax import struct
 
 from bert.config import ModelConfig
 from bert.dropout import Dropout
-from bert.model import ACTIVATIONS, Bert, Dtype, Packing, at_positions, dense, initializer, layer_norm
+from bert.model import ACTIVATIONS, Bert, Dtype, Execution, Packing, at_positions, dense, initializer, layer_norm
+from bert.sharding import apart
 
 
 class MaskedLMHead(nn.Module):
@@ -29,7 +30,7 @@ class MaskedLMHead(nn.Module):
         decoder = word_embedding
         if not config.tie_word_embeddings:
             decoder = self.param("decoder", initializer(config), word_embedding.shape, jnp.float32)
-        logits = jnp.einsum("BPE,VE->BPV", x, decoder.astype(self.dtype))
+        logits = apart(jnp.einsum("BPE,VE->BPV", x, decoder.astype(self.dtype)), None, "tensor")
         return logits.astype(jnp.float32) + bias
 
 
@@ -46,9 +47,10 @@ class BertForPreTraining(nn.Module):
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
+    execution: Execution = Execution()
 
     def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype)
+        self.bert = Bert(self.config, self.dtype, execution=self.execution)
         self.predictions = MaskedLMHead(self.config, self.dtype)
         self.seq_relationship = dense(self.config, 2, self.dtype, "seq_relationship")
 
@@ -76,9 +78,10 @@ class BertForMaskedLM(nn.Module):
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
+    execution: Execution = Execution()
 
     def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False)
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
         self.predictions = MaskedLMHead(self.config, self.dtype)
 
     def __call__(
@@ -102,9 +105,10 @@ class BertForNextSentencePrediction(nn.Module):
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
+    execution: Execution = Execution()
 
     def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype)
+        self.bert = Bert(self.config, self.dtype, execution=self.execution)
         self.seq_relationship = dense(self.config, 2, self.dtype, "seq_relationship")
 
     def __call__(
@@ -137,9 +141,10 @@ class BertForSequenceClassification(nn.Module):
     classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
     feature_layers: int | None = None
+    execution: Execution = Execution()
 
     def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype)
+        self.bert = Bert(self.config, self.dtype, execution=self.execution)
         self.classifier = dense(self.config, self.num_labels, self.dtype, "classifier")
 
     def __call__(
@@ -212,9 +217,10 @@ class BertForTokenClassification(nn.Module):
     classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
     feature_layers: int | None = None
+    execution: Execution = Execution()
 
     def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False)
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
         self.classifier = dense(self.config, self.num_labels, self.dtype, "classifier")
 
     def __call__(
@@ -245,9 +251,10 @@ class BertForQuestionAnswering(nn.Module):
     classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
     feature_layers: int | None = None
+    execution: Execution = Execution()
 
     def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False)
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
         self.qa_outputs = dense(self.config, self.num_labels, self.dtype, "qa_outputs")
 
     def __call__(
@@ -279,9 +286,10 @@ class BertForMultipleChoice(nn.Module):
     classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
     feature_layers: int | None = None
+    execution: Execution = Execution()
 
     def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype)
+        self.bert = Bert(self.config, self.dtype, execution=self.execution)
         self.classifier = dense(self.config, self.num_labels, self.dtype, "classifier")
 
     def __call__(
@@ -313,7 +321,8 @@ HEADS: dict[str, type[nn.Module]] = {
 """The models of fine-tuning tasks by the names that tasks give.
 
 All are made from (config, num_labels, classifier_dropout, dtype, feature_layers), have the encoder as ``bert``, and
-are called with (input_ids, token_type_ids, attention_mask, dropout=...).
+are called with (input_ids, token_type_ids, attention_mask, dropout=...). For training.remat and training.scan_layers
+they take the field ``execution`` as well, and hand it to the encoder.
 """
 
 

@@ -8,6 +8,7 @@ Parameters are float32; ``dtype`` is that of the computation. Softmax and LayerN
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -15,8 +16,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from bert.config import ModelConfig
+from bert.config import ModelConfig, TrainingConfig
 from bert.dropout import Dropout
+from bert.sharding import apart, gathered
 
 Dtype = Any
 
@@ -27,6 +29,34 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "tanh": jnp.tanh,
 }
+
+
+# What the backward pass finds stored of a layer; the rest it computes anew. The scores of attention are products with
+# a batch dimension: they grow with T squared, and are among the rest.
+REMAT_POLICIES = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the layers are run. None of it changes parameters, results or gradients.
+
+    Attributes:
+        remat: what the backward pass computes anew: "none", "dots" (all but the results of linear layers) or "full"
+            (a layer from its input; Chen et al. 2016).
+        scan: compile one layer and loop over stacked weights; they are stacked within the step, so that every layer
+            has its own parameters to optimizer, checkpoints and exports.
+    """
+
+    remat: str = "none"
+    scan: bool = False
+
+    @classmethod
+    def of(cls, config: TrainingConfig) -> Execution:
+        """What a run asks for."""
+        return cls(config.remat, config.scan_layers)
 
 
 class EncoderOutput(struct.PyTreeNode):
@@ -200,7 +230,7 @@ class Attention(nn.Module):
 
         def project(x: jax.Array, name: str) -> jax.Array:
             x = dense(config, config.hidden_size, self.dtype, name)(x)
-            return x.reshape(*x.shape[:-1], heads, config.hidden_size // heads)
+            return apart(x.reshape(*x.shape[:-1], heads, config.hidden_size // heads), None, "tensor")
 
         mixed, weights = dot_product_attention(
             project(queries, "query"),
@@ -235,11 +265,11 @@ class Layer(nn.Module):
         if not config.pre_layer_norm:
             x = attention_norm(x)
         read = output_norm(x) if config.pre_layer_norm else x
-        inner = dense(config, config.intermediate_size, self.dtype, "intermediate")(read)
+        inner = apart(dense(config, config.intermediate_size, self.dtype, "intermediate")(read), None, "tensor")
         inner = ACTIVATIONS[config.hidden_act](inner)
         outer = dense(config, config.hidden_size, self.dtype, "output")(inner)
         x = x + _drop(outer, dropout, config.hidden_dropout_prob, "output")
-        return x if config.pre_layer_norm else output_norm(x), weights
+        return apart(x if config.pre_layer_norm else output_norm(x)), weights
 
 
 class Embeddings(nn.Module):
@@ -273,13 +303,17 @@ class Embeddings(nn.Module):
     ) -> jax.Array:
         """Three [B, T] integer arrays -> [B, T, D]."""
         config = self.config
+
+        def rows(table: nn.Embed, ids: jax.Array) -> jax.Array:
+            return jnp.take(gathered(table.embedding, "tensor"), ids, axis=0)
+
         if config.position_embedding == "learned":
-            position = self.position(position_ids)
+            position = rows(self.position, position_ids)
         else:
             position = fixed_positions(config)[position_ids]
-        x = self.word(input_ids) + position + self.segment(token_type_ids)
+        x = rows(self.word, input_ids) + position + rows(self.segment, token_type_ids)
         x = _drop(self.norm(x), dropout, config.hidden_dropout_prob, "embeddings")
-        return x if config.embedding_width == config.hidden_size else self.projection(x)
+        return apart(x if config.embedding_width == config.hidden_size else self.projection(x))
 
 
 class Encoder(nn.Module):
@@ -287,6 +321,7 @@ class Encoder(nn.Module):
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
+    execution: Execution = Execution()
 
     @nn.compact
     def __call__(
@@ -297,15 +332,38 @@ class Encoder(nn.Module):
         intermediates: bool = False,
     ) -> tuple[jax.Array, tuple[jax.Array, ...], tuple[jax.Array, ...]]:
         """[B, T, D] -> [B, T, D], every layer's input and the output, every layer's attention weights."""
+        looped = self.execution.scan and not intermediates and not self.is_initializing()
+        kind = Layer
+        if self.execution.remat != "none":
+            # Inside a loop the compiler cannot undo the recomputation by merging it with the forward pass.
+            kind = nn.remat(Layer, prevent_cse=not looped, policy=REMAT_POLICIES[self.execution.remat])
+        if looped:
+            x = self._loop(kind(self.config, self.dtype, parent=None), x, mask, dropout)
+            return self._last_norm(x), (), ()
         hidden_states, attentions = [x], []
         for number in range(self.config.num_hidden_layers):
             source = None if dropout is None else dropout.fold(number)
-            x, weights = Layer(self.config, self.dtype, name=f"layer_{number}")(x, mask, source)
+            x, weights = kind(self.config, self.dtype, name=f"layer_{number}")(x, mask, source)
             attentions.append(weights)
-            if number == self.config.num_hidden_layers - 1 and self.config.pre_layer_norm:
-                x = layer_norm(self.config, self.dtype, "norm")(x)
+            if number == self.config.num_hidden_layers - 1:
+                x = self._last_norm(x)
             hidden_states.append(x)
         return (x, tuple(hidden_states), tuple(attentions)) if intermediates else (x, (), ())
+
+    def _last_norm(self, x: jax.Array) -> jax.Array:
+        return layer_norm(self.config, self.dtype, "norm")(x) if self.config.pre_layer_norm else x
+
+    def _loop(self, layer: nn.Module, x: jax.Array, mask: jax.Array | None, dropout: Dropout | None) -> jax.Array:
+        """All layers as one `jax.lax.scan` over their stacked parameters."""
+        params, numbers = self.variables["params"], range(self.config.num_hidden_layers)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[f"layer_{number}"] for number in numbers))
+
+        def one(x: jax.Array, of_layer: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:
+            number, params = of_layer
+            source = None if dropout is None else dropout.fold(number)
+            return layer.apply({"params": params}, x, mask, source)[0], None
+
+        return jax.lax.scan(one, x, (jnp.arange(len(numbers)), stacked))[0]
 
 
 class Bert(nn.Module):
@@ -315,15 +373,17 @@ class Bert(nn.Module):
         config: sizes; ``vocab_size`` must be set.
         dtype: of the computation, float32 or bfloat16.
         add_pooling_layer: whether there is a pooler; heads over every token need none.
+        execution: how the layers are run; the same numbers in any case.
     """
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
     add_pooling_layer: bool = True
+    execution: Execution = Execution()
 
     def setup(self) -> None:
         self.embeddings = Embeddings(self.config, self.dtype)
-        self.encoder = Encoder(self.config, self.dtype)
+        self.encoder = Encoder(self.config, self.dtype, self.execution)
         if self.add_pooling_layer:
             self.pooler = dense(self.config, self.config.hidden_size, self.dtype, "pooler")
 

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert import metrics, report
-from bert.checkpoint import Checkpointer
+from bert import hosts, metrics, report
 from bert.config import PretrainConfig, UserError
 from bert.data.examples import ExampleSet, build_examples, open_rows
 from bert.data.ids import require_known_ids
@@ -25,16 +24,16 @@ from bert.data.objectives import OBJECTIVES, RowObjective
 from bert.data.vocabulary import corpus_vocabulary
 from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.losses import pretraining_objective
+from bert.model import Execution
 from bert.new_words import old_pieces, with_new_rows
 from bert.optimizer import describe_decay, learning_rate_schedule, make_optimizer
-from bert.parallel import DataParallel
+from bert.parallel import Parallel, parallel_of
 from bert.phases import Phase, phase_configs, phases_of
 from bert.pretrained import Pretrained, load
 from bert.run import RunFolder
 from bert.start import Params, sizes_of_source, sizes_of_vocabulary, starting_state
 from bert.tokenizer import load_tokenizer, save_tokenizer, special_ids, vocabulary_size
 from bert.train import (
-    StopRequest,
     TrainState,
     Work,
     add_sums,
@@ -66,10 +65,11 @@ class _Part:
     loader: PretrainingLoader
     held_out: Rows
 
-    def held_out_pass(self) -> Iterator[Batch]:
-        """Every held-out row once, masked as always."""
+    def held_out_pass(self, process: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
+        """Every held-out row once, or this host's share of each batch; masked as always."""
         training = self.phase.config.training
-        return held_out_batches(self.held_out, self.loader.masking, training.eval_batch_size or training.batch_size)
+        size = training.eval_batch_size or training.batch_size
+        return held_out_batches(self.held_out, self.loader.masking, size, process)
 
 
 def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]:
@@ -80,8 +80,9 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         Interrupted: a signal came; the state is saved.
     """
     began = time.perf_counter()
+    say = hosts.spoken(say)
     config = _with_defaults(run.config)
-    parallel = DataParallel()
+    parallel = parallel_of(config.training, config.model)
     _check_batches(parallel, config)
     source = None if config.init is None else _source(run, say)
     if source is not None:
@@ -94,32 +95,34 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         )
     run = run.resolve(config)
 
-    tokenizer = _tokenizer(run, source, say)
-    if source is None:
-        config = dataclasses.replace(config, model=sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)))
-    special = special_ids(tokenizer)
-    tell = report.progress_lines(say)
-    sets = [build_examples(one.data, tokenizer, progress=tell) for one in phase_configs(config)]
-    run.check_data(" ".join(dict.fromkeys(examples.folder.name for examples in sets)))
-    for examples in sets:
-        require_known_ids(examples, config.model.vocab_size)
-    save_tokenizer(tokenizer, run.path)
+    with hosts.first_goes_first():
+        tokenizer = _tokenizer(run, source, say)
+        if source is None:
+            config = dataclasses.replace(config, model=sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)))
+        special = special_ids(tokenizer)
+        tell = report.progress_lines(say)
+        sets = [build_examples(one.data, tokenizer, progress=tell) for one in phase_configs(config)]
+        run.check_data(" ".join(dict.fromkeys(examples.folder.name for examples in sets)))
+        for examples in sets:
+            require_known_ids(examples, config.model.vocab_size)
+        if run.writes:
+            save_tokenizer(tokenizer, run.path)
     run = run.resolve(config)
-    parts = _parts(config, tokenizer, sets)
+    parts = _parts(config, tokenizer, sets, parallel.process)
     total_steps = parts[-1].phase.end
 
     rows = OBJECTIVES[config.data.objective]
     heads = BertForPreTraining if rows.label else BertForMaskedLM
-    model = heads(config.model, jnp.dtype(config.training.dtype))
+    model = heads(config.model, jnp.dtype(config.training.dtype), Execution.of(config.training))
     objective = pretraining_objective(model.apply, rows.label, rows.metric)
     optimizers = [make_optimizer(part.phase.config.optimizer, total_steps) for part in parts]
-    eval_step = parallel.compile(make_eval_step(objective))
+    eval_step = parallel.compile(make_eval_step(objective, parallel.axis))
 
-    with Checkpointer(run.checkpoints, config.training.keep_checkpoints, say) as checkpoints, StopRequest() as stop:
+    with hosts.checkpoints_of(run, say) as checkpoints, hosts.stop_request() as stop:
 
         def evaluate(part: _Part, params: Any) -> dict[str, float]:
             def sums() -> Iterator[Any]:
-                for batch in part.held_out_pass():
+                for batch in part.held_out_pass(parallel.process):
                     stop.check()
                     yield eval_step(params, parallel.place(batch))
 
@@ -132,7 +135,8 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         state = starting_state(
             model, optimizers[0], objective.metrics, config.seed, checkpoints, weights, modules, say, prepare
         )
-        _introduce(state, config, parallel, parts)
+        if run.writes:
+            _introduce(state, config, parallel, parts)
         works = [
             Work(
                 total_steps=part.phase.end,
@@ -140,16 +144,16 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
                 batch=part.loader.batch,
                 rows=part.loader.numbers,
                 train_step=parallel.compile(
-                    make_train_step(objective, optimizer, config.seed, config.training.dropout_rng), donate=(0,)
+                    make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
+                    donate=(0,),
                 ),
                 learning_rate=learning_rate_schedule(part.phase.config.optimizer, total_steps),
                 evaluate=partial(evaluate, part),
             )
             for part, optimizer in zip(parts, optimizers, strict=True)
         ]
-        step, log_every = int(state.step), int(config.training.log_every)
         pace = _pace(parts, works, state, parallel) if len(parts) > 1 else None
-        with report.RunReport(run.path, total_steps, step, log_every, pace) as listener:
+        with hosts.report_of(run, total_steps, int(state.step), pace) as listener:
             for part, work in zip(parts, works, strict=True):
                 # One that has just ended comes by again: its evaluation may be missing.
                 if state.step <= part.phase.end:
@@ -161,15 +165,19 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         checkpoints.wait()
 
     trained = Pretrained(config.model, state.params, tokenizer, None, total_steps, str(run.path))
-    results = {
-        "steps": total_steps,
-        "eval": _last_evaluation(run.path),
-        "baselines": _baselines(parts[-1].examples, rows, special.all, parts[-1].held_out_pass()),
-        "filled_masks": _filled_masks(trained, parts[-1].held_out),
-        "seconds": round(time.perf_counter() - began, 1),
-    }
-    report.write_results(run.path, results)
-    return results
+
+    def results() -> dict[str, Any]:
+        found = {
+            "steps": total_steps,
+            "eval": _last_evaluation(run.path),
+            "baselines": _baselines(parts[-1].examples, rows, special.all, parts[-1].held_out_pass()),
+            "filled_masks": _filled_masks(trained, parts[-1].held_out),
+            "seconds": round(time.perf_counter() - began, 1),
+        }
+        report.write_results(run.path, found)
+        return report.plain(found)
+
+    return hosts.from_first(results)
 
 
 def _with_defaults(config: PretrainConfig) -> PretrainConfig:
@@ -205,7 +213,7 @@ def _source(run: RunFolder[PretrainConfig], say: Say) -> Pretrained:
     )
 
 
-def _check_batches(parallel: DataParallel, config: PretrainConfig) -> None:
+def _check_batches(parallel: Parallel, config: PretrainConfig) -> None:
     """Raises UserError where the devices cannot share the batches of a phase."""
     for number, one in enumerate(phase_configs(config), 1):
         name = "training.batch_size" if config.phases is None else f"phases.{number}.batch_size"
@@ -214,7 +222,9 @@ def _check_batches(parallel: DataParallel, config: PretrainConfig) -> None:
         parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
 
 
-def _parts(config: PretrainConfig, tokenizer: Tokenizer, sets: Sequence[ExampleSet]) -> list[_Part]:
+def _parts(
+    config: PretrainConfig, tokenizer: Tokenizer, sets: Sequence[ExampleSet], process: tuple[int, int]
+) -> list[_Part]:
     """The phases with their data. Phases that read the same examples read on where the one before has ended."""
     parts: list[_Part] = []
     used: Counter[Path] = Counter()
@@ -227,6 +237,7 @@ def _parts(config: PretrainConfig, tokenizer: Tokenizer, sets: Sequence[ExampleS
             masking_of(one.data, tokenizer),
             one.training.batch_size,
             one.seed,
+            process,
             frozen_masks=one.data.frozen_masks,
             first_step=phase.first,
             first_row=used[examples.folder],
@@ -236,7 +247,7 @@ def _parts(config: PretrainConfig, tokenizer: Tokenizer, sets: Sequence[ExampleS
     return parts
 
 
-def _pace(parts: Sequence[_Part], works: Sequence[Work], state: TrainState, parallel: DataParallel) -> report.Pace:
+def _pace(parts: Sequence[_Part], works: Sequence[Work], state: TrainState, parallel: Parallel) -> report.Pace:
     """Times a step of each phase that is left, and so compiles all of them: one that does not fit into memory shows
     before the first has begun."""
     costs = []
@@ -262,7 +273,7 @@ def _tokenizer(run: RunFolder[PretrainConfig], source: Pretrained | None, say: S
     return corpus_vocabulary(config.data, config.tokenizer, say)
 
 
-def _introduce(state: TrainState, config: PretrainConfig, parallel: DataParallel, parts: Sequence[_Part]) -> None:
+def _introduce(state: TrainState, config: PretrainConfig, parallel: Parallel, parts: Sequence[_Part]) -> None:
     counts = parts[0].examples.counts
     report.startup_table(
         [

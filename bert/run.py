@@ -40,6 +40,9 @@ FREE = (
     "training.keep_checkpoints",
     "training.max_skipped_steps",
     "training.eval_batch_size",
+    "training.mesh",
+    "training.remat",
+    "training.scan_layers",
 )
 
 
@@ -55,11 +58,13 @@ class RunFolder(Generic[Config]):
         path: the folder.
         config: what the run is; of a run that goes on, as it was resolved when it began.
         resumed: whether the run had begun before.
+        writes: whether this process writes into the folder; of several hosts, the first one does.
     """
 
     path: Path
     config: Config
     resumed: bool
+    writes: bool = True
 
     def check_data(self, digest: str) -> None:
         """Remembers what the run is trained on, by its digest.
@@ -67,6 +72,8 @@ class RunFolder(Generic[Config]):
         Raises:
             UserError: the run began with other data.
         """
+        if not self.writes:
+            return
         file = self.path / DATA
         if not file.is_file():
             write_durably(file, digest + "\n")
@@ -81,7 +88,8 @@ class RunFolder(Generic[Config]):
 
     def resolve(self, config: Config) -> RunFolder[Config]:
         """Writes config.yaml with everything resolved, and returns the folder with it."""
-        write_durably(self.path / "config.yaml", dump(config))
+        if self.writes:
+            write_durably(self.path / "config.yaml", dump(config))
         return dataclasses.replace(self, config=config)
 
 

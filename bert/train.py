@@ -19,11 +19,11 @@ from bert.config import TrainingConfig, UserError
 from bert.dropout import Dropout
 from bert.losses import Objective, Sums
 from bert.nonfinite import SkippedStep, why_it_stops
-from bert.parallel import AXIS, DataParallel
+from bert.parallel import AXIS, Parallel, add_up
+from bert.sharding import in_place
 from bert.stop import Interrupted, Stopped, StopRequest
 
 Metrics = dict[str, float]
-_STEPS_IN_FLIGHT = 2
 
 
 class TrainState(struct.PyTreeNode):
@@ -83,11 +83,7 @@ def total_gradients(
         dropout: rows [b] -> the source of dropout for these rows, or None for none.
         axis: the axis of devices to add over; None without one.
     """
-
-    def add_up(tree: Any) -> Any:
-        return tree if axis is None else jax.lax.psum(tree, axis)
-
-    weights = add_up(objective.weights(batch))
+    weights = add_up(objective.weights(batch), axis)
 
     def loss(params: Any, micro: dict[str, jax.Array]) -> tuple[jax.Array, Sums]:
         losses, counts = objective.forward(params, micro, dropout(micro["rows"]))
@@ -96,18 +92,22 @@ def total_gradients(
 
     def one(micro: dict[str, jax.Array]) -> tuple[Any, Sums]:
         (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(params, micro)
-        return grads, sums
+        return in_place(grads), sums
 
     micro_batches = len(batch["rows"])
     first = one(jax.tree.map(lambda x: x[0], batch))
     if micro_batches > 1:
         rest = jax.tree.map(lambda x: x[1:], batch)
         first, _ = jax.lax.scan(lambda done, micro: (jax.tree.map(jnp.add, done, one(micro)), None), first, rest)
-    return add_up(first)
+    return add_up(first, axis)
 
 
 def make_train_step(
-    objective: Objective, optimizer: optax.GradientTransformation, seed: int, dropout_rng: str = "hash"
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    dropout_rng: str = "hash",
+    axis: str | None = AXIS,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, Outcome]]:
     """The body of a step: (state, batch) -> (state, outcome).
 
@@ -120,7 +120,7 @@ def make_train_step(
         def dropout(rows: jax.Array) -> Dropout:
             return Dropout.of(seed, state.step, rows, dropout_rng)
 
-        grads, sums = total_gradients(state.params, batch, objective, dropout)
+        grads, sums = total_gradients(state.params, batch, objective, dropout, axis)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         squares = _squares_by_group(grads)
@@ -149,12 +149,12 @@ def _squares_by_group(grads: Any) -> dict[str, jax.Array]:
     return squares
 
 
-def make_eval_step(objective: Objective) -> Callable[[Any, dict[str, jax.Array]], Sums]:
+def make_eval_step(objective: Objective, axis: str | None = AXIS) -> Callable[[Any, dict[str, jax.Array]], Sums]:
     """The body of an evaluation: (params, batch) -> (sum, weight) pairs over all devices, without dropout."""
 
     def eval_step(params: Any, batch: dict[str, jax.Array]) -> Sums:
         losses, counts = objective.forward(params, batch, None)
-        return jax.lax.psum({**losses, **counts}, AXIS)
+        return add_up({**losses, **counts}, axis)
 
     return eval_step
 
@@ -165,7 +165,7 @@ def divide(sums: dict[str, Any]) -> Metrics:
     return {"loss": sum(value for name, value in means.items() if name.endswith("_loss")), **means}
 
 
-def add_sums(parts: Iterable[Sums], parallel: DataParallel) -> dict[str, np.ndarray]:
+def add_sums(parts: Iterable[Sums], parallel: Parallel) -> dict[str, np.ndarray]:
     """Sums of evaluation batches, added in float64."""
     totals: dict[str, np.ndarray] = {}
     for part in parts:
@@ -228,7 +228,7 @@ def fit(
     work: Work,
     state: TrainState,
     config: TrainingConfig,
-    parallel: DataParallel,
+    parallel: Parallel,
     saver: Saver,
     listener: Listener,
     stop: StopRequest,
@@ -304,7 +304,7 @@ def fit(
             raise Interrupted(step, stop.number)
         done = done or work.enough(step)
     while not done:
-        clock.tokens += int(batch["attention_mask"].sum())
+        clock.tokens += int(batch["attention_mask"].sum()) * parallel.process[1]
         state, outcome = work.train_step(state, placed)
         step += 1
         in_flight.append((step, outcome))
@@ -312,7 +312,7 @@ def fit(
             with reading():
                 batch = work.batch(step)
             placed = parallel.place(batch, config.gradient_accumulation_steps)
-        settle(0 if due(config.log_every) else _STEPS_IN_FLIGHT)
+        settle(0 if due(config.log_every) else parallel.steps_in_flight)
         if due(config.log_every):
             sums, skipped = parallel.fetch((state.sums, state.skipped))
             metrics = divide(sums) if sums["grad_norm"][1] else dict.fromkeys(divide(sums), float("nan"))

@@ -60,6 +60,20 @@ def batch_of(step: int, rows: int = B) -> dict[str, np.ndarray]:
     }
 
 
+def assert_same_gradients(grads, expected) -> None:
+    """Equal within DESIGN.md's tolerance, tensor by tensor."""
+
+    def close(path, ours: np.ndarray, theirs: np.ndarray) -> None:
+        # DESIGN.md: 1e-6 of the tensor's norm; float32 sums in another order differ by rounding only. The gradient of
+        # the key's bias is zero in theory (it moves all scores alike), so its rounding is measured by the bias's peers.
+        norm = np.linalg.norm(theirs)
+        if "key" in jax.tree_util.keystr(path) and ours.ndim == 1:
+            norm = max(norm, 1.0)
+        assert np.linalg.norm(ours - theirs) <= 1e-6 * norm, jax.tree_util.keystr(path)
+
+    jax.tree_util.tree_map_with_path(close, grads, expected)
+
+
 @functools.cache
 def gradients(devices: int, micro_batches: int, generator: str | None):
     """Gradients and metrics of one batch, over so many devices and micro-batches; generator None is no dropout."""
@@ -90,15 +104,7 @@ def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: in
     expected, expected_sums = gradients(1, 1, generator)
     grads, sums = gradients(devices, micro_batches, generator)
 
-    def close(path, ours: np.ndarray, theirs: np.ndarray) -> None:
-        # DESIGN.md: 1e-6 of the tensor's norm; float32 sums in another order differ by rounding only. The gradient of
-        # the key's bias is zero in theory (it moves all scores alike), so its rounding is measured by the bias's peers.
-        norm = np.linalg.norm(theirs)
-        if "key" in jax.tree_util.keystr(path) and ours.ndim == 1:
-            norm = max(norm, 1.0)
-        assert np.linalg.norm(ours - theirs) <= 1e-6 * norm, jax.tree_util.keystr(path)
-
-    jax.tree_util.tree_map_with_path(close, grads, expected)
+    assert_same_gradients(grads, expected)
     for name, pair in expected_sums.items():
         np.testing.assert_allclose(sums[name], pair, rtol=1e-6)
 

@@ -12,6 +12,7 @@ from bert.config import UserError
 COMMANDS = {
     "pretrain": ("bert.commands.pretrain", "train an encoder on a corpus"),
     "finetune": ("bert.commands.finetune", "train a task's head and the encoder on labelled data"),
+    "plan": ("bert.commands.plan", "tell what a pretraining run takes of a device's memory"),
     "tokenizer": ("bert.commands.tokenizer", "train a vocabulary on a corpus, or extend one"),
     "examples": ("bert.commands.examples", "build a corpus' examples as a step of its own, and look at them"),
     "predict": ("bert.commands.predict", "answer for new inputs with a fine-tuned model"),

@@ -42,6 +42,11 @@ Config = TypeVar("Config")
 COMMAND_LINE = "command line"
 FLAGS = ("help", "print_config")
 
+OUT_OF_MEMORY = (
+    "the memory of a device is used up: raise --training.gradient_accumulation_steps (the same result), set "
+    "--training.remat dots or full, or deal the model out with --training.mesh; bert plan tells what fits"
+)
+
 
 def parse(
     config_class: type[Config], argv: list[str], *, prog: str, description: str, default_recipe: str | None
@@ -100,11 +105,39 @@ def run_command(main: Callable[[list[str]], int]) -> Callable[[list[str] | None]
             where = f"{error.filename}: " if error.filename else ""
             print(f"error: {where}{error.strerror}; mend that and run the same command again", file=sys.stderr)
             return 2
+        except RuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's word for memory of a device that is used up
+                raise
+            print(f"error: {OUT_OF_MEMORY}", file=sys.stderr)
+            return 2
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return 130
 
     return run
+
+
+def take_options(argv: list[str], names: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
+    """The arguments without a command's own options, which are no keys of a configuration; and the values of these.
+
+    Raises:
+        UserError: one has no value, or is given twice.
+    """
+    given: dict[str, str] = {}
+    rest: list[str] = []
+    words = iter(argv)
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in names:
+            rest.append(word)
+            continue
+        value = value if equals else next(words, "")
+        if not value or value.startswith("--"):
+            raise UserError(f"{COMMAND_LINE}: --{name} needs a value, write --{name} VALUE")
+        if name in given:
+            raise UserError(f"{COMMAND_LINE}: --{name} is given twice")
+        given[name] = value
+    return rest, given
 
 
 def invocation(command: str) -> str:

@@ -8,27 +8,38 @@ import time
 from typing import TYPE_CHECKING
 
 from bert.commands.arguments import invocation, parse, run_command
+from bert.commands.cluster import HELP, take_cluster
 from bert.config import PretrainConfig
 
 if TYPE_CHECKING:
     from bert.run import RunFolder
 
-DESCRIPTION = """Pretrains BERT on a corpus. Without arguments: a tiny model on the prose of Python's own standard
-library, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it was."""
+DESCRIPTION = (
+    """Pretrains BERT on a corpus. Without arguments: a tiny model on the prose of Python's own standard
+library, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it was.
+
+"""
+    + HELP
+)
 
 
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
+    argv, cluster = take_cluster(argv)
     config, recipe = parse(
         PretrainConfig, argv, prog=invocation("pretrain"), description=DESCRIPTION, default_recipe="quickstart"
     )
     if config.output_dir is None:
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
 
-    from bert.run import open_run
+    if cluster is None:
+        from bert.run import open_run as opened
+    else:
+        cluster.join()
+        from bert.hosts import open_shared_run as opened
 
-    with open_run(config) as run:
+    with opened(config) as run:
         return _train(run)
 
 
@@ -40,10 +51,13 @@ def _train(run: RunFolder[PretrainConfig]) -> int:
     try:
         results = pretrain(run)
     except Interrupted as stop:
+        if not run.writes:
+            return stop.status
         print(f"interrupted and saved at step {stop.step:,}; go on with: "
               f"{invocation('pretrain')} --config {run.path / 'config.yaml'}")  # fmt: skip
         return stop.status
-    _show(results, str(run.path), time.perf_counter() - began)
+    if run.writes:
+        _show(results, str(run.path), time.perf_counter() - began)
     return 0
 
 

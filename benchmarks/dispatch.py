@@ -1,0 +1,63 @@
+"""What the host spends on one step beside the work itself: a state of 600 small arrays, under pmap and on a mesh.
+
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 python benchmarks/dispatch.py
+    python benchmarks/dispatch.py --coordinator localhost:8476 --num_processes 2 --process_id 0   # and 1 beside it
+
+Prints the median milliseconds from the call of a step to its end. The body adds 1 to every array and sums one number
+over the devices, so that nearly all of it is dispatch.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert.commands.cluster import take_cluster
+from bert.parallel import DataParallel, MeshParallel, Parallel, add_up
+
+LEAVES, STEPS = 600, 50
+
+
+def milliseconds(parallel: Parallel) -> float:
+    """Median over steps; the first ones compile and are left out."""
+
+    def body(state: dict[str, jax.Array], batch: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:
+        return jax.tree.map(lambda leaf: leaf + 1, state), add_up(jnp.sum(batch["rows"]), parallel.axis)
+
+    step = parallel.compile(body, donate=(0,))
+    state = parallel.replicate({f"leaf_{number}": np.zeros(8, np.float32) for number in range(LEAVES)})
+    rows = parallel.place({"rows": np.ones(jax.device_count() // parallel.process[1], np.float32)})
+    taken = []
+    for _ in range(STEPS + 5):
+        start = time.perf_counter()
+        state, total = step(state, rows)
+        jax.block_until_ready((state, total))
+        taken.append(1000 * (time.perf_counter() - start))
+    return statistics.median(taken[5:])
+
+
+def main(argv: list[str]) -> None:
+    """Measures every layout that the devices allow."""
+    _, cluster = take_cluster(argv)
+    if cluster is not None:
+        cluster.join()
+    devices = jax.devices()
+    layouts: dict[str, Parallel] = {}
+    if jax.process_count() == 1:
+        layouts["pmap, 1 device"] = DataParallel(devices[:1])
+        layouts[f"pmap, {len(devices)} devices"] = DataParallel(devices)
+        layouts["mesh, 1 device"] = MeshParallel((1, 1, 1), devices[:1])
+    layouts[f"mesh, {len(devices)} devices of {jax.process_count()} processes"] = MeshParallel((len(devices), 1, 1))
+    for name, parallel in layouts.items():
+        taken = milliseconds(parallel)
+        if jax.process_index() == 0:
+            print(f"{name:36} {taken:8.2f} ms a step of {LEAVES} leaves", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,80 @@
+"""The options by which the hosts of one run find each other. Imports no JAX before they are used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bert.commands.arguments import take_options
+from bert.config import UserError
+
+HELP = """On several hosts, give the same command on each, with --coordinator HOST:PORT --num_processes N
+--process_id I: host and a free port of the first, how many there are, and which one this is, from 0. Where JAX can tell
+by itself (Cloud TPU, Slurm, Open MPI, Kubernetes), --coordinator auto is enough. All of them must see output_dir."""
+
+OPTIONS = ("coordinator", "num_processes", "process_id")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where this process stands among those of a run.
+
+    Attributes:
+        coordinator: HOST:PORT of the first one; None lets JAX find out everything.
+        num_processes, process_id: how many there are, and which one this is.
+    """
+
+    coordinator: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+
+    def join(self) -> None:
+        """Meets the others; before anything else is asked of JAX.
+
+        Raises:
+            UserError: they are not to be found.
+        """
+        import jax
+
+        try:
+            jax.distributed.initialize(self.coordinator, self.num_processes, self.process_id)
+        except (RuntimeError, ValueError) as error:
+            where = self.coordinator or "auto"
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(
+                f"command line: --coordinator {where}: the hosts did not meet ({reason}); "
+                "give --coordinator HOST:PORT, --num_processes and --process_id"
+            ) from None
+
+
+def take_cluster(argv: list[str]) -> tuple[list[str], Cluster | None]:
+    """The arguments without these options, and what they say; None where they are not given.
+
+    Raises:
+        UserError: one is missing or cannot be.
+    """
+    rest, given = take_options(argv, OPTIONS)
+    if not given:
+        return rest, None
+    if given == {"coordinator": "auto"}:
+        return rest, Cluster()
+    if missing := [f"--{name}" for name in OPTIONS if name not in given]:
+        raise UserError(
+            f"command line: {', '.join(missing)} not given: several hosts take --coordinator HOST:PORT, "
+            "--num_processes N and --process_id I, or --coordinator auto alone"
+        )
+    count, number = (_whole(name, given[name]) for name in ("num_processes", "process_id"))
+    if not 0 <= number < count:
+        raise UserError(
+            f"command line: --process_id {number} is not one of --num_processes {count}: "
+            f"they count from 0 to {count - 1}"
+        )
+    host, colon, port = given["coordinator"].rpartition(":")
+    if not (host and colon and port.isdigit()):
+        raise UserError(f"command line: --coordinator {given['coordinator']} is no HOST:PORT: write 10.0.0.1:8476, say")
+    return rest, Cluster(given["coordinator"], count, number)
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise UserError(f"command line: --{name} {text} is not a whole number")
+    return int(text)

@@ -1,0 +1,100 @@
+"""`bert plan`: what a pretraining run takes of a device's memory, and how its batch is best split."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING
+
+from bert.commands.arguments import parse, run_command, take_options
+from bert.config import REMAT, PretrainConfig, UserError
+
+if TYPE_CHECKING:
+    from bert.parallel import MeshParallel
+    from bert.plan import Fit
+
+DESCRIPTION = """Tells what a pretraining run takes of each device before it is tried: its train step is compiled,
+without weights or data, for the local devices or for a TPU slice that need not be there.
+
+--memory SIZE is what a device has, 16GiB say; without it, what the local device says of itself. --device SLICE is a
+TPU slice such as v5e:2x4 (libtpu has to be installed); without it, the local devices. All other keys are those of
+bert pretrain: the config, and what is changed of it."""
+
+UNITS = {
+    "": 1,
+    **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)},
+    **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)},
+}
+ENOUGH_ROWS = 8
+"""Rows of a device at once from which on recomputation costs more time than larger products save."""
+
+
+@run_command
+def main(argv: list[str]) -> int:
+    """Runs the command and returns its exit status."""
+    argv, given = take_options(argv, ("memory", "device"))
+    memory = None if "memory" not in given else size_of(given["memory"])
+    config, _ = parse(PretrainConfig, argv, prog="bert plan", description=DESCRIPTION, default_recipe="quickstart")
+    if config.model.vocab_size is None:
+        model = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
+        config = dataclasses.replace(config, model=model)
+
+    import jax
+
+    from bert.parallel import MeshParallel
+    from bert.plan import fit_rows, state_bytes, tpu_devices
+
+    devices = tpu_devices(given["device"]) if "device" in given else jax.local_devices()
+    mesh = MeshParallel(config.training.mesh_shape or (len(devices), 1, 1), devices)
+    mesh.check_model(config.model)
+    if memory is None:
+        memory = _memory_of(devices[0])
+    print(f"{mesh.describe()}, {_size(memory)} each; batches of {config.training.batch_size} x "
+          f"{config.data.sequence_length} tokens, {config.training.dtype}")  # fmt: skip
+    parameters, optimizer = state_bytes(config, mesh)
+    print(f"  parameters      {_size(parameters):>10}  a device (counted)")
+    print(f"  optimizer state {_size(optimizer):>10}  a device (counted)")
+    print(f"  {'remat':6}{'rows at once':>13}{'micro-batches':>15}{'activations, gradients':>24}{'peak':>12}")
+    fits = []
+    for remat in REMAT:
+        fit = fit_rows(config, mesh, memory, remat)
+        fits.append(fit)
+        rows = str(fit.rows) if fit.rows else "1 is over"
+        print(f"  {remat:6}{rows:>13}{fit.micro_batches:>15}{_size(fit.memory.working):>24}{_size(fit.memory.peak):>12}"
+              "  a device (compiled)", flush=True)  # fmt: skip
+    print(suggestion(fits, mesh))
+    return 0
+
+
+def suggestion(fits: list[Fit], mesh: MeshParallel) -> str:
+    """What to put on the command line: the least recomputation with enough rows at once, else the most rows."""
+    possible = [fit for fit in fits if fit.rows]
+    if not possible:
+        count = mesh.mesh.size
+        more = f"--training.mesh 1x{count}x1" if mesh.shape[1] * mesh.shape[2] < count else "more devices"
+        return f"it does not fit: try {more}, a shorter sequence, or a smaller model"
+    most = max(fit.rows for fit in possible)
+    best = next(fit for fit in possible if fit.rows >= min(ENOUGH_ROWS, most))
+    return f"suggested: --training.gradient_accumulation_steps {best.micro_batches} --training.remat {best.remat}"
+
+
+def size_of(text: str) -> int:
+    """Bytes of a size such as 16GiB or 80GB. Raises UserError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B|)", text)
+    if match is None or not float(match[1]):
+        raise UserError(f"command line: --memory {text} is no size: write 16GiB or 80GB, say")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def _memory_of(device: object) -> int:
+    try:
+        stats = device.memory_stats() or {}
+    except Exception:  # a device that is only compiled for has none
+        stats = {}
+    if "bytes_limit" not in stats:
+        raise UserError(f"command line: {device.device_kind} does not tell its memory: give --memory 16GiB, say")
+    return int(stats["bytes_limit"])
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:.1f} MiB"

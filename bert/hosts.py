@@ -1,0 +1,209 @@
+"""Several hosts, one run: what the first one decides holds for all, and it alone writes.
+
+All hosts run the same program and see the same run folder. With one host, everything here is as if it were not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from orbax.checkpoint import multihost
+
+from bert.checkpoint import Checkpointer
+from bert.config import FinetuneConfig, PretrainConfig, UserError
+from bert.config_file import dump, load
+from bert.nonfinite import SkippedStep
+from bert.report import Pace, RunReport
+from bert.run import RunFolder, open_run
+from bert.train import Metrics
+
+Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
+
+_PATIENCE = 7 * 24 * 3600 * 1000
+"""Milliseconds that hosts wait for the first, which may have a vocabulary to train; its death ends them at once."""
+
+
+def several() -> bool:
+    """Whether more than one host takes part."""
+    return jax.process_count() > 1
+
+
+def is_first() -> bool:
+    """Whether this is the host that writes and speaks."""
+    return jax.process_index() == 0
+
+
+def wait(name: str) -> None:
+    """Returns when all hosts are here. No devices take part, so that it may last."""
+    if several():
+        barrier = multihost.get_barrier_sync_fn(processes=set(range(jax.process_count())))
+        barrier(key=f"bert_{name}", timeout_ms=_PATIENCE)
+
+
+def from_first(make: Callable[[], Any]) -> Any:
+    """What ``make`` gives on the first host, a value that JSON has; the others do not call it.
+
+    Raises:
+        UserError: on all hosts, where the first one raised it.
+    """
+    if not several():
+        return make()
+    message: dict[str, Any] = {}
+    if is_first():
+        try:
+            message = {"value": make()}
+        except UserError as error:
+            message = {"error": str(error)}
+    wait("from_first")
+    text = np.frombuffer(json.dumps(message).encode(), np.uint8)
+    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    if not is_first():
+        text = np.zeros(length, np.uint8)
+    message = json.loads(multihost_utils.broadcast_one_to_all(text).astype(np.uint8).tobytes())
+    if "error" in message:
+        raise UserError(message["error"])
+    return message["value"]
+
+
+@contextlib.contextmanager
+def first_goes_first() -> Iterator[None]:
+    """Around work that leaves files behind: the others begin it when the first host has done it, and find them."""
+    if not is_first():
+        wait("first_goes_first")
+    try:
+        yield
+    finally:
+        if is_first():
+            wait("first_goes_first")
+
+
+@contextlib.contextmanager
+def open_shared_run(config: Config) -> Iterator[RunFolder[Config]]:
+    """`bert.run.open_run` on the first host; the same run on all, which only that one writes into."""
+    run: RunFolder[Config] | None = None
+    with contextlib.ExitStack() as held:
+
+        def opened() -> dict[str, Any]:
+            nonlocal run
+            run = held.enter_context(open_run(config))
+            return {"config": dump(run.config), "resumed": run.resumed}
+
+        found = from_first(opened)
+        if run is None:
+            theirs = _read(type(config), found["config"])
+            run = RunFolder(Path(theirs.output_dir), theirs, found["resumed"], writes=False)
+        yield run
+
+
+def spoken(say: Callable[[str], None]) -> Callable[[str], None]:
+    """``say`` on the first host, silence on the others."""
+    return say if is_first() else lambda text: None
+
+
+class SharedCheckpoints:
+    """A `Checkpointer` for all hosts: the first one writes, and all read the step that it has found good."""
+
+    def __init__(self, checkpoints: Checkpointer) -> None:
+        self._own = checkpoints
+
+    def __enter__(self) -> SharedCheckpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._own.close()
+
+    def save(self, step: int, state: Any) -> None:
+        """Begins to save a state, of which every host has the arrays."""
+        if is_first():
+            self._own.save(step, state)
+
+    def wait(self) -> None:
+        """Waits until nothing is being saved."""
+        self._own.wait()
+        wait("checkpoints")
+
+    def restore(self, like: Any = None) -> tuple[int, Any] | None:
+        """The newest good checkpoint, the same on every host."""
+        read: tuple[int, Any] | None = None
+
+        def newest() -> int | None:
+            nonlocal read
+            read = self._own.restore(like)
+            return None if read is None else read[0]
+
+        step = from_first(newest)
+        return read if read is not None or step is None else self._own.restore(like, step)
+
+
+class SharedReport:
+    """The `RunReport` of the first host for all of them.
+
+    Args:
+        report: None on the others.
+    """
+
+    def __init__(self, report: RunReport | None) -> None:
+        self._report = report
+
+    def __enter__(self) -> SharedReport:
+        if self._report is not None:
+            self._report.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._report is not None:
+            self._report.__exit__(*error)
+
+    def begins(self, step: int, seconds_per_step: float) -> None:
+        if self._report is not None:
+            self._report.begins(step, seconds_per_step)
+
+    def step(self, step: int, loss: float) -> None:
+        if self._report is not None:
+            self._report.step(step, loss)
+
+    def skipped(self, step: SkippedStep) -> None:
+        if self._report is not None:
+            self._report.skipped(step)
+
+    def enters(self, phase: dict[str, int]) -> None:
+        if self._report is not None:
+            self._report.enters(phase)
+
+    def metrics(self, step: int, split: str, metrics: Metrics) -> None:
+        if self._report is not None:
+            self._report.metrics(step, split, metrics)
+
+    def evaluated(self, step: int) -> bool:
+        return from_first(lambda: self._report.evaluated(step))
+
+
+def checkpoints_of(run: RunFolder[Any], say: Callable[[str], None]) -> Checkpointer | SharedCheckpoints:
+    """The checkpoints of a run, for one host or for several."""
+    own = Checkpointer(run.checkpoints, run.config.training.keep_checkpoints, say)
+    return SharedCheckpoints(own) if several() else own
+
+
+def report_of(
+    run: RunFolder[Any], total_steps: int, start_step: int, pace: Pace | None = None
+) -> RunReport | SharedReport:
+    """What the loop tells of a run, for one host or for several."""
+    own = None
+    if run.writes:
+        own = RunReport(run.path, total_steps, start_step, int(run.config.training.log_every), pace)
+    return SharedReport(own) if several() else own
+
+
+def _read(kind: type[Config], text: str) -> Config:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "config.yaml")
+        file.write_text(text, encoding="utf-8")
+        return load(kind, file)

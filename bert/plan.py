@@ -1,0 +1,180 @@
+"""What a training step takes of a device's memory, from a compilation for that device: it need not be there."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.experimental import topologies
+from jax.sharding import NamedSharding
+
+from bert.config import PretrainConfig, UserError
+from bert.data.objectives import OBJECTIVES
+from bert.heads import BertForMaskedLM, BertForPreTraining
+from bert.losses import Objective, pretraining_objective
+from bert.model import Execution
+from bert.optimizer import make_optimizer
+from bert.parallel import MeshParallel
+from bert.sharding import path_of, spec_of
+from bert.train import TrainState, make_train_step
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of one device while a train step runs, as its compiler gives them.
+
+    Attributes:
+        state: parameters, optimizer state and the batch, which the step gets; it hands them on in the same place.
+        working: gradients, stored activations and whatever else lives within the step.
+    """
+
+    state: int
+    working: int
+
+    @property
+    def peak(self) -> int:
+        return self.state + self.working
+
+
+def step_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
+    """Compiles the train step of a pretraining run for the devices of a mesh; there are no weights and no data.
+
+    Raises:
+        UserError: rows or the model cannot be dealt out over the mesh.
+    """
+    compiled = lower_step(config, mesh).compile()
+    found = compiled.memory_analysis()
+    new = found.output_size_in_bytes - found.alias_size_in_bytes
+    return StepMemory(found.argument_size_in_bytes, found.temp_size_in_bytes + new)
+
+
+def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered:
+    """The train step of a run, traced for the devices of a mesh, ready to be compiled."""
+    training = config.training
+    mesh.check_model(config.model)
+    mesh.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
+    _, objective, optimizer = _parts(config)
+    step = make_train_step(objective, optimizer, config.seed, training.dropout_rng, mesh.axis)
+    return mesh.lower(step, state_shapes(config), batch_shapes(config), donate=(0,))
+
+
+def state_shapes(config: PretrainConfig) -> TrainState:
+    """The training state of a pretraining run as shapes."""
+    model, objective, optimizer = _parts(config)
+
+    def create(key: jax.Array) -> TrainState:
+        params = model.init(key, jnp.zeros((1, 8), jnp.int32))["params"]
+        return TrainState.create(params, optimizer, objective.metrics)
+
+    return jax.eval_shape(create, jax.random.key(0))
+
+
+def _parts(config: PretrainConfig) -> tuple[nn.Module, Objective, optax.GradientTransformation]:
+    """Model, objective and optimizer of a run, as `bert.pretraining.pretrain` puts them together."""
+    training, rows = config.training, OBJECTIVES[config.data.objective]
+    heads = BertForPreTraining if rows.label else BertForMaskedLM
+    model = heads(config.model, jnp.dtype(training.dtype), Execution.of(training))
+    optimizer = make_optimizer(config.optimizer, int(training.steps or 1_000_000))
+    return model, pretraining_objective(model.apply, rows.label, rows.metric), optimizer
+
+
+def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a global pretraining batch, [k, B / k, ...] with k micro-batches."""
+    micro_batches = config.training.gradient_accumulation_steps
+    first = (micro_batches, config.training.batch_size // micro_batches)
+
+    def of(*more: int, dtype: type = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((*first, *more), dtype)
+
+    length, predictions = config.data.sequence_length, config.data.max_predictions_per_sequence
+    shapes = {
+        **{name: of(length) for name in ("input_ids", "token_type_ids", "attention_mask")},
+        **{name: of(predictions) for name in ("masked_lm_positions", "masked_lm_ids")},
+        "masked_lm_weights": of(predictions, dtype=jnp.float32),
+        "rows": of(),
+    }
+    if label := OBJECTIVES[config.data.objective].label:
+        shapes |= {f"{label}_labels": of(), f"{label}_weights": of(dtype=jnp.float32)}
+    return shapes
+
+
+def tpu_devices(topology: str) -> Sequence[jax.Device]:
+    """The devices of a TPU slice such as v5e:2x4, to be compiled for; libtpu has to be installed, no TPU has to be.
+
+    Raises:
+        UserError: libtpu is missing, or knows no such slice.
+    """
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    except Exception as error:  # a RuntimeError, ValueError or XLA's own, by the version
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"cannot compile for the TPU slice {topology}: {reason}; is libtpu installed?") from None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The most rows that fit a device at once, with one kind of rematerialisation.
+
+    Attributes:
+        remat: as ``training.remat`` has it.
+        rows: of a device in a micro-batch; 0 if not even one fits.
+        micro_batches: of a step with them.
+        memory: of a step with them, compiled; with one row where none fits.
+    """
+
+    remat: str
+    rows: int
+    micro_batches: int
+    memory: StepMemory
+
+
+def fit_rows(config: PretrainConfig, mesh: MeshParallel, memory: int, remat: str) -> Fit:
+    """How a global batch is best split into micro-batches: as few as fit into ``memory`` bytes a device.
+
+    Two compilations give a line from rows to bytes; what it promises is compiled as well before it is believed.
+
+    Raises:
+        UserError: the batch cannot be dealt out over the mesh.
+    """
+    mesh.check_batch("training.batch_size", config.training.batch_size)
+    share = config.training.batch_size // (mesh.shape[0] * mesh.shape[1])
+    choices = [rows for rows in range(1, share + 1) if share % rows == 0]
+
+    def measured(rows: int) -> StepMemory:
+        training = dataclasses.replace(config.training, gradient_accumulation_steps=share // rows, remat=remat)
+        return step_memory(dataclasses.replace(config, training=training), mesh)
+
+    # Not one row: without micro-batches or with a single row, the compiler may lay things out in another way.
+    low, high = choices[min(1, len(choices) - 1)], choices[len(choices) // 2]
+    known = {rows: measured(rows) for rows in {low, high}}
+    a_row = (known[high].peak - known[low].peak) / max(high - low, 1)
+    promised = [rows for rows in choices if known[low].peak + a_row * (rows - low) <= memory]
+    for rows in reversed(promised or choices[:1]):
+        if rows not in known:
+            known[rows] = measured(rows)
+        if known[rows].peak <= memory:
+            return Fit(remat, rows, share // rows, known[rows])
+    one = known.get(1) or measured(1)
+    return Fit(remat, 0, share, one)
+
+
+def state_bytes(config: PretrainConfig, mesh: MeshParallel) -> tuple[int, int]:
+    """Bytes of parameters and of optimizer state on one device: counted, by the table of places."""
+    state = state_shapes(config)
+
+    def total(tree: Any, name: str) -> int:
+        found = 0
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            spec = spec_of(f"{name}/{path_of(path)}", leaf.shape, mesh.mesh.shape)
+            part = NamedSharding(mesh.mesh, spec).shard_shape(leaf.shape)
+            found += math.prod(part) * leaf.dtype.itemsize
+        return found
+
+    return total(state.params, "params"), total(state.opt_state, "opt_state")

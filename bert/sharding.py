@@ -1,0 +1,107 @@
+"""Where each array of a mesh lies: one table for parameters and optimizer state, one rule for rows.
+
+A mesh has three axes. ``data`` and ``fsdp`` both deal out the rows of a batch; ``fsdp`` deals out parameters and
+optimizer state as well (Rajbhandari et al. 2020, ZeRO stage 3); ``tensor`` deals out heads and feed-forward features,
+so that a layer's two matrix products need one sum over devices each (Shoeybi et al. 2019, section 3).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+AXES = ("data", "fsdp", "tensor")
+ROWS = ("data", "fsdp")
+"""The axes that deal out the rows of a batch."""
+
+RULES: tuple[tuple[str, PartitionSpec], ...] = (
+    # end of the path                              where its dimensions go
+    (r"attention/(query|key|value)/kernel", PartitionSpec("fsdp", "tensor")),  # [D, N * H]
+    (r"attention/(query|key|value)/bias", PartitionSpec("tensor")),  # [N * H]
+    (r"attention/output/kernel", PartitionSpec("tensor", "fsdp")),  # [N * H, D]
+    (r"intermediate/kernel", PartitionSpec("fsdp", "tensor")),  # [D, F]
+    (r"intermediate/bias", PartitionSpec("tensor")),  # [F]
+    (r"layer_\d+/output/kernel", PartitionSpec("tensor", "fsdp")),  # [F, D]
+    (r"word/embedding", PartitionSpec("tensor", "fsdp")),  # [V, D]
+    (r"predictions/decoder", PartitionSpec("tensor", "fsdp")),  # [V, D]
+    (r"predictions/bias", PartitionSpec("tensor")),  # [V]
+    (r"(position|segment)/embedding", PartitionSpec(None, "fsdp")),  # [., D]
+    (r"kernel", PartitionSpec("fsdp", None)),  # of pooler and heads: [D, .]
+)
+"""The first rule that matches holds; what matches none (biases, LayerNorm, counters) lies on every device.
+
+An axis that does not divide a dimension evenly leaves it whole: BERT's 30,522 pieces are dealt out over 2 and 3
+devices, not over 4; ``model.vocab_size: 30720`` goes with any power of two up to 2,048.
+"""
+
+
+def spec_of(path: str, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
+    """Where an array goes.
+
+    Args:
+        path: names from the root of the state, joined by slashes; moments end in the path of their parameter.
+        shape: of the whole array.
+        sizes: devices along each axis of the mesh.
+    """
+    for pattern, spec in RULES:
+        if re.search(rf"(^|/){pattern}$", path):
+            return _fitting(spec, shape, sizes)
+    return PartitionSpec()
+
+
+def in_place(tree: Any) -> Any:
+    """Keeps the arrays of a computation where the table has them; nothing without a mesh, as under pmap."""
+    mesh = _mesh()
+    if mesh is None:
+        return tree
+
+    def keep(path: Sequence[Any], leaf: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(leaf, spec_of(path_of(path), leaf.shape, mesh.shape))
+
+    return jax.tree_util.tree_map_with_path(keep, tree)
+
+
+def apart(x: jax.Array, *axes: str | None) -> jax.Array:
+    """Keeps the rows of an activation [B, ...] apart, and its further dimensions along ``axes``.
+
+    Left to itself, the compiler may gather activations where it should gather weights. Nothing without a mesh.
+    """
+    mesh = _mesh()
+    if mesh is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, _fitting(PartitionSpec(ROWS, *axes), x.shape, mesh.shape))
+
+
+def gathered(table: jax.Array, *axes: str | None) -> jax.Array:
+    """A parameter where it is used: collected from the axis ``fsdp``, its dimensions still along ``axes``.
+
+    For tables that are looked up: of a matrix product, the compiler sees by itself that it has to be so.
+    """
+    mesh = _mesh()
+    if mesh is None:
+        return table
+    return jax.lax.with_sharding_constraint(table, _fitting(PartitionSpec(*axes), table.shape, mesh.shape))
+
+
+def path_of(path: Sequence[Any]) -> str:
+    """A path of `jax.tree_util` as names joined by slashes."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _fitting(spec: PartitionSpec, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
+    def divides(axes: str | tuple[str, ...] | None, length: int) -> bool:
+        parts = 1
+        for axis in (axes,) if isinstance(axes, str) else axes or ():
+            parts *= sizes[axis]
+        return length % parts == 0
+
+    return PartitionSpec(*(axes if divides(axes, length) else None for axes, length in zip(spec, shape, strict=False)))
+
+
+def _mesh() -> jax.sharding.AbstractMesh | None:
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh if mesh.axis_names == AXES else None

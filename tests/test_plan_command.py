@@ -1,0 +1,80 @@
+"""`bert plan`: sizes, the suggestion, and what happens where memory runs out."""
+
+import pytest
+
+from bert.commands.arguments import run_command
+from bert.commands.plan import main, size_of, suggestion
+from bert.plan import Fit, StepMemory
+from tests.conftest import SMALL_MODEL
+
+ARGUMENTS = [
+    *SMALL_MODEL,
+    "--model.vocab_size=64",
+    "--data.sequence_length=16",
+    "--data.max_predictions_per_sequence=4",
+]
+
+
+class Grid:
+    shape = (8, 1, 1)
+    mesh = type("Mesh", (), {"size": 8})
+
+
+def fit(remat: str, rows: int) -> Fit:
+    return Fit(remat, rows, 32 // max(rows, 1), StepMemory(0, 0))
+
+
+def test_the_least_recomputation_with_enough_rows_is_suggested() -> None:
+    def said(*rows: int) -> str:
+        return suggestion([fit(remat, n) for remat, n in zip(("none", "dots", "full"), rows, strict=True)], Grid)
+
+    assert said(8, 16, 32).endswith("--training.gradient_accumulation_steps 4 --training.remat none")
+    assert said(4, 16, 32).endswith("--training.gradient_accumulation_steps 2 --training.remat dots")
+    assert said(0, 0, 2).endswith("--training.gradient_accumulation_steps 16 --training.remat full")
+    assert "--training.mesh 1x8x1" in said(0, 0, 0)
+
+
+def test_sizes() -> None:
+    assert size_of("16GiB") == 16 * 2**30
+    assert size_of("80GB") == 80 * 10**9
+    assert size_of("1.5MiB") == 3 * 2**19
+    assert size_of("4096") == 4096
+
+
+def test_mistakes_are_sentences(fails) -> None:
+    assert "--memory 16 apples is no size" in fails(main, "--memory=16 apples")
+    assert "--memory needs a value" in fails(main, "--memory")
+    assert "does not tell its memory: give --memory" in fails(main, *ARGUMENTS)
+
+
+@pytest.mark.slow
+def test_a_plan_fits_the_memory_and_less_memory_means_fewer_rows(capsys) -> None:
+    def rows(memory: str) -> list[str]:
+        arguments = [*ARGUMENTS, "--training.batch_size=64", f"--memory={memory}"]
+        assert main(arguments) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-1].startswith("suggested:")
+        return [line.split() for line in lines if line.endswith("(compiled)")]
+
+    ample, scarce = rows("1GiB"), rows("600KB")
+    assert [line[1] for line in ample] == ["64", "64", "64"]
+    assert int(scarce[0][1]) < 64
+
+
+def test_memory_that_runs_out_is_advice_and_no_stack_trace(capsys) -> None:
+    @run_command
+    def command(argv: list[str]) -> int:
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.")
+
+    assert command([]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: the memory of a device is used up")
+    assert "bert plan" in error
+    assert error.count("\n") == 1
+
+    @run_command
+    def other(argv: list[str]) -> int:
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        other([])
