@@ -224,3 +224,22 @@ def test_errors_of_data_and_start(pretrained: Path, finetuned: Path, sst2: Path,
             assert word in error
     (bad / "train.tsv").write_bytes(b"sentence\tlabel\nba\t1\ncaf\xe9\t0\n")
     assert "line 3" in fine(bad, f"--init={pretrained}")
+
+
+@pytest.mark.slow
+def test_a_mesh_gives_the_run_of_one_device(
+    finetuned: Path, pretrained: Path, sst2: Path, tmp_path, monkeypatch
+) -> None:
+    import jax
+
+    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:8])
+    folder = tmp_path / "mesh"
+    arguments = ["--training.mesh=2x2x2", "--training.remat=full", "--training.scan_layers=true"]
+    assert run(folder, sst2, f"--init={pretrained}", *arguments) == 0
+    for ours, theirs in zip(lines_of(folder), lines_of(finetuned), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3), theirs["step"]
+    ours, theirs = (
+        [line.split("\t")[:3] for line in (path / "predictions" / "dev.tsv").read_text().splitlines()]
+        for path in (folder, finetuned)
+    )
+    assert ours == theirs

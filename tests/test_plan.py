@@ -44,9 +44,7 @@ def test_fsdp_and_recomputation_take_less_of_each_device() -> None:
         return step_memory(config, MeshParallel(config.training.mesh_shape, jax.devices()[:devices]))
 
     whole, parts = memory("8x1x1", 8), memory("1x8x1", 8)
-    parameters = whole.state / 12  # float32, and two moments
     assert parts.state < 0.35 * whole.state  # biases and LayerNorm stay whole, and in so small a model they are much
-    assert parameters > 4 * 64 * 16
     assert memory("1x1x1", 1, gradient_accumulation_steps=8).working < 0.5 * memory("1x1x1", 1).working
 
 
