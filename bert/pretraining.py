@@ -33,6 +33,7 @@ from bert.pretrained import Pretrained, load
 from bert.run import RunFolder
 from bert.start import Params, sizes_of_source, sizes_of_vocabulary, starting_state
 from bert.tokenizer import load_tokenizer, save_tokenizer, special_ids, vocabulary_size
+from bert.stop import StopRequest
 from bert.train import (
     TrainState,
     Work,
@@ -118,7 +119,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     optimizers = [make_optimizer(part.phase.config.optimizer, total_steps) for part in parts]
     eval_step = parallel.compile(make_eval_step(objective, parallel.axis))
 
-    with hosts.checkpoints_of(run, say) as checkpoints, hosts.stop_request() as stop:
+    with hosts.checkpoints_of(run, say) as checkpoints, StopRequest() as stop:
 
         def evaluate(part: _Part, params: Any) -> dict[str, float]:
             def sums() -> Iterator[Any]:

@@ -29,8 +29,8 @@ class Stopped(Exception):
 class StopRequest:
     """Turns the first SIGINT or SIGTERM into a flag that the loop looks at; a second SIGINT ends the process at once.
 
-    Where `jax.distributed` is initialised, SIGTERM is the runtime's: it tells every host of a notice that one of them
-    got, and all of them the one step after which they stop. Alone, a host would leave the others waiting.
+    Where several hosts take part, SIGTERM is JAX's runtime's: it tells every host of a notice that one of them got, and
+    all of them the one step after which they stop. Alone, a host would leave the others waiting; Ctrl-C ends it at once.
     """
 
     number: int | None = None
@@ -38,7 +38,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         self._shared = jax.distributed.is_initialized()
-        for number in (signal.SIGINT,) if self._shared else (signal.SIGINT, signal.SIGTERM):
+        for number in () if self._shared else (signal.SIGINT, signal.SIGTERM):
             self._previous[number] = signal.signal(number, self._note)
         return self
 
