@@ -32,8 +32,8 @@ from bert.phases import Phase, phase_configs, phases_of
 from bert.pretrained import Pretrained, load
 from bert.run import RunFolder
 from bert.start import Params, sizes_of_source, sizes_of_vocabulary, starting_state
-from bert.tokenizer import load_tokenizer, save_tokenizer, special_ids, vocabulary_size
 from bert.stop import StopRequest
+from bert.tokenizer import load_tokenizer, save_tokenizer, special_ids, vocabulary_size
 from bert.train import (
     TrainState,
     Work,

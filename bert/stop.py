@@ -29,8 +29,9 @@ class Stopped(Exception):
 class StopRequest:
     """Turns the first SIGINT or SIGTERM into a flag that the loop looks at; a second SIGINT ends the process at once.
 
-    Where several hosts take part, SIGTERM is JAX's runtime's: it tells every host of a notice that one of them got, and
-    all of them the one step after which they stop. Alone, a host would leave the others waiting; Ctrl-C ends it at once.
+    Where several hosts take part, SIGTERM is JAX's runtime's: it tells every host of a notice that one of them got,
+    and all of them the one step after which they stop. Alone, a host would leave the others waiting; Ctrl-C ends it
+    at once.
     """
 
     number: int | None = None

@@ -1,0 +1,63 @@
+"""What a run is made of: frozen dataclasses, their checks, and where recipes lie. Imports no JAX.
+
+Field names follow Google's ``bert_config.json`` where it has one. The text under each field is its ``--help``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from bert.config.data import HUB, OBJECTIVES, STANDARD_LIBRARY, DataConfig
+from bert.config.finetuning import ColumnsConfig, FinetuneConfig, TaskDataConfig
+from bert.config.model import ACTIVATIONS, ModelConfig, TokenizerConfig
+from bert.config.pretraining import PretrainConfig
+from bert.config.training import REMAT, OptimizerConfig, TrainingConfig
+from bert.values import Count, UserError
+
+__all__ = [
+    "ACTIVATIONS",
+    "HUB",
+    "OBJECTIVES",
+    "REMAT",
+    "STANDARD_LIBRARY",
+    "ColumnsConfig",
+    "Count",
+    "DataConfig",
+    "FinetuneConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PretrainConfig",
+    "TaskDataConfig",
+    "TokenizerConfig",
+    "TrainingConfig",
+    "UserError",
+    "recipe_folder",
+    "recipe_names",
+    "to_dict",
+]
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A configuration as nested plain values, ready for YAML or JSON."""
+    plain = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            value = to_dict(value)
+        elif isinstance(value, list):
+            value = [to_dict(one) if dataclasses.is_dataclass(one) else one for one in value]
+        plain[item.name] = int(value) if isinstance(value, Count) else value
+    return plain
+
+
+def recipe_names() -> list[str]:
+    """Names that ``--config`` takes without a path."""
+    return sorted(path.stem for path in recipe_folder().glob("*.yaml"))
+
+
+def recipe_folder() -> Path:
+    """configs/ of the clone, or its copy inside the installed package."""
+    inside = Path(__file__).parents[1] / "configs"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "configs"

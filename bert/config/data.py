@@ -1,0 +1,110 @@
+"""The corpus and its examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bert.config.checks import at_least, fraction, seed_in_range
+from bert.values import UserError
+
+STANDARD_LIBRARY = "stdlib:"
+"""Value of ``data.train`` for the embedded corpus: the docstrings of the running Python's standard library."""
+
+HUB = "hub:"
+"""Start of a ``data.train`` that names a data set on the Hugging Face hub: hub:ORG/NAME[:CONFIG][:SPLIT]."""
+
+OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The corpus, and the examples made of it."""
+
+    train: list[str] | str | None = None
+    """Corpus: files, globs or folders of .txt (an empty line ends a document), of .jsonl with a "text" field, either
+    also as .gz, .bz2, .xz or .zst, of .parquet with a "text" column; folders that datasets saved;
+    hub:ORG/NAME[:CONFIG][:SPLIT]; "stdlib:" is the prose of Python's own standard library."""
+    weights: list[float] | None = None
+    """Share of the training text for each entry of data.train: those that have less are repeated; null takes each
+    document once."""
+    eval: list[str] | str | None = None
+    """Held-out corpus in the same forms; null holds out a share of data.train instead."""
+    held_out: float = 0.05
+    """Share of the documents of data.train that is held out when data.eval is null."""
+    one_sentence_per_line: bool = False
+    """The corpus already has one sentence a line: do not look for sentence boundaries."""
+    language: list[str] | str = "en"
+    """Language code by which sentence boundaries are found; several: one for each entry of data.train."""
+    objective: str = "nsp"
+    """What is learned beside masked words: nsp (does B follow A, or is it from another document), sop (are two
+    consecutive segments swapped, as in ALBERT), or nothing, with rows full of whole sentences as in RoBERTa: across
+    documents (full_sentences) or within one (doc_sentences)."""
+    sequence_length: int = 128
+    """Tokens T a row, special ones included."""
+    max_predictions_per_sequence: int = 20
+    """Most predictions P a row; in packed rows, an example."""
+    masked_lm_prob: float = 0.15
+    """Share of a row's tokens that are predicted."""
+    whole_word_masking: bool = False
+    """Mask whole words or none of their pieces; each piece is still replaced as 80/10/10 has it."""
+    frozen_masks: bool = False
+    """Mask a row in the same way at every visit, not afresh; with duplicates each copy has masks of its own."""
+    duplicates: int = 1
+    """Times the training text is made into examples, each time with other pairs (Google's dupe_factor)."""
+    short_seq_prob: float = 0.1
+    """Share of pairs with a random shorter target length, so that short inputs are learned too; full rows have none."""
+    packing: bool = False
+    """Put several short examples into one training row (histogram packing): each sees itself alone, begins at position
+    0, and has its own [CLS], label and masks. Held-out rows stay one example each, so that runs compare."""
+    max_examples_per_row: int = 8
+    """Most examples K of a packed row; more of them where examples are shorter than an eighth of sequence_length."""
+    seed: int = 12345
+    """Seed of the document order, the held-out share and the sentence pairs; the examples are cached by it."""
+    num_workers: int | None = None
+    """Processes that build the examples; null takes one a core. The result does not depend on it."""
+    cache_dir: str | None = None
+    """Folder for built examples; null takes bert-jax/examples in the user's cache folder."""
+
+    def check(self) -> None:
+        """Raises UserError for values no example can be built with."""
+        if self.train is None:
+            raise UserError(
+                "data.train is not set: name a corpus, for example --data.train 'corpus/*.txt' "
+                '(or "stdlib:" for the embedded one)'
+            )
+        self._check_entries()
+        if self.objective not in OBJECTIVES:
+            raise UserError(f"data.objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")
+        at_least("data.sequence_length", self.sequence_length, 8)
+        at_least("data.max_predictions_per_sequence", self.max_predictions_per_sequence, 1)
+        at_least("data.duplicates", self.duplicates, 1)
+        at_least("data.max_examples_per_row", self.max_examples_per_row, 2)
+        if self.packing and self.objective == "full_sentences":
+            raise UserError(
+                "data.packing is true, and the rows of data.objective full_sentences are full already: leave packing "
+                "out, or choose nsp, sop or doc_sentences"
+            )
+        fraction("data.masked_lm_prob", self.masked_lm_prob)
+        fraction("data.short_seq_prob", self.short_seq_prob)
+        fraction("data.held_out", self.held_out)
+        if self.held_out == 0 and self.eval is None:
+            raise UserError("data.held_out is 0 and data.eval is not set: name a held-out corpus or hold out a share")
+        seed_in_range("data.seed", self.seed)
+        if self.num_workers is not None:
+            at_least("data.num_workers", self.num_workers, 1)
+
+    def _check_entries(self) -> None:
+        """What is given for each entry of data.train must be as many."""
+        sources = [("data.train", self.train)]
+        if isinstance(self.language, list) and self.eval is not None:
+            sources.append(("data.eval", self.eval))
+        for name, values in (("data.weights", self.weights), ("data.language", self.language)):
+            for key, source in sources if name == "data.language" else sources[:1]:
+                entries = len(source) if isinstance(source, list) else 1
+                if isinstance(values, list) and len(values) != entries:
+                    raise UserError(
+                        f"{name} has {len(values)} values and {key} {entries}: give one for each (quote globs, so that "
+                        "the shell does not make many of one)"
+                    )
+        if self.weights is not None and not all(0 < weight < float("inf") for weight in self.weights):
+            raise UserError(f"data.weights is {self.weights}: every weight must be above 0")

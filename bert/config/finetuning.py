@@ -1,0 +1,183 @@
+"""A fine-tuning run and its labelled data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bert.config.checks import at_least, fraction, seed_in_range
+from bert.config.model import ModelConfig, TokenizerConfig
+from bert.config.training import OptimizerConfig, TrainingConfig
+from bert.values import UserError
+
+
+@dataclass(frozen=True)
+class ColumnsConfig:
+    """Names of the columns, or of the fields in JSONL, of a task of one's own."""
+
+    text_a: str = "text"
+    """The text; of a pair the first one."""
+    text_b: str | None = None
+    """The second text of a pair; null for single texts."""
+    label: str = "label"
+    """The label, or the score; a test file may do without."""
+    id: str | None = None
+    """What predictions are numbered by, each once; null counts the rows from 0."""
+    words: str | None = None
+    """Tagging: in JSONL the list of a sentence's words, null takes words; in CoNLL columns that data.header names, the
+    one with the word, null takes the first."""
+    tags: str | None = None
+    """Tagging: the list of its tags, null takes tags; or the column with the tag, null takes the last."""
+    question: str = "question"
+    """Spans: the question."""
+    context: str = "context"
+    """Spans: the text that has the answer."""
+    answer: str = "answer"
+    """Spans: the answer's text, or a list of right ones; empty where the context has none."""
+    answer_start: str | None = "answer_start"
+    """Spans: the answer's first character in the context, from 0; null takes the first place that has its text."""
+
+
+@dataclass(frozen=True)
+class TaskDataConfig:
+    """The labelled data of a task."""
+
+    dir: str | None = None
+    """Folder with the task's original files (train.tsv, dev.tsv, test.tsv; for SQuAD its JSON, and so on), or that
+    datasets saved with all splits; hub:nyu-mll/glue and its like, hub:ORG/NAME[:CONFIG]."""
+    train: str | None = None
+    """For a task of one's own, as all keys from here to columns: training file in data.dir (or with a path), .tsv, .csv
+    or .jsonl, also as .gz, .bz2, .xz, .zst; of a data set the split; null takes train with any of these ends."""
+    dev: str | None = None
+    """Its file to choose checkpoints by; null takes dev with any end, of a data set the split validation."""
+    test: str | None = None
+    """Its file to predict, and to score where it has labels; null takes test with any end where there is one."""
+    header: list[str] | None = None
+    """Names of the columns of TSV and CSV files whose first line does not tell them."""
+    metrics: list[str] | None = None
+    """Scores, the first one chooses the best checkpoint; classification: accuracy, f1 (of the second of two labels),
+    macro_f1, matthews; regression: pearson, spearman; null takes accuracy, or pearson and spearman."""
+    score_range: list[float] | None = None
+    """Least and greatest score of a regression: others are refused in files, and predictions are cut to them."""
+    columns: ColumnsConfig = field(default_factory=ColumnsConfig)
+    """the columns of a task of one's own"""
+    max_length: int = 128
+    """Longest row in tokens, special ones included. Longer inputs are cut, the longer text first; those of SQuAD and
+    of tagging are read through several rows."""
+    buckets: list[int] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
+    """Lengths that batches are padded to: each costs one compilation and saves padding."""
+    max_train_rows: int | None = None
+    """Use only the first rows of the training file."""
+    labels: list[str] | None = None
+    """Labels in the order of their numbers, for tasks that have none of their own; null takes the training file's, in
+    the order of the alphabet or of numbers."""
+    broken_tags: str = "error"
+    """Tagging: tags that the file's scheme does not allow there, such as I-PER after O, are an error, or counted
+    (count) and read as conlleval reads them."""
+    doc_stride: int = 128
+    """SQuAD: tokens between the starts of two windows over a long context."""
+    max_query_length: int = 64
+    """SQuAD: longest question in tokens; longer ones are cut."""
+    max_answer_length: int = 30
+    """SQuAD: longest answer in tokens."""
+    n_best: int = 20
+    """SQuAD: most answers listed for each question in nbest_predictions.json."""
+    null_threshold: float | None = None
+    """SQuAD v2.0: no answer is given where its score is better than the best answer's by more than this; null takes
+    what gives the best F1 on dev."""
+    misplaced_answers: str = "skip"
+    """SQuAD: training questions whose answers do not stand where the file says are skipped and counted (skip), or an
+    error (error), in dev too."""
+
+    def check(self) -> None:
+        """Raises UserError for values no feature can be built with."""
+        if self.dir is None and self.train is None:
+            raise UserError("data.dir is not set: name the folder of the task's train and dev files, --data.dir DIR")
+        at_least("data.max_length", self.max_length, 8)
+        if not self.buckets or min(self.buckets) < 1:
+            raise UserError(f"data.buckets is {self.buckets}: list at least one length above 0")
+        if self.max_train_rows is not None:
+            at_least("data.max_train_rows", self.max_train_rows, 1)
+        for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best"):
+            at_least(f"data.{name}", getattr(self, name), 1)
+        if self.null_threshold is not None and self.null_threshold != self.null_threshold:
+            raise UserError("data.null_threshold is nan: leave it out or give a number")
+        for name, values in (("broken_tags", ("error", "count")), ("misplaced_answers", ("skip", "error"))):
+            if getattr(self, name) not in values:
+                raise UserError(f"data.{name} is {getattr(self, name)!r}: choose {' or '.join(values)}")
+        for name in ("header", "labels", "metrics"):
+            values = getattr(self, name)
+            if values is not None and not 0 < len(values) == len(set(values)):
+                raise UserError(f"data.{name} is {values}: list each name once, or leave it out")
+        if self.score_range is not None and not (
+            len(self.score_range) == 2 and self.score_range[0] < self.score_range[1]
+        ):
+            raise UserError(f"data.score_range is {self.score_range}: give the least and the greatest score")
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """A fine-tuning run."""
+
+    task: str = "sst2"
+    """The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli of GLUE; squad (v1.1) or squad2 (v2.0); ner for
+    CoNLL columns, conll2003 and wnut17 among them; multiple_choice for SWAG's CSV or CommonsenseQA's JSONL, swag and
+    commonsenseqa among them; of one's own classification, regression, tagging or span (docs/own_task.md)."""
+    output_dir: str | None = None
+    """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
+    init: str | None = None
+    """Run, Hugging Face folder or hub name to start from; "none" trains from random weights, the control that shows
+    what pretraining gave."""
+    like: str | None = None
+    """With init none: the run or model whose sizes and vocabulary to take, without its weights."""
+    seed: int = 0
+    """Seed of the head's initialisation, order of data and dropout."""
+    seeds: int = 1
+    """Runs of this many seeds, the first one seed, each in a sub-folder; results.json tells mean and deviation."""
+    patience: int | None = None
+    """Stop after so many evaluations in a row without a better main metric; null trains to the end."""
+    classifier_dropout: float | None = None
+    """Dropout before the classifier; null takes hidden_dropout_prob."""
+    frozen_layers: int | None = None
+    """Lower encoder layers that stay as they are, and with them the embeddings (0: these alone); null trains all."""
+    feature_layers: int | None = None
+    """Train the head alone, on the outputs of so many last layers side by side (4 in the paper); null trains all."""
+    data: TaskDataConfig = field(default_factory=TaskDataConfig)
+    """the labelled data"""
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """the vocabulary, where init is none and like is not set"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """the encoder, where init is none and like is not set"""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """the optimizer"""
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    """the training loop"""
+
+    def check(self) -> None:
+        """Raises UserError at the first value, or pair of values, that cannot work."""
+        for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
+            part.check()
+        seed_in_range("seed", self.seed)
+        if self.init is None:
+            raise UserError(
+                "init is not set: name the run to start from, --init runs/X, or --init none for random weights"
+            )
+        if self.like is not None and self.init != "none":
+            raise UserError("like is set, but init is not none: like only says what random weights look like")
+        if self.classifier_dropout is not None:
+            fraction("classifier_dropout", self.classifier_dropout)
+        at_least("seeds", self.seeds, 1)
+        seed_in_range("seed + seeds - 1", self.seed + self.seeds - 1)
+        for name, least in (("patience", 1), ("frozen_layers", 0), ("feature_layers", 1)):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), least)
+        if self.frozen_layers is not None and self.feature_layers is not None:
+            raise UserError("frozen_layers and feature_layers are both set: feature_layers freezes the whole encoder")
+
+    def check_layers(self) -> None:
+        """Raises UserError where the model, once its sizes are known, has too few layers for what is asked."""
+        for name in ("frozen_layers", "feature_layers"):
+            if (getattr(self, name) or 0) > self.model.num_hidden_layers:
+                raise UserError(
+                    f"{name} is {getattr(self, name)}, but the model has {self.model.num_hidden_layers} layers: "
+                    "take no more than these"
+                )

@@ -1,0 +1,116 @@
+"""The encoder and its vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bert.config.checks import at_least, fraction
+from bert.values import UserError
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The encoder."""
+
+    vocab_size: int | None = None
+    """Rows V of the word embedding; null takes the size of the vocabulary."""
+    hidden_size: int = 128
+    """Width D of the hidden states."""
+    num_hidden_layers: int = 2
+    """Number of encoder layers."""
+    num_attention_heads: int = 2
+    """Attention heads N a layer; must divide hidden_size."""
+    intermediate_size: int = 512
+    """Width F of the feed-forward layer; 4 x hidden_size in the paper."""
+    hidden_act: str = "gelu"
+    """Activation: gelu (the erf form), gelu_tanh (as Google's code computes it), relu, silu, tanh."""
+    hidden_dropout_prob: float = 0.1
+    """Dropout after embeddings, attention output and feed-forward output."""
+    attention_probs_dropout_prob: float = 0.1
+    """Dropout on the attention weights."""
+    max_position_embeddings: int = 512
+    """Rows of the position table, less position_offset: the longest sequence the model can read."""
+    position_offset: int = 0
+    """Row of the position table that the first token takes: 0 in BERT, one after the padding id in RoBERTa."""
+    type_vocab_size: int = 2
+    """Number of segments."""
+    initializer_range: float = 0.02
+    """Standard deviation of the truncated-normal initialisation."""
+    position_init: str = "normal"
+    """How the learned position table starts: as random numbers (normal), or as sinusoids of the same deviation."""
+    layer_norm_eps: float = 1e-12
+    """Epsilon of LayerNorm."""
+    tie_word_embeddings: bool = True
+    """The MLM head decodes with the word embeddings, as published; false gives it a matrix of its own."""
+    embedding_size: int | None = None
+    """Width E of the embeddings and of the MLM head's decoder, with a projection to hidden_size (ALBERT); null makes
+    it hidden_size, without one."""
+    position_embedding: str = "learned"
+    """Positions by a learned table (learned), or by fixed sinusoids that are no parameters (sinusoidal)."""
+    pre_layer_norm: bool = False
+    """LayerNorm before attention and feed-forward, and one after the last layer; false has it after each (the paper's),
+    which needs a longer warm-up."""
+
+    @property
+    def embedding_width(self) -> int:
+        """E, as a number."""
+        return self.embedding_size or self.hidden_size
+
+    def check(self) -> None:
+        """Raises UserError where the sizes cannot be built."""
+        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+                     "max_position_embeddings", "type_vocab_size"):  # fmt: skip
+            at_least(f"model.{name}", getattr(self, name), 1)
+        at_least("model.position_offset", self.position_offset, 0)
+        if self.hidden_size % self.num_attention_heads:
+            raise UserError(
+                f"model.hidden_size ({self.hidden_size}) is not divisible by model.num_attention_heads "
+                f"({self.num_attention_heads}): change one of them"
+            )
+        if self.hidden_act not in ACTIVATIONS:
+            raise UserError(f"model.hidden_act is {self.hidden_act!r}: choose one of {', '.join(ACTIVATIONS)}")
+        if self.position_init not in ("normal", "sinusoidal"):
+            raise UserError(f"model.position_init is {self.position_init!r}: choose normal or sinusoidal")
+        if self.position_embedding not in ("learned", "sinusoidal"):
+            raise UserError(f"model.position_embedding is {self.position_embedding!r}: choose learned or sinusoidal")
+        if self.embedding_size is not None:
+            at_least("model.embedding_size", self.embedding_size, 1)
+        fraction("model.hidden_dropout_prob", self.hidden_dropout_prob)
+        fraction("model.attention_probs_dropout_prob", self.attention_probs_dropout_prob)
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """The WordPiece vocabulary."""
+
+    path: str | None = None
+    """vocab.txt, tokenizer.json, or a folder that holds one (a run, say); null trains one on the corpus. With init, the
+    source's vocabulary extended by new words, whose rows start as the mean of their old pieces; null takes it as it
+    is."""
+    vocab_size: int = 30522
+    """Number of pieces to train, special ones included; the result is smaller where the corpus has fewer."""
+    lowercase: bool = True
+    """Lower-case all text."""
+    strip_accents: bool | None = None
+    """Remove accents; null does so exactly when lower-casing, as BERT's own vocabularies do."""
+    min_frequency: int = 2
+    """Rarest pair of pieces that is still merged, and rarest character that is kept, when a vocabulary is trained."""
+    unused: int = 0
+    """Slots [unused0], [unused1], ... of a trained vocabulary, for words that are added later without new weights."""
+    alphabet: int | None = None
+    """Most characters that a trained vocabulary knows, the commonest; null takes what fits a quarter of it."""
+
+    def check(self) -> None:
+        """Raises UserError for a vocabulary that cannot be trained."""
+        if not 32 <= self.vocab_size < 2**24:
+            raise UserError(f"tokenizer.vocab_size is {self.vocab_size}: it must be at least 32 and below 2**24")
+        at_least("tokenizer.min_frequency", self.min_frequency, 1)
+        at_least("tokenizer.unused", self.unused, 0)
+        if self.unused > self.vocab_size - 32:
+            raise UserError(
+                f"tokenizer.unused is {self.unused}: tokenizer.vocab_size ({self.vocab_size}) leaves no room for pieces"
+            )
+        if self.alphabet is not None:
+            at_least("tokenizer.alphabet", self.alphabet, 1)

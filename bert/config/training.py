@@ -1,0 +1,138 @@
+"""The optimizer and the training loop."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from bert.config.checks import at_least, fraction
+from bert.values import Count, UserError
+
+REMAT = ("none", "dots", "full")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The optimizer and its learning rate over time."""
+
+    name: str = "adamw"
+    """adamw (BERT's) or lamb (for batches of thousands)."""
+    learning_rate: float = 1e-4
+    """Peak learning rate."""
+    warmup_steps: Count | None = None
+    """Steps of linear warm-up; null takes warmup_ratio of all steps."""
+    warmup_ratio: float = 0.1
+    """Share of the steps that warm up, where warmup_steps is null."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay; not applied to biases and LayerNorm."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.999
+    """Decay of the second moment."""
+    epsilon: float = 1e-6
+    """Added to the root of the second moment."""
+    bias_correction: bool = False
+    """Correct the moments' bias towards zero; Google's BERT does not."""
+    max_grad_norm: float = 1.0
+    """Clip the gradient to this global norm; 0 turns clipping off."""
+    layer_decay: float = 1.0
+    """Factor of the learning rate from each encoder layer to the one below; 1 gives all layers the same rate."""
+
+    def check(self) -> None:
+        """Raises UserError for values that cannot train."""
+        if self.name not in ("adamw", "lamb"):
+            raise UserError(f"optimizer.name is {self.name!r}: choose adamw or lamb")
+        if not self.learning_rate > 0:
+            raise UserError(f"optimizer.learning_rate is {self.learning_rate}: it must be above 0")
+        fraction("optimizer.warmup_ratio", self.warmup_ratio)
+        if self.warmup_steps is not None:
+            at_least("optimizer.warmup_steps", self.warmup_steps, 0)
+        for name in ("weight_decay", "max_grad_norm", "epsilon"):
+            at_least(f"optimizer.{name}", getattr(self, name), 0)
+        if not 0 < self.layer_decay <= 1:
+            raise UserError(f"optimizer.layer_decay is {self.layer_decay}: it must be above 0 and at most 1")
+        fraction("optimizer.beta1", self.beta1)
+        fraction("optimizer.beta2", self.beta2)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long, how much at a time, and how often to look."""
+
+    steps: Count | None = None
+    """Optimizer steps; null takes training.epochs."""
+    epochs: float | None = None
+    """Passes over the training rows, where training.steps is null."""
+    batch_size: int = 32
+    """Rows B of one optimizer step, over all devices."""
+    eval_batch_size: int | None = None
+    """Rows of one evaluation batch, over all devices; null takes batch_size."""
+    gradient_accumulation_steps: int = 1
+    """Split each batch into this many micro-batches, one after the other, to save memory."""
+    dtype: str = "float32"
+    """Computation in float32 or bfloat16; parameters stay float32."""
+    dropout_rng: str = "hash"
+    """Dropout bits from a counter hash (fast) or from JAX's threefry (the reference)."""
+    mesh: str | None = None
+    """Devices as DATAxFSDPxTENSOR, 2x4x1 say: rows over the first two axes, parameters and optimizer state over the
+    second, heads and feed-forward over the third; null keeps a copy of the model on every device (pmap)."""
+    remat: str = "none"
+    """What the backward pass computes anew instead of storing: none; all but the results of linear layers (dots); each
+    layer from its input (full)."""
+    scan_layers: bool = False
+    """Compile one layer and loop over it: quick to compile, with a stacked copy of the layers' weights in memory."""
+    log_every: Count = Count(100)
+    """Steps between two lines of training metrics."""
+    eval_every: Count | None = None
+    """Steps between two evaluations; null: at every epoch in fine-tuning, at every checkpoint in pretraining."""
+    checkpoint_every: Count = Count(1000)
+    """Steps between two checkpoints."""
+    keep_checkpoints: int = 3
+    """Checkpoints kept, the newest ones."""
+    max_skipped_steps: int = 10
+    """Stop after so many steps in a row whose loss, gradient or update was NaN or infinite; fewer are skipped, and
+    their batches written to nonfinite/ in the run's folder."""
+
+    def check(self) -> None:
+        """Raises UserError for values that contradict each other."""
+        if (self.steps is None) == (self.epochs is None):
+            state = "neither is set" if self.steps is None else "both are set"
+            raise UserError(f"training.steps and training.epochs: {state}, set exactly one of them")
+        if self.steps is not None:
+            at_least("training.steps", self.steps, 1)
+        if self.epochs is not None and not self.epochs > 0:
+            raise UserError(f"training.epochs is {self.epochs}: it must be above 0")
+        for name in (
+            "batch_size",
+            "gradient_accumulation_steps",
+            "log_every",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "max_skipped_steps",
+        ):
+            at_least(f"training.{name}", getattr(self, name), 1)
+        for name in ("eval_every", "eval_batch_size"):
+            if getattr(self, name) is not None:
+                at_least(f"training.{name}", getattr(self, name), 1)
+        if self.batch_size % self.gradient_accumulation_steps:
+            raise UserError(
+                f"training.batch_size ({self.batch_size}) is not divisible by "
+                f"training.gradient_accumulation_steps ({self.gradient_accumulation_steps}): change one of them"
+            )
+        if self.dtype not in ("float32", "bfloat16"):
+            raise UserError(f"training.dtype is {self.dtype!r}: choose float32 or bfloat16")
+        if self.dropout_rng not in ("hash", "threefry"):
+            raise UserError(f"training.dropout_rng is {self.dropout_rng!r}: choose hash or threefry")
+        if self.mesh is not None and self.mesh_shape is None:
+            raise UserError(
+                f"training.mesh is {self.mesh!r}: write the devices along data, fsdp and tensor with an x between, "
+                "such as 2x4x1"
+            )
+        if self.remat not in REMAT:
+            raise UserError(f"training.remat is {self.remat!r}: choose one of {', '.join(REMAT)}")
+
+    @property
+    def mesh_shape(self) -> tuple[int, int, int] | None:
+        """``mesh`` as numbers; None where it is null, or no three numbers."""
+        match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", self.mesh or "")
+        return match and tuple(map(int, match.groups()))
