@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from orbax.checkpoint import multihost
 
+from bert.barrier import wait
 from bert.checkpoint import Checkpointer
 from bert.config import FinetuneConfig, PretrainConfig, UserError
 from bert.config_file import dump, load
@@ -27,9 +27,6 @@ from bert.train import Metrics
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
-_PATIENCE = 7 * 24 * 3600 * 1000
-"""Milliseconds that hosts wait for the first, which may have a vocabulary to train; its death ends them at once."""
-
 
 def several() -> bool:
     """Whether more than one host takes part."""
@@ -39,13 +36,6 @@ def several() -> bool:
 def is_first() -> bool:
     """Whether this is the host that writes and speaks."""
     return jax.process_index() == 0
-
-
-def wait(name: str) -> None:
-    """Returns when all hosts are here. No devices take part, so that it may last."""
-    if several():
-        barrier = multihost.get_barrier_sync_fn(processes=set(range(jax.process_count())))
-        barrier(key=f"bert_{name}", timeout_ms=_PATIENCE)
 
 
 def from_first(make: Callable[[], Any]) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from bert.barrier import wait
 from bert.config import ModelConfig, TrainingConfig, UserError
 from bert.sharding import AXES, ROWS, in_place, path_of, spec_of
 
@@ -170,8 +171,8 @@ class MeshParallel:
         self.mesh = Mesh(np.array(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
         self.process = _share(self.mesh, name)
         # gloo, which connects CPUs of several hosts, may let two steps wait for each other.
-        alone = len({device.process_index for device in devices}) == 1 or devices[0].platform != "cpu"
-        self.steps_in_flight = 2 if alone else 0
+        self._gloo = jax.process_count() > 1 and devices[0].platform == "cpu"
+        self.steps_in_flight = 0 if self._gloo else 2
 
     def describe(self) -> str:
         devices = self.mesh.devices.flat
@@ -203,6 +204,8 @@ class MeshParallel:
     def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
         """The body over whole arrays; what it returns of the state lies as the table says, all else on each device."""
         compiled = self._jit(body, donate)
+        if self._gloo:
+            compiled = _compiled_together(compiled)
 
         def run(*arguments: Any) -> Any:
             with jax.set_mesh(self.mesh):
@@ -265,6 +268,20 @@ class MeshParallel:
     @staticmethod
     def _shape(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _compiled_together(jitted: Any) -> Callable[..., Any]:
+    """The function, run by no host before it is compiled on all: gloo gives them 30 seconds to meet."""
+    programs: dict[Any, Callable[..., Any]] = {}
+
+    def run(*arguments: Any) -> Any:
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arguments))
+        if shapes not in programs:
+            programs[shapes] = jitted.lower(*arguments).compile()
+            wait("compiled")
+        return programs[shapes](*arguments)
+
+    return run
 
 
 def _check_batch(name: str, batch_size: int, shares: int, what: str, micro_batches: int) -> None:
