@@ -11,12 +11,16 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.experimental import topologies
 from jax.sharding import NamedSharding
 
 from bert.config import PretrainConfig, UserError
+from bert.data.loader import masked_batch, random_words_per_row
+from bert.data.masking import Masking, random_words
 from bert.data.objectives import OBJECTIVES
+from bert.data.packing import EXAMPLE_LENGTH
 from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.losses import Objective, pretraining_objective
 from bert.model import Execution
@@ -86,23 +90,32 @@ def _parts(config: PretrainConfig) -> tuple[nn.Module, Objective, optax.Gradient
 
 
 def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays of a global pretraining batch, [k, B / k, ...] with k micro-batches."""
+    """The arrays of a global pretraining batch, [k, B / k, ...] with k micro-batches, by making one row of it."""
     micro_batches = config.training.gradient_accumulation_steps
-    first = (micro_batches, config.training.batch_size // micro_batches)
-
-    def of(*more: int, dtype: type = jnp.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((*first, *more), dtype)
-
-    length, predictions = config.data.sequence_length, config.data.max_predictions_per_sequence
-    shapes = {
-        **{name: of(length) for name in ("input_ids", "token_type_ids", "attention_mask")},
-        **{name: of(predictions) for name in ("masked_lm_positions", "masked_lm_ids")},
-        "masked_lm_weights": of(predictions, dtype=jnp.float32),
-        "rows": of(),
+    rows = config.training.batch_size // micro_batches
+    length, special = config.data.sequence_length, range(5)
+    examples = (1, config.data.max_examples_per_row) if config.data.packing else (1,)
+    row = {
+        "input_ids": np.full((1, length), len(special)),
+        "length": np.array([length]),
+        "segment_a_length": np.ones(examples, int),
     }
+    if config.data.packing:
+        row[EXAMPLE_LENGTH] = np.array([[length] + [0] * (examples[1] - 1)])
     if label := OBJECTIVES[config.data.objective].label:
-        shapes |= {f"{label}_labels": of(), f"{label}_weights": of(dtype=jnp.float32)}
-    return shapes
+        row[f"{label}_label"] = np.zeros(examples, int)
+    masking = Masking(
+        vocab_size=config.model.vocab_size,
+        mask_id=special[-1],
+        special_ids=tuple(special),
+        max_predictions=config.data.max_predictions_per_sequence,
+        prob=config.data.masked_lm_prob,
+    )
+    batch = masked_batch(row, masking, random_words((0, 0), 0, 1, random_words_per_row(masking, row)), 0)
+    return {
+        name: jax.ShapeDtypeStruct((micro_batches, rows, *array.shape[1:]), array.dtype)
+        for name, array in batch.items()
+    }
 
 
 def tpu_devices(topology: str) -> Sequence[jax.Device]:

@@ -34,6 +34,23 @@ def test_the_least_recomputation_with_enough_rows_is_suggested() -> None:
     assert "--training.mesh 1x8x1" in said(0, 0, 0)
 
 
+@pytest.mark.slow
+def test_each_phase_has_a_plan_of_its_own_and_packed_rows_one_as_well(capsys) -> None:
+    phases = [
+        "--phases.1.share=0.9",
+        "--phases.1.sequence_length=8",
+        "--phases.1.batch_size=32",
+        "--phases.2.batch_size=16",
+    ]
+    packed = ["--data.packing=true", "--training.steps=1000"]
+    assert main([*ARGUMENTS, *phases, *packed, "--memory=1GiB"]) == 0
+    out = capsys.readouterr().out
+    assert "phase 1: batches of 32 x 8 tokens" in out
+    assert "phase 2: batches of 16 x 16 tokens" in out
+    assert "suggested: --phases.1.gradient_accumulation_steps 1 --training.remat none" in out
+    assert "suggested: --phases.2.gradient_accumulation_steps 1 --training.remat none" in out
+
+
 def test_sizes() -> None:
     assert size_of("16GiB") == 16 * 2**30
     assert size_of("80GB") == 80 * 10**9

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bert.commands.arguments import parse, run_command, take_options
 from bert.config import REMAT, PretrainConfig, UserError
+from bert.phases import phase_configs
 
 if TYPE_CHECKING:
     from bert.parallel import MeshParallel
@@ -49,24 +50,26 @@ def main(argv: list[str]) -> int:
     mesh.check_model(config.model)
     if memory is None:
         memory = _memory_of(devices[0])
-    print(f"{mesh.describe()}, {_size(memory)} each; batches of {config.training.batch_size} x "
-          f"{config.data.sequence_length} tokens, {config.training.dtype}")  # fmt: skip
+    print(f"{mesh.describe()}, {_size(memory)} each; {config.training.dtype}")
     parameters, optimizer = state_bytes(config, mesh)
     print(f"  parameters      {_size(parameters):>10}  a device (counted)")
     print(f"  optimizer state {_size(optimizer):>10}  a device (counted)")
-    print(f"  {'remat':6}{'rows at once':>13}{'micro-batches':>15}{'activations, gradients':>24}{'peak':>12}")
-    fits = []
-    for remat in REMAT:
-        fit = fit_rows(config, mesh, memory, remat)
-        fits.append(fit)
-        rows = str(fit.rows) if fit.rows else "1 is over"
-        print(f"  {remat:6}{rows:>13}{fit.micro_batches:>15}{_size(fit.memory.working):>24}{_size(fit.memory.peak):>12}"
-              "  a device (compiled)", flush=True)  # fmt: skip
-    print(suggestion(fits, mesh))
+    for number, phase in enumerate(phase_configs(config), 1):
+        of_phase = f"phase {number}: " if config.phases else ""
+        print(f"{of_phase}batches of {phase.training.batch_size} x {phase.data.sequence_length} tokens")
+        print(f"  {'remat':6}{'rows at once':>13}{'micro-batches':>15}{'activations, gradients':>24}{'peak':>12}")
+        fits = []
+        for remat in REMAT:
+            fit = fit_rows(phase, mesh, memory, remat)
+            fits.append(fit)
+            rows = str(fit.rows) if fit.rows else "1 is over"
+            print(f"  {remat:6}{rows:>13}{fit.micro_batches:>15}{_size(fit.memory.working):>24}"
+                  f"{_size(fit.memory.peak):>12}  a device (compiled)", flush=True)  # fmt: skip
+        print(suggestion(fits, mesh, f"phases.{number}" if config.phases else "training"))
     return 0
 
 
-def suggestion(fits: list[Fit], mesh: MeshParallel) -> str:
+def suggestion(fits: list[Fit], mesh: MeshParallel, section: str = "training") -> str:
     """What to put on the command line: the least recomputation with enough rows at once, else the most rows."""
     possible = [fit for fit in fits if fit.rows]
     if not possible:
@@ -75,7 +78,7 @@ def suggestion(fits: list[Fit], mesh: MeshParallel) -> str:
         return f"it does not fit: try {more}, a shorter sequence, or a smaller model"
     most = max(fit.rows for fit in possible)
     best = next(fit for fit in possible if fit.rows >= min(ENOUGH_ROWS, most))
-    return f"suggested: --training.gradient_accumulation_steps {best.micro_batches} --training.remat {best.remat}"
+    return f"suggested: --{section}.gradient_accumulation_steps {best.micro_batches} --training.remat {best.remat}"
 
 
 def size_of(text: str) -> int:
