@@ -52,8 +52,8 @@ def learns_by_heart(option: str) -> None:
     )
     losses = []
     for _ in range(80):
-        state, loss = step(state, parallel.place(batch, 1))
-        losses.append(float(loss[0]))
+        state, outcome = step(state, parallel.place(batch, 1))
+        losses.append(float(outcome.loss[0]))
     assert losses[0] > 4  # ln 61 + ln 2 = 4.8
     assert min(losses[-5:]) < losses[0] / 3
 

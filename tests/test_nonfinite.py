@@ -36,7 +36,7 @@ def train(folder: Path, bad: set[int], devices: int = 1, most: int = 10, params=
         eval_every=STEPS,
         batch=lambda step: damaged(step) if step in bad else batch_of(step),
         rows=lambda step: np.arange(B) + step * B,
-        train_step=make_train_step(OBJECTIVE, optimizer, seed=3),
+        train_step=parallel.compile(make_train_step(OBJECTIVE, optimizer, seed=3), donate=(0,)),
         learning_rate=learning_rate_schedule(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 12),
         evaluate=lambda params: {},
     )

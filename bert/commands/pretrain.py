@@ -75,12 +75,11 @@ def _show(results: dict, path: str, seconds: float) -> None:
             metric = name.removesuffix("_majority_accuracy")
             lines.append((f"{metric.upper()} accuracy", measured[f"{metric}_accuracy"], value, "majority class"))
     for name, value, baseline, what in lines:
-        value = math.nan if value is None else value  # a run that diverged
         digits = 1 if name == "MLM perplexity" else 3
-        print(f"  {name:22}{value:10.{digits}f}{baseline:12.{digits}f}   ({what})")
+        print(f"  {name:22}{_number(value):10.{digits}f}{baseline:12.{digits}f}   ({what})")
     print("\nwords of held-out sentences, masked and guessed:")
     for filled in results["filled_masks"]:
-        guesses = ", ".join(f"{guess['token']} {guess['probability']:.0%}" for guess in filled["guesses"])
+        guesses = ", ".join(f"{guess['token']} {_number(guess['probability']):.0%}" for guess in filled["guesses"])
         print(f"  {filled['text']}\n    -> {guesses}   (it was: {filled['truth']})")
     print(
         f"\n{seconds:.0f} seconds; {path} holds checkpoints, tokenizer.json, vocab.txt, metrics.jsonl, curves.png, "
@@ -90,3 +89,8 @@ def _show(results: dict, path: str, seconds: float) -> None:
         f"\n  {invocation('finetune')} --config sst2 --init {path} --data.dir GLUE/SST-2 --output_dir runs/sst2"
         f"\n  {invocation('pretrain')} --config mini --data.train 'corpus/*.txt' --output_dir runs/mini"
     )
+
+
+def _number(value: float | None) -> float:
+    """NaN, of a run that diverged, where JSON has null."""
+    return math.nan if value is None else value
