@@ -98,7 +98,7 @@ def test_more_layers_than_there_are(pretrained, sst2, tmp_path, fails) -> None:
 
 def test_several_seeds_interrupted_in_the_second(pretrained, sst2, tmp_path, monkeypatch, capsys, fails) -> None:
     folder, arguments = tmp_path / "runs", (f"--init={pretrained}", "--seeds=2", "--seed=3", "--training.epochs=1")
-    # Of each seed 3 that check the ids, the one that shows the model its shape, 5 of training, 3 of dev twice, 1 of test.
+    # Of each seed 3 that check the ids, one that shows the model its shape, 5 of training, 3 of dev twice, 1 of test.
     assert interrupted_at(22, monkeypatch, folder, sst2, *arguments) == 143
     assert f"--config {folder / 'config.yaml'}" in capsys.readouterr().out
     assert not (folder / "results.json").exists()
