@@ -50,6 +50,7 @@ def test_patience() -> None:
     assert out_of_patience([0.5, 0.6, 0.4], 1)
 
 
+@pytest.mark.slow
 def test_a_run_that_gets_no_better_ends_early_interrupted_or_not(pretrained, sst2, tmp_path, monkeypatch, capsys):
     # At this rate nothing is learned: the second evaluation of three is as good as the first.
     arguments = (f"--init={pretrained}", "--patience=1", "--optimizer.learning_rate=1e-12")
@@ -96,6 +97,7 @@ def test_more_layers_than_there_are(pretrained, sst2, tmp_path, fails) -> None:
     assert "both set" in both
 
 
+@pytest.mark.slow
 def test_several_seeds_interrupted_in_the_second(pretrained, sst2, tmp_path, monkeypatch, capsys, fails) -> None:
     folder, arguments = tmp_path / "runs", (f"--init={pretrained}", "--seeds=2", "--seed=3", "--training.epochs=1")
     # Of each seed 3 that check the ids, one that shows the model its shape, 5 of training, 3 of dev twice, 1 of test.

@@ -370,7 +370,7 @@ def value_and_gradients(execution: Execution, pre_layer_norm: bool = False):
 @pytest.mark.parametrize(
     ("execution", "pre_layer_norm"),
     [
-        (Execution("full", scan=True), False),
+        pytest.param(Execution("full", scan=True), False, marks=pytest.mark.slow),
         pytest.param(Execution("full"), False, marks=pytest.mark.slow),
         pytest.param(Execution("dots"), False, marks=pytest.mark.slow),
         pytest.param(Execution("dots", scan=True), True, marks=pytest.mark.slow),

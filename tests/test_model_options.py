@@ -31,6 +31,7 @@ def test_an_option_learns_a_batch_by_heart(option: str) -> None:
     learns_by_heart(option)
 
 
+@pytest.mark.slow
 def test_all_options_at_once_learn_a_batch_by_heart() -> None:
     learns_by_heart("all at once")
 
@@ -62,6 +63,7 @@ def options_of(model: bert.Pretrained) -> dict:
     return {name: getattr(model.config, name) for name in OPTIONS["all at once"]}
 
 
+@pytest.mark.slow
 def test_a_run_with_all_options_is_loaded_and_fine_tuned(corpus: Path, sst2: Path, tmp_path: Path) -> None:
     run, arguments = tmp_path / "run", [f"--data.train={corpus}", *SMALL_RUN]
     assert main([*arguments, f"--output_dir={run}", *flags("all at once")]) == 0

@@ -127,6 +127,7 @@ def test_weights_that_are_not_finite_are_told_from_a_bad_batch(tmp_path: Path) -
         train(tmp_path, set(), most=3, params=params)
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_is_skipped_though_the_gradient_is(tmp_path: Path) -> None:
     def update(grads, state, params):
         updates, state = OPTIMIZER.update(grads, state, params)

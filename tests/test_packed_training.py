@@ -114,7 +114,7 @@ def assert_close(ours, theirs, tolerance: float) -> None:
     jax.tree_util.tree_map_with_path(close, ours, theirs)
 
 
-@pytest.mark.parametrize("label", ["next_sentence", None])
+@pytest.mark.parametrize("label", ["next_sentence", pytest.param(None, marks=pytest.mark.slow)])
 def test_packed_rows_have_the_losses_and_gradients_of_their_examples(label: str | None) -> None:
     batch = batch_of_packed_rows()
     alone = unpacked(batch)
@@ -136,7 +136,8 @@ def test_packed_rows_have_the_losses_and_gradients_of_their_examples(label: str 
             assert abs(gradients(label, wrong)[1][name][0] / their_sums[name][0] - 1) > 2e-4
 
 
-@pytest.mark.parametrize(("devices", "micro"), [(4, 1), pytest.param(2, 4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "micro"), [(4, 1), (2, 4)])
 def test_devices_and_micro_batches_do_not_matter_for_packed_rows(devices: int, micro: int) -> None:
     expected, expected_sums = gradients("next_sentence", batch_of_packed_rows(), drop=True)
     grads, sums = gradients("next_sentence", batch_of_packed_rows(), devices, micro, drop=True)
@@ -183,6 +184,7 @@ def packed_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_a_run_on_packed_rows_is_scored_on_the_same_held_out_rows(packed_run, corpus, tmp_path) -> None:
     plain = tmp_path / "plain"
     without = [argument for argument in PACKED_RUN if "packing" not in argument]

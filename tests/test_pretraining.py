@@ -50,6 +50,7 @@ def test_a_run_leaves_what_the_design_promises(pretrained: Path) -> None:
     assert (pretrained / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_training_starts_at_the_unigram_baseline_unless_the_bias_starts_at_zeros(corpus, tmp_path) -> None:
     """With a learning rate of next to nothing and no noise from the encoder, the first loss is the unigram's."""
     first = {}
@@ -86,6 +87,7 @@ def test_the_summary_names_model_baselines_and_what_to_type_next(corpus, tmp_pat
         assert part in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("objective", "metric"), [("sop", "sop"), ("doc_sentences", None)])
 def test_other_objectives_have_their_own_loss_or_none(corpus, pretrained, tmp_path, capsys, objective, metric) -> None:
     run = tmp_path / objective
@@ -114,6 +116,7 @@ def test_config_yaml_repeats_the_run_bit_for_bit(pretrained: Path, tmp_path: Pat
     jax.tree.map(np.testing.assert_array_equal, state_of(again), state_of(pretrained))
 
 
+@pytest.mark.slow
 def test_accumulation_is_one_larger_batch(pretrained: Path, corpus: Path, tmp_path: Path) -> None:
     arguments = [*SMALL_RUN, "--training.gradient_accumulation_steps=4"]
     assert main([f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *arguments]) == 0
@@ -142,6 +145,7 @@ def test_a_run_does_not_go_on_with_another_corpus_unnoticed(
     assert f"the data is not what the run in {run} began with" in fails(main, *arguments, "--training.steps=4")
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_still_ends_with_its_files(corpus: Path, tmp_path: Path, capsys) -> None:
     run = tmp_path / "run"
     wild = ["--optimizer.learning_rate=1e17", "--optimizer.max_grad_norm=0"]
@@ -150,6 +154,7 @@ def test_a_run_that_diverges_still_ends_with_its_files(corpus: Path, tmp_path: P
     assert json.loads((run / "results.json").read_text())["eval"]["mlm_loss"] is None
 
 
+@pytest.mark.slow
 def test_commands_use_all_devices_with_the_same_result(
     pretrained: Path, corpus: Path, tmp_path: Path, monkeypatch
 ) -> None:
@@ -190,7 +195,8 @@ def test_a_damaged_checkpoint_falls_back_and_the_run_ends_the_same(pretrained, t
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(pretrained))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_says_how_to_go_on_and_the_run_ends_the_same(corpus, tmp_path, number) -> None:
     run = tmp_path / "run"
     # Long enough that a signal at its 100th step comes before its end; the steps take milliseconds.

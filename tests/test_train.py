@@ -92,7 +92,7 @@ def gradients(devices: int, micro_batches: int, generator: str | None):
 @pytest.mark.parametrize(
     ("devices", "micro_batches", "generator"),
     [
-        (8, 1, None),
+        pytest.param(8, 1, None, marks=pytest.mark.slow),
         (8, 1, "hash"),
         (1, 4, "hash"),
         pytest.param(1, 16, "hash", marks=pytest.mark.slow),
@@ -229,6 +229,7 @@ def test_interruption_does_not_matter_bit_for_bit(tmp_path: Path, uninterrupted,
     jax.tree.map(np.testing.assert_array_equal, state, expected_state)
 
 
+@pytest.mark.slow
 def test_training_on_eight_devices_follows_training_on_one(tmp_path: Path, uninterrupted) -> None:
     _expected, expected_lines, _ = uninterrupted
     _, lines = train(tmp_path, devices=8)

@@ -214,6 +214,7 @@ def test_a_run_is_exported_with_its_recipe_scores_and_labels(finetuned: Path, tm
         bert.load(out).predict(texts)
 
 
+@pytest.mark.slow
 def test_training_starts_from_a_folder(pretrained: Path, corpus: Path, sst2: Path, tmp_path: Path, capsys) -> None:
     source = tmp_path / "source"
     assert export([str(pretrained), str(source)]) == 0
