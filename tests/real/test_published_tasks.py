@@ -35,7 +35,7 @@ def test_wnut_17(shared: Path, tmp_path: Path) -> None:
     assert written.words == data.words
     assert results["test"]["f1"] == pytest.approx(metrics.entities(written.tags, data.tags)["f1"])
     assert len(bert.load(tmp_path / "run").data.labels) == 13, "the types of the whole file, not of 64 sentences"
-    assert 0 < results["commonest_tag"]["f1"] < 0.3
+    assert 0 <= results["commonest_tag"]["f1"] < 0.3  # of 64 sentences, 0; the whole file gives 0.096
 
 
 def test_commonsenseqa(shared: Path, tmp_path: Path) -> None:
