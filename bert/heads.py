@@ -9,7 +9,8 @@ from flax import struct
 
 from bert.config import ModelConfig
 from bert.dropout import Dropout
-from bert.model import ACTIVATIONS, Bert, Dtype, Execution, Packing, at_positions, dense, initializer, layer_norm
+from bert.initializers import initializer
+from bert.model import ACTIVATIONS, Bert, Dtype, Execution, Packing, at_positions, dense, layer_norm
 from bert.sharding import apart
 
 

@@ -9,6 +9,7 @@ import pytest
 from bert.config import ModelConfig, UserError
 from bert.dropout import Dropout
 from bert.heads import BertForPreTraining, BertForSequenceClassification
+from bert.initializers import fixed_positions, initializer, position_initializer
 from bert.model import (
     Attention,
     Bert,
@@ -16,9 +17,6 @@ from bert.model import (
     Execution,
     causal_mask,
     dot_product_attention,
-    fixed_positions,
-    initializer,
-    position_initializer,
 )
 from bert.train import count_parameters
 

@@ -150,7 +150,15 @@ def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _csv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
+    return csv_rows(csv.reader((f"{line}\n" for _, line in numbered_lines(path)), strict=True), path)
+
+
+def csv_rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line where it begins, cells) of each row of a `csv.reader` that is not empty.
+
+    Raises:
+      UserError: the file and line that is not CSV.
+    """
     while True:
         number = reader.line_num + 1
         try:

@@ -16,12 +16,13 @@ from flax import traverse_util
 from bert import heads
 from bert.config import ModelConfig, UserError
 from bert.files import new_folder
+from bert.initializers import fixed_positions
 from bert.interchange import ExportError, first_line, hf, names
 from bert.interchange.model_card import model_card
 from bert.interchange.pooling import declared
 from bert.interchange.tensor_files import write_tensors
 from bert.interchange.tokenizer_files import save_published_tokenizer
-from bert.model import Bert, fixed_positions
+from bert.model import Bert
 from bert.tokenizer import special_ids
 
 if TYPE_CHECKING:

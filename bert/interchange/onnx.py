@@ -14,6 +14,7 @@ import numpy as np
 
 from bert.config import ModelConfig, UserError
 from bert.files import new_folder, write_durably
+from bert.initializers import fixed_positions
 from bert.interchange import ExportError, first_line
 from bert.interchange.hf_export import published_config
 from bert.interchange.signature import (
@@ -25,7 +26,6 @@ from bert.interchange.signature import (
     verify,
     write_companions,
 )
-from bert.model import fixed_positions
 
 if TYPE_CHECKING:
     import onnx

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer
 
 from bert.config import UserError
 from bert.data.tasks import ner
 from bert.data.tasks.ner import Rows, Sentences
+from tests.data.letters import letter_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), "-", "."]
@@ -20,11 +21,7 @@ LABELS = ("O", "B-X", "I-X")
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Every letter is a piece."""
-    built = Tokenizer(models.WordPiece({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    built.normalizer = normalizers.BertNormalizer()
-    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return built
+    return letter_tokenizer(WORDS)
 
 
 def write(folder: Path, content: str | bytes) -> Path:

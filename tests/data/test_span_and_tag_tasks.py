@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, TaskDataConfig, UserError
 from bert.data.tasks import find_task, task_of
 from bert.data.tasks.published import published_task
 from bert.data.tasks.squad import SquadTask
 from bert.data.tasks.tagging import TaggingTask
+from tests.data.letters import letter_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), "."]
@@ -24,11 +25,7 @@ DATA = TaskDataConfig(max_length=16, max_query_length=4, doc_stride=4)
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Every letter is a piece."""
-    built = Tokenizer(models.WordPiece({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    built.normalizer = normalizers.BertNormalizer()
-    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return built
+    return letter_tokenizer(WORDS)
 
 
 def paragraph(id: str, context: str, answer: str | None, start: int | None = None) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer
 
 from bert.config import TaskDataConfig
 from bert.data.tasks import find_task
 from bert.data.tasks.multiple_choice import MultipleChoiceTask
 from bert.data.windows import Parts, mean_of_parts, split_text, tokenize_whole
+from tests.data.letters import letter_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), "."]
@@ -17,11 +18,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}"
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Every letter is a piece."""
-    built = Tokenizer(models.WordPiece({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    built.normalizer = normalizers.BertNormalizer()
-    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return built
+    return letter_tokenizer(WORDS)
 
 
 def test_parts_overlap_by_half_and_are_cut_between_words(tokenizer):

@@ -18,6 +18,7 @@ from bert import metrics
 from bert.config import TaskDataConfig, UserError
 from bert.data import features
 from bert.data.features import ChoiceFeatures
+from bert.data.records import csv_rows
 from bert.data.tasks import files
 from bert.data.tasks.task import Outputs, Task, json_input
 from bert.data.tasks.tsv import write_rows
@@ -154,7 +155,7 @@ class _Question:
 
 def _read_csv(path: Path, labelled: bool) -> Iterator[_Question]:
     reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
-    rows = _csv_rows(reader, path)
+    rows = csv_rows(reader, path)
     _, header = next(rows, (1, []))
     endings = [name for name in header if name.startswith("ending") and name[len("ending") :].isdigit()]
     endings.sort(key=lambda name: int(name[len("ending") :]))
@@ -184,20 +185,6 @@ def _read_csv(path: Path, labelled: bool) -> Iterator[_Question]:
             raise UserError(f"{path}, line {line}: label is {label!r}: it has to be one of {', '.join(names)}")
         choices = [f"{second} {text}".strip() for text in texts]
         yield _Question(line, str(number), first, choices, names, names.index(label))
-
-
-def _csv_rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line where it begins, cells) of each row that is not empty."""
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise UserError(f"{path}, line {line}: not CSV ({error}): mend its quotes") from None
-        if cells:
-            yield line, cells
 
 
 def _read_jsonl(path: Path, labelled: bool) -> Iterator[_Question]:

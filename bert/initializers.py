@@ -1,0 +1,57 @@
+"""How parameters start, and the positions that are not learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bert.config import ModelConfig
+
+Dtype = Any
+
+
+def initializer(config: ModelConfig) -> nn.initializers.Initializer:
+    """Truncated normal cut at two standard deviations, as TensorFlow's: the deviation is that before the cut."""
+    stddev = config.initializer_range
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Dtype = jnp.float32) -> jax.Array:
+        return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype)
+
+    return init
+
+
+def position_initializer(config: ModelConfig) -> nn.initializers.Initializer:
+    """Random numbers as `initializer`, or sinusoids (Vaswani et al. 2017, 3.5) scaled to the same deviation.
+
+    With sinusoids "the token before" is one and the same rotation at every position, so that all positions teach a
+    head together; random rows are learned one by one.
+    """
+    if config.position_init == "normal":
+        return initializer(config)
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Dtype = jnp.float32) -> jax.Array:
+        return sinusoids(shape, config.initializer_range).astype(dtype)
+
+    return init
+
+
+def sinusoids(shape: tuple[int, ...], deviation: float) -> jax.Array:
+    """[positions, features] float32: sines and cosines by turns, of wavelengths from 2 pi to 10,000 * 2 pi."""
+    positions, features = shape
+    frequencies = 10_000.0 ** (-2 * (jnp.arange(features) // 2) / features)
+    angles = jnp.arange(positions)[:, None] * frequencies
+    waves = jnp.where(jnp.arange(features) % 2 == 0, jnp.sin(angles), jnp.cos(angles))
+    return jnp.sqrt(2.0) * deviation * waves
+
+
+def fixed_positions(config: ModelConfig) -> jax.Array:
+    """[rows of a position table, E]: sinusoids of norm 1.
+
+    As Vaswani et al. 2017 have them beside words of deviation 1, both divided by the root of E; a function of sizes
+    alone, so that how weights start does not change what a model computes.
+    """
+    rows = config.position_offset + config.max_position_embeddings
+    return sinusoids((rows, config.embedding_width), config.embedding_width**-0.5)
