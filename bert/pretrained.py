@@ -23,7 +23,7 @@ from bert.data.tasks.published import published_task
 from bert.data.tasks.task import Outputs, Rows, Task
 from bert.heads import HEADS, BertForMaskedLM
 from bert.interchange import FORMATS, google, hf, hub
-from bert.interchange.pooling import Pooling
+from bert.interchange.pooling import Pooling, read_pooling
 from bert.interchange.shapes import LABELLED
 from bert.metrics import softmax
 from bert.model import Bert
@@ -282,19 +282,35 @@ def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> 
     Raises:
         UserError: nothing to read there, no checkpoint yet, or none that is whole.
     """
+    folder = _folder(source, weights=True)
+    return _load_run(folder, say) if _is_run(folder) else _load_published(folder, str(source), say)
+
+
+def load_vocabulary(source: str | Path, say: Callable[[str], None] = lambda text: None) -> Tokenizer:
+    """The vocabulary of what `load` takes, without the weights. Raises UserError."""
+    folder = _folder(source, weights=False)
+    if google.is_google(folder) and not hf.is_published(folder):
+        return google.read_tokenizer(folder, google.read_config(folder / google.CONFIG, say), say)
+    return load_tokenizer(folder if _is_run(folder) else read_pooling(folder, say)[1])
+
+
+def _folder(source: str | Path, weights: bool) -> Path:
+    """The folder of a run or of a model, a hub's in the hub's own cache. Raises UserError where it is neither."""
     path = Path(source)
     if not path.exists():
         if not hub.is_hub_name(source):
             raise UserError(f"{path} does not exist: name the folder of a run or of a model")
-        return _load_published(hub.download(str(source)), str(source), say)
-    if (path / "config.yaml").is_file():
-        return _load_run(path, say)
-    if hf.is_published(path) or google.is_google(path):
-        return _load_published(path, str(path), say)
-    raise UserError(
-        f"{path} holds no run (no config.yaml), no model of Hugging Face's (no config.json) and none of Google's "
-        "(no bert_config.json): name a folder that does"
-    )
+        path = hub.download(str(source), weights)
+    if not _is_run(path) and not hf.is_published(path) and not google.is_google(path):
+        raise UserError(
+            f"{source} holds no run (no config.yaml), no model of Hugging Face's (no config.json) and none of Google's "
+            "(no bert_config.json): name a folder that does"
+        )
+    return path
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file()
 
 
 def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pretrained:

@@ -41,13 +41,16 @@ def main(argv: list[str]) -> int:
 
     from bert.data.examples import build_examples, build_part
     from bert.data.vocabulary import corpus_vocabulary
+    from bert.pretrained import load_vocabulary
     from bert.report import progress_lines
     from bert.tokenizer import load_tokenizer
 
-    path = config.tokenizer.path or config.init  # beside init, its vocabulary extended
-    tokenizer = (
-        load_tokenizer(path, config.tokenizer) if path else corpus_vocabulary(config.data, config.tokenizer, print)
-    )
+    if config.tokenizer.path is not None:  # beside init, its vocabulary extended
+        tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
+    elif config.init is not None:
+        tokenizer = load_vocabulary(config.init, print)
+    else:
+        tokenizer = corpus_vocabulary(config.data, config.tokenizer, print)
     progress, whole = progress_lines(print), True
     for one in phase_configs(config):
         if part is None:

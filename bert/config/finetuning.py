@@ -163,6 +163,10 @@ class FinetuneConfig:
             )
         if self.like is not None and self.init != "none":
             raise UserError("like is set, but init is not none: like only says what random weights look like")
+        source = "like" if self.like is not None else None if self.init == "none" else "init"
+        for name, value in vars(self.tokenizer).items():
+            if source is not None and value != getattr(TokenizerConfig(), name):
+                raise UserError(f"tokenizer.{name} is {value}: leave it out, the vocabulary comes with {source}")
         if self.classifier_dropout is not None:
             fraction("classifier_dropout", self.classifier_dropout)
         at_least("seeds", self.seeds, 1)

@@ -8,24 +8,28 @@ from pathlib import Path
 from bert.config import UserError
 from bert.interchange import first_line
 
-FILES = [
+_NAMES = [
     "config.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model-*-of-*.safetensors",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "vocab.txt",
     "vocab.json",
     "merges.txt",
-    "modules.json",
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
-    "config_sentence_transformers.json",
-    "*_Pooling/config.json",
 ]
-PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
+_WEIGHTS = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
+_PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
+
+
+def _placed(names: list[str]) -> list[str]:
+    """Beside the folder's other files, or where sentence-transformers up to 1.x kept the encoder."""
+    return [f"{place}{name}" for place in ("", "0_Transformer/") for name in names]
+
+
+SETTINGS = [*_placed(_NAMES), "modules.json", "config_sentence_transformers.json", "*_Pooling/config.json"]
+WEIGHTS, PICKLES = _placed(_WEIGHTS), _placed(_PICKLES)
 
 
 def is_hub_name(source: str | Path) -> bool:
@@ -34,18 +38,24 @@ def is_hub_name(source: str | Path) -> bool:
     return bool(re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name)) and not Path(name.split("/")[0]).exists()
 
 
-def download(name: str) -> Path:
+def download(name: str, weights: bool = True) -> Path:
     """The folder of a hub's model in the hub's own cache, downloaded where it is not there yet.
+
+    Args:
+        name: ``organisation/name``.
+        weights: with them; without, the configuration and the vocabulary alone.
 
     Raises:
         UserError: no such model, no access, no network.
     """
     from huggingface_hub import snapshot_download
 
+    patterns = [*SETTINGS, *(WEIGHTS if weights else [])]
     try:
-        folder = Path(snapshot_download(name, allow_patterns=FILES))
-        if (folder / "config.json").is_file() and not any(folder.glob("model*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=[*FILES, *PICKLES]))
+        folder = Path(snapshot_download(name, allow_patterns=patterns))
+        whole = any(any(folder.glob(pattern)) for pattern in WEIGHTS)
+        if weights and not whole and any(any(folder.glob(place)) for place in _placed(["config.json"])):
+            folder = Path(snapshot_download(name, allow_patterns=[*patterns, *PICKLES]))
     except Exception as error:  # the client raises its own, httpx's and the system's
         raise UserError(
             f"{name} is no folder here and cannot be had from the Hugging Face hub ({first_line(error)}): "

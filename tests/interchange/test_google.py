@@ -16,6 +16,7 @@ from bert.config import ModelConfig, UserError
 from bert.heads import BertForPreTraining, BertForSequenceClassification
 from bert.interchange import names
 from bert.interchange.google import is_google, read, read_config, read_tokenizer
+from bert.pretrained import load_vocabulary
 
 SIZES = {
     "vocab_size": 23,
@@ -309,6 +310,7 @@ def test_a_folder_of_googles_is_loaded_and_a_classifier_answers(tmp_path: Path) 
     [answer] = model.predict(["the café"])
     assert sum(answer.probabilities.values()) == pytest.approx(1)
     assert any("lower-cased" in line for line in said)
+    assert load_vocabulary(tmp_path).to_str() == model.tokenizer.to_str()
 
 
 def test_masks_are_filled_with_googles_head(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 """Names on the hub, with a folder in its place: what is asked for, what is not, and no network."""
 
+import json
 import shutil
 from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub
+import jax
+import numpy as np
 import pytest
 from hf_folders import edit
 
@@ -12,6 +15,7 @@ import bert
 from bert.commands.export import main as export
 from bert.commands.finetune import main as finetune
 from bert.commands.predict import main as predict
+from bert.pretrained import load_vocabulary
 
 
 @pytest.fixture
@@ -57,6 +61,32 @@ def test_a_sentence_transformer_on_the_hub_keeps_its_pooling(made, hub: Path) ->
     pooling = Pooling("cls", normalize=True, max_length=5, lowercase=True)
     made(pooling=pooling).save(hub / "someone" / "sentences")
     assert bert.load("someone/sentences").pooling == pooling
+
+
+def test_the_encoder_may_have_a_folder_of_its_own(made, hub: Path, tmp_path: Path) -> None:
+    """As sentence-transformers wrote it before 2.0."""
+    from bert.interchange.pooling import Pooling
+
+    model = made(pooling=Pooling("max"))
+    model.save(hub / "someone" / "old")
+    (hub / "someone" / "old" / "0_Transformer").mkdir()
+    for file in list((hub / "someone" / "old").iterdir()):
+        if file.is_file() and file.name != "modules.json":
+            file.rename(file.parent / "0_Transformer" / file.name)
+    modules = json.loads((hub / "someone" / "old" / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (hub / "someone" / "old" / "modules.json").write_text(json.dumps(modules))
+    loaded = bert.load("someone/old")
+    assert (loaded.config, loaded.pooling) == (model.config, Pooling("max"))
+    assert jax.tree.all(jax.tree.map(np.array_equal, loaded.params, model.params))
+    assert load_vocabulary("someone/old").to_str() == model.tokenizer.to_str()
+
+
+def test_a_vocabulary_is_fetched_without_the_weights(made, hub: Path, tmp_path: Path) -> None:
+    model = made("BertForMaskedLM")
+    model.save(hub / "someone" / "some-bert")
+    assert load_vocabulary("someone/some-bert").to_str() == model.tokenizer.to_str()
+    assert not list((tmp_path / "cache" / "someone" / "some-bert").glob("*.safetensors"))
 
 
 @pytest.mark.slow
