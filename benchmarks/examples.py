@@ -1,87 +1,261 @@
-"""Speed and memory of building examples from English Wikipedia: 15 MB and 60 MB, one and all workers.
+"""Speed and memory of building examples from English Wikipedia, beside what else makes them from the same text.
 
-    PYTHONPATH=. python benchmarks/examples.py [--shared ../shared]
+    PYTHONPATH=. python benchmarks/examples.py [--megabytes 15 60] [--rounds 3] [--sides raw ours run_mlm google]
 
-Uses BERT's own uncased vocabulary and T = 128. Memory is the anonymous part of the resident set (RssAnon) of
-the process and its workers together, sampled every 20 ms: mapped pages of spool and shards belong to the page
-cache, which the kernel takes back when it needs them.
+    raw      tokenizers' encode_batch_fast over the paragraphs, and nothing else: the ceiling
+    ours     bert.data.examples: sentences, pieces, pairs, rows on disk
+    run_mlm  what transformers' run_mlm.py does: datasets.map over batches of lines, twice (tokenize; join and cut to T)
+    google   the algorithm of google-research/bert's create_pretraining_data.py, one process as there, in memory, masks
+             included; its sentences are found beforehand and its pieces by `tokenizers`, both in its favour
+
+BERT's own uncased vocabulary, T = 128. Sides take turns, each in a process of its own; imports are not counted. A
+corpus of more megabytes than the file has repeats it. Memory is the anonymous part of the resident set (RssAnon) of the
+process and those it started, sampled every 20 ms: mapped pages belong to the page cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
-import shutil
+import random
+import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LENGTH = 128
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", type=Path, default=Path(__file__).parents[2] / "shared")
     parser.add_argument("--megabytes", type=int, nargs="+", default=[15, 60])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--workers", type=int, nargs="+", default=sorted({1, len(os.sched_getaffinity(0))}))
     arguments = parser.parse_args()
     corpus = arguments.shared / "data/pretrain/enwiki/train.txt"
     vocabulary = arguments.shared / "data/vocab/bert-base-uncased"
-    cores = len(os.sched_getaffinity(0))
-    print("  MB workers  seconds   MB/s     rows  peak MB   main second call")
     with tempfile.TemporaryDirectory() as folder:
         for megabytes in arguments.megabytes:
             text = head(corpus, megabytes * 1_000_000, Path(folder, f"{megabytes}.txt"))
-            for workers in sorted({1, cores}):
-                shutil.rmtree(Path(folder, "cache"), ignore_errors=True)
-                measure(text, vocabulary, Path(folder, "cache"), workers)
+            cases = [
+                (side, workers)
+                for side, workers in itertools.product(arguments.sides, arguments.workers)
+                if side != "google" or workers == 1
+            ]
+            seconds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
+            last: dict[tuple[str, int], tuple[float, float, int]] = {}
+            for _, case in itertools.product(range(arguments.rounds), cases):
+                took, *last[case] = measure(text, vocabulary, Path(folder, "work"), *case)
+                seconds[case].append(took)
+            print(f"{megabytes} MB, medians of {arguments.rounds}")
+            print("side     workers  seconds   MB/s  M tokens/s  of raw  peak MB  main MB")
+            for (side, workers), took in seconds.items():
+                median, (peak, peak_main, tokens) = statistics.median(took), last[side, workers]
+                raw = statistics.median(seconds.get(("raw", workers), [float("nan")]))
+                print(
+                    f"{side:8} {workers:7} {median:8.1f} {text.stat().st_size / 1e6 / median:6.2f} "
+                    f"{tokens / 1e6 / median:11.2f} {raw / median:7.2f} {peak / 1e6:8.0f} {peak_main / 1e6:8.0f}",
+                    flush=True,
+                )
 
 
 def head(corpus: Path, size: int, target: Path) -> Path:
-    """The first documents of a corpus, about ``size`` bytes of them."""
-    with open(corpus, "rb") as source, open(target, "wb") as out:
-        for line in source:
-            out.write(line)
-            if not line.strip() and out.tell() >= size:
-                break
+    """The first documents of a corpus, about ``size`` bytes of them; all again and again where it has fewer."""
+    with open(target, "wb") as out:
+        while out.tell() < size:
+            with open(corpus, "rb") as source:
+                for line in source:
+                    out.write(line)
+                    if not line.strip() and out.tell() >= size:
+                        break
+            out.write(b"\n\n")
     return target
 
 
-def measure(text: Path, vocabulary: Path, cache: Path, workers: int) -> None:
-    """Builds in a process of its own, since the peak of this one would hide a smaller one after a larger."""
+def measure(text: Path, vocabulary: Path, folder: Path, side: str, workers: int) -> tuple[float, float, float, int]:
+    """Seconds, peak bytes of all processes and of the first, tokens.
+
+    In a process of its own, since the peak of this one would hide a smaller one after a larger.
+    """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=build, args=(text, vocabulary, cache, workers, sender))
-    process.start()
-    peak = peak_main = 0
-    while not receiver.poll(0.02):
-        if process.exitcode is not None:
-            raise SystemExit(f"the build ended with status {process.exitcode}")
-        sizes = [anonymous_bytes(pid) for pid in family(process.pid)]
-        peak, peak_main = max(peak, sum(sizes)), max(peak_main, sizes[0])
-    seconds, again, rows = receiver.recv()
-    process.join()
-    size = text.stat().st_size / 1e6
-    print(
-        f"{size:4.0f} {workers:7} {seconds:8.1f} {size / seconds:6.2f} {rows:8} {peak / 1e6:8.0f} "
-        f"{peak_main / 1e6:6.0f} {again:9.3f} s",
-        flush=True,
-    )
+    with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+        process = context.Process(target=run, args=(side, text, vocabulary, Path(work), workers, sender))
+        process.start()
+        peak = peak_main = 0.0
+        while not receiver.poll(0.02):
+            if process.exitcode is not None:
+                raise SystemExit(f"{side} ended with status {process.exitcode}")
+            sizes = [anonymous_bytes(pid) for pid in family(process.pid)]
+            peak, peak_main = max(peak, sum(sizes)), max(peak_main, sizes[0])
+        seconds, tokens = receiver.recv()
+        process.join()
+    return seconds, peak, peak_main, tokens
 
 
-def build(text: Path, vocabulary: Path, cache: Path, workers: int, sender) -> None:
+def run(side: str, text: Path, vocabulary: Path, work: Path, workers: int, sender: Any) -> None:
+    threads = workers if side == "raw" else 1  # without this the library spreads over all cores
+    os.environ |= {"TOKENIZERS_PARALLELISM": str(threads > 1).lower(), "RAYON_NUM_THREADS": str(threads)}
+    os.environ |= {"HF_HOME": str(work), "HF_DATASETS_OFFLINE": "1"}
+    job = SIDES[side](text, vocabulary, work, workers)
+    start = time.perf_counter()
+    tokens = job()
+    sender.send((time.perf_counter() - start, tokens))
+
+
+Job = Callable[[], int]
+"""What is timed; gives the number of tokens."""
+
+
+def raw(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
+    from bert.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(vocabulary)
+
+    def job() -> int:
+        tokens = 0
+        with open(text, encoding="utf-8") as lines:
+            for batch in batches(filter(None, map(str.strip, lines)), 1000):
+                tokens += sum(map(len, tokenizer.encode_batch_fast(batch, add_special_tokens=False)))
+        return tokens
+
+    return job
+
+
+def ours(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
+    import datasets.arrow_writer  # noqa: F401  the time of its import is nobody's
+
     from bert.config import DataConfig
     from bert.data.examples import build_examples
     from bert.tokenizer import load_tokenizer
 
-    # Without this the library spreads over all cores, and one worker would be measured as several.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = load_tokenizer(vocabulary)
-    config = DataConfig(train=str(text), num_workers=workers)
-    start = time.perf_counter()
-    found = build_examples(config, tokenizer, cache)
-    middle = time.perf_counter()
-    build_examples(config, tokenizer, cache)
-    end = time.perf_counter()
-    sender.send((middle - start, end - middle, found.counts["train_rows"] + found.counts["eval_rows"]))
+
+    def job() -> int:
+        config = DataConfig(train=str(text), num_workers=workers, sequence_length=LENGTH)
+        found = build_examples(config, tokenizer, work / "cache")
+        return found.counts["train_tokens"] + found.counts["eval_tokens"]
+
+    return job
+
+
+def run_mlm(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
+    import datasets
+    from transformers import BertTokenizerFast
+
+    datasets.disable_progress_bars()
+    tokenizer = BertTokenizerFast.from_pretrained(vocabulary)
+
+    def tokenized(rows: dict[str, list[str]]) -> Any:
+        return tokenizer(rows["text"], return_special_tokens_mask=True)
+
+    def joined(rows: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
+        flat = {name: list(itertools.chain.from_iterable(lists)) for name, lists in rows.items()}
+        whole = len(flat["input_ids"]) // LENGTH * LENGTH
+        return {name: [ids[i : i + LENGTH] for i in range(0, whole, LENGTH)] for name, ids in flat.items()}
+
+    def job() -> int:
+        lines = datasets.load_dataset("text", data_files=str(text), split="train", cache_dir=str(work))
+        processes = workers if workers > 1 else None
+        pieces = lines.map(tokenized, batched=True, num_proc=processes, remove_columns=["text"])
+        return LENGTH * len(pieces.map(joined, batched=True, num_proc=processes))
+
+    return job
+
+
+def google(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
+    from bert.data.corpus import documents, split_sentences
+    from bert.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(vocabulary)
+    corpus = [split_sentences(paragraphs, "en") for paragraphs in documents(str(text))]
+    cls, sep, mask = (tokenizer.token_to_id(name) for name in ("[CLS]", "[SEP]", "[MASK]"))
+    size = tokenizer.get_vocab_size()
+
+    def job() -> int:
+        draw = random.Random(0)
+        pieces = [
+            [list(encoding.ids) for encoding in tokenizer.encode_batch_fast(document, add_special_tokens=False)]
+            for document in corpus
+        ]
+        pieces = [sentences for sentences in ([s for s in document if s] for document in pieces) if sentences]
+        draw.shuffle(pieces)
+        rows = [
+            masked([cls, *a, sep, *b, sep], {cls, sep}, mask, size, draw)
+            for number in range(len(pieces))
+            for a, b in google_pairs(pieces, number, draw)
+        ]
+        draw.shuffle(rows)
+        table = np.zeros((len(rows), LENGTH), np.int32)
+        for row, (ids, _, _) in zip(table, rows, strict=True):
+            row[: len(ids)] = ids
+        return sum(len(sentence) for document in pieces for sentence in document)
+
+    return job
+
+
+def google_pairs(
+    documents: list[list[list[int]]], number: int, draw: random.Random
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Two segments a row, the second one from another document half of the time."""
+    document, room, at = documents[number], LENGTH - 3, 0
+    target = draw.randint(2, room) if draw.random() < 0.1 else room
+    while at < len(document):
+        end, held = at, 0
+        while end < len(document) and held < target:
+            held += len(document[end])
+            end += 1
+        middle = draw.randint(at + 1, end - 1) if end - at > 1 else end
+        a = list(itertools.chain.from_iterable(document[at:middle]))
+        if end - at == 1 or draw.random() < 0.5:
+            other = number
+            while other == number:
+                other = draw.randrange(len(documents))
+            b: list[int] = []
+            for sentence in documents[other][draw.randrange(len(documents[other])) :]:
+                b += sentence
+                if len(a) + len(b) >= target:
+                    break
+            end = middle
+        else:
+            b = list(itertools.chain.from_iterable(document[middle:end]))
+        while len(a) + len(b) > room:
+            longer = a if len(a) > len(b) else b
+            del longer[0 if draw.random() < 0.5 else -1]
+        yield a, b
+        at = end
+
+
+def masked(
+    ids: list[int], special: set[int], mask: int, size: int, draw: random.Random
+) -> tuple[list[int], list[int], list[int]]:
+    """15% of the places predicted, 80/10/10: ids, places, originals."""
+    places = [place for place, piece in enumerate(ids) if piece not in special]
+    draw.shuffle(places)
+    places = sorted(places[: min(20, max(1, round(0.15 * len(ids))))])
+    originals = [ids[place] for place in places]
+    for place in places:
+        if draw.random() < 0.8:
+            ids[place] = mask
+        elif draw.random() < 0.5:
+            ids[place] = draw.randrange(size)
+    return ids, places, originals
+
+
+SIDES = {"raw": raw, "ours": ours, "run_mlm": run_mlm, "google": google}
+
+
+def batches(lines: Iterator[str], size: int) -> Iterator[list[str]]:
+    while batch := list(itertools.islice(lines, size)):
+        yield batch
 
 
 def family(pid: int) -> list[int]:
