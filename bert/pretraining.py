@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from bert import hosts, metrics, report
 from bert.config import PretrainConfig, UserError
 from bert.data.examples import ExampleSet, build_examples, open_rows
-from bert.data.ids import require_known_ids
+from bert.data.ids import require_known_ids, share_of_unknown_pieces
 from bert.data.loader import Batch, PretrainingLoader, Rows, held_out_batches, masking_of
 from bert.data.objectives import OBJECTIVES, RowObjective
 from bert.data.vocabulary import corpus_vocabulary
@@ -48,6 +48,9 @@ from bert.train import (
 )
 
 Say = Callable[[str], None]
+
+MANY_UNKNOWN = 0.05
+"""Share of unknown pieces from which on a run says so: BERT's own vocabulary has under 0.1% of them in English."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,12 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         run.check_data(" ".join(dict.fromkeys(examples.folder.name for examples in sets)))
         for examples in sets:
             require_known_ids(examples, config.model.vocab_size)
+        unknown = share_of_unknown_pieces(sets[0], special)
+        if unknown > MANY_UNKNOWN:
+            say(
+                f"warning: {unknown:.1%} of the training pieces are {tokenizer.id_to_token(special.unk)}, which is "
+                "never predicted: take a vocabulary of the corpus' language and script, or train one"
+            )
         if run.writes:
             save_tokenizer(tokenizer, run.path)
     run = run.resolve(config)
@@ -322,7 +331,8 @@ def _baselines(
         pieces.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
         if rows.label:
             labels.append(batch[f"{rows.label}_labels"][batch[f"{rows.label}_weights"] > 0])
-    unigram = metrics.unigram_baseline(_predictable_counts(examples, special_ids), np.concatenate(pieces))
+    predicted = np.concatenate(pieces)
+    unigram = metrics.unigram_baseline(_predictable_counts(examples, special_ids), predicted) if len(predicted) else {}
     if not rows.label:
         return {"unigram": unigram}
     ones = float(np.mean(np.concatenate(labels)))

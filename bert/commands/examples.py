@@ -82,13 +82,14 @@ def _statistics(found: ExampleSet, tokenizer: Tokenizer) -> None:
     import numpy as np
 
     from bert.data.examples import open_rows
+    from bert.data.ids import share_of_unknown_pieces
     from bert.data.packing import EXAMPLE_LENGTH
     from bert.report import startup_table
     from bert.tokenizer import special_ids
 
-    special, counts = special_ids(tokenizer), found.counts
-    ordinary = np.delete(found.unigram_counts, [i for i in special.all if i != special.unk]).sum()
-    lines = [("unknown pieces", f"{found.unigram_counts[special.unk] / max(1, ordinary):.3%} of the training pieces")]
+    counts = found.counts
+    unknown = share_of_unknown_pieces(found, special_ids(tokenizer))
+    lines = [("unknown pieces", f"{unknown:.3%} of the training pieces")]
     for split, paths in (("train", found.train), ("eval", found.eval)):
         documents, sentences, tokens = (counts[f"{split}_{name}"] for name in ("documents", "sentences", "tokens"))
         rows = open_rows(paths)

@@ -12,6 +12,7 @@ from bert.data import corpus
 from bert.data.examples import ExampleSet
 from bert.data.shards import open_rows
 from bert.data.tasks.task import Rows
+from bert.tokenizer import SpecialTokens
 
 ROWS_AT_ONCE = 8192
 
@@ -32,6 +33,22 @@ def require_known_ids(examples: ExampleSet, vocab_size: int) -> None:
                 f"(model.vocab_size {vocab_size}): take the vocabulary that belongs to the model (tokenizer.path, init)"
             )
     memo.save()
+
+
+def share_of_unknown_pieces(examples: ExampleSet, special: SpecialTokens) -> float:
+    """Of the training pieces, special ones but [UNK] left out, the share that the vocabulary does not know.
+
+    Raises:
+        UserError: it knows none, and so there is nothing to predict.
+    """
+    counts = examples.unigram_counts
+    known, unknown = np.delete(counts, list(special.all)).sum(), counts[special.unk]
+    if not known:
+        raise UserError(
+            "the vocabulary knows no piece of data.train: take one of the corpus' language (tokenizer.path, init), or "
+            "train one"
+        )
+    return float(unknown / (known + unknown))
 
 
 def require_known_ids_of_rows(rows: Rows, vocab_size: int, split: str) -> None:

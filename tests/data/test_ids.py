@@ -13,7 +13,8 @@ from bert.config import UserError
 from bert.data import ids
 from bert.data.examples import open_examples
 from bert.data.features import ChoiceFeatures, Features
-from bert.data.ids import require_known_ids, require_known_ids_of_rows
+from bert.data.ids import require_known_ids, require_known_ids_of_rows, share_of_unknown_pieces
+from bert.tokenizer import SpecialTokens
 
 
 @pytest.fixture
@@ -32,6 +33,17 @@ def test_the_shard_and_the_id_are_named(examples) -> None:
     largest = int(np.flatnonzero(examples.unigram_counts)[-1])
     with pytest.raises(UserError, match=rf"\.arrow holds the token id {largest}, .*ends at {largest - 1} \(model.voca"):
         require_known_ids(examples, largest)
+
+
+def test_pieces_that_the_vocabulary_does_not_know_are_counted(examples) -> None:
+    special = SpecialTokens(*range(5))
+    counts = np.zeros(examples.vocab_size, np.int64)
+    vars(examples)["unigram_counts"] = counts  # what it has read from disk and keeps
+    counts[:5], counts[7] = (50, 10, 50, 50, 0), 30
+    assert share_of_unknown_pieces(examples, special) == 0.25
+    counts[7] = 0
+    with pytest.raises(UserError, match=r"knows no piece of data\.train"):
+        share_of_unknown_pieces(examples, special)
 
 
 def test_a_shard_is_read_once(examples, monkeypatch) -> None:

@@ -1,6 +1,7 @@
 """Training starts from the folders of others: RoBERTa's, Google's, sentence-transformers'."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -71,6 +72,16 @@ def write_sentences(folder: Path, made, corpus: Path) -> None:
 
 
 FOLDERS = {"roberta": write_roberta, "google": write_google, "sentence-transformers": write_sentences}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Documents of words that the small models' vocabulary has."""
+    words = itertools.cycle("abcdefghijk")
+    sentences = (" ".join(itertools.islice(words, 7)).capitalize() + "." for _ in itertools.count())
+    documents = (" ".join(itertools.islice(sentences, 8)) for _ in range(30))
+    (tmp_path / "corpus.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    return tmp_path / "corpus.txt"
 
 
 @pytest.mark.slow
