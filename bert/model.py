@@ -258,8 +258,10 @@ class Embeddings(nn.Module):
         position_ids: jax.Array,
         dropout: Dropout | None,
     ) -> jax.Array:
-        """Three [B, T] integer arrays -> [B, T, D]."""
+        """Three [B, T] integer arrays -> [B, T, D]. A model of one segment, as RoBERTa, reads pairs as that one."""
         config = self.config
+        if config.type_vocab_size == 1:
+            token_type_ids = jnp.zeros_like(token_type_ids)
 
         def rows(table: nn.Embed, ids: jax.Array) -> jax.Array:
             return jnp.take(gathered(table.embedding, "tensor"), ids, axis=0)

@@ -23,6 +23,7 @@ from bert.data.tasks.published import published_task
 from bert.data.tasks.task import Outputs, Rows, Task
 from bert.heads import HEADS, BertForMaskedLM
 from bert.interchange import FORMATS, google, hf, hub
+from bert.interchange.names import pretraining_architecture
 from bert.interchange.pooling import Pooling, read_pooling
 from bert.interchange.shapes import LABELLED
 from bert.metrics import softmax
@@ -348,7 +349,7 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
     step, params = restored
     own = isinstance(config, FinetuneConfig)
     task = task_of(config) if own else None
-    architecture = "BertForPreTraining" if task is None else HEADS[task.head].__name__
+    architecture = pretraining_architecture(set(params)) if task is None else HEADS[task.head].__name__
     return Pretrained(
         config=config.model,
         params=params,

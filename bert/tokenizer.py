@@ -19,6 +19,7 @@ import numpy as np
 
 from bert.config import TokenizerConfig, UserError
 from bert.files import write_durably
+from bert.tokenizer_settings import read_settings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -112,26 +113,28 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
 def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> Tokenizer:
     """Reads tokenizer.json, vocab.txt, RoBERTa's vocab.json with merges.txt beside it, or a folder that holds one.
 
-    A bare vocab.txt does not say how text is normalised: a ``tokenizer_config.json`` beside it does,
-    otherwise ``config.lowercase`` and ``config.strip_accents``. Truncation and padding stored in a
-    tokenizer.json are turned
-    off: rows are made elsewhere.
+    A bare vocab.txt does not say how text is normalised: a ``tokenizer_config.json`` beside it does, and has the last
+    word beside a tokenizer.json, too, as in transformers; otherwise ``config.lowercase`` and ``config.strip_accents``.
+    Tokens that the files beside it add to the vocabulary are added. Truncation and padding stored in a tokenizer.json
+    are turned off: rows are made elsewhere.
 
     Raises:
       UserError: nothing there, or a file that is neither a WordPiece vocabulary with BERT's special tokens nor a
-        byte-level one with RoBERTa's.
+        byte-level one with RoBERTa's; or files beside it that are malformed or contradict it.
     """
     config = config or TokenizerConfig()
     file = _vocabulary_file(Path(path).expanduser())
-    text = _read_utf8(file)
+    text, settings = _read_utf8(file), read_settings(file.parent)
     if file.name == "vocab.json":
         tokenizer = _byte_level(text, file)
     elif file.suffix == ".json":
         tokenizer = _parse_tokenizer(text, file)
     else:
+        settings.require_word_piece(file.parent)
         vocab = _parse_vocab(text, file)
         _require_special_tokens(vocab, file)
-        tokenizer = _assemble(vocab, *_casing(file, config))
+        tokenizer = _assemble(vocab, config.lowercase, config.strip_accents)
+    settings.apply(tokenizer, file.parent)
     _require_special_tokens(tokenizer.get_vocab(), file)
     return tokenizer
 
@@ -350,15 +353,3 @@ def _require_special_tokens(vocab: dict[str, int], file: Path | str) -> None:
     missing = [token for token in special_tokens(vocab) if token not in vocab]
     if missing:
         raise UserError(f"{file} lacks {', '.join(missing)}: name a BERT vocabulary, or none to train one")
-
-
-def _casing(file: Path, config: TokenizerConfig) -> tuple[bool, bool | None]:
-    """(lowercase, strip_accents) of a bare vocab.txt: what stands beside it knows better than a default."""
-    beside = file.parent / "tokenizer_config.json"
-    known = {}
-    if beside.is_file():
-        try:
-            known = json.loads(_read_utf8(beside))
-        except ValueError:
-            raise UserError(f"{beside} is not valid JSON: mend it or remove it") from None
-    return known.get("do_lower_case", config.lowercase), known.get("strip_accents", config.strip_accents)

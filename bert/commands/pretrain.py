@@ -67,8 +67,8 @@ def _show(results: dict, path: str, seconds: float) -> None:
     print(f"\nheld-out text after {results['steps']:,} steps:")
     print(f"  {'':22}{'model':>10}{'baseline':>12}")
     lines = [
-        ("MLM accuracy", measured["mlm_accuracy"], unigram["accuracy"], "most frequent piece"),
-        ("MLM perplexity", measured["perplexity"], unigram["perplexity"], "unigram frequencies"),
+        ("MLM accuracy", measured["mlm_accuracy"], unigram.get("accuracy"), "most frequent piece"),
+        ("MLM perplexity", measured["perplexity"], unigram.get("perplexity"), "unigram frequencies"),
     ]
     for name, value in baselines.items():
         if name.endswith("_majority_accuracy"):  # of the objective's label, where it has one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from bert.config.checks import at_least, fraction
@@ -77,6 +78,10 @@ class ModelConfig:
             raise UserError(f"model.position_embedding is {self.position_embedding!r}: choose learned or sinusoidal")
         if self.embedding_size is not None:
             at_least("model.embedding_size", self.embedding_size, 1)
+        if not 0 < self.layer_norm_eps < math.inf:
+            raise UserError(f"model.layer_norm_eps is {self.layer_norm_eps}: it must be above 0")
+        if not 0 <= self.initializer_range < math.inf:
+            raise UserError(f"model.initializer_range is {self.initializer_range}: it must be 0 or above")
         fraction("model.hidden_dropout_prob", self.hidden_dropout_prob)
         fraction("model.attention_probs_dropout_prob", self.attention_probs_dropout_prob)
 

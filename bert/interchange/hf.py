@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 from flax import traverse_util
+from tokenizers import Tokenizer
+from tokenizers.normalizers import BertNormalizer
 
 from bert.config import ModelConfig, UserError
 from bert.interchange import names
@@ -21,6 +23,7 @@ from bert.interchange.published import Published
 from bert.interchange.shapes import LABELLED, expected_shapes
 from bert.interchange.tensor_files import read_json, read_tensors
 from bert.tokenizer import load_tokenizer, vocabulary_size
+from bert.tokenizer_settings import SETTINGS, read_settings
 
 Say = Callable[[str], None]
 
@@ -47,6 +50,11 @@ BUFFERS = re.compile(r"(^|\.)embeddings\.(position_ids|token_type_ids)$")
 """Constants that older versions stored with the parameters."""
 
 FLOATS = ("float16", "bfloat16", "float32")
+
+PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
+
+TOO_LARGE = 1 << 31
+"""No size is: an index of the tables would not fit 32 bits."""
 
 
 def is_published(folder: Path) -> bool:
@@ -75,7 +83,9 @@ def read(folder: Path, say: Say) -> Published:
     if pooling is not None and (pooling.max_length or 0) > longest:
         say(f"{folder}: max_seq_length is {pooling.max_length}, but the model reads {longest} tokens: longer are cut")
     classifier_dropout = _classifier_dropout(content, file)
+    problem_type = _problem_type(content, file) if labels else None
     tokenizer = load_tokenizer(folder)
+    _say_casing(folder, tokenizer, say)
     if vocabulary_size(tokenizer) > config.vocab_size:
         raise UserError(
             f"{folder}: the vocabulary has {vocabulary_size(tokenizer)} pieces, but the model has rows for "
@@ -100,7 +110,7 @@ def read(folder: Path, say: Say) -> Published:
         tokenizer=tokenizer,
         architecture=architecture,
         labels=labels,
-        problem_type=content.get("problem_type") if labels else None,
+        problem_type=problem_type if labels else None,
         classifier_dropout=classifier_dropout,
         pooling=pooling,
     )
@@ -109,19 +119,19 @@ def read(folder: Path, say: Say) -> Published:
 def _architecture(content: dict[str, Any], file: Path) -> tuple[str, str]:
     """Family and our module's name."""
     declared = content.get("architectures") or []
-    declared = declared[0] if isinstance(declared, list) and declared else None
+    declared = declared[0] if isinstance(declared, list) and declared else declared or None
     family = content.get("model_type") or ("roberta" if str(declared).startswith("Roberta") else "bert")
     if family not in (names.BERT, names.ROBERTA):
         raise UserError(f"{file}: model_type is {family!r}, and bert and roberta are read: name another model")
-    if declared is None:
-        return family, "Bert"
-    architecture = names.our_name(declared, family)
-    if architecture is None:
-        choice = ", ".join(names.published_name(name, family) for name in names.ARCHITECTURES)
-        raise UserError(f"{file}: the architecture is {declared!r}: one of {choice} is read")
     for key, plain in (("is_decoder", False), ("add_cross_attention", False), ("position_embedding_type", "absolute")):
         if content.get(key, plain) not in (plain, None):
             raise UserError(f"{file}: {key} is {content[key]!r}, and only {plain!r} is read: name another model")
+    if declared is None:
+        return family, "Bert"
+    architecture = names.our_name(str(declared), family)
+    if architecture is None:
+        choice = ", ".join(names.published_name(name, family) for name in names.ARCHITECTURES)
+        raise UserError(f"{file}: the architecture is {declared!r}: one of {choice} is read")
     return family, architecture
 
 
@@ -133,6 +143,12 @@ def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConf
         kind = (str,) if key == "hidden_act" else (int, float) if key in OPTIONAL else (int,)
         if isinstance(value, bool) or not isinstance(value, kind):
             raise UserError(f"{file}: {key} is {value!r}: copy the file again from where the weights are from")
+    for key in set(values) - {"hidden_act", *OPTIONAL}:
+        if values[key] >= TOO_LARGE:
+            raise UserError(f"{file}: {key} is {values[key]}: copy the file again from where the weights are from")
+    tied = content.get("tie_word_embeddings", True)
+    if not isinstance(tied, bool):
+        raise UserError(f"{file}: tie_word_embeddings is {tied!r}, mend it to true or false")
     if values["hidden_act"] not in ACTIVATIONS:
         raise UserError(f"{file}: hidden_act is {values['hidden_act']!r}: {', '.join(ACTIVATIONS)} are read")
     values["hidden_act"] = ACTIVATIONS[values["hidden_act"]]
@@ -142,7 +158,7 @@ def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConf
             raise UserError(f"{file}: pad_token_id is {offset!r}, and RoBERTa counts its positions from there: mend it")
         values["position_offset"] = offset + 1
         values["max_position_embeddings"] -= offset + 1
-    config = ModelConfig(**values, tie_word_embeddings=bool(content.get("tie_word_embeddings", True)))
+    config = ModelConfig(**values, tie_word_embeddings=tied)
     try:
         if config.vocab_size < 1:
             raise UserError("model.vocab_size is below 1: mend it")
@@ -170,6 +186,27 @@ def _classifier_dropout(content: dict[str, Any], file: Path) -> float | None:
     if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1):
         raise UserError(f"{file}: classifier_dropout is {rate!r}: mend it to a number from 0 to below 1, or null")
     return rate
+
+
+def _problem_type(content: dict[str, Any], file: Path) -> str | None:
+    kind = content.get("problem_type")
+    if kind not in PROBLEM_TYPES:
+        known = ", ".join(filter(None, PROBLEM_TYPES))
+        raise UserError(f"{file}: problem_type is {kind!r}: mend it to one of {known}, or null")
+    return kind
+
+
+def _say_casing(folder: Path, tokenizer: Tokenizer, say: Say) -> None:
+    """Says that a bare vocabulary with capitals is lower-cased, as transformers does where nothing is said of it."""
+    if (folder / "tokenizer.json").is_file() or read_settings(folder).do_lower_case is not None:
+        return
+    words = (piece for piece in tokenizer.get_vocab() if not re.fullmatch(r"[\[<].*[\]>]", piece))
+    capital = next((piece for piece in sorted(words) if piece != piece.lower()), None)
+    if capital is not None and isinstance(tokenizer.normalizer, BertNormalizer):
+        say(
+            f"{folder / 'vocab.txt'}: text is lower-cased, though the vocabulary has upper-case letters, as in "
+            f'{capital!r}; if that is wrong, put {{"do_lower_case": false}} into {SETTINGS} beside it'
+        )
 
 
 def _placed(
@@ -219,6 +256,8 @@ def _placed(
         if array.dtype.name not in FLOATS:
             raise UserError(f"{source}: {name} is {array.dtype.name}, and {', '.join(FLOATS)} are read: convert it")
         found[tensor.ours] = np.ascontiguousarray((array.T if tensor.transposed else array).astype(np.float32))
+    if halves := sorted({stored[name].dtype.name for name in by_name.values()} - {"float32"}):
+        say(f"{source}: {' and '.join(halves)} becomes float32, and is written as float32")
     if left_out:
         say(f"{source}: without use here: {', '.join(sorted(left_out))}")
     return found, config
@@ -239,8 +278,10 @@ def _checked(
     pooled = names.POOLER in names.ARCHITECTURES[architecture]
     if names.SEQ_RELATIONSHIP in parts or (names.CLASSIFIER in parts and pooled):
         needed.add(names.POOLER)
-    shapes = expected_shapes(config, architecture, len(labels))
-    missing = [t.theirs for t in table if t.part in needed and t.ours in shapes and t.ours not in found]
+    # Before the shapes are worked out: a number of layers that is wrong may be so by thousands.
+    missing = [t.theirs for t in table if t.part == names.ENCODER and t.ours not in found]
+    shapes = {} if missing else expected_shapes(config, architecture, len(labels))
+    missing += [t.theirs for t in table if t.part in needed and t.ours in shapes and t.ours not in found]
     if missing:
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise UserError(f"{source} lacks {', '.join(missing[:4])}{more}: copy it again, or mend config.json")

@@ -15,6 +15,7 @@ from flax import traverse_util
 
 from bert import heads
 from bert.config import ModelConfig, UserError
+from bert.data.features import tokenize
 from bert.files import new_folder
 from bert.initializers import fixed_positions
 from bert.interchange import ExportError, first_line, hf, names
@@ -33,6 +34,17 @@ TOLERANCE = 1e-4
 
 OUTPUTS = {"BertForQuestionAnswering": 2, "BertForMultipleChoice": 1}
 """L of the heads whose outputs have no names: start and end, and one score a choice."""
+
+WITHOUT_ROBERTA = ("BertForPreTraining", "BertForNextSentencePrediction")
+"""Architectures that transformers has for BERT alone."""
+
+SAMPLES = (
+    "Don't stop: it's 3.14, e.g. at café Müller's!",
+    "CamelCase_and under_scores\t[MASK] <mask> naïve ﬁne ½",
+    "中文 and 日本語のテキスト, ελληνικά, кириллица, العربية",
+    "",
+)
+"""Texts that tokenizers read differently if anything differs."""
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu", "tanh": "tanh"}
 
@@ -61,6 +73,11 @@ def expressible(model: Pretrained) -> Pretrained:
         UserError: it has others.
     """
     config = model.config
+    if config.position_offset and model.architecture in WITHOUT_ROBERTA:
+        raise UserError(
+            f"{model.source} is a {model.architecture} of RoBERTa's form, which transformers does not have: export it "
+            "as stablehlo or onnx, or pretrain with data.objective full_sentences"
+        )
     if config.pre_layer_norm:
         raise UserError(
             f"{model.source} has model.pre_layer_norm, which transformers' BERT cannot express: export it as stablehlo "
@@ -162,6 +179,9 @@ def _write(model: Pretrained, folder: Path) -> None:
 
 def _verify(model: Pretrained, folder: Path) -> str:
     """Reads the folder back; a sentence on what was compared. Raises ExportError where anything differs."""
+    parts = {names.part_of(path) for path in traverse_util.flatten_dict(model.params, sep="/")}
+    if model.architecture != "Bert" and (missing := set(names.ARCHITECTURES[model.architecture]) - parts):
+        raise ExportError(f"{model.source} has no {', '.join(sorted(missing))}, which {model.architecture} needs")
     try:
         again = hf.read(folder, lambda text: None)
     except UserError as error:
@@ -182,7 +202,24 @@ def _verify(model: Pretrained, folder: Path) -> str:
         return f"{said}; transformers is not installed, so its logits were not compared"
     if not difference <= TOLERANCE:  # nor NaN
         raise ExportError(f"{model.source}: transformers' logits differ by {difference:.2g} from ours: not exported")
-    return f"{said}, logits within {difference:.1g} of transformers'"
+    if (text := read_otherwise(model, folder)) is not None:
+        raise ExportError(f"{model.source}: transformers' tokenizer reads {text!r} otherwise than ours: not exported")
+    return f"{said}, logits within {difference:.1g} of transformers', token ids equal"
+
+
+def read_otherwise(model: Pretrained, folder: Path) -> str | None:
+    """The first of some texts that transformers' tokenizer makes other ids of than ours; None where all are equal."""
+    import transformers
+
+    pieces = sorted(model.tokenizer.get_vocab())
+    some = np.random.default_rng(0).choice(len(pieces), (4, 12))
+    texts = [*SAMPLES, *(" ".join(pieces[i] for i in row) for row in some)]
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    longest = model.config.max_position_embeddings
+    ours = tokenize(model.tokenizer, texts, longest)
+    expected = theirs(texts, truncation=True, max_length=longest)["input_ids"]
+    rows = zip(texts, expected, ours.offsets, ours.offsets[1:], strict=False)
+    return next((text for text, ids, start, end in rows if ids != ours.ids[start:end].tolist()), None)
 
 
 def logits_difference(model: Pretrained, folder: Path) -> float | None:

@@ -12,6 +12,7 @@ _NAMES = [
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "added_tokens.json",
     "special_tokens_map.json",
     "vocab.txt",
     "vocab.json",
@@ -32,10 +33,18 @@ SETTINGS = [*_placed(_NAMES), "modules.json", "config_sentence_transformers.json
 WEIGHTS, PICKLES = _placed(_WEIGHTS), _placed(_PICKLES)
 
 
+FIRST = re.compile(r"(bert|roberta)-(base|large)(-[\w-]+)?")
+"""The models that the hub knows by a name without an organisation, since they were there before organisations were."""
+
+
 def is_hub_name(source: str | Path) -> bool:
-    """Whether this is ``organisation/name`` and cannot be a mistyped path: no folder of the first part is here."""
+    """Whether this is ``organisation/name`` and cannot be a mistyped path: no folder of the first part is here.
+
+    Of names without an organisation only the hub's first ones are such: ``bert-base-uncased``, ``roberta-large``.
+    """
     name = str(source)
-    return bool(re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name)) and not Path(name.split("/")[0]).exists()
+    named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) or FIRST.fullmatch(name)
+    return bool(named) and not Path(name.split("/")[0]).exists()
 
 
 def download(name: str, weights: bool = True) -> Path:

@@ -41,7 +41,7 @@ def read_json(file: Path) -> Any:
     """What a JSON file holds. Raises UserError."""
     try:
         return json.loads(file.read_text(encoding="utf-8-sig"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{file} is not a whole JSON file ({error}): copy it again") from None
 
 
@@ -94,7 +94,16 @@ def _read_pickle(file: Path) -> dict[str, np.ndarray]:
     except Exception as error:  # the loader raises what it meets: UnpicklingError, RuntimeError, EOFError
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"{file} is not a file of tensors alone ({reason[0][:120]}): name another model") from None
-    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
-        raise UserError(f"{file} is not a file of tensors alone: name another model")
-    halves = (torch.float16, torch.bfloat16)
-    return {name: (tensor.float() if tensor.dtype in halves else tensor).numpy() for name, tensor in state.items()}
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()
+    ):
+        raise UserError(f"{file} is not a file of named tensors alone: name another model")
+    found = {}
+    for name, tensor in state.items():
+        if tensor.layout is not torch.strided or str(tensor.dtype).startswith("torch.float8"):
+            raise UserError(
+                f"{file}: {name} is {tensor.dtype}, {tensor.layout}, which is not read: convert it to float32"
+            )
+        half = tensor.dtype in (torch.float16, torch.bfloat16)
+        found[name] = (tensor.float() if half else tensor).detach().numpy()
+    return found

@@ -29,9 +29,12 @@ def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int
 def _class(content: dict[str, Any]) -> dict[str, Any]:
     """The class that makes the same ids: a model's own with its settings, or the one that takes tokenizer.json."""
     steps, words = content["normalizer"] or {}, content["pre_tokenizer"] or {}
+    if not _ends_as_published(content["post_processor"]):
+        return {"tokenizer_class": "PreTrainedTokenizerFast"}
     if content["model"]["type"] == "BPE" and not steps and words.get("type") == "ByteLevel":
         return {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": words["add_prefix_space"]}
-    if content["model"]["type"] == "WordPiece" and steps.get("type") == "BertNormalizer" and steps["clean_text"]:
+    plain = steps.get("type") == "BertNormalizer" and steps["clean_text"] and words.get("type") == "BertPreTokenizer"
+    if content["model"]["type"] == "WordPiece" and plain:
         return {
             "tokenizer_class": "BertTokenizer",
             "do_lower_case": steps["lowercase"],
@@ -39,3 +42,16 @@ def _class(content: dict[str, Any]) -> dict[str, Any]:
             "tokenize_chinese_chars": steps["handle_chinese_chars"],
         }
     return {"tokenizer_class": "PreTrainedTokenizerFast"}
+
+
+def _ends_as_published(steps: dict[str, Any] | None) -> bool:
+    """Whether rows are laid out as BERT's or RoBERTa's own: ``[CLS] A [SEP] B [SEP]``, ``<s> A </s></s> B </s>``."""
+    if steps is None or steps["type"] in ("BertProcessing", "RobertaProcessing"):
+        return True
+    if steps["type"] != "TemplateProcessing":
+        return False
+    single, pair = (
+        [next(iter(step.values()))["id"] for step in steps[name] if isinstance(step, dict)]
+        for name in ("single", "pair")
+    )
+    return (single, pair) == (["[CLS]", "A", "[SEP]"], ["[CLS]", "A", "[SEP]", "B", "[SEP]"])

@@ -78,7 +78,7 @@ def answer() -> Callable[[Pretrained, dict, dict], dict]:
 
 @pytest.fixture(autouse=True)
 def _without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its logits are compared in tests/real: importing it takes longer than all of these tests."""
+    """Its logits and ids are compared in tests/real: importing it takes longer than all of these tests."""
     monkeypatch.setattr(hf_export, "logits_difference", lambda model, folder: None)
 
 

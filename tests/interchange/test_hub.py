@@ -15,6 +15,7 @@ import bert
 from bert.commands.export import main as export
 from bert.commands.finetune import main as finetune
 from bert.commands.predict import main as predict
+from bert.interchange.hub import is_hub_name
 from bert.pretrained import load_vocabulary
 
 
@@ -80,6 +81,14 @@ def test_the_encoder_may_have_a_folder_of_its_own(made, hub: Path, tmp_path: Pat
     assert (loaded.config, loaded.pooling) == (model.config, Pooling("max"))
     assert jax.tree.all(jax.tree.map(np.array_equal, loaded.params, model.params))
     assert load_vocabulary("someone/old").to_str() == model.tokenizer.to_str()
+
+
+def test_the_hubs_first_models_have_a_name_of_one_part(made, hub: Path, tmp_path: Path, monkeypatch) -> None:
+    made("BertForMaskedLM").save(hub / "bert-base-uncased")
+    assert bert.load("bert-base-uncased").source == "bert-base-uncased"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "roberta-large").mkdir()
+    assert [is_hub_name(name) for name in ("roberta-base", "roberta-large", "run", "bert-base/../x")] == [1, 0, 0, 0]
 
 
 def test_a_vocabulary_is_fetched_without_the_weights(made, hub: Path, tmp_path: Path) -> None:

@@ -102,6 +102,12 @@ def test_both_commands_start_from_it(kind: str, made, corpus: Path, sst2: Path, 
     assert after.tokenizer.get_vocab() == before.tokenizer.get_vocab()
     assert after.config.position_offset == before.config.position_offset
     assert after.config.hidden_act == before.config.hidden_act
+    after.save(tmp_path / "pretrained")
+    again = bert.load(tmp_path / "pretrained")
+    assert again.architecture == ("BertForPreTraining" if kind == "google" else "BertForMaskedLM")
+    jax.tree.map(np.testing.assert_array_equal, again.params, after.params)
+    after.save(tmp_path / "onnx", "onnx")
+    after.save(tmp_path / "stablehlo", "stablehlo", length=8)
 
     arguments = [f"--data.dir={sst2}", f"--output_dir={tmp_path / 'sst2'}", "--data.max_length=16", "--data.buckets=16"]
     arguments += ["--training.epochs=1", "--training.batch_size=8"]

@@ -16,6 +16,7 @@ from bert.commands.finetune import main as finetune
 from bert.commands.pretrain import main as pretrain
 from bert.config import UserError
 from bert.interchange import hf
+from bert.tokenizer_settings import ADDED, SETTINGS
 
 INDEX = "model.safetensors.index.json"
 
@@ -109,6 +110,30 @@ MALFORMED = {
     "architecture": (lambda f: edit(f, architectures=["BertLMHeadModel"]), "'BertLMHeadModel': one of BertModel"),
     "decoder": (lambda f: edit(f, is_decoder=True), "is_decoder is True"),
     "positions": (lambda f: edit(f, position_embedding_type="relative_key"), "is 'relative_key', and only 'absolute'"),
+    "decoder without a name": (lambda f: edit(f, is_decoder=True, architectures=None), "is_decoder is True"),
+    "epsilon": (lambda f: edit(f, layer_norm_eps=-1), "layer_norm_eps is -1: it must be above 0"),
+    "no number": (lambda f: edit(f, layer_norm_eps=float("nan")), "layer_norm_eps is nan: it must be above 0"),
+    "deviation": (lambda f: edit(f, initializer_range=-1), "initializer_range is -1: it must be 0 or above"),
+    "tied": (lambda f: edit(f, tie_word_embeddings="false"), "tie_word_embeddings is 'false', mend it"),
+    "problem": (lambda f: edit(f, problem_type="rubbish"), "problem_type is 'rubbish': mend it to one of regression"),
+    "endless vocabulary": (lambda f: edit(f, vocab_size=10**15), "vocab_size is 1000000000000000: copy the file"),
+    "endless layers": (lambda f: edit(f, num_hidden_layers=10**5), "lacks bert.encoder.layer.2.attention.self.query"),
+    "deep json": (lambda f: (f / "config.json").write_text("[" * 10**5), "config.json is not a whole JSON file"),
+    "settings of the tokenizer": (lambda f: (f / SETTINGS).write_text("[]"), f"{SETTINGS} is no JSON object: mend it"),
+    "casing": (lambda f: (f / SETTINGS).write_text('{"do_lower_case": "no"}'), "do_lower_case is 'no', mend it to"),
+    "added tokens": (lambda f: (f / ADDED).write_text('{"[X]": 99}'), "numbers the added token '[X]' 99, and its"),
+    "added token": (lambda f: (f / ADDED).write_text('{"[X]": "a"}'), "the number of '[X]' is 'a': copy the file"),
+    "added table": (
+        lambda f: (f / SETTINGS).write_text('{"added_tokens_decoder": {"7": "[X]"}}'),
+        "added_tokens_decoder is no table of numbered tokens",
+    ),
+    "another tokenizer": (
+        lambda f: [
+            (f / "tokenizer.json").unlink(),
+            (f / SETTINGS).write_text('{"tokenizer_class": "BertJapaneseTokenizer"}'),
+        ],
+        "a BertJapaneseTokenizer, which reads vocab.txt in a way of its own",
+    ),
     "labels": (lambda f: edit(f, id2label={"0": "a", "2": "b"}), "does not number its labels"),
     "twins": (lambda f: edit(f, id2label={"0": "a", "1": "a", "2": "b"}), "names two labels alike"),
     "json": (lambda f: (f / "config.json").write_text("{"), "config.json is not a whole JSON file"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hf_folders import CONFIG, ROBERTA
 from tokenizers import normalizers
 
 import bert
@@ -131,3 +132,38 @@ def test_an_export_that_fails_its_check_is_one_sentence_and_gone(
     assert list(tmp_path.iterdir()) == [], "neither the folder nor a draft of it"
     with pytest.raises(ExportError):
         model.save(tmp_path / "out")
+
+
+def test_a_bare_vocabulary_with_capitals_is_lower_cased_and_said(made, tmp_path: Path) -> None:
+    made().save(tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "model" / name).unlink()
+    vocabulary = tmp_path / "model" / "vocab.txt"
+    vocabulary.write_text(vocabulary.read_text().replace("\nb\n", "\nB\n"))
+    said: list[str] = []
+    assert bert.load(tmp_path / "model", said.append).tokenizer.encode("A B").tokens[1:-1] == ["a", "[UNK]"]
+    assert any("text is lower-cased, though the vocabulary has upper-case letters, as in 'B'" in line for line in said)
+    (tmp_path / "model" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert bert.load(tmp_path / "model").tokenizer.encode("A B").tokens[1:-1] == ["[UNK]", "B"]
+
+
+def test_a_model_of_one_segment_reads_pairs(made, tmp_path: Path) -> None:
+    """Even where its tokenizer numbers two, as BERT's does."""
+    model = made("BertForSequenceClassification", dataclasses.replace(CONFIG, type_vocab_size=1))
+    model.save(tmp_path / "model")
+    encoded = bert.load(tmp_path / "model").encode([("a b", "c d")])
+    assert np.isfinite(encoded.last_hidden_state).all()
+
+
+@pytest.mark.parametrize("architecture", hf_export.WITHOUT_ROBERTA)
+def test_what_transformers_has_of_bert_alone_is_not_exported_of_roberta(made, tmp_path: Path, architecture) -> None:
+    with pytest.raises(UserError, match="of RoBERTa's form, which transformers does not have"):
+        made(architecture, ROBERTA).save(tmp_path / "out")
+
+
+def test_an_export_without_a_part_of_its_architecture_is_none(made, tmp_path: Path) -> None:
+    model = made("BertForPreTraining")
+    del model.params["seq_relationship"]
+    with pytest.raises(UserError, match="has no seq_relationship, which BertForPreTraining needs"):
+        model.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
