@@ -224,16 +224,30 @@ def test_an_untied_decoder_stays_untied(tmp_path) -> None:
     assert_export(model, reference, "AutoModelForMaskedLM", tmp_path / "ours")
 
 
-def test_a_pickle_is_read_as_tensors_alone(tmp_path) -> None:
+def test_a_pickle_is_read_as_tensors_alone(tmp_path, capsys) -> None:
     reference = drawn(tmp_path, "BertForPreTraining")
     expected = bert.load(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save(reference.half().state_dict(), tmp_path / "pytorch_model.bin")
     model = bert.load(tmp_path)
     jax.tree.map(lambda ours, other: np.testing.assert_allclose(ours, other, atol=1e-3), model.params, expected.params)
-    torch.save({"a": Unsafe()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(UserError, match="not a file of tensors alone"):
-        bert.load(tmp_path)
+    whole = dict(reference.float().named_parameters())  # as some have saved them: they carry gradients
+    torch.save(whole, tmp_path / "pytorch_model.bin")
+    jax.tree.map(np.testing.assert_array_equal, bert.load(tmp_path).params, model.params)
+    half = len(whole) // 2
+    shards = {"pytorch_model-1.bin": list(whole)[:half], "pytorch_model-2.bin": list(whole)[half:]}
+    for name, tensors in shards.items():
+        torch.save({tensor: whole[tensor] for tensor in tensors}, tmp_path / name)
+    places = {tensor: name for name, tensors in shards.items() for tensor in tensors}
+    (tmp_path / "pytorch_model.bin").rename(tmp_path / "whole")
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+    jax.tree.map(np.testing.assert_array_equal, bert.load(tmp_path).params, model.params)
+
+    for content in ({"a": Unsafe()}, {1: torch.zeros(2)}, {"a": torch.zeros(2, 2).to_sparse()}):
+        torch.save(content, tmp_path / "pytorch_model.bin")
+        with pytest.raises(UserError, match=r"not a file of (named )?tensors alone|convert it to float32"):
+            bert.load(tmp_path)
+    assert "this must not run" not in "".join(capsys.readouterr())
 
 
 class Unsafe:
@@ -243,19 +257,40 @@ class Unsafe:
 
 @pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in BERT_ONLY])
 def test_roberta_in_and_out(architecture: str, tmp_path, byte_level, mrpc_texts) -> None:
-    settings = {"type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-    reference = drawn(tmp_path / "theirs", architecture, "roberta", **settings)
-    byte_level(tmp_path / "theirs")
-    model = bert.load(tmp_path / "theirs")
-    assert model.architecture == architecture
-    assert (model.config.position_offset, model.config.max_position_embeddings) == (2, 38)
-    for padded in (False, True):
-        batch = inputs(architecture, padded, segments=1, first=2)
-        assert_alike(our_answers(model, batch), answers(reference, batch), batch["attention_mask"])
-    for texts in mrpc_texts:
-        batch = real_inputs(tmp_path / "theirs", model, texts, architecture)
-        assert_alike(our_answers(model, batch), answers(reference, batch), batch["attention_mask"])
-    assert_export(model, reference, AUTO[architecture], tmp_path / "ours")
+    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    variants = {"gelu": 1}  # transformers' MLM head of RoBERTa knows no other activation
+    if architecture != "BertForMaskedLM":
+        variants |= {"relu": 3, "gelu_new": 1}
+    for act, segments in variants.items():
+        folder = tmp_path / act
+        settings = {**ids, "hidden_act": act, "type_vocab_size": segments}
+        reference = drawn(folder, architecture, "roberta", **settings)
+        byte_level(folder)
+        model = bert.load(folder)
+        assert model.architecture == architecture
+        assert (model.config.position_offset, model.config.max_position_embeddings) == (2, 38)
+        for padded in (False, True):
+            batch = inputs(architecture, padded, segments=segments, first=2)
+            assert_alike(our_answers(model, batch), answers(reference, batch), batch["attention_mask"])
+        for texts in mrpc_texts:
+            batch = real_inputs(folder, model, texts, architecture)
+            assert_alike(our_answers(model, batch), answers(reference, batch), batch["attention_mask"])
+        assert_export(model, reference, AUTO[architecture], tmp_path / f"ours-{act}")
+
+
+def test_runs_of_ours_load_in_the_auto_classes_and_answer_alike(pretrained, finetuned, tmp_path) -> None:
+    for run, auto in ((pretrained, "AutoModelForPreTraining"), (finetuned, "AutoModelForSequenceClassification")):
+        said: list[str] = []
+        out = tmp_path / auto
+        bert.load(run).save(out, say=said.append)
+        assert said[0].endswith("token ids equal")
+        _, found = getattr(transformers, auto).from_pretrained(out, output_loading_info=True)
+        assert not any(found.values()), found
+    texts = ["ba ri", "ko ri tu", "ne"]
+    theirs = transformers.pipeline("text-classification", str(out), top_k=None)(texts)
+    for ours, scores in zip(bert.load(finetuned).predict(texts), theirs, strict=True):
+        assert {score["label"]: score["score"] for score in scores} == pytest.approx(ours.probabilities, abs=1e-5)
+        assert scores[0]["label"] == ours.label
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
@@ -349,6 +384,8 @@ def test_a_sentence_transformer_on_real_sentences(shared) -> None:
     np.testing.assert_array_equal(encoded.attention_mask, real)
     assert batch["token_type_ids"].any()
     np.testing.assert_allclose(encoded.last_hidden_state[real], expected[real], atol=1e-4)
+    given = {name: array.numpy() for name, array in batch.items()}
+    assert_alike(our_answers(model, given), answers(reference, given), given["attention_mask"])  # every layer
 
     labels = [int(row[0]) for row in rows]
     similarity = np.prod([model.encode([row[i] for row in rows]).embeddings for i in (3, 4)], axis=0).sum(-1)
