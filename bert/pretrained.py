@@ -322,7 +322,7 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
         config=read.config,
         params=read.params,
         tokenizer=read.tokenizer,
-        task=published_task(HEAD_OF.get(read.architecture), name, read.labels, read.problem_type),
+        task=published_task(HEAD_OF.get(read.architecture), name, read.labels, read.problem_type, read.null_threshold),
         step=None,
         source=name,
         architecture=read.architecture,

@@ -53,6 +53,9 @@ FLOATS = ("float16", "bfloat16", "float32")
 
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
+NULL_THRESHOLD = "null_threshold"
+"""A key of our own in config.json, which transformers keeps and does not use: of models that may give no answer."""
+
 TOO_LARGE = 1 << 31
 """No size is: an index of the tables would not fit 32 bits."""
 
@@ -112,6 +115,7 @@ def read(folder: Path, say: Say) -> Published:
         labels=labels,
         problem_type=problem_type if labels else None,
         classifier_dropout=classifier_dropout,
+        null_threshold=_number(content, NULL_THRESHOLD, file) if architecture == "BertForQuestionAnswering" else None,
         pooling=pooling,
     )
 
@@ -182,10 +186,17 @@ def _labels(content: dict[str, Any], file: Path) -> tuple[str, ...]:
 
 
 def _classifier_dropout(content: dict[str, Any], file: Path) -> float | None:
-    rate = content.get("classifier_dropout")
-    if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1):
+    rate = _number(content, "classifier_dropout", file)
+    if rate is not None and not 0 <= rate < 1:
         raise UserError(f"{file}: classifier_dropout is {rate!r}: mend it to a number from 0 to below 1, or null")
     return rate
+
+
+def _number(content: dict[str, Any], key: str, file: Path) -> float | None:
+    value = content.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise UserError(f"{file}: {key} is {value!r}: mend it to a number, or null")
+    return value
 
 
 def _problem_type(content: dict[str, Any], file: Path) -> str | None:

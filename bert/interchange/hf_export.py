@@ -16,6 +16,7 @@ from flax import traverse_util
 from bert import heads
 from bert.config import ModelConfig, UserError
 from bert.data.features import tokenize
+from bert.data.tasks.squad import SquadTask
 from bert.files import new_folder
 from bert.initializers import fixed_positions
 from bert.interchange import ExportError, first_line, hf, names
@@ -157,6 +158,8 @@ def published_config(model: Pretrained) -> dict[str, Any]:
         content["label2id"] = {label: number for number, label in enumerate(model.labels)}
     if model.problem_type is not None:
         content["problem_type"] = model.problem_type
+    if isinstance(model.task, SquadTask) and model.task.may_be_impossible:
+        content[hf.NULL_THRESHOLD] = model.task.null_threshold or 0.0
     if model.classifier_dropout is not None:
         content["classifier_dropout"] = model.classifier_dropout
     return content

@@ -23,6 +23,8 @@ class Published:
         labels: names of the classes of a classifier, by number; () without one.
         problem_type: of a sequence classifier, as in config.json; None where it says nothing.
         classifier_dropout: rate before a task's dense layer in training; None for ``hidden_dropout_prob``.
+        null_threshold: of a model that answers questions: above this difference of the null score from the best
+            answer's there is no answer; None where it always answers.
         pooling: what a sentence-transformers folder declares; None for any other.
     """
 
@@ -33,4 +35,5 @@ class Published:
     labels: tuple[str, ...] = ()
     problem_type: str | None = None
     classifier_dropout: float | None = None
+    null_threshold: float | None = None
     pooling: Pooling | None = None

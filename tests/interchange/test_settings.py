@@ -13,6 +13,7 @@ from tokenizers import normalizers
 import bert
 from bert.commands.export import main as export
 from bert.config import UserError
+from bert.data.tasks.published import published_task
 from bert.interchange import ExportError, hf, hf_export
 from bert.interchange.pooling import Pooling
 
@@ -167,3 +168,14 @@ def test_an_export_without_a_part_of_its_architecture_is_none(made, tmp_path: Pa
     with pytest.raises(UserError, match="has no seq_relationship, which BertForPreTraining needs"):
         model.save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_may_give_no_answer_keeps_its_threshold(made, tmp_path: Path) -> None:
+    task = published_task("span", "squad2", (), None, null_threshold=-1.5)
+    dataclasses.replace(made("BertForQuestionAnswering"), task=task).save(tmp_path / "one")
+    again = bert.load(tmp_path / "one")
+    assert (again.task.may_be_impossible, again.task.null_threshold) == (True, -1.5)
+    again.save(tmp_path / "two")
+    assert (tmp_path / "two" / "config.json").read_bytes() == (tmp_path / "one" / "config.json").read_bytes()
+    made("BertForQuestionAnswering").save(tmp_path / "always")
+    assert not bert.load(tmp_path / "always").task.may_be_impossible

@@ -51,7 +51,13 @@ class _PublishedRegression(_AsGiven, RegressionTask):
     pass
 
 
-def published_task(head: str | None, name: str, outputs: tuple[str, ...], problem_type: str | None) -> Task | None:
+def published_task(
+    head: str | None,
+    name: str,
+    outputs: tuple[str, ...],
+    problem_type: str | None,
+    null_threshold: float | None = None,
+) -> Task | None:
     """The task of a model of others, as far as it can be asked.
 
     Args:
@@ -60,6 +66,7 @@ def published_task(head: str | None, name: str, outputs: tuple[str, ...], proble
       outputs: names of its outputs.
       problem_type: of a sequence classifier, as config.json has it; null means regression for one output, else one of
         several labels.
+      null_threshold: of a model that answers questions: None where it always answers.
 
     Returns:
       None for what has no answer here: another head, no output, or several labels at once.
@@ -69,7 +76,9 @@ def published_task(head: str | None, name: str, outputs: tuple[str, ...], proble
     if head == "tagging" and outputs:
         return TaggingTask(name=name, labels=outputs)
     if head == "span":
-        return SquadTask(name=name, version="1.1")
+        if null_threshold is None:
+            return SquadTask(name=name, version="1.1")
+        return SquadTask(name=name, version="2.0", may_be_impossible=True, null_threshold=null_threshold)
     return MultipleChoiceTask(name=name) if head == "choices" else None
 
 
