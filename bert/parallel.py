@@ -162,11 +162,7 @@ class MeshParallel:
     def __init__(self, shape: tuple[int, int, int], devices: Sequence[jax.Device] | None = None) -> None:
         devices = jax.devices() if devices is None else list(devices)
         name = "x".join(map(str, shape))
-        if math.prod(shape) != len(devices):
-            raise UserError(
-                f"training.mesh ({name}) takes {math.prod(shape)} devices, and there are {len(devices)}: "
-                f"choose three numbers whose product is {len(devices)}"
-            )
+        check_mesh(shape, len(devices))
         self.shape = shape
         self.mesh = Mesh(np.array(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
         self.process = _share(self.mesh, name)
@@ -282,6 +278,15 @@ def _compiled_together(jitted: Any) -> Callable[..., Any]:
         return programs[shapes](*arguments)
 
     return run
+
+
+def check_mesh(shape: tuple[int, int, int], count: int) -> None:
+    """Raises UserError where a mesh takes more or fewer devices than there are."""
+    if math.prod(shape) != count:
+        raise UserError(
+            f"training.mesh ({'x'.join(map(str, shape))}) takes {math.prod(shape)} devices, and there are {count}: "
+            f"choose three numbers whose product is {count}"
+        )
 
 
 def _check_batch(name: str, batch_size: int, shares: int, what: str, micro_batches: int) -> None:

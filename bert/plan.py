@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +18,14 @@ import optax
 from jax.experimental import topologies
 from jax.sharding import NamedSharding
 
-from bert.config import PretrainConfig, UserError
+from bert.config import (
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    TrainingConfig,
+    UserError,
+)
 from bert.data.loader import masked_batch, random_words_per_row
 from bert.data.masking import Masking, random_words
 from bert.data.objectives import OBJECTIVES
@@ -71,11 +80,18 @@ def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered
 
 def state_shapes(config: PretrainConfig) -> TrainState:
     """The training state of a pretraining run as shapes."""
-    model, objective, optimizer = _parts(config)
+    return _state_shapes(config.model, config.optimizer, config.data.objective)
+
+
+@functools.cache
+def _state_shapes(model: ModelConfig, optimizer: OptimizerConfig, objective: str) -> TrainState:
+    data = dataclasses.replace(DataConfig(), objective=objective)
+    training = TrainingConfig(steps=1_000_000)
+    parts = _parts(PretrainConfig(data=data, model=model, optimizer=optimizer, training=training))
 
     def create(key: jax.Array) -> TrainState:
-        params = model.init(key, jnp.zeros((1, 8), jnp.int32))["params"]
-        return TrainState.create(params, optimizer, objective.metrics)
+        params = parts[0].init(key, jnp.zeros((1, 8), jnp.int32))["params"]
+        return TrainState.create(params, parts[2], parts[1].metrics)
 
     return jax.eval_shape(create, jax.random.key(0))
 
@@ -124,6 +140,9 @@ def tpu_devices(topology: str) -> Sequence[jax.Device]:
     Raises:
         UserError: libtpu is missing, or knows no such slice.
     """
+    # No TPU is asked for: without these, libtpu looks for one through the network, and complains of what it misses.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     except Exception as error:  # a RuntimeError, ValueError or XLA's own, by the version
@@ -131,63 +150,17 @@ def tpu_devices(topology: str) -> Sequence[jax.Device]:
         raise UserError(f"cannot compile for the TPU slice {topology}: {reason}; is libtpu installed?") from None
 
 
-@dataclass(frozen=True)
-class Fit:
-    """The most rows that fit a device at once, with one kind of rematerialisation.
-
-    Attributes:
-        remat: as ``training.remat`` has it.
-        rows: of a device in a micro-batch; 0 if not even one fits.
-        micro_batches: of a step with them.
-        memory: of a step with them, compiled; with one row where none fits.
-    """
-
-    remat: str
-    rows: int
-    micro_batches: int
-    memory: StepMemory
-
-
-def fit_rows(config: PretrainConfig, mesh: MeshParallel, memory: int, remat: str) -> Fit:
-    """How a global batch is best split into micro-batches: as few as fit into ``memory`` bytes a device.
-
-    Two compilations give a line from rows to bytes; what it promises is compiled as well before it is believed.
-
-    Raises:
-        UserError: the batch cannot be dealt out over the mesh.
-    """
-    mesh.check_batch("training.batch_size", config.training.batch_size)
-    share = config.training.batch_size // (mesh.shape[0] * mesh.shape[1])
-    choices = [rows for rows in range(1, share + 1) if share % rows == 0]
-
-    def measured(rows: int) -> StepMemory:
-        training = dataclasses.replace(config.training, gradient_accumulation_steps=share // rows, remat=remat)
-        return step_memory(dataclasses.replace(config, training=training), mesh)
-
-    # Not one row: without micro-batches or with a single row, the compiler may lay things out in another way.
-    low, high = choices[min(1, len(choices) - 1)], choices[len(choices) // 2]
-    known = {rows: measured(rows) for rows in {low, high}}
-    a_row = (known[high].peak - known[low].peak) / max(high - low, 1)
-    promised = [rows for rows in choices if known[low].peak + a_row * (rows - low) <= memory]
-    for rows in reversed(promised or choices[:1]):
-        if rows not in known:
-            known[rows] = measured(rows)
-        if known[rows].peak <= memory:
-            return Fit(remat, rows, share // rows, known[rows])
-    one = known.get(1) or measured(1)
-    return Fit(remat, 0, share, one)
-
-
 def state_bytes(config: PretrainConfig, mesh: MeshParallel) -> tuple[int, int]:
     """Bytes of parameters and of optimizer state on one device: counted, by the table of places."""
     state = state_shapes(config)
+    return placed_bytes(state.params, "params", mesh), placed_bytes(state.opt_state, "opt_state", mesh)
 
-    def total(tree: Any, name: str) -> int:
-        found = 0
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            spec = spec_of(f"{name}/{path_of(path)}", leaf.shape, mesh.mesh.shape)
-            part = NamedSharding(mesh.mesh, spec).shard_shape(leaf.shape)
-            found += math.prod(part) * leaf.dtype.itemsize
-        return found
 
-    return total(state.params, "params"), total(state.opt_state, "opt_state")
+def placed_bytes(tree: Any, name: str, mesh: MeshParallel) -> int:
+    """Bytes on one device of a part of the state, where ``name`` leads to it."""
+    found = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        spec = spec_of(f"{name}/{path_of(path)}", leaf.shape, mesh.mesh.shape)
+        part = NamedSharding(mesh.mesh, spec).shard_shape(leaf.shape)
+        found += math.prod(part) * leaf.dtype.itemsize
+    return found

@@ -4,7 +4,8 @@ import pytest
 
 from bert.commands.arguments import run_command
 from bert.commands.plan import main, size_of, suggestion
-from bert.plan import Fit, StepMemory
+from bert.plan import StepMemory
+from bert.plan_fit import Fit
 from tests.conftest import SMALL_MODEL
 
 ARGUMENTS = [

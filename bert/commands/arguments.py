@@ -14,8 +14,9 @@ import re
 import sys
 import typing
 from argparse import Action
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
@@ -49,11 +50,18 @@ OUT_OF_MEMORY = (
 
 
 def parse(
-    config_class: type[Config], argv: list[str], *, prog: str, description: str, default_recipe: str | None
+    config_class: type[Config],
+    argv: list[str],
+    *,
+    prog: str,
+    description: str,
+    default_recipe: str | None,
+    not_needed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Config, str | None]:
     """The checked configuration, and the recipe's name: the stem of its file, None where there is no file.
 
-    ``--help`` and ``--print_config`` print and leave through SystemExit(0).
+    ``not_needed`` has values for keys that a command checks with the others and does not look at; what is given goes
+    before it. ``--help`` and ``--print_config`` print and leave through SystemExit(0).
     Raises UserError with one sentence for anything wrong in the file, on the command line, or between values.
     """
     keys = keys_of(config_class)
@@ -64,7 +72,8 @@ def parse(
     print_config = options.pop("print_config", None) is not None
     name = options.pop("config", [default_recipe])[0]
     path = None if name is None else find_config(name)
-    given = {} if path is None else read_yaml(path, keys)
+    given = {key: _from_command_line(key, [value], key_of(key, keys)) for key, value in not_needed.items()}
+    given |= {} if path is None else read_yaml(path, keys)
     given |= {key: _from_command_line(key, values, key_of(key, keys)) for key, values in options.items()}
     if name in recipe_names():
         given = _without_sizes_beside_init(given)

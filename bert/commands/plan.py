@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import math
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bert.commands.arguments import parse, run_command, take_options
 from bert.config import REMAT, PretrainConfig, UserError
+from bert.device_kinds import TPUS, devices_named
 from bert.phases import phase_configs
 
 if TYPE_CHECKING:
     from bert.parallel import MeshParallel
-    from bert.plan import Fit
+    from bert.plan_fit import Fit
 
 DESCRIPTION = """Tells what a pretraining run takes of each device before it is tried: its train step is compiled,
-without weights or data, for the local devices or for a TPU slice that need not be there.
+without weights or data, for the local devices or, with libtpu installed, for a TPU slice that need not be there; for
+devices that cannot be compiled for here it is estimated. Each figure says which.
 
---memory SIZE is what a device has, 16GiB say; without it, what the local device says of itself. --device SLICE is a
-TPU slice such as v5e:2x4 (libtpu has to be installed); without it, the local devices. All other keys are those of
-bert pretrain: the config, and what is changed of it."""
+--device KIND is another device than the local ones: h100, h100:8 for eight of them, or a TPU slice such as v5e:2x4.
+--memory SIZE is what a device has, 16GiB say; without it, what the local device says of itself, or what the kind has
+(three quarters of a GPU's, as JAX takes them). All other keys are those of bert pretrain: the config, and what is
+changed of it."""
 
 UNITS = {
     "": 1,
@@ -35,22 +42,29 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     argv, given = take_options(argv, ("memory", "device"))
     memory = None if "memory" not in given else size_of(given["memory"])
-    config, _ = parse(PretrainConfig, argv, prog="bert plan", description=DESCRIPTION, default_recipe="quickstart")
+    config, _ = parse(
+        PretrainConfig,
+        argv,
+        prog="bert plan",
+        description=DESCRIPTION,
+        default_recipe="quickstart",
+        not_needed={"data.train": "stdlib:"},
+    )
     if config.model.vocab_size is None:
         model = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
         config = dataclasses.replace(config, model=model)
 
-    import jax
+    target = _target(config, given.get("device"))
 
-    from bert.parallel import MeshParallel
-    from bert.plan import fit_rows, state_bytes, tpu_devices
+    from bert.plan import state_bytes
+    from bert.plan_estimate import WITHIN
+    from bert.plan_fit import fit_rows
 
-    devices = tpu_devices(given["device"]) if "device" in given else jax.local_devices()
-    mesh = MeshParallel(config.training.mesh_shape or (len(devices), 1, 1), devices)
+    mesh = target.mesh
     mesh.check_model(config.model)
-    if memory is None:
-        memory = _memory_of(devices[0])
+    memory = memory or target.memory()
     print(f"{mesh.describe()}, {_size(memory)} each; {config.training.dtype}")
+    how = "compiled" if target.compiled else f"estimated, within {WITHIN}% of compilations for TPU v5e and CPU"
     parameters, optimizer = state_bytes(config, mesh)
     print(f"  parameters      {_size(parameters):>10}  a device (counted)")
     print(f"  optimizer state {_size(optimizer):>10}  a device (counted)")
@@ -60,13 +74,50 @@ def main(argv: list[str]) -> int:
         print(f"  {'remat':6}{'rows at once':>13}{'micro-batches':>15}{'activations, gradients':>24}{'peak':>12}")
         fits = []
         for remat in REMAT:
-            fit = fit_rows(phase, mesh, memory, remat)
+            fit = fit_rows(phase, mesh, memory, remat, target.compiled)
             fits.append(fit)
             rows = str(fit.rows) if fit.rows else "1 is over"
-            print(f"  {remat:6}{rows:>13}{fit.micro_batches:>15}{_size(fit.memory.working):>24}"
-                  f"{_size(fit.memory.peak):>12}  a device (compiled)", flush=True)  # fmt: skip
+            working, peak = ("-", "-") if fit.memory is None else (_size(fit.memory.working), _size(fit.memory.peak))
+            print(f"  {remat:6}{rows:>13}{fit.micro_batches:>15}{working:>24}{peak:>12}  a device ({how})", flush=True)
         print(suggestion(fits, mesh, f"phases.{number}" if config.phases else "training"))
     return 0
+
+
+@dataclass(frozen=True)
+class Target:
+    """The devices of a plan.
+
+    Attributes:
+        mesh: they.
+        memory: gives bytes of each; raises UserError where nobody knows.
+        compiled: whether they can be compiled for.
+    """
+
+    mesh: MeshParallel
+    memory: Callable[[], int]
+    compiled: bool
+
+
+def _target(config: PretrainConfig, text: str | None) -> Target:
+    """What ``--device`` means: the local devices without it, a slice to compile for, or else devices by name."""
+    named = None if text is None else devices_named(text)
+
+    import jax
+
+    from bert.parallel import MeshParallel
+    from bert.plan import tpu_devices
+    from bert.plan_estimate import PlannedMesh
+
+    shape = config.training.mesh_shape
+    if named is None:
+        devices = jax.local_devices()
+    elif named.count and named.kind in TPUS and importlib.util.find_spec("libtpu"):
+        devices = tpu_devices(text)
+    else:
+        count = named.count or math.prod(shape or (1,))
+        return Target(PlannedMesh(shape or (count, 1, 1), named.name, count), lambda: named.memory, False)
+    mesh = MeshParallel(shape or (len(devices), 1, 1), devices)
+    return Target(mesh, lambda: _memory_of(devices[0]) if named is None else named.memory, True)
 
 
 def suggestion(fits: list[Fit], mesh: MeshParallel, section: str = "training") -> str:

@@ -1,0 +1,142 @@
+"""What a training step takes of a device's memory where nothing can be compiled for it: counted from shapes.
+
+Counted exactly: parameters, optimizer state and the batch, by the table of places; and what the backward pass finds
+stored of a layer, by tracing one (`stored_of_a_layer`). Estimated: what lives beside it, from what compilers were seen
+to keep. In the letters of `bert.model`, with b rows of a micro-batch on a device and c bytes a number computed with,
+BERT's layer stores, in bytes:
+
+    none   b T (6 * 4 D + 8 c D + 4 c F + 2 D) + b N T (T (2 * 4 + 2 c + 2) + 8) + c (4 D^2 + 2 D F) where c is not 4
+    dots   b T (6 c D + c F)
+    full   b T c D
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType
+
+from bert.config import ModelConfig, PretrainConfig
+from bert.dropout import Dropout
+from bert.model import REMAT_POLICIES, Layer
+from bert.parallel import MeshParallel, check_mesh
+from bert.plan import StepMemory, batch_shapes, placed_bytes, state_bytes, state_shapes
+from bert.sharding import AXES
+
+WITHIN = 20
+"""Per cent by which an estimated peak was off at most, over the grid of `benchmarks/plan.py`."""
+
+
+class PlannedMesh(MeshParallel):
+    """A mesh of devices that are not there and cannot be compiled for.
+
+    Args:
+        shape: devices along data, fsdp and tensor.
+        kind: what they are called.
+        count: how many there are.
+
+    Raises:
+        UserError: the mesh takes more or fewer.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], kind: str, count: int) -> None:
+        check_mesh(shape, count)
+        self.shape, self.kind = shape, kind
+        self.mesh = AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+    def describe(self) -> str:
+        axes = " x ".join(f"{axis} {size}" for axis, size in zip(AXES, self.shape, strict=True))
+        return f"{self.mesh.size} x {self.kind}, mesh {axes}"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What the backward pass finds stored of one layer.
+
+    Attributes:
+        rows: bytes for each row of a micro-batch.
+        weights: bytes of copies of the layer's parameters, in the type of the computation.
+    """
+
+    rows: int
+    weights: int
+
+
+def estimate_step(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
+    """What `bert.plan.step_memory` would say, without a compiler.
+
+    Raises:
+        UserError: rows or the model cannot be dealt out over the mesh.
+    """
+    training, model = config.training, config.model
+    mesh.check_model(model)
+    mesh.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
+    data, fsdp, tensor = mesh.shape
+    rows = training.batch_size // training.gradient_accumulation_steps // (data * fsdp)
+    batch = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in batch_shapes(config).values())
+    parameters, optimizer = state_bytes(config, mesh)
+    layers = _layers_bytes(config, mesh)
+
+    gradients = parameters * (2 if training.gradient_accumulation_steps > 1 else 1)
+    stacked = layers if training.scan_layers else 0
+    length, rng = config.data.sequence_length, training.dropout_rng
+    stored = stored_of_a_layer(model, training.dtype, training.remat, length, config.data.packing, rng, tensor)
+    everything = stored_of_a_layer(model, training.dtype, "none", length, config.data.packing, rng, tensor)
+    activations = model.num_hidden_layers * (rows * stored.rows + stored.weights)
+    logits = rows * config.data.max_predictions_per_sequence * model.vocab_size // tensor * 4
+    of_a_layer = rows * everything.rows
+    working = gradients + stacked + activations + max(logits, of_a_layer)
+    return StepMemory(parameters + optimizer + batch // (data * fsdp), working)
+
+
+ROWS = 3
+"""Rows that a layer is traced with: no dimension of its parameters."""
+
+
+@functools.cache
+def stored_of_a_layer(
+    model: ModelConfig, dtype: str, remat: str, length: int, packed: bool, dropout_rng: str, tensor: int = 1
+) -> Stored:
+    """What the backward pass finds stored of one encoder layer, by tracing it: there are shapes and no numbers.
+
+    Args:
+        model: sizes.
+        dtype: of the computation.
+        remat: as ``training.remat`` has it.
+        length: T.
+        packed: whether several examples share a row, so that every row has a mask [T, T] of its own.
+        dropout_rng: as ``training.dropout_rng`` has it.
+        tensor: devices over which heads and feed-forward features are dealt out.
+    """
+    kind = Layer if remat == "none" else nn.remat(Layer, prevent_cse=False, policy=REMAT_POLICIES[remat])
+    layer = kind(model, jnp.dtype(dtype), parent=None)
+    x = jax.ShapeDtypeStruct((ROWS, length, model.hidden_size), jnp.dtype(dtype))
+    mask = jax.ShapeDtypeStruct((ROWS, 1, length if packed else 1, length), bool)
+    params = jax.eval_shape(Layer(model).init, jax.random.key(0), x, mask)["params"]
+
+    def backward(params: Any, x: jax.Array, mask: jax.Array, rows: jax.Array) -> Any:
+        source = Dropout.of(0, 0, rows, dropout_rng)
+        return jax.vjp(lambda params, x: layer.apply({"params": params}, x, mask, source)[0], params, x)[1]
+
+    kept = jax.eval_shape(backward, params, x, mask, jax.ShapeDtypeStruct((ROWS,), jnp.int32))
+    dealt_out = {model.num_attention_heads, model.intermediate_size} - {model.hidden_size, length}
+    rows = weights = 0
+    for leaf in jax.tree.leaves(kept):
+        size = leaf.size * leaf.dtype.itemsize
+        if leaf.shape[:1] != (ROWS,):
+            weights += size // tensor if leaf.ndim == 2 and leaf.dtype != jnp.float32 else 0
+        elif leaf.shape != mask.shape:  # which all layers share
+            rows += size // ROWS // (tensor if dealt_out & set(leaf.shape[1:]) else 1)
+    return Stored(rows, weights)
+
+
+def _layers_bytes(config: PretrainConfig, mesh: MeshParallel) -> int:
+    """Bytes of all layers' parameters on one device."""
+    encoder = state_shapes(config).params["bert"]["encoder"]
+    return placed_bytes({"bert": {"encoder": encoder}}, "params", mesh)
