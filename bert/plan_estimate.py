@@ -1,11 +1,12 @@
 """What a training step takes of a device's memory where nothing can be compiled for it: counted from shapes.
 
-Counted exactly: parameters, optimizer state and the batch, by the table of places; and what the backward pass finds
-stored of a layer, by tracing one (`stored_of_a_layer`). Estimated: what lives beside it, from what compilers were seen
-to keep. In the letters of `bert.model`, with b rows of a micro-batch on a device and c bytes a number computed with,
-BERT's layer stores, in bytes:
+Counted exactly: parameters, optimizer state and the batch, by the table of places. Traced: what the backward pass finds
+stored of a layer (`stored_of_a_layer`). Beside it live the gradients, twice where micro-batches are added up; the
+layers' parameters, stacked for the loop over layers and cast to the type of the computation; and the logits with their
+gradient, or all that one layer computes, whichever is larger. In the letters of `bert.model`, with b rows of a
+micro-batch on a device and c bytes a number computed with, BERT's layer stores, in bytes:
 
-    none   b T (6 * 4 D + 8 c D + 4 c F + 2 D) + b N T (T (2 * 4 + 2 c + 2) + 8) + c (4 D^2 + 2 D F) where c is not 4
+    none   b T (6 * 4 D + 8 c D + 4 c F + 2 D + 16) + b N T (T (4 + c + 1) + 8)
     dots   b T (6 c D + c F)
     full   b T c D
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -30,7 +30,8 @@ from bert.plan import StepMemory, batch_shapes, placed_bytes, state_bytes, state
 from bert.sharding import AXES
 
 WITHIN = 20
-"""Per cent by which an estimated peak was off at most, over the grid of `benchmarks/plan.py`."""
+"""Per cent by which an estimated peak is off at most from compilations for TPU v5e, of those that were made
+(`benchmarks/plan.py`). The CPU's compiler merges less and keeps up to two and a half times as much."""
 
 
 class PlannedMesh(MeshParallel):
@@ -55,19 +56,6 @@ class PlannedMesh(MeshParallel):
         return f"{self.mesh.size} x {self.kind}, mesh {axes}"
 
 
-@dataclass(frozen=True)
-class Stored:
-    """What the backward pass finds stored of one layer.
-
-    Attributes:
-        rows: bytes for each row of a micro-batch.
-        weights: bytes of copies of the layer's parameters, in the type of the computation.
-    """
-
-    rows: int
-    weights: int
-
-
 def estimate_step(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
     """What `bert.plan.step_memory` would say, without a compiler.
 
@@ -83,15 +71,17 @@ def estimate_step(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
     parameters, optimizer = state_bytes(config, mesh)
     layers = _layers_bytes(config, mesh)
 
+    computed = jnp.dtype(training.dtype).itemsize
     gradients = parameters * (2 if training.gradient_accumulation_steps > 1 else 1)
-    stacked = layers if training.scan_layers else 0
-    length, rng = config.data.sequence_length, training.dropout_rng
-    stored = stored_of_a_layer(model, training.dtype, training.remat, length, config.data.packing, rng, tensor)
-    everything = stored_of_a_layer(model, training.dtype, "none", length, config.data.packing, rng, tensor)
-    activations = model.num_hidden_layers * (rows * stored.rows + stored.weights)
-    logits = rows * config.data.max_predictions_per_sequence * model.vocab_size // tensor * 4
-    of_a_layer = rows * everything.rows
-    working = gradients + stacked + activations + max(logits, of_a_layer)
+    weights = (layers if training.scan_layers else 0) + (layers * computed // 4 if computed != 4 else 0)
+
+    def stored(remat: str) -> int:
+        sizes = (training.dtype, remat, config.data.sequence_length, config.data.packing, training.dropout_rng)
+        return rows * stored_of_a_layer(model, *sizes, tensor)
+
+    logits = rows * config.data.max_predictions_per_sequence * model.vocab_size // tensor * (4 + computed)
+    activations = model.num_hidden_layers * stored(training.remat)
+    working = gradients + weights + activations + max(logits, stored("none"))
     return StepMemory(parameters + optimizer + batch // (data * fsdp), working)
 
 
@@ -102,8 +92,8 @@ ROWS = 3
 @functools.cache
 def stored_of_a_layer(
     model: ModelConfig, dtype: str, remat: str, length: int, packed: bool, dropout_rng: str, tensor: int = 1
-) -> Stored:
-    """What the backward pass finds stored of one encoder layer, by tracing it: there are shapes and no numbers.
+) -> int:
+    """Bytes a row that the backward pass finds stored of one encoder layer, by tracing it: shapes and no numbers.
 
     Args:
         model: sizes.
@@ -124,16 +114,20 @@ def stored_of_a_layer(
         source = Dropout.of(0, 0, rows, dropout_rng)
         return jax.vjp(lambda params, x: layer.apply({"params": params}, x, mask, source)[0], params, x)[1]
 
-    kept = jax.eval_shape(backward, params, x, mask, jax.ShapeDtypeStruct((ROWS,), jnp.int32))
+    rows_of = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
+    traced = jax.make_jaxpr(backward)(params, x, mask, rows_of).jaxpr
+    layer_input = traced.invars[len(jax.tree.leaves(params))]
+    others = {id(variable) for variable in traced.invars} - {id(layer_input)}  # the loop over layers has them anyway
+    kept = {id(variable): variable.aval for variable in traced.outvars if id(variable) not in others}
     dealt_out = {model.num_attention_heads, model.intermediate_size} - {model.hidden_size, length}
-    rows = weights = 0
-    for leaf in jax.tree.leaves(kept):
+    found = 0
+    for leaf in kept.values():
         size = leaf.size * leaf.dtype.itemsize
-        if leaf.shape[:1] != (ROWS,):
-            weights += size // tensor if leaf.ndim == 2 and leaf.dtype != jnp.float32 else 0
-        elif leaf.shape != mask.shape:  # which all layers share
-            rows += size // ROWS // (tensor if dealt_out & set(leaf.shape[1:]) else 1)
-    return Stored(rows, weights)
+        if leaf.shape == (ROWS, model.num_attention_heads, length, length):
+            size //= 2  # attention weights before and after each step of it: the compiler keeps one of two
+        if leaf.shape[:1] == (ROWS,):
+            found += size // ROWS // (tensor if dealt_out & set(leaf.shape[1:]) else 1)
+    return found
 
 
 def _layers_bytes(config: PretrainConfig, mesh: MeshParallel) -> int:

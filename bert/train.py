@@ -97,7 +97,8 @@ def total_gradients(
     micro_batches = len(batch["rows"])
     first = one(jax.tree.map(lambda x: x[0], batch))
     if micro_batches > 1:
-        rest = jax.tree.map(lambda x: x[1:], batch)
+        # One after the other: of two micro-batches the compiler would otherwise run both at once, in twice the memory.
+        first, rest = jax.lax.optimization_barrier((first, jax.tree.map(lambda x: x[1:], batch)))
         first, _ = jax.lax.scan(lambda done, micro: (jax.tree.map(jnp.add, done, one(micro)), None), first, rest)
     return add_up(first, axis)
 

@@ -1,10 +1,13 @@
 """`bert plan`: sizes, the suggestion, and what happens where memory runs out."""
 
+import importlib.util
+
 import pytest
 
 from bert.commands.arguments import run_command
 from bert.commands.plan import main, size_of, suggestion
 from bert.plan import StepMemory
+from bert.plan_estimate import WITHIN
 from bert.plan_fit import Fit
 from tests.conftest import SMALL_MODEL
 
@@ -96,3 +99,35 @@ def test_memory_that_runs_out_is_advice_and_no_stack_trace(capsys) -> None:
 
     with pytest.raises(RuntimeError, match="something else"):
         other([])
+
+
+def test_a_device_that_is_not_there_is_estimated_and_says_so(capsys) -> None:
+    arguments = [*ARGUMENTS, "--training.batch_size=64", "--device=h100:8", "--training.mesh=2x2x2"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("8 x H100, mesh data 2 x fsdp 2 x tensor 2, 59.25 GiB each; float32")
+    figures = [line for line in out.splitlines() if " a device (" in line]
+    assert [line.endswith("(counted)") for line in figures] == [True, True, False, False, False]
+    assert all(line.endswith(f"(estimated, within {WITHIN}% of compilations for TPU v5e)") for line in figures[2:])
+    assert out.splitlines()[-1] == "suggested: --training.gradient_accumulation_steps 1 --training.remat none"
+
+
+def test_mistakes_in_a_device_are_sentences(fails) -> None:
+    assert "--device h900 is no kind that is known: choose one of" in fails(main, "--device=h900")
+    mesh = [*ARGUMENTS, "--device=h100:4", "--training.mesh=2x2x2"]
+    assert "training.mesh (2x2x2) takes 8 devices, and there are 4" in fails(main, *mesh)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed")
+def test_a_slice_is_estimated_where_nothing_compiles_for_it(capsys) -> None:
+    assert main([*ARGUMENTS, "--training.batch_size=64", "--device=v5e:2x4"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("8 x TPU v5e, mesh data 8 x fsdp 1 x tensor 1, 15.75 GiB each")
+    assert "(estimated, within" in out
+    assert "(compiled)" not in out
+
+
+def test_a_plan_needs_no_corpus(capsys) -> None:
+    words = [word for word in ARGUMENTS if not word.startswith("--data.train=")]
+    assert main(["--config=base", "--phases=null", *words, "--device=h100"]) == 0
+    assert "suggested:" in capsys.readouterr().out

@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     mesh.check_model(config.model)
     memory = memory or target.memory()
     print(f"{mesh.describe()}, {_size(memory)} each; {config.training.dtype}")
-    how = "compiled" if target.compiled else f"estimated, within {WITHIN}% of compilations for TPU v5e and CPU"
+    how = "compiled" if target.compiled else f"estimated, within {WITHIN}% of compilations for TPU v5e"
     parameters, optimizer = state_bytes(config, mesh)
     print(f"  parameters      {_size(parameters):>10}  a device (counted)")
     print(f"  optimizer state {_size(optimizer):>10}  a device (counted)")

@@ -1,0 +1,83 @@
+"""What cannot be compiled for: counted as JAX stores it, and close to what compilers say."""
+
+import dataclasses
+import importlib.util
+
+import jax
+import pytest
+
+from bert.config import ModelConfig, PretrainConfig, UserError
+from bert.parallel import MeshParallel
+from bert.plan import step_memory, tpu_devices
+from bert.plan_estimate import WITHIN, PlannedMesh, estimate_step, stored_of_a_layer
+from tests.test_plan import recipe
+
+T, D, N, F = 16, 64, 4, 256
+MODEL = ModelConfig(64, D, 2, N, F, max_position_embeddings=T)
+CONFIG = recipe(MODEL, T, batch_size=64, mesh="1x1x1")
+
+
+def one(count: int = 1, shape: tuple[int, int, int] = (1, 1, 1)) -> PlannedMesh:
+    return PlannedMesh(shape, "H100", count)
+
+
+def with_training(**training: object) -> PretrainConfig:
+    return dataclasses.replace(CONFIG, training=dataclasses.replace(CONFIG.training, **training))
+
+
+@pytest.mark.parametrize(("dtype", "c"), [("bfloat16", 2), ("float32", 4)])
+def test_a_layer_stores_what_the_letters_say(dtype, c) -> None:
+    def stored(remat: str) -> int:
+        return stored_of_a_layer(MODEL, dtype, remat, T, False, "hash")
+
+    assert stored("full") == T * c * D
+    assert stored("dots") == T * (6 * c * D + c * F)
+    assert stored("none") == T * (6 * 4 * D + 8 * c * D + 4 * c * F + 2 * D + 16) + N * T * (T * (4 + c + 1) + 8)
+
+
+def test_heads_and_features_are_dealt_out() -> None:
+    def rows(tensor: int) -> int:
+        return stored_of_a_layer(MODEL, "bfloat16", "none", T, False, "hash", tensor)
+
+    dealt_out = T * (3 * 2 * D + 4 * 2 * F) + N * T * (T * 7 + 8)
+    assert rows(1) - rows(2) == dealt_out // 2
+
+
+def test_less_is_stored_where_more_is_computed_anew_or_fewer_rows_run_at_once() -> None:
+    def working(mesh: PlannedMesh | None = None, **training: object) -> int:
+        return estimate_step(with_training(**training), mesh or one()).working
+
+    assert working() > working(remat="dots") > working(remat="full")
+    assert working() > working(dtype="bfloat16")
+    assert working() > working(gradient_accumulation_steps=8)
+    assert working() > working(one(8, (8, 1, 1))) > working(one(8, (1, 8, 1)))
+    assert estimate_step(CONFIG, one(8, (1, 8, 1))).state < estimate_step(CONFIG, one(8, (8, 1, 1))).state
+
+
+def test_a_mesh_that_cannot_be_is_a_sentence() -> None:
+    with pytest.raises(UserError, match=r"training.mesh \(2x2x2\) takes 8 devices, and there are 4"):
+        one(4, (2, 2, 2))
+    with pytest.raises(UserError, match=r"hidden_size \(64\) is not divisible by the 3 devices"):
+        estimate_step(CONFIG, one(3, (1, 3, 1)))
+    with pytest.raises(UserError, match=r"training.batch_size \(64\) is not divisible by 3"):
+        estimate_step(CONFIG, one(3, (3, 1, 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_the_cpu_keeps_as_much_and_more(remat) -> None:
+    config = with_training(remat=remat, scan_layers=True, dtype="bfloat16")
+    found = step_memory(config, MeshParallel((1, 1, 1), jax.devices()[:1]))
+    told = estimate_step(config, one())
+    assert told.state == pytest.approx(found.state, rel=0.02)
+    assert 0.35 * found.working < told.working < 1.2 * found.working
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.parametrize(("length", "rows"), [(128, 64), (512, 64)])
+def test_an_estimate_is_close_to_a_compilation_for_a_tpu(length, rows) -> None:
+    tiny = ModelConfig(30522, 128, 2, 2, 512)
+    config = recipe(tiny, length, batch_size=rows, mesh="1x1x1", scan_layers=True, dtype="bfloat16")
+    found = step_memory(config, MeshParallel((1, 1, 1), tpu_devices("v5e:2x2")[:1]))
+    assert estimate_step(config, one()).peak == pytest.approx(found.peak, rel=WITHIN / 100)
