@@ -131,7 +131,7 @@ def test_mistakes(make, tmp_path, monkeypatch, fails):
 
 @pytest.mark.slow
 def test_the_guides_five_lines_call_an_export_without_this_package(make, answer, tmp_path):
-    """The block of docs/export_and_serve.md as it stands there, in a process that cannot import `bert`, `flax` or `optax`."""
+    """The block of the page as it stands there, in a process that cannot import `bert`, `flax` or `optax`."""
     model = make("BertForSequenceClassification", max_position_embeddings=128, hidden_size=12)
     model.save(tmp_path / "sst2-jax", "stablehlo", length=128)
     page = (Path(__file__).parents[2] / "docs" / "export_and_serve.md").read_text(encoding="utf-8")
