@@ -105,6 +105,10 @@ def test_finetuning_recipes(name: str) -> None:
         assert output.dtype == jnp.float32
 
 
+def test_what_continues_a_model_has_one() -> None:
+    assert pretraining("domain").init == "google-bert/bert-base-uncased"
+
+
 def test_the_budgets_arithmetic() -> None:
     """The 24 hours that the recipe's head promises: steps x tokens x FLOPs a token at 60 TFLOP/s."""
     from bert.flops import forward_flops
