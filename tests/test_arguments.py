@@ -38,9 +38,9 @@ def pretrain_yaml(text, *argv):
     return pretrain("--config", "x.yaml", *argv)[0]
 
 
-def sentence(function, *arguments):
+def sentence(function, *arguments, **named):
     with pytest.raises(UserError) as caught:
-        function(*arguments)
+        function(*arguments, **named)
     text = str(caught.value)
     assert "\n" not in text
     return text
@@ -302,6 +302,15 @@ def test_a_recipes_sizes_give_way_to_those_of_init(recipes, tmp_path):
 
 def test_recipe_in_an_error_is_named_by_its_path():
     assert sentence(pretrain, "--config", "sst2").startswith("configs/sst2.yaml, line 1: unknown key task, ")
+
+
+def test_recipe_of_another_command_is_said_to_be_one():
+    assert sentence(pretrain, "--config", "sst2").endswith(" (sst2 is a recipe of bert finetune)")
+    Path("configs/long.yaml").write_text("phases: null\n")
+    error = sentence(parse, FinetuneConfig, ["--config", "long"], prog="", description="", default_recipe=None)
+    assert error.endswith(" (long is a recipe of bert pretrain)")
+    Path("own.yaml").write_text("task: sst2\n")
+    assert sentence(pretrain, "--config", "own.yaml").endswith("--help lists all keys")
 
 
 def test_folder_of_a_run_points_at_its_configuration():

@@ -64,7 +64,7 @@ def parse(
     print_config = options.pop("print_config", None) is not None
     name = options.pop("config", [default_recipe])[0]
     path = None if name is None else find_config(name)
-    given = {} if path is None else read_yaml(path, keys)
+    given = {} if path is None else _read(name, path, keys)
     given |= {key: _from_command_line(key, values, key_of(key, keys)) for key, values in options.items()}
     if name in recipe_names():
         given = _without_sizes_beside_init(given)
@@ -77,6 +77,17 @@ def parse(
     except UserError as error:
         raise UserError(_with_origin(str(error), given)) from None
     return config, None if path is None else path.stem
+
+
+def _read(name: str, path: Path, keys: dict[str, Key]) -> dict[str, Given]:
+    """What a file gives; a recipe of another command is said to be one."""
+    try:
+        return read_yaml(path, keys)
+    except UserError as error:
+        of_task = re.search(r"^task:", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE) is not None
+        if name in recipe_names() and of_task != ("task" in keys):
+            raise UserError(f"{error} ({name} is a recipe of bert {'finetune' if of_task else 'pretrain'})") from None
+        raise
 
 
 def run_command(main: Callable[[list[str]], int]) -> Callable[[list[str] | None], int]:
