@@ -177,7 +177,10 @@ class Pretrained:
         if self.task is not None:
             return self.task
         if self.problem_type is not None:
-            raise UserError(f"{self.source} is fine-tuned for {self.problem_type}, which is not answered here")
+            raise UserError(
+                f"{self.source} is fine-tuned for {self.problem_type}, which bert predict does not answer: "
+                "name another model"
+            )
         raise UserError(f"{self.source} is not fine-tuned for a task: fine-tune it first (finetune.py --init)")
 
     def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
@@ -289,6 +292,8 @@ def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> 
         return _load_published(hub.download(str(source)), str(source), say)
     if (path / "config.yaml").is_file():
         return _load_run(path, say)
+    if path.is_file():
+        raise UserError(f"{path} is a file: name the folder of a run or of a model")
     if hf.is_published(path) or google.is_google(path):
         return _load_published(path, str(path), say)
     raise UserError(

@@ -45,7 +45,7 @@ def test_unknown_command_is_one_sentence(name, mend):
     done = run(name)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith(f"error: command line: {name} is no command of bert, ")
+    assert done.stderr.startswith(f"error: command line: {name} is not a command of bert: ")
     assert mend in done.stderr
     assert done.stderr.count("\n") == 1
 

@@ -103,7 +103,7 @@ def run_command(main: Callable[[list[str]], int]) -> Callable[[list[str] | None]
             if error.strerror is None:  # not from the operating system
                 raise
             where = f"{error.filename}: " if error.filename else ""
-            print(f"error: {where}{error.strerror}; mend that and run the same command again", file=sys.stderr)
+            print(f"error: {where}{error.strerror}: mend that and run the same command again", file=sys.stderr)
             return 2
         except RuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's word for memory of a device that is used up
@@ -133,9 +133,9 @@ def take_options(argv: list[str], names: tuple[str, ...]) -> tuple[list[str], di
             continue
         value = value if equals else next(words, "")
         if not value or value.startswith("--"):
-            raise UserError(f"{COMMAND_LINE}: --{name} needs a value, write --{name} VALUE")
+            raise UserError(f"{COMMAND_LINE}: --{name} needs a value: write --{name} VALUE")
         if name in given:
-            raise UserError(f"{COMMAND_LINE}: --{name} is given twice")
+            raise UserError(f"{COMMAND_LINE}: --{name} is given twice: leave one out")
         given[name] = value
     return rest, given
 
@@ -156,10 +156,10 @@ def find_config(name: str) -> Path:
     if path.is_dir():
         inside = path / "config.yaml"
         mend = f"did you mean {inside}?" if inside.is_file() else "name a YAML file"
-        raise UserError(f"{where}: this is a folder, {mend}")
+        raise UserError(f"{where}: this is a folder: {mend}")
     near = difflib.get_close_matches(path.stem, recipe_names(), 1)
     mend = f"did you mean {near[0]}?" if near else "give a file or a recipe's name"
-    raise UserError(f"{where}: no such file or recipe, {mend} (recipes: {', '.join(recipe_names()) or 'none'})")
+    raise UserError(f"{where}: no such file or recipe: {mend} (recipes: {', '.join(recipe_names()) or 'none'})")
 
 
 def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
@@ -175,12 +175,12 @@ def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
             if key_of(name, keys) is None and name not in ("config", *FLAGS):
                 raise UserError(f"{COMMAND_LINE}: {unknown_key(name, keys_near(name, keys), prefix='--')}")
             if name == "config" and name in options:
-                raise UserError(f"{COMMAND_LINE}: --config is given twice, name one file or recipe")
+                raise UserError(f"{COMMAND_LINE}: --config is given twice: name one file or recipe")
             if name in FLAGS and equals:
-                raise UserError(f"{COMMAND_LINE}: --{name} takes no value, leave ={value} away")
+                raise UserError(f"{COMMAND_LINE}: --{name} takes no value: leave out ={value}")
             options[name] = [value] if equals else []
         elif name is None or name in FLAGS:
-            raise UserError(f"{COMMAND_LINE}: {word} belongs to no key, write --KEY VALUE (--help lists all keys)")
+            raise UserError(f"{COMMAND_LINE}: {word} belongs to no key: write --KEY VALUE (--help lists all keys)")
         elif options[name] and not ((key := key_of(name, keys)) and key.takes_list):
             raise UserError(
                 f"{COMMAND_LINE}: --{name} takes one value, but {word} follows {options[name][0]}: "
@@ -190,7 +190,7 @@ def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
             options[name].append(word)
     for name, values in options.items():
         if name not in FLAGS and not values:
-            raise UserError(f"{COMMAND_LINE}: --{name} needs a value, write --{name} VALUE")
+            raise UserError(f"{COMMAND_LINE}: --{name} needs a value: write --{name} VALUE")
     return options
 
 

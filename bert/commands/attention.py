@@ -27,11 +27,11 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     output = Path(arguments.output)
     if output.suffix.lower() not in SUFFIXES:
-        raise UserError(f"--output {output} ends in neither .html nor .png: name a page or a picture")
+        raise UserError(f"command line: --output {output} ends in neither .html nor .png: name a page or a picture")
     if output.exists():
         raise UserError(f"{output} exists already: name another --output or remove it")
     if not output.parent.is_dir():
-        raise UserError(f"{output.parent} is no folder: make it, or name another --output")
+        raise UserError(f"{output.parent} is not a folder: make it, or name another --output")
 
     from bert.attention import attention_of, write_page, write_picture
     from bert.pretrained import load

@@ -41,7 +41,7 @@ class Cluster:
             where = self.coordinator or "auto"
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
-                f"command line: --coordinator {where}: the hosts did not meet ({reason}); "
+                f"command line: --coordinator {where}: the hosts did not meet ({reason}): "
                 "give --coordinator HOST:PORT, --num_processes and --process_id"
             ) from None
 
@@ -70,11 +70,13 @@ def take_cluster(argv: list[str]) -> tuple[list[str], Cluster | None]:
         )
     host, colon, port = given["coordinator"].rpartition(":")
     if not (host and colon and port.isdigit()):
-        raise UserError(f"command line: --coordinator {given['coordinator']} is no HOST:PORT: write 10.0.0.1:8476, say")
+        raise UserError(
+            f"command line: --coordinator {given['coordinator']} is not HOST:PORT: write, for example, 10.0.0.1:8476"
+        )
     return rest, Cluster(given["coordinator"], count, number)
 
 
 def _whole(name: str, text: str) -> int:
     if not text.isdecimal():
-        raise UserError(f"command line: --{name} {text} is not a whole number")
+        raise UserError(f"command line: --{name} {text} is not a whole number: write one")
     return int(text)

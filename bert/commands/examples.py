@@ -33,10 +33,12 @@ def main(argv: list[str]) -> int:
     try:
         options, rest = own.parse_known_args(argv)
     except argparse.ArgumentError as error:
-        raise UserError(f"{COMMAND_LINE}: {error}, --help explains the options") from None
+        raise UserError(f"{COMMAND_LINE}: {error}: --help explains the options") from None
     config, _ = parse(PretrainConfig, rest, prog="bert examples", description=DESCRIPTION, default_recipe="quickstart")
     if not options.show.isdecimal():
-        raise UserError(f"{COMMAND_LINE}: --show {options.show} is no number of examples, as --show 5")
+        raise UserError(
+            f"{COMMAND_LINE}: --show {options.show} is not a number of examples: write one, for example --show 5"
+        )
     part = None if options.shard is None else _part(options.shard)
 
     from bert.data.examples import build_examples, build_part
@@ -71,7 +73,9 @@ def main(argv: list[str]) -> int:
 def _part(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise UserError(f"{COMMAND_LINE}: --shard {text} is not I/N with I from 1 to N, as --shard 3/64")
+        raise UserError(
+            f"{COMMAND_LINE}: --shard {text} is not I/N with I from 1 to N: write, for example, --shard 3/64"
+        )
     return int(match[1]), int(match[2])
 
 

@@ -29,7 +29,9 @@ def main(argv: list[str]) -> int:
     lengths.add_argument("--dynamic_length", action="store_true", help="stablehlo: inputs of any length up to that")
     arguments = parser.parse_args(argv)
     if arguments.format != "stablehlo" and (arguments.length is not None or arguments.dynamic_length):
-        raise UserError(f"--length and --dynamic_length are for stablehlo: leave them out with {arguments.format}")
+        raise UserError(
+            f"command line: --length and --dynamic_length are for stablehlo: leave them out with {arguments.format}"
+        )
 
     from bert.pretrained import load
 

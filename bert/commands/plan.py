@@ -85,7 +85,7 @@ def size_of(text: str) -> int:
     """Bytes of a size such as 16GiB or 80GB. Raises UserError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B|)", text)
     if match is None or not float(match[1]):
-        raise UserError(f"command line: --memory {text} is no size: write 16GiB or 80GB, say")
+        raise UserError(f"command line: --memory {text} is not a size: write, for example, 16GiB or 80GB")
     return int(float(match[1]) * UNITS[match[2]])
 
 
@@ -95,7 +95,9 @@ def _memory_of(device: object) -> int:
     except Exception:  # a device that is only compiled for has none
         stats = {}
     if "bytes_limit" not in stats:
-        raise UserError(f"command line: {device.device_kind} does not tell its memory: give --memory 16GiB, say")
+        raise UserError(
+            f"command line: {device.device_kind} does not tell its memory: give it, for example --memory 16GiB"
+        )
     return int(stats["bytes_limit"])
 
 

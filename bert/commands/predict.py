@@ -14,6 +14,7 @@ from typing import IO, Any
 from bert.commands.arguments import run_command
 from bert.config import UserError
 from bert.files import replacing
+from bert.values import CONVERT
 
 DESCRIPTION = """Answers for new inputs, one JSON object a line: a label and the probability of each, a score, the
 answer to a question and its characters in the context, the entities of a text, or the likeliest choice. INPUT holds one
@@ -34,10 +35,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--batch_size", type=int, default=32, help="texts at once (default: 32)")
     arguments = parser.parse_args(argv)
     if arguments.batch_size < 1:
-        raise UserError(f"--batch_size is {arguments.batch_size}: it must be at least 1")
+        raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
     if arguments.input != "-" and not Path(arguments.input).is_file():
         raise UserError(
-            f"{arguments.input} does not exist or is no file: name a file of texts, or - for standard input"
+            f"{arguments.input} does not exist or is not a file: name a file of texts, or - for standard input"
         )
     if arguments.output and Path(arguments.output).exists():
         raise UserError(f"{arguments.output} exists already: name another --output or remove it")
@@ -64,7 +65,7 @@ def _inputs(lines: IO[bytes], name: str, input_of: Callable[[str], Any]) -> Iter
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
-            raise UserError(f"{name}, line {number}: not UTF-8, convert the file first") from None
+            raise UserError(f"{name}, line {number}: not UTF-8: {CONVERT}") from None
         try:
             yield input_of(line)
         except ValueError as error:

@@ -23,14 +23,17 @@ def main(argv: list[str]) -> int:
     try:
         options, rest = own.parse_known_args(argv)
     except argparse.ArgumentError as error:
-        raise UserError(f"{COMMAND_LINE}: {error}, --help explains the options") from None
+        raise UserError(f"{COMMAND_LINE}: {error}: --help explains the options") from None
     config, _ = parse(PretrainConfig, rest, prog="bert tokenizer", description=DESCRIPTION, default_recipe="quickstart")
     folder = _free_folder(options.output)
     if options.extend is None and config.tokenizer.path is not None:
         raise UserError("tokenizer.path is set, so there is nothing to train: leave it out, or add --extend N")
     if options.extend is not None:
         if not options.extend.isdecimal() or int(options.extend) < 1:
-            raise UserError(f"{COMMAND_LINE}: --extend {options.extend} is no number of words, as --extend 1000")
+            raise UserError(
+                f"{COMMAND_LINE}: --extend {options.extend} is not a number of words: "
+                "write one, for example --extend 1000"
+            )
         if config.tokenizer.path is None:
             raise UserError("tokenizer.path is not set: name the vocabulary that --extend adds words to")
 
@@ -56,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 def _free_folder(name: str | None) -> Path:
     if name is None:
-        raise UserError(f"{COMMAND_LINE}: --output is missing, name the folder for the vocabulary")
+        raise UserError(f"{COMMAND_LINE}: --output is missing: name the folder for the vocabulary")
     folder = Path(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already and is not an empty folder: name another --output")

@@ -171,7 +171,10 @@ class FinetuneConfig:
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), least)
         if self.frozen_layers is not None and self.feature_layers is not None:
-            raise UserError("frozen_layers and feature_layers are both set: feature_layers freezes the whole encoder")
+            raise UserError(
+                "frozen_layers and feature_layers are both set, and feature_layers freezes the whole encoder: "
+                "leave one out"
+            )
 
     def check_layers(self) -> None:
         """Raises UserError where the model, once its sizes are known, has too few layers for what is asked."""

@@ -118,7 +118,7 @@ def _architecture(content: dict[str, Any], file: Path) -> tuple[str, str]:
     architecture = names.our_name(declared, family)
     if architecture is None:
         choice = ", ".join(names.published_name(name, family) for name in names.ARCHITECTURES)
-        raise UserError(f"{file}: the architecture is {declared!r}: one of {choice} is read")
+        raise UserError(f"{file}: the architecture is {declared!r}: one of {choice} is read: name another model")
     for key, plain in (("is_decoder", False), ("add_cross_attention", False), ("position_embedding_type", "absolute")):
         if content.get(key, plain) not in (plain, None):
             raise UserError(f"{file}: {key} is {content[key]!r}, and only {plain!r} is read: name another model")
@@ -134,7 +134,10 @@ def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConf
         if isinstance(value, bool) or not isinstance(value, kind):
             raise UserError(f"{file}: {key} is {value!r}: copy the file again from where the weights are from")
     if values["hidden_act"] not in ACTIVATIONS:
-        raise UserError(f"{file}: hidden_act is {values['hidden_act']!r}: {', '.join(ACTIVATIONS)} are read")
+        raise UserError(
+            f"{file}: hidden_act is {values['hidden_act']!r}: one of {', '.join(ACTIVATIONS)} is read: "
+            "name another model"
+        )
     values["hidden_act"] = ACTIVATIONS[values["hidden_act"]]
     if family == names.ROBERTA:
         offset = content.get("pad_token_id", 1)
@@ -220,7 +223,7 @@ def _placed(
             raise UserError(f"{source}: {name} is {array.dtype.name}, and {', '.join(FLOATS)} are read: convert it")
         found[tensor.ours] = np.ascontiguousarray((array.T if tensor.transposed else array).astype(np.float32))
     if left_out:
-        say(f"{source}: without use here: {', '.join(sorted(left_out))}")
+        say(f"not taken over from {source}: {', '.join(sorted(left_out))}")
     return found, config
 
 
