@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import difflib
 import functools
@@ -14,9 +15,9 @@ import re
 import sys
 import typing
 from argparse import Action
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
@@ -42,6 +43,9 @@ Config = TypeVar("Config")
 COMMAND_LINE = "command line"
 FLAGS = ("help", "print_config")
 
+MODEL = "A run, a Hugging Face folder, a folder of google-research/bert, or a hub name."
+"""What `bert.load` takes, for the help of the commands that load a model."""
+
 OUT_OF_MEMORY = (
     "the memory of a device is used up: raise --training.gradient_accumulation_steps (the same result), set "
     "--training.remat dots or full, or deal the model out with --training.mesh; bert plan tells what fits"
@@ -49,17 +53,24 @@ OUT_OF_MEMORY = (
 
 
 def parse(
-    config_class: type[Config], argv: list[str], *, prog: str, description: str, default_recipe: str | None
+    config_class: type[Config],
+    argv: list[str],
+    *,
+    prog: str,
+    description: str,
+    default_recipe: str | None,
+    own: Mapping[str, str] | None = None,
 ) -> tuple[Config, str | None]:
     """The checked configuration, and the recipe's name: the stem of its file, None where there is no file.
 
+    ``own`` has the options that the command has taken out of ``argv`` itself, as ``NAME VALUE``, with their help.
     ``--help`` and ``--print_config`` print and leave through SystemExit(0).
     Raises UserError with one sentence for anything wrong in the file, on the command line, or between values.
     """
     keys = keys_of(config_class)
     options = _options(argv, keys)
     if "help" in options:
-        print(_parser(keys, config_class, prog, description, default_recipe).format_help(), end="")
+        print(_parser(keys, config_class, prog, description, default_recipe, own).format_help(), end="")
         raise SystemExit(0)
     print_config = options.pop("print_config", None) is not None
     name = options.pop("config", [default_recipe])[0]
@@ -115,6 +126,18 @@ def run_command(main: Callable[[list[str]], int]) -> Callable[[list[str] | None]
             return 130
 
     return run
+
+
+class Arguments(argparse.ArgumentParser):
+    """The arguments of a command that has no configuration: what is wrong with them is one sentence as well."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False)
+        self.add_argument("-h", "--help", action="help", help="Show this text and stop.")
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UserError."""
+        raise UserError(f"{COMMAND_LINE}: {message}: {self.prog} --help explains the arguments")
 
 
 def take_options(argv: list[str], names: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
@@ -242,6 +265,7 @@ def _parser(
     prog: str = "bert",
     description: str = "",
     default_recipe: str | None = None,
+    own: Mapping[str, str] | None = None,
 ) -> ArgumentParser:
     """jsonargparse's parser of these keys; all arguments after the first are for its help."""
     parser = ArgumentParser(
@@ -262,6 +286,9 @@ def _parser(
         + ("" if default_recipe is None else f" (default: {default_recipe})"),
     )
     general.add_argument("--print_config", action="store_true", help="Print the whole configuration as YAML and stop.")
+    for usage, text in (own or {}).items():
+        name, _, value = usage.partition(" ")
+        general.add_argument(f"--{name}", help=text, **({"metavar": value} if value else {"action": "store_true"}))
     titles = _titles(config_class) if config_class else {}
     groups: dict[str, Any] = {}
     for name, key in keys.items():

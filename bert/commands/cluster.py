@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from bert.commands.arguments import take_options
 from bert.config import UserError
 
-HELP = """On several hosts, give the same command on each, with --coordinator HOST:PORT --num_processes N
---process_id I: host and a free port of the first, how many there are, and which one this is, from 0. Where JAX can tell
-by itself (Cloud TPU, Slurm, Open MPI, Kubernetes), --coordinator auto is enough. All of them must see output_dir."""
+OWN = {
+    "coordinator HOST:PORT": "On several hosts, with the same command on each: name and a free port of the first one. "
+    "Where JAX can tell by itself (Cloud TPU, Slurm, Open MPI, Kubernetes), auto is enough. All must see output_dir.",
+    "num_processes N": "How many hosts there are.",
+    "process_id I": "Which of them this one is, counted from 0.",
+}
 
-OPTIONS = ("coordinator", "num_processes", "process_id")
+OPTIONS = tuple(usage.partition(" ")[0] for usage in OWN)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from bert.commands.arguments import run_command
+from bert.commands.arguments import MODEL, Arguments, run_command
 from bert.config import UserError
 from bert.files import replacing
 from bert.values import CONVERT
@@ -28,11 +27,11 @@ LINES_AT_ONCE = 1024
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = argparse.ArgumentParser(prog="bert predict", description=DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", help="a fine-tuning run, a Hugging Face folder or a hub name")
-    parser.add_argument("input", metavar="INPUT", help="file of texts, or - for standard input")
-    parser.add_argument("--output", metavar="FILE", help="write the answers here, not to standard output")
-    parser.add_argument("--batch_size", type=int, default=32, help="texts at once (default: 32)")
+    parser = Arguments("bert predict", DESCRIPTION)
+    parser.add_argument("run", metavar="RUN", help=f"{MODEL} It must be fine-tuned.")
+    parser.add_argument("input", metavar="INPUT", help="File of texts, or - for standard input.")
+    parser.add_argument("--output", metavar="FILE", help="Write the answers here, not to standard output.")
+    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="Texts at once. (default: 32)")
     arguments = parser.parse_args(argv)
     if arguments.batch_size < 1:
         raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")

@@ -125,8 +125,8 @@ class FinetuneConfig:
     output_dir: str | None = None
     """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
     init: str | None = None
-    """Run, Hugging Face folder or hub name to start from; "none" trains from random weights, the control that shows
-    what pretraining gave."""
+    """Run, Hugging Face folder, folder of google-research/bert or hub name to start from; "none" trains from random
+    weights, the control that shows what pretraining gave."""
     like: str | None = None
     """With init none: the run or model whose sizes and vocabulary to take, without its weights."""
     seed: int = 0
