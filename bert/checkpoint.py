@@ -126,7 +126,10 @@ class Checkpointer:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_durably(self.folder / PROTECTED, f"{step}\n")
         except OSError as error:
-            raise UserError(f"{self.folder / PROTECTED} cannot be written: {_reason(error)}") from error
+            raise UserError(
+                f"{self.folder / PROTECTED} cannot be written ({_reason(error)}): "
+                "mend this and run the same command again"
+            ) from error
 
     # Reading
 
@@ -187,7 +190,7 @@ class Checkpointer:
         if step is not None:
             if step not in found:
                 steps = ", ".join(map(str, self.steps())) or "none"
-                raise UserError(f"{self.folder} has no checkpoint of step {step}: there are {steps}")
+                raise UserError(f"{self.folder} has no checkpoint of step {step}: choose one that is there ({steps})")
             found = {step: found[step]}
         passed_over = []
         for candidate in sorted(found, reverse=True):

@@ -23,6 +23,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import register_type
 
 from bert.config import Count, UserError, to_dict
+from bert.values import CONVERT
 
 Config = TypeVar("Config")
 
@@ -109,7 +110,7 @@ def read_yaml(path: Path, keys: dict[str, Key]) -> dict[str, Given]:
         return {}
     if not isinstance(root, yaml.MappingNode):
         where = f"{source}, line {root.start_mark.line + 1}"
-        raise UserError(f"{where}: {_snippet(root, text)!r} is no mapping, write lines of KEY: VALUE")
+        raise UserError(f"{where}: {_snippet(root, text)!r} is not a mapping: write lines of KEY: VALUE")
 
     sections = {key.rpartition(".")[0] for key in keys} - {""}
     lists = {name for name, key in keys.items() if key.item is not None}
@@ -122,14 +123,14 @@ def read_yaml(path: Path, keys: dict[str, Key]) -> dict[str, Given]:
         if known is None and not is_section:
             raise UserError(f"{where}: {unknown_key(name, near)}")
         if name in lines:
-            raise UserError(f"{where}: {name} stands on line {lines[name]} already, keep one of the two")
+            raise UserError(f"{where}: {name} stands on line {lines[name]} already: keep one of the two")
         lines[name] = line
         if known is not None:
             given[name] = Given(value, source, line, f"{name}: {snippet or 'null'}")
         elif not isinstance(node, yaml.MappingNode) and value is not None:  # null: a section all commented out
             example = next(key for key in near if key.startswith(f"{name}.")).removeprefix(f"{name}.")
             raise UserError(
-                f"{where}: {name} is {snippet}, but it is a section: indent its keys below it, as {example}"
+                f"{where}: {name} is {snippet}, but it is a section: indent its keys below it, for example {example}"
             )
     return given
 
@@ -138,7 +139,7 @@ def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
     """The end of the sentence on a key that does not exist, with the nearest one that does."""
     of_section = next((key for key in keys if key.startswith(f"{name}.")), None)
     if of_section is not None:
-        return f"{prefix}{name} is a section, set its keys one by one, for example {prefix}{of_section}"
+        return f"{prefix}{name} is a section: set its keys one by one, for example {prefix}{of_section}"
     leaf_names = {key.rpartition(".")[2]: key for key in reversed(list(keys))}  # the first of equals stays
     leaf = name.rpartition(".")[2]
     if leaf in leaf_names:  # the right name in the wrong section, or in none, is nearer than any spelling
@@ -148,8 +149,8 @@ def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
     elif near := difflib.get_close_matches(leaf, leaf_names, 1):
         nearest = leaf_names[near[0]]
     else:
-        return f"unknown key {prefix}{name}, --help lists all keys"
-    return f"unknown key {prefix}{name}, did you mean {prefix}{nearest}?"
+        return f"unknown key {prefix}{name}: --help lists all keys"
+    return f"unknown key {prefix}{name}: did you mean {prefix}{nearest}?"
 
 
 def _compose(path: Path, source: str) -> tuple[str, yaml.Node | None]:
@@ -158,15 +159,15 @@ def _compose(path: Path, source: str) -> tuple[str, yaml.Node | None]:
         text = path.read_text(encoding="utf-8-sig")
         return text, yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
-        raise UserError(f"{source}: cannot be read ({error.strerror}), name a YAML file") from None
+        raise UserError(f"{source} cannot be read ({error.strerror}): name a YAML file") from None
     except UnicodeDecodeError:
-        raise UserError(f"{source}: not UTF-8 text, save it as UTF-8") from None
+        raise UserError(f"{source}: not UTF-8: {CONVERT}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}, line {mark.line + 1}" if mark else source
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
         mend = "check indentation, colons and quotes there and above"
-        raise UserError(f"{where}: not valid YAML ({problem}), {mend}") from None
+        raise UserError(f"{where}: not valid YAML ({problem}): {mend}") from None
 
 
 def _entries(

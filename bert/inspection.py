@@ -179,7 +179,7 @@ def _row(model: ModelConfig, config: RunConfig | None, length: int | None) -> tu
     """Tokens T a row, and predictions P."""
     if length is not None and not 1 <= length <= model.max_position_embeddings:
         raise UserError(
-            f"length is {length}, and the model reads 1 to {model.max_position_embeddings} tokens: name one of these"
+            f"length is {length}, and the model reads 1 to {model.max_position_embeddings} tokens: choose one of these"
         )
     if isinstance(config, PretrainConfig):
         most, share, own = config.data.max_predictions_per_sequence, config.data.masked_lm_prob, config.data

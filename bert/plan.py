@@ -128,7 +128,9 @@ def tpu_devices(topology: str) -> Sequence[jax.Device]:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     except Exception as error:  # a RuntimeError, ValueError or XLA's own, by the version
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"cannot compile for the TPU slice {topology}: {reason}; is libtpu installed?") from None
+        raise UserError(
+            f"cannot compile for the TPU slice {topology} ({reason}): name one such as v5e:2x4, with libtpu installed"
+        ) from None
 
 
 @dataclass(frozen=True)

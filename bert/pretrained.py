@@ -178,7 +178,10 @@ class Pretrained:
         if self.task is not None:
             return self.task
         if self.problem_type is not None:
-            raise UserError(f"{self.source} is fine-tuned for {self.problem_type}, which is not answered here")
+            raise UserError(
+                f"{self.source} is fine-tuned for {self.problem_type}, which bert predict does not answer: "
+                "name another model"
+            )
         raise UserError(f"{self.source} is not fine-tuned for a task: fine-tune it first (finetune.py --init)")
 
     def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
@@ -302,6 +305,8 @@ def _folder(source: str | Path, weights: bool) -> Path:
         if not hub.is_hub_name(source):
             raise UserError(f"{path} does not exist: name the folder of a run or of a model")
         path = hub.download(str(source), weights)
+    if path.is_file():
+        raise UserError(f"{path} is a file: name the folder of a run or of a model")
     if not _is_run(path) and not hf.is_published(path) and not google.is_google(path):
         raise UserError(
             f"{source} holds no run (no config.yaml), no model of Hugging Face's (no config.json) and none of Google's "

@@ -77,14 +77,16 @@ def transfer(params: Params, source: Params, name: str, parts: Sequence[str], sa
     params, source = _pooler_apart(params), _pooler_apart(source)
     taken = [part for part in (*parts, *([POOLER] if "bert" in parts else [])) if part in params and part in source]
     if "bert" not in taken:
-        raise UserError(f"{name} has no encoder to start from")
+        raise UserError(f"{name} has no encoder to start from: name another model or run")
     mine, theirs = (
         traverse_util.flatten_dict({part: tree[part] for part in taken}, sep="/") for tree in (params, source)
     )
     wrong = sorted(set(mine) ^ set(theirs))
     wrong += [key for key in mine if key in theirs and mine[key].shape != theirs[key].shape]
     if wrong:
-        raise UserError(f"{name} does not fit the model: {', '.join(wrong[:5])} differ ({len(wrong)} in all)")
+        raise UserError(
+            f"{name} does not fit the model: {', '.join(wrong[:5])} differ ({len(wrong)} in all): name another"
+        )
     size = sum(array.size for array in mine.values())
     say(
         f"from {name}: {', '.join(part for part in taken if part != POOLER)} ({len(mine)} tensors, {size:,} parameters)"

@@ -289,7 +289,7 @@ def _read_utf8(file: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{file}, line {line}: not UTF-8, convert the file or name another vocabulary") from None
+        raise UserError(f"{file}, line {line}: not UTF-8: convert the file or name another vocabulary") from None
 
 
 def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
@@ -320,7 +320,9 @@ def _byte_level(text: str, file: Path) -> Tokenizer:
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         tokenizer = Tokenizer(models.BPE(vocab, merges))
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{file} and its merges.txt are no byte-level vocabulary ({error}): copy both again") from None
+        raise UserError(
+            f"{file} and its merges.txt are not a byte-level vocabulary ({error}): copy both again"
+        ) from None
     _require_special_tokens(vocab, file)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -342,7 +344,7 @@ def _parse_vocab(text: str, file: Path) -> dict[str, int]:
         piece = line.removesuffix("\r") if windows else line
         if piece in vocab:
             raise UserError(
-                f"{file}, line {number + 1}: {piece!r} stands on line {vocab[piece] + 1} already, "
+                f"{file}, line {number + 1}: {piece!r} stands on line {vocab[piece] + 1} already: "
                 "take a vocabulary that lists each piece once"
             )
         vocab[piece] = number

@@ -1,4 +1,7 @@
-"""What every part of the configuration needs: the mistake, and the whole number as people write it."""
+"""What every part needs: the mistake, its commonest mend, and the whole number as people write it."""
+
+CONVERT = "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
+"""The mend of any text that is not UTF-8."""
 
 
 class UserError(Exception):

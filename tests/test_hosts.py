@@ -124,7 +124,7 @@ def test_how_hosts_are_named() -> None:
         (["--process_id=0", "--num_processes=2"], "--coordinator not given"),
         (["--coordinator=a:1", "--num_processes=2", "--process_id=2"], "they count from 0 to 1"),
         (["--coordinator=a:1", "--num_processes=two", "--process_id=0"], "--num_processes two is not a whole number"),
-        (["--coordinator=a", "--num_processes=2", "--process_id=0"], "--coordinator a is no HOST:PORT"),
+        (["--coordinator=a", "--num_processes=2", "--process_id=0"], "--coordinator a is not HOST:PORT"),
     ],
 )
 def test_hosts_that_cannot_meet_are_refused(words: list[str], sentence: str) -> None:

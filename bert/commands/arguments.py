@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import difflib
 import functools
@@ -14,9 +15,9 @@ import re
 import sys
 import typing
 from argparse import Action
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
@@ -42,6 +43,9 @@ Config = TypeVar("Config")
 COMMAND_LINE = "command line"
 FLAGS = ("help", "print_config")
 
+MODEL = "A run, a Hugging Face folder, a folder of google-research/bert, or a hub name."
+"""What `bert.load` takes, for the help of the commands that load a model."""
+
 OUT_OF_MEMORY = (
     "the memory of a device is used up: raise --training.gradient_accumulation_steps (the same result), set "
     "--training.remat dots or full, or deal the model out with --training.mesh; bert plan tells what fits"
@@ -49,17 +53,24 @@ OUT_OF_MEMORY = (
 
 
 def parse(
-    config_class: type[Config], argv: list[str], *, prog: str, description: str, default_recipe: str | None
+    config_class: type[Config],
+    argv: list[str],
+    *,
+    prog: str,
+    description: str,
+    default_recipe: str | None,
+    own: Mapping[str, str] | None = None,
 ) -> tuple[Config, str | None]:
     """The checked configuration, and the recipe's name: the stem of its file, None where there is no file.
 
+    ``own`` has the options that the command has taken out of ``argv`` itself, as ``NAME VALUE``, with their help.
     ``--help`` and ``--print_config`` print and leave through SystemExit(0).
     Raises UserError with one sentence for anything wrong in the file, on the command line, or between values.
     """
     keys = keys_of(config_class)
     options = _options(argv, keys)
     if "help" in options:
-        print(_parser(keys, config_class, prog, description, default_recipe).format_help(), end="")
+        print(_parser(keys, config_class, prog, description, default_recipe, own).format_help(), end="")
         raise SystemExit(0)
     print_config = options.pop("print_config", None) is not None
     name = options.pop("config", [default_recipe])[0]
@@ -114,7 +125,7 @@ def run_command(main: Callable[[list[str]], int]) -> Callable[[list[str] | None]
             if error.strerror is None:  # not from the operating system
                 raise
             where = f"{error.filename}: " if error.filename else ""
-            print(f"error: {where}{error.strerror}; mend that and run the same command again", file=sys.stderr)
+            print(f"error: {where}{error.strerror}: mend that and run the same command again", file=sys.stderr)
             return 2
         except RuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's word for memory of a device that is used up
@@ -126,6 +137,18 @@ def run_command(main: Callable[[list[str]], int]) -> Callable[[list[str] | None]
             return 130
 
     return run
+
+
+class Arguments(argparse.ArgumentParser):
+    """The arguments of a command that has no configuration: what is wrong with them is one sentence as well."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False)
+        self.add_argument("-h", "--help", action="help", help="Show this text and stop.")
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UserError."""
+        raise UserError(f"{COMMAND_LINE}: {message}: {self.prog} --help explains the arguments")
 
 
 def take_options(argv: list[str], names: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
@@ -144,9 +167,9 @@ def take_options(argv: list[str], names: tuple[str, ...]) -> tuple[list[str], di
             continue
         value = value if equals else next(words, "")
         if not value or value.startswith("--"):
-            raise UserError(f"{COMMAND_LINE}: --{name} needs a value, write --{name} VALUE")
+            raise UserError(f"{COMMAND_LINE}: --{name} needs a value: write --{name} VALUE")
         if name in given:
-            raise UserError(f"{COMMAND_LINE}: --{name} is given twice")
+            raise UserError(f"{COMMAND_LINE}: --{name} is given twice: leave one out")
         given[name] = value
     return rest, given
 
@@ -167,10 +190,10 @@ def find_config(name: str) -> Path:
     if path.is_dir():
         inside = path / "config.yaml"
         mend = f"did you mean {inside}?" if inside.is_file() else "name a YAML file"
-        raise UserError(f"{where}: this is a folder, {mend}")
+        raise UserError(f"{where}: this is a folder: {mend}")
     near = difflib.get_close_matches(path.stem, recipe_names(), 1)
     mend = f"did you mean {near[0]}?" if near else "give a file or a recipe's name"
-    raise UserError(f"{where}: no such file or recipe, {mend} (recipes: {', '.join(recipe_names()) or 'none'})")
+    raise UserError(f"{where}: no such file or recipe: {mend} (recipes: {', '.join(recipe_names()) or 'none'})")
 
 
 def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
@@ -186,12 +209,12 @@ def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
             if key_of(name, keys) is None and name not in ("config", *FLAGS):
                 raise UserError(f"{COMMAND_LINE}: {unknown_key(name, keys_near(name, keys), prefix='--')}")
             if name == "config" and name in options:
-                raise UserError(f"{COMMAND_LINE}: --config is given twice, name one file or recipe")
+                raise UserError(f"{COMMAND_LINE}: --config is given twice: name one file or recipe")
             if name in FLAGS and equals:
-                raise UserError(f"{COMMAND_LINE}: --{name} takes no value, leave ={value} away")
+                raise UserError(f"{COMMAND_LINE}: --{name} takes no value: leave out ={value}")
             options[name] = [value] if equals else []
         elif name is None or name in FLAGS:
-            raise UserError(f"{COMMAND_LINE}: {word} belongs to no key, write --KEY VALUE (--help lists all keys)")
+            raise UserError(f"{COMMAND_LINE}: {word} belongs to no key: write --KEY VALUE (--help lists all keys)")
         elif options[name] and not ((key := key_of(name, keys)) and key.takes_list):
             raise UserError(
                 f"{COMMAND_LINE}: --{name} takes one value, but {word} follows {options[name][0]}: "
@@ -201,7 +224,7 @@ def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
             options[name].append(word)
     for name, values in options.items():
         if name not in FLAGS and not values:
-            raise UserError(f"{COMMAND_LINE}: --{name} needs a value, write --{name} VALUE")
+            raise UserError(f"{COMMAND_LINE}: --{name} needs a value: write --{name} VALUE")
     return options
 
 
@@ -253,6 +276,7 @@ def _parser(
     prog: str = "bert",
     description: str = "",
     default_recipe: str | None = None,
+    own: Mapping[str, str] | None = None,
 ) -> ArgumentParser:
     """jsonargparse's parser of these keys; all arguments after the first are for its help."""
     parser = ArgumentParser(
@@ -273,6 +297,9 @@ def _parser(
         + ("" if default_recipe is None else f" (default: {default_recipe})"),
     )
     general.add_argument("--print_config", action="store_true", help="Print the whole configuration as YAML and stop.")
+    for usage, text in (own or {}).items():
+        name, _, value = usage.partition(" ")
+        general.add_argument(f"--{name}", help=text, **({"metavar": value} if value else {"action": "store_true"}))
     titles = _titles(config_class) if config_class else {}
     groups: dict[str, Any] = {}
     for name, key in keys.items():

@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 
     from bert.data.examples import ExampleSet
 
-DESCRIPTION = """Builds the examples that `bert pretrain` with the same arguments will find in its cache. Of its own it
-has three options. --show N prints N examples: pieces, masks, labels. --statistics counts documents, sentences,
-tokens, unknown pieces, padding. --shard I/N builds every N-th shard from the I-th on: N processes that share only
-data.cache_dir build all of them, and the last to end puts the set together."""
+DESCRIPTION = """Builds the examples that `bert pretrain` with the same arguments will find in its cache."""
+
+OWN = {
+    "show N": "Print N examples: pieces, masks, labels.",
+    "statistics": "Count documents, sentences, tokens, unknown pieces, padding.",
+    "shard I/N": "Build every N-th shard from the I-th on: N processes that share only data.cache_dir build all of "
+    "them, and the last to end puts the set together.",
+}
+"""The options that are no keys of a configuration."""
 
 
 @run_command
@@ -33,10 +38,14 @@ def main(argv: list[str]) -> int:
     try:
         options, rest = own.parse_known_args(argv)
     except argparse.ArgumentError as error:
-        raise UserError(f"{COMMAND_LINE}: {error}, --help explains the options") from None
-    config, _ = parse(PretrainConfig, rest, prog="bert examples", description=DESCRIPTION, default_recipe="quickstart")
+        raise UserError(f"{COMMAND_LINE}: {error}: --help explains the options") from None
+    config, _ = parse(
+        PretrainConfig, rest, prog="bert examples", description=DESCRIPTION, default_recipe="quickstart", own=OWN
+    )
     if not options.show.isdecimal():
-        raise UserError(f"{COMMAND_LINE}: --show {options.show} is no number of examples, as --show 5")
+        raise UserError(
+            f"{COMMAND_LINE}: --show {options.show} is not a number of examples: write one, for example --show 5"
+        )
     part = None if options.shard is None else _part(options.shard)
 
     from bert.data.examples import build_examples, build_part
@@ -74,7 +83,9 @@ def main(argv: list[str]) -> int:
 def _part(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise UserError(f"{COMMAND_LINE}: --shard {text} is not I/N with I from 1 to N, as --shard 3/64")
+        raise UserError(
+            f"{COMMAND_LINE}: --shard {text} is not I/N with I from 1 to N: write, for example, --shard 3/64"
+        )
     return int(match[1]), int(match[2])
 
 

@@ -26,7 +26,9 @@ def main(argv: list[str]) -> int:
         FinetuneConfig, argv, prog=invocation("finetune"), description=DESCRIPTION, default_recipe=None
     )
     if recipe is None and config.output_dir is None:
-        raise UserError("neither --config nor --output_dir is given: name a recipe, for example --config sst2")
+        raise UserError(
+            "command line: neither --config nor --output_dir is given: name a recipe, for example --config sst2"
+        )
     if config.output_dir is None:
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
 
-from bert.commands.arguments import run_command
+from bert.commands.arguments import MODEL, Arguments, run_command
 
 DESCRIPTION = """Tells what a run, or anything else that bert.load takes, is made of: its parts with their parameters
 and operations a token, its vocabulary, where its weights came from, and of a run its training and its scores. A run
@@ -31,14 +30,12 @@ TITLES = {
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = argparse.ArgumentParser(prog="bert inspect", description=DESCRIPTION)
+    parser = Arguments("bert inspect", DESCRIPTION)
+    parser.add_argument("source", metavar="RUN_OR_FOLDER", help=MODEL)
     parser.add_argument(
-        "source", metavar="RUN_OR_FOLDER", help="a run, a folder of Hugging Face's or Google's, a hub name"
+        "--length", type=int, metavar="T", help="Tokens a row to count operations for. (default: the run's)"
     )
-    parser.add_argument(
-        "--length", type=int, metavar="T", help="tokens a row to count operations for (default: the run's)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     arguments = parser.parse_args(argv)
 
     from bert.inspection import inspect

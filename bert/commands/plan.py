@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from bert.plan import Fit
 
 DESCRIPTION = """Tells what a pretraining run takes of each device before it is tried: its train step is compiled,
-without weights or data, for the local devices or for a TPU slice that need not be there.
+without weights or data, for the local devices or for a TPU slice that need not be there. The keys are those of bert
+pretrain: the config, and what is changed of it."""
 
---memory SIZE is what a device has, 16GiB say; without it, what the local device says of itself. --device SLICE is a
-TPU slice such as v5e:2x4 (libtpu has to be installed); without it, the local devices. All other keys are those of
-bert pretrain: the config, and what is changed of it."""
+OWN = {
+    "memory SIZE": "What a device has, for example 16GiB. (default: what the local device says of itself)",
+    "device SLICE": "A TPU slice, for example v5e:2x4; libtpu must be installed. (default: the local devices)",
+}
+"""The options that are no keys of a configuration."""
 
 UNITS = {
     "": 1,
@@ -35,7 +38,9 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     argv, given = take_options(argv, ("memory", "device"))
     memory = None if "memory" not in given else size_of(given["memory"])
-    config, _ = parse(PretrainConfig, argv, prog="bert plan", description=DESCRIPTION, default_recipe="quickstart")
+    config, _ = parse(
+        PretrainConfig, argv, prog="bert plan", description=DESCRIPTION, default_recipe="quickstart", own=OWN
+    )
     if config.model.vocab_size is None:
         model = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
         config = dataclasses.replace(config, model=model)
@@ -85,7 +90,7 @@ def size_of(text: str) -> int:
     """Bytes of a size such as 16GiB or 80GB. Raises UserError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B|)", text)
     if match is None or not float(match[1]):
-        raise UserError(f"command line: --memory {text} is no size: write 16GiB or 80GB, say")
+        raise UserError(f"command line: --memory {text} is not a size: write, for example, 16GiB or 80GB")
     return int(float(match[1]) * UNITS[match[2]])
 
 
@@ -95,7 +100,9 @@ def _memory_of(device: object) -> int:
     except Exception:  # a device that is only compiled for has none
         stats = {}
     if "bytes_limit" not in stats:
-        raise UserError(f"command line: {device.device_kind} does not tell its memory: give --memory 16GiB, say")
+        raise UserError(
+            f"command line: {device.device_kind} does not tell its memory: give it, for example --memory 16GiB"
+        )
     return int(stats["bytes_limit"])
 
 

@@ -8,19 +8,14 @@ import time
 from typing import TYPE_CHECKING
 
 from bert.commands.arguments import invocation, parse, run_command
-from bert.commands.cluster import HELP, take_cluster
+from bert.commands.cluster import OWN, take_cluster
 from bert.config import PretrainConfig
 
 if TYPE_CHECKING:
     from bert.run import RunFolder
 
-DESCRIPTION = (
-    """Pretrains BERT on a corpus. Without arguments: a tiny model on the prose of Python's own standard
-library, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it was.
-
-"""
-    + HELP
-)
+DESCRIPTION = """Pretrains BERT on a corpus. Without arguments: a tiny model on the prose of Python's own standard
+library, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it was."""
 
 
 @run_command
@@ -28,7 +23,7 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     argv, cluster = take_cluster(argv)
     config, recipe = parse(
-        PretrainConfig, argv, prog=invocation("pretrain"), description=DESCRIPTION, default_recipe="quickstart"
+        PretrainConfig, argv, prog=invocation("pretrain"), description=DESCRIPTION, default_recipe="quickstart", own=OWN
     )
     if config.output_dir is None:
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")

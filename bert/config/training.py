@@ -96,8 +96,8 @@ class TrainingConfig:
     def check(self) -> None:
         """Raises UserError for values that contradict each other."""
         if (self.steps is None) == (self.epochs is None):
-            state = "neither is set" if self.steps is None else "both are set"
-            raise UserError(f"training.steps and training.epochs: {state}, set exactly one of them")
+            state = "are both null" if self.steps is None else "are both set"
+            raise UserError(f"training.steps and training.epochs {state}: set exactly one of them")
         if self.steps is not None:
             at_least("training.steps", self.steps, 1)
         if self.epochs is not None and not self.epochs > 0:

@@ -144,7 +144,9 @@ def _expand(entry: str) -> list[str]:
         return [entry]
     if os.path.isfile(os.path.join(entry, "dataset_dict.json")):
         splits = sorted(name for name in os.listdir(entry) if formats.is_dataset(os.path.join(entry, name)))
-        raise UserError(f"{entry} holds the splits {', '.join(splits)}: name one of them, as {entry}/{splits[0]}")
+        raise UserError(
+            f"{entry} holds the splits {', '.join(splits)}: name one of them, for example {entry}/{splits[0]}"
+        )
     if os.path.isdir(entry):
         inside = [
             os.path.join(folder, name)

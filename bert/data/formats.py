@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from bert.config import HUB, UserError
+from bert.values import CONVERT
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -153,9 +154,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 try:
                     yield number, data.decode("utf-8").rstrip("\r\n")
                 except UnicodeDecodeError:
-                    raise UserError(
-                        f"{path}, line {number}: not UTF-8, convert the file (iconv -f OLD -t UTF-8)"
-                    ) from None
+                    raise UserError(f"{path}, line {number}: not UTF-8: {CONVERT}") from None
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise _damaged(path, f" after line {number}", error) from None
     except OSError as error:
@@ -188,10 +187,10 @@ def _json_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Do
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", str(error))
-            raise UserError(f"{path}, line {number}: not JSON ({reason}), mend or remove the line") from None
+            raise UserError(f"{path}, line {number}: not JSON ({reason}): mend or remove the line") from None
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
-            raise UserError(f'{path}, line {number}: no string "text" in it, each line is an object with one')
+            raise UserError(f'{path}, line {number}: no string "text" in it: each line must be an object with one')
         # JSON can spell half a surrogate pair, which UTF-8 cannot.
         if document := _lines_of(text.encode("utf-8", "replace").decode("utf-8")):
             yield document
@@ -237,10 +236,10 @@ def _column_documents(place: str, column, row: int) -> Iterator[Document]:
         if text is None:
             continue
         if not isinstance(text, str):
-            raise UserError(f'{place}, row {number}: "text" is {type(text).__name__} and not a string, convert it')
+            raise UserError(f'{place}, row {number}: "text" is {type(text).__name__} and not a string: convert it')
         size = len(text)
         if size > MAX_DOCUMENT_BYTES:
-            raise UserError(f"{place}, row {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB, divide it")
+            raise UserError(f"{place}, row {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: divide it")
         if document := _lines_of(text):
             yield document
 
@@ -251,6 +250,6 @@ def _lines_of(text: str) -> Document:
 
 def _too_long(path: Path, number: int) -> UserError:
     return UserError(
-        f"{path}, line {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB, "
+        f"{path}, line {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: "
         "separate documents with an empty line"
     )

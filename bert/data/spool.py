@@ -70,7 +70,7 @@ class Spool:
         totals = np.bincount(sources, sizes, minlength=len(weights))
         if not totals.all():
             raise UserError(
-                f"data.weights: entry {int(totals.argmin()) + 1} of data.train has no document to train on, "
+                f"data.weights: entry {int(totals.argmin()) + 1} of data.train has no document to train on: "
                 "leave it out or add text to it"
             )
         passes = np.array(weights) / totals

@@ -116,9 +116,9 @@ def read(folder: Path, say: Say = lambda text: None) -> tuple[ModelConfig, Param
         found[tensor.ours] = np.ascontiguousarray(array.T if tensor.transposed else array, np.float32)
     params = traverse_util.unflatten_dict(found, sep="/")
     count = sum(array.size for array in found.values())
-    say(f"from {bundle.prefix}: {', '.join(params)} ({len(found)} tensors, {count:,} parameters)")
+    say(f"read {bundle.prefix}: {', '.join(params)} ({len(found)} tensors, {count:,} parameters)")
     if slots := len(bundle.entries) - len(entries):
-        say(f"not taken over: {slots} tensors of the optimizer")
+        say(f"not taken over from {bundle.prefix}: {slots} tensors of the optimizer")
     return config, params
 
 

@@ -135,7 +135,7 @@ def _architecture(content: dict[str, Any], file: Path) -> tuple[str, str]:
     architecture = names.our_name(str(declared), family)
     if architecture is None:
         choice = ", ".join(names.published_name(name, family) for name in names.ARCHITECTURES)
-        raise UserError(f"{file}: the architecture is {declared!r}: one of {choice} is read")
+        raise UserError(f"{file}: the architecture is {declared!r}: one of {choice} is read: name another model")
     return family, architecture
 
 
@@ -154,7 +154,10 @@ def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConf
     if not isinstance(tied, bool):
         raise UserError(f"{file}: tie_word_embeddings is {tied!r}, mend it to true or false")
     if values["hidden_act"] not in ACTIVATIONS:
-        raise UserError(f"{file}: hidden_act is {values['hidden_act']!r}: {', '.join(ACTIVATIONS)} are read")
+        raise UserError(
+            f"{file}: hidden_act is {values['hidden_act']!r}: one of {', '.join(ACTIVATIONS)} is read: "
+            "name another model"
+        )
     values["hidden_act"] = ACTIVATIONS[values["hidden_act"]]
     if family == names.ROBERTA:
         offset = content.get("pad_token_id", 1)
@@ -270,7 +273,7 @@ def _placed(
     if halves := sorted({stored[name].dtype.name for name in by_name.values()} - {"float32"}):
         say(f"{source}: {' and '.join(halves)} becomes float32, and is written as float32")
     if left_out:
-        say(f"{source}: without use here: {', '.join(sorted(left_out))}")
+        say(f"not taken over from {source}: {', '.join(sorted(left_out))}")
     return found, config
 
 

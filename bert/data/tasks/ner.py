@@ -19,6 +19,7 @@ from bert.data.tags import OUTSIDE, SCHEMES, convert, first_fault, join_tag, mar
 from bert.data.windows import window_starts
 from bert.files import write_durably
 from bert.tokenizer import special_ids
+from bert.values import CONVERT
 
 DOCUMENT_START = "-DOCSTART-"
 
@@ -307,10 +308,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8: "
-                "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
-            ) from None
+            raise UserError(f"{path}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8: {CONVERT}") from None
         yield number, line.removesuffix("\r")
 
 
@@ -328,7 +326,7 @@ def _check_cells(
             "mend or remove the line"
         )
     if labelled and width < 2:
-        raise UserError(f"{path}, line {number}: one column: the word has to come first and its tag last")
+        raise UserError(f"{path}, line {number}: one column: the word must come first and its tag last")
     for what, column in zip(("word", "tag") if labelled else ("word",), wanted, strict=False):
         if not cells[column]:
             raise UserError(f"{path}, line {number}: the {what} is empty: mend or remove the line")

@@ -109,12 +109,12 @@ def _answers(
     answers = []
     for text, start in zip(texts, starts, strict=True):
         if not isinstance(text, str) or not text.strip():
-            raise records.error(number, f"{columns.answer} is {str(text)[:40]!r}: it has to be a text, or empty")
+            raise records.error(number, f"{columns.answer} is {str(text)[:40]!r}: it must be a text, or empty")
         try:
             start = int(start)
         except (TypeError, ValueError):
             shown = repr(start)[:40]
-            raise records.error(number, f"{columns.answer_start} is {shown}: it has to be a whole number") from None
+            raise records.error(number, f"{columns.answer_start} is {shown}: it must be a whole number") from None
         answers.append(Answer(text, start if start >= 0 and context.startswith(text, start) else None))
     return tuple(answers)
 

@@ -112,7 +112,7 @@ def read_sentences(records: Records, words: str, tags: str, needed: bool = True,
 
 def _list(records: Records, number: int, name: str, values: Any) -> list[str]:
     if not isinstance(values, list) or not values:
-        raise records.error(number, f"{name} is {str(values)[:40]!r}: it has to be a list with at least one entry")
+        raise records.error(number, f"{name} is {str(values)[:40]!r}: it must be a list with at least one entry")
     return [word_of(records, number, name, value) for value in values]
 
 

@@ -26,9 +26,11 @@ class _AsGiven:
     def input_of(self, line: str) -> str | tuple[str, ...]:
         columns = line.split("\t")
         if not all(column.strip() for column in columns):
-            raise ValueError("empty, remove the line or fill it in")
+            raise ValueError("an empty text: write it or remove the line")
         if len(columns) > 2:
-            raise ValueError(f"{len(columns)} column(s), a text or two texts with a tab between are taken")
+            raise ValueError(
+                f"{len(columns)} columns where one or two are taken: write a text, or two with a tab between"
+            )
         return line if len(columns) == 1 else tuple(columns)
 
     def shown(self, given: Any) -> dict[str, Any]:

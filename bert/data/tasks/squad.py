@@ -18,6 +18,7 @@ from bert.data.spans import Answer, Answers, Example, Windows, answers, windows
 from bert.data.tasks import files
 from bert.data.tasks.task import Outputs, Task, json_input
 from bert.files import write_durably
+from bert.values import CONVERT
 
 __all__ = ["Dataset", "SquadTask", "answers", "read", "references", "windows", "write_predictions"]
 
@@ -128,11 +129,13 @@ def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): name a file in SQuAD's JSON layout") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}, byte {error.start}: not UTF-8: convert the file") from None
+        raise UserError(f"{path}, byte {error.start}: not UTF-8: {CONVERT}") from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}): the file is damaged, copy it") from None
+        raise UserError(
+            f"{path}, line {error.lineno}: not JSON ({error.msg}), the file is damaged: copy it again"
+        ) from None
     except (ValueError, RecursionError) as error:  # thousands of digits in a number, or of brackets in one another
-        raise UserError(f"{path}: not JSON that can be read ({error}): the file is damaged, copy it") from None
+        raise UserError(f"{path}: not JSON that can be read ({error}), the file is damaged: copy it again") from None
     for a, article in enumerate(_get(content, "data", list, path, "the file")):
         paragraphs = _get(article, "paragraphs", list, path, f"data[{a}]")
         for p, paragraph in enumerate(paragraphs):
@@ -147,10 +150,10 @@ _KINDS = {str: "a text", list: "a list", bool: "true or false", int: "a whole nu
 
 def _get(entry: Any, key: str, kind: type, path: Path, place: str) -> Any:
     if not isinstance(entry, dict) or key not in entry:
-        raise UserError(f"{path}, {place}: no {key!r}: the file has to follow SQuAD's layout")
+        raise UserError(f"{path}, {place}: no {key!r}: the file must follow SQuAD's layout")
     value = entry[key]
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"{path}, {place}: {key!r} is {str(value)[:40]!r}: it has to be {_KINDS[kind]}")
+        raise UserError(f"{path}, {place}: {key!r} is {str(value)[:40]!r}: it must be {_KINDS[kind]}")
     # JSON can spell half a surrogate pair, which UTF-8 cannot: one character takes the place of one, as answers count.
     return value.encode("utf-8", "replace").decode("utf-8") if kind is str else value
 
@@ -324,7 +327,7 @@ class SquadTask(Task):
         if given is None:
             return super().input_of(line)
         if not all(isinstance(text, str) and text.strip() for text in given.values()):
-            raise ValueError("question and context have to be texts that are not empty")
+            raise ValueError("question and context must be texts that are not empty")
         return tuple(given.values())
 
     def asked(self, inputs: Sequence[tuple[str, str]]) -> Dataset:
