@@ -15,7 +15,10 @@ import os
 import shutil
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
+
+from bert.values import known
 
 
 def main() -> None:
@@ -55,7 +58,7 @@ def measure(text: Path, vocabulary: Path, cache: Path, workers: int) -> None:
     while not receiver.poll(0.02):
         if process.exitcode is not None:
             raise SystemExit(f"the build ended with status {process.exitcode}")
-        sizes = [anonymous_bytes(pid) for pid in family(process.pid)]
+        sizes = [anonymous_bytes(pid) for pid in family(known(process.pid, "the process"))]
         peak, peak_main = max(peak, sum(sizes)), max(peak_main, sizes[0])
     seconds, again, rows = receiver.recv()
     process.join()
@@ -67,7 +70,7 @@ def measure(text: Path, vocabulary: Path, cache: Path, workers: int) -> None:
     )
 
 
-def build(text: Path, vocabulary: Path, cache: Path, workers: int, sender) -> None:
+def build(text: Path, vocabulary: Path, cache: Path, workers: int, sender: Connection) -> None:
     from bert.config import DataConfig
     from bert.data.examples import build_examples
     from bert.tokenizer import load_tokenizer

@@ -13,6 +13,9 @@ from bert.initializers import initializer
 from bert.model import ACTIVATIONS, Bert, Dtype, Execution, Packing, at_positions, dense, layer_norm
 from bert.sharding import apart
 
+Inputs = tuple[jax.Array, jax.Array | None, jax.Array | None]
+"""Ids, segments and mask, [B, T] each."""
+
 
 class MaskedLMHead(nn.Module):
     """Transform, LayerNorm, and a decoder with a bias of its own, tied to the word embeddings unless the config says
@@ -166,7 +169,7 @@ class BertForSequenceClassification(nn.Module):
         return self.classifier(drop_before_head(self, read, dropout)).astype(jnp.float32)
 
 
-def last_layers(bert: Bert, inputs: tuple[jax.Array | None, ...], layers: int) -> jax.Array:
+def last_layers(bert: Bert, inputs: Inputs, layers: int) -> jax.Array:
     """Features without fine-tuning (Devlin et al. 2018, section 5.3): the last layers' outputs side by side.
 
     Without dropout: what is not trained is to say the same of a text each time.
@@ -182,14 +185,14 @@ def last_layers(bert: Bert, inputs: tuple[jax.Array | None, ...], layers: int) -
     return jnp.concatenate(bert(*inputs, intermediates=True).hidden_states[-layers:], axis=-1)
 
 
-def text_read(head: nn.Module, inputs: tuple[jax.Array | None, ...], dropout: Dropout | None) -> jax.Array:
+def text_read(head: nn.Module, inputs: Inputs, dropout: Dropout | None) -> jax.Array:
     """What the head of a whole row reads: the pooled output [B, D], or the first token's features [B, layers * D]."""
     if head.feature_layers is None:
         return head.bert(*inputs, dropout=dropout).pooled_output
     return last_layers(head.bert, inputs, head.feature_layers)[:, 0]
 
 
-def tokens_read(head: nn.Module, inputs: tuple[jax.Array | None, ...], dropout: Dropout | None) -> jax.Array:
+def tokens_read(head: nn.Module, inputs: Inputs, dropout: Dropout | None) -> jax.Array:
     """What the head of every token reads: hidden states [B, T, D], or features [B, T, layers * D]."""
     if head.feature_layers is None:
         return head.bert(*inputs, dropout=dropout).last_hidden_state
@@ -309,7 +312,7 @@ class BertForMultipleChoice(nn.Module):
 
         if dropout is not None:  # each choice is a row, and draws as one
             dropout = dropout.replace(rows=(dropout.rows[:, None] * choices + jnp.arange(choices)).reshape(-1))
-        read = text_read(self, (rows(input_ids), rows(token_type_ids), rows(attention_mask)), dropout)
+        read = text_read(self, (input_ids.reshape(-1, length), rows(token_type_ids), rows(attention_mask)), dropout)
         return self.classifier(drop_before_head(self, read, dropout)).astype(jnp.float32).reshape(-1, choices)
 
 

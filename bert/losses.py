@@ -78,7 +78,7 @@ def pretraining_objective(
         logits = output if label is None else output.prediction_logits
         mlm = (logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
         targets = {"mlm": mlm}
-        if label is not None:
+        if label is not None and metric is not None:
             targets[metric] = (output.seq_relationship_logits, batch[f"{label}_labels"], batch[f"{label}_weights"])
         losses = {f"{name}_loss": cross_entropy(*target) for name, target in targets.items()}
         return losses, {f"{name}_accuracy": correct(*target) for name, target in targets.items()}

@@ -242,7 +242,7 @@ class Embeddings(nn.Module):
         def table(rows: int, name: str, init: Callable[[ModelConfig], nn.initializers.Initializer]) -> nn.Embed:
             return nn.Embed(rows, config.embedding_width, embedding_init=init(config), name=name)
 
-        self.word = table(config.vocab_size, "word", initializer)
+        self.word = table(config.known_vocab_size, "word", initializer)
         if config.position_embedding == "learned":
             positions = config.position_offset + config.max_position_embeddings
             self.position = table(positions, "position", position_initializer)
@@ -381,10 +381,9 @@ class Bert(nn.Module):
             position_ids = self.config.position_offset + jnp.arange(length)[None, :]
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
+        mask = None if attention_mask is None else padding_mask(attention_mask)
         if packing is not None:
             mask = same_example_mask(packing.example_ids)
-        else:
-            mask = None if attention_mask is None else padding_mask(attention_mask)
         x = self.embeddings(input_ids, token_type_ids, position_ids, dropout)
         x, hidden_states, attentions = self.encoder(x, mask, dropout, intermediates)
         first = x[:, 0] if packing is None else at_positions(x, packing.cls_positions)

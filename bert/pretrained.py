@@ -29,6 +29,7 @@ from bert.metrics import softmax
 from bert.model import Bert
 from bert.run import kind_of
 from bert.tokenizer import load_tokenizer, special_ids, vocabulary_size
+from bert.values import known
 
 Text = str | tuple[str, str]
 Params = dict[str, Any]
@@ -113,7 +114,7 @@ class Pretrained:
         """
         pooling = self.pooling or Pooling()
         if pooling.lowercase:
-            texts = [text.lower() if isinstance(text, str) else tuple(part.lower() for part in text) for text in texts]
+            texts = [_lower(text) for text in texts]
         features = self._features(texts, pooling.max_length)
         longest = int(features.lengths.max(initial=0))
         hidden = np.zeros((len(texts), longest, self.config.hidden_size), np.float32)
@@ -146,7 +147,7 @@ class Pretrained:
             probabilities = softmax(logits[0, place, : vocabulary_size(self.tokenizer)])
             best = np.argsort(-probabilities, kind="stable")[:top_k]
             answers.append(
-                [FilledMask(self.tokenizer.id_to_token(int(i)), float(probabilities[i]), int(i)) for i in best]
+                [FilledMask(self.tokenizer.id_to_token(int(i)) or "", float(probabilities[i]), int(i)) for i in best]
             )
         return answers
 
@@ -266,7 +267,7 @@ class Pretrained:
 
     @cached_property
     def _head(self) -> Callable[..., Any]:
-        task = self.task
+        task = known(self.task, "the task")
         model = HEADS[task.head](self.config, task.num_labels, feature_layers=self.feature_layers)
         return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
 
@@ -317,6 +318,10 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
     )
 
 
+def _lower(text: Text) -> Text:
+    return text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower())
+
+
 def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
     kind = kind_of(path)
     config: PretrainConfig | FinetuneConfig = load_config(kind, path / "config.yaml")
@@ -330,8 +335,10 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
     if restored is None:
         raise UserError(f"{path} has no checkpoint yet: let the run reach its first one")
     step, params = restored
-    own = isinstance(config, FinetuneConfig)
-    task = task_of(config) if own else None
+    task, own = None, {}
+    if isinstance(config, FinetuneConfig):
+        task = task_of(config)
+        own = {key: getattr(config, key) for key in ("data", "feature_layers", "classifier_dropout")}
     architecture = "BertForPreTraining" if task is None else HEADS[task.head].__name__
     return Pretrained(
         config=config.model,
@@ -343,5 +350,5 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
         architecture=architecture,
         labels=task.output_names if task is not None and architecture in LABELLED else (),
         problem_type=None if task is None else task.problem_type,
-        **({key: getattr(config, key) for key in ("data", "feature_layers", "classifier_dropout")} if own else {}),
+        **own,
     )

@@ -7,8 +7,8 @@ Devlin et al. 2018, section 3.1 and appendix A.1: 15% of the tokens are chosen f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -30,6 +30,11 @@ class Masking:
         prob: share of a row's (an example's) maskable tokens that is predicted.
         continuing_ids: ids of pieces that continue a word. Where there are any, words are masked whole or not at all;
             where there are none, tokens are chosen one by one.
+        maskable: [V] booleans, pieces that may be chosen.
+        continuing: [V] booleans, pieces that continue a word.
+        ordinary_ids: int32 ids that may be put in.
+        predictions_of: maskable tokens of a row (an example) -> how many of them are predicted.
+        predictions_per_row: `_predictions_per_row`, remembered.
 
     Raises:
         UserError: nothing in the vocabulary can be predicted.
@@ -41,6 +46,11 @@ class Masking:
     max_predictions: int
     prob: float = 0.15
     continuing_ids: Sequence[int] = ()
+    maskable: np.ndarray = field(init=False, repr=False, compare=False)
+    continuing: np.ndarray = field(init=False, repr=False, compare=False)
+    ordinary_ids: np.ndarray = field(init=False, repr=False, compare=False)
+    predictions_of: np.ndarray = field(init=False, repr=False, compare=False)
+    predictions_per_row: Callable[..., int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         maskable = np.ones(self.vocab_size, dtype=bool)
@@ -193,10 +203,10 @@ class Masking:
         keys = np.sort(keys, axis=1)[:, :most].T
         sizes = (keys & np.uint64(0xFFFF)).astype(np.int32)  # 65535 where a row has no more words
         left, taken = wanted.astype(np.int32), np.zeros((most, rows), bool)
-        for number in range(most):
-            np.less_equal(sizes[number], left, out=taken[number])
-            left -= sizes[number] * taken[number]
-            if number % 8 == 7 and not left.any():
+        for turn in range(most):
+            np.less_equal(sizes[turn], left, out=taken[turn])
+            left -= sizes[turn] * taken[turn]
+            if turn % 8 == 7 and not left.any():
                 break
         number, row = np.nonzero(taken)
         size = sizes[number, row]
