@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
+from jaxtyping import Bool, Float32, Int, Int32, UInt32, UInt64
 
 from bert.config import UserError
 
@@ -87,8 +88,11 @@ class Masking:
         return -(-halves // (2 * _PHILOX_WORDS)) * _PHILOX_WORDS
 
     def __call__(
-        self, input_ids: np.ndarray, words: np.ndarray, example_length: np.ndarray | None = None
-    ) -> dict[str, np.ndarray]:
+        self,
+        input_ids: Int[np.ndarray, "B T"],
+        words: UInt64[np.ndarray, "B words"],
+        example_length: Int[np.ndarray, "B K"] | None = None,
+    ) -> dict[str, Int32[np.ndarray, "B T"] | Int32[np.ndarray, "B P"] | Float32[np.ndarray, "B P"]]:
         """Chooses and corrupts tokens.
 
         Args:
@@ -129,7 +133,9 @@ class Masking:
             "masked_lm_weights": np.pad(used.astype(np.float32), pad),
         }
 
-    def _chosen(self, input_ids: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _chosen(
+        self, input_ids: Int[np.ndarray, "B T"], draws: UInt32[np.ndarray, "B T"]
+    ) -> tuple[Int32[np.ndarray, "B count"], Bool[np.ndarray, "B count"]]:
         """Positions [B, min(P, T)], ascending and 0 where unused, and which of them are used, by draws [B, T]."""
         count = min(self.max_predictions, input_ids.shape[1])
         maskable = self.maskable[input_ids]
@@ -139,8 +145,12 @@ class Masking:
         return self._single_tokens(maskable, wanted, draws, count)
 
     def _chosen_of_examples(
-        self, input_ids: np.ndarray, draws: np.ndarray, example_length: np.ndarray, count: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self,
+        input_ids: Int[np.ndarray, "B T"],
+        draws: UInt32[np.ndarray, "B T"],
+        example_length: Int[np.ndarray, "B K"],
+        count: int,
+    ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
         """As ``_chosen``, [B, count], of packed rows: their examples, each laid out as a row, and put back."""
         row, number = np.nonzero(example_length)
         start = (np.cumsum(example_length, axis=1) - example_length)[row, number, None]
@@ -159,8 +169,8 @@ class Masking:
 
     @staticmethod
     def _single_tokens(
-        maskable: np.ndarray, wanted: np.ndarray, draws: np.ndarray, count: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+        maskable: Bool[np.ndarray, "B T"], wanted: Int[np.ndarray, " B"], draws: UInt32[np.ndarray, "B T"], count: int
+    ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
         """Positions [B, count], ascending and 0 where unused, and which of them are used, of ``wanted`` [B] tokens."""
         length = maskable.shape[1]
         # One sortable key a token: 32 random bits above its position, so keys never tie. Tokens that may not be
@@ -178,8 +188,13 @@ class Masking:
         return positions, used
 
     def _whole_words(
-        self, input_ids: np.ndarray, maskable: np.ndarray, wanted: np.ndarray, draws: np.ndarray, count: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self,
+        input_ids: Int[np.ndarray, "B T"],
+        maskable: Bool[np.ndarray, "B T"],
+        wanted: Int[np.ndarray, " B"],
+        draws: UInt32[np.ndarray, "B T"],
+        count: int,
+    ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
         """As ``_single_tokens``: words in random order, each taken if no more than ``wanted`` tokens come together.
 
         A word is a piece and those that continue it; one that truncation left without its beginning starts where the
@@ -218,7 +233,9 @@ class Masking:
         return positions, used
 
 
-def random_words(key: tuple[int, int], first_row: int, rows: int, words_per_row: int) -> np.ndarray:
+def random_words(
+    key: tuple[int, int], first_row: int, rows: int, words_per_row: int
+) -> UInt64[np.ndarray, "{rows} {words_per_row}"]:
     """[rows, words_per_row] uint64 from the Philox stream of ``key`` = (seed, step), starting at ``first_row``.
 
     Rows first_row .. first_row + rows - 1 get the same words whoever draws them and with whatever rows before.
@@ -228,7 +245,9 @@ def random_words(key: tuple[int, int], first_row: int, rows: int, words_per_row:
     return stream.random_raw(rows * words_per_row).reshape(rows, words_per_row)
 
 
-def words_of_rows(key: tuple[int, int], rows: np.ndarray, words_per_row: int) -> np.ndarray:
+def words_of_rows(
+    key: tuple[int, int], rows: Int[np.ndarray, " B"], words_per_row: int
+) -> UInt64[np.ndarray, "B {words_per_row}"]:
     """[B, words_per_row] uint64 of the same stream for rows [B] in any order: each is addressed by its own number."""
     return np.concatenate([random_words(key, int(row), 1, words_per_row) for row in rows])
 
