@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int, Int32, UInt32, UInt64
+from jaxtyping import Bool, Float32, Int32, Integer, UInt32, UInt64
 
 from bert.config import UserError
 
@@ -89,9 +89,9 @@ class Masking:
 
     def __call__(
         self,
-        input_ids: Int[np.ndarray, "B T"],
+        input_ids: Integer[np.ndarray, "B T"],
         words: UInt64[np.ndarray, "B words"],
-        example_length: Int[np.ndarray, "B K"] | None = None,
+        example_length: Integer[np.ndarray, "B K"] | None = None,
     ) -> dict[str, Int32[np.ndarray, "B T"] | Int32[np.ndarray, "B P"] | Float32[np.ndarray, "B P"]]:
         """Chooses and corrupts tokens.
 
@@ -134,7 +134,7 @@ class Masking:
         }
 
     def _chosen(
-        self, input_ids: Int[np.ndarray, "B T"], draws: UInt32[np.ndarray, "B T"]
+        self, input_ids: Integer[np.ndarray, "B T"], draws: UInt32[np.ndarray, "B T"]
     ) -> tuple[Int32[np.ndarray, "B count"], Bool[np.ndarray, "B count"]]:
         """Positions [B, min(P, T)], ascending and 0 where unused, and which of them are used, by draws [B, T]."""
         count = min(self.max_predictions, input_ids.shape[1])
@@ -146,9 +146,9 @@ class Masking:
 
     def _chosen_of_examples(
         self,
-        input_ids: Int[np.ndarray, "B T"],
+        input_ids: Integer[np.ndarray, "B T"],
         draws: UInt32[np.ndarray, "B T"],
-        example_length: Int[np.ndarray, "B K"],
+        example_length: Integer[np.ndarray, "B K"],
         count: int,
     ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
         """As ``_chosen``, [B, count], of packed rows: their examples, each laid out as a row, and put back."""
@@ -169,7 +169,10 @@ class Masking:
 
     @staticmethod
     def _single_tokens(
-        maskable: Bool[np.ndarray, "B T"], wanted: Int[np.ndarray, " B"], draws: UInt32[np.ndarray, "B T"], count: int
+        maskable: Bool[np.ndarray, "B T"],
+        wanted: Integer[np.ndarray, " B"],
+        draws: UInt32[np.ndarray, "B T"],
+        count: int,
     ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
         """Positions [B, count], ascending and 0 where unused, and which of them are used, of ``wanted`` [B] tokens."""
         length = maskable.shape[1]
@@ -189,9 +192,9 @@ class Masking:
 
     def _whole_words(
         self,
-        input_ids: Int[np.ndarray, "B T"],
+        input_ids: Integer[np.ndarray, "B T"],
         maskable: Bool[np.ndarray, "B T"],
-        wanted: Int[np.ndarray, " B"],
+        wanted: Integer[np.ndarray, " B"],
         draws: UInt32[np.ndarray, "B T"],
         count: int,
     ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
@@ -246,7 +249,7 @@ def random_words(
 
 
 def words_of_rows(
-    key: tuple[int, int], rows: Int[np.ndarray, " B"], words_per_row: int
+    key: tuple[int, int], rows: Integer[np.ndarray, " B"], words_per_row: int
 ) -> UInt64[np.ndarray, "B {words_per_row}"]:
     """[B, words_per_row] uint64 of the same stream for rows [B] in any order: each is addressed by its own number."""
     return np.concatenate([random_words(key, int(row), 1, words_per_row) for row in rows])
