@@ -23,6 +23,7 @@ from bert.data.tasks.published import published_task
 from bert.data.tasks.task import Outputs, Rows, Task
 from bert.heads import HEADS, BertForMaskedLM
 from bert.interchange import FORMATS, google, hf, hub
+from bert.interchange.names import ARCHITECTURES
 from bert.interchange.pooling import Pooling
 from bert.interchange.shapes import LABELLED
 from bert.metrics import softmax
@@ -210,11 +211,16 @@ class Pretrained:
             dynamic_length: leave T of a ``stablehlo`` function free, up to that longest.
 
         Raises:
-            UserError: an unknown format, settings that are not its own, a library that is not installed, or ``out``
+            UserError: an unknown format, a head that others have no names for, settings that are not its own, a library that is not installed, or ``out``
                 is there already and not an empty folder.
         """
         if format not in FORMATS:
             raise UserError(f"format is {format!r}: choose one of {', '.join(FORMATS)}")
+        if self.architecture not in ARCHITECTURES:
+            raise UserError(
+                f"{self.source} has the head {self.architecture}, which has no names outside of this toolkit: give it "
+                "some as CONTRIBUTING.md tells"
+            )
         if self.feature_layers is not None:
             raise UserError(
                 f"{self.source} has a head over {self.feature_layers} layers of a frozen encoder, which no format of "

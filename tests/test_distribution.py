@@ -50,7 +50,7 @@ def test_the_archive_has_what_the_tests_need(built: Path) -> None:
     for name in ("LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "configs/quickstart.yaml", "pretrain.py",
                  "tests/conftest.py", "docs/get_started.md", "bert/py.typed"):  # fmt: skip
         assert name in names
-    assert not [name for name in names if "__pycache__" in name or name.startswith((".", "runs"))]
+    assert not [name for name in names - {".gitignore"} if "__pycache__" in name or name.startswith((".", "runs"))]
 
 
 def test_the_wheel_is_the_package_and_its_recipes(wheel: Path) -> None:
