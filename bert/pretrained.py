@@ -211,8 +211,8 @@ class Pretrained:
             dynamic_length: leave T of a ``stablehlo`` function free, up to that longest.
 
         Raises:
-            UserError: an unknown format, a head that others have no names for, settings that are not its own, a library that is not installed, or ``out``
-                is there already and not an empty folder.
+            UserError: an unknown format, a head that others have no names for, settings that are not the format's own,
+                a library that is not installed, or ``out`` is there already and not an empty folder.
         """
         if format not in FORMATS:
             raise UserError(f"format is {format!r}: choose one of {', '.join(FORMATS)}")
