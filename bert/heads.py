@@ -5,8 +5,9 @@ from __future__ import annotations
 import flax.linen as nn
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Int, Num
 
+from bert.arrays import Array
 from bert.config import ModelConfig
 from bert.dropout import Dropout
 from bert.initializers import initializer
@@ -44,6 +45,8 @@ class MaskedLMHead(nn.Module):
 class PretrainingOutput(struct.PyTreeNode):
     """Logits of the two pretraining heads: ``prediction_logits`` [B, P, V], ``seq_relationship_logits`` [B, 2], or
     [B, K, 2] where rows are packed."""
+
+    __no_type_check__ = True  # in jax.tree.map a field may be anything
 
     prediction_logits: Array
     seq_relationship_logits: Array

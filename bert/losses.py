@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Float, Int, Num
 
+from bert.arrays import Array
 from bert.dropout import Dropout
 from bert.model import Packing
 

@@ -15,8 +15,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Int, Num
 
+from bert.arrays import Array
 from bert.config import ModelConfig, TrainingConfig
 from bert.dropout import Dropout
 from bert.initializers import fixed_positions, initializer, position_initializer
@@ -72,6 +73,8 @@ class EncoderOutput(struct.PyTreeNode):
         attentions: each layer's attention weights before dropout, [B, N, T, S]; () unless asked for.
     """
 
+    __no_type_check__ = True  # in jax.tree.map a field may be anything
+
     last_hidden_state: Array
     pooled_output: Array | None
     hidden_states: tuple[Array, ...] = ()
@@ -86,6 +89,8 @@ class Packing(struct.PyTreeNode):
         position_ids: [B, T], from 0 on in each example.
         cls_positions: [B, K], where each example begins.
     """
+
+    __no_type_check__ = True  # in jax.tree.map a field may be anything
 
     example_ids: Array
     position_ids: Array

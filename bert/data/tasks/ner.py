@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from bert.config import UserError
 from bert.data.features import IGNORED, ROWS_AT_ONCE, Features, prose_tokenizer
 from bert.data.tags import OUTSIDE, SCHEMES, convert, first_fault, join_tag, marks_spans, recognise, spans, split_tag
+from bert.data.tasks.tsv import decoded
 from bert.data.windows import window_starts
 from bert.files import write_durably
 from bert.tokenizer import special_ids
@@ -305,14 +306,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): name a file of CoNLL columns") from None
     for number, raw in enumerate(content.split(b"\n"), start=1):
-        try:
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8: "
-                "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
-            ) from None
-        yield number, line.removesuffix("\r")
+        yield number, decoded(raw, path, number).removesuffix("\r")
 
 
 def _has_word(line: str) -> bool:
