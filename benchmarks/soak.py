@@ -54,7 +54,7 @@ def main() -> int:
     return verdict(windows)
 
 
-def watch(process: subprocess.Popen, run: Path) -> list[tuple[int, float, int]]:
+def watch(process: subprocess.Popen[bytes], run: Path) -> list[tuple[int, float, int]]:
     """(last step that is logged, resident megabytes, open files), a few times a second, until the process ends."""
     page, samples = os.sysconf("SC_PAGE_SIZE"), []
     while process.poll() is None:

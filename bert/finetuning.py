@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from bert import report
 from bert.checkpoint import Checkpointer
-from bert.config import FinetuneConfig, ModelConfig, UserError
+from bert.config import Count, FinetuneConfig, ModelConfig, UserError
 from bert.data.batches import bucket, epoch_batches, evaluation_batches
 from bert.data.ids import require_known_ids_of_rows
 from bert.data.tasks import task_of
@@ -27,13 +27,15 @@ from bert.dropout import Dropout
 from bert.heads import HEADS
 from bert.losses import LOSSES, Batch, TaskLoss, task_objective
 from bert.model import Execution
-from bert.optimizer import describe_decay, frozen_parts, learning_rate_schedule, make_optimizer
+from bert.optimizer import ParameterPath, describe_decay, frozen_parts, learning_rate_schedule, make_optimizer
 from bert.parallel import Parallel, add_up, parallel_of
 from bert.pretrained import Params, load
 from bert.run import RunFolder
 from bert.start import sizes_of_source, sizes_of_vocabulary, starting_state
+from bert.stop import StopRequest
 from bert.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer, vocabulary_size
-from bert.train import StopRequest, Work, add_sums, count_parameters, divide, fit, make_train_step, steps_of
+from bert.train import Work, add_sums, count_parameters, divide, fit, make_train_step, steps_of
+from bert.values import known
 
 Say = Callable[[str], None]
 Apply = Callable[[Params, Batch, Dropout | None], jax.Array]
@@ -82,13 +84,14 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         )
     splits = {name: Split(examples, task.features(origin.tokenizer, examples, data)) for name, examples in read.items()}
     for name, split in splits.items():
-        require_known_ids_of_rows(split.features, origin.config.vocab_size, name)
+        require_known_ids_of_rows(split.features, origin.config.known_vocab_size, name)
     train, dev = splits["train"].features, splits["dev"]
     config = _resolved(dataclasses.replace(run.config, data=data, model=origin.config), len(train))
     config.check_layers()
     parallel = parallel_of(config.training, config.model)
+    eval_batch_size = known(config.training.eval_batch_size, "training.eval_batch_size")
     parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
-    parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
+    parallel.check_batch("training.eval_batch_size", eval_batch_size)
     run = run.resolve(config)  # first: a folder with other files and no config.yaml is nobody's
     run.check_data(train.digest())
     save_tokenizer(origin.tokenizer, run.path)
@@ -152,7 +155,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
             batches = _Batches(train, config)
             work = Work(
                 total_steps=total_steps,
-                eval_every=int(config.training.eval_every),
+                eval_every=int(known(config.training.eval_every, "training.eval_every")),
                 batch=batches,
                 rows=batches.rows,
                 train_step=parallel.compile(
@@ -167,7 +170,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
             )
             fit(work, state, config.training, parallel, checkpoints, listener, stop)
         checkpoints.wait()
-        best_step, best = checkpoints.restore_best_params()
+        best_step, best = known(checkpoints.restore_best_params(), "the best checkpoint")
 
     best = parallel.replicate(best)
     measured, collapsed = _answer(task, run, splits, lambda split: outputs_of(best, split))
@@ -211,7 +214,7 @@ def _answer(
     for name, (examples, features) in splits.items():
         if name == "train":
             continue
-        losses = {}
+        losses: dict[str, float] = {}
         if name != "dev":
             outputs, losses = outputs_of(splits[name])
         predictions = tuned.predict(outputs, features, examples)
@@ -243,7 +246,7 @@ def _resolved(config: FinetuneConfig, train_rows: int) -> FinetuneConfig:
     per_epoch = -(-train_rows // training.batch_size)
     training = dataclasses.replace(
         training,
-        eval_every=training.eval_every or per_epoch,
+        eval_every=training.eval_every or Count(per_epoch),
         eval_batch_size=training.eval_batch_size or training.batch_size,
     )
     return dataclasses.replace(config, training=training)
@@ -251,12 +254,12 @@ def _resolved(config: FinetuneConfig, train_rows: int) -> FinetuneConfig:
 
 def _origin(run: RunFolder[FinetuneConfig], train: Examples, say: Say) -> Origin:
     """Where sizes, vocabulary and weights come from: the run itself if begun, else ``init``, ``like``, config."""
-    config = run.config
+    config, init = run.config, known(run.config.init, "init")
     begun = Checkpointer(run.checkpoints, config.training.keep_checkpoints, say).steps() if run.resumed else []
     if begun:
-        return Origin(config.model, load_tokenizer(run.path), None, config.init)
-    if config.init != "none":
-        source = load(config.init, say)
+        return Origin(config.model, load_tokenizer(run.path), None, init)
+    if init != "none":
+        source = load(init, say)
         model = sizes_of_source(config.model, source.config, source.source)
         return Origin(model, source.tokenizer, source.params, source.origin)
     if config.like is not None:
@@ -270,17 +273,21 @@ def _origin(run: RunFolder[FinetuneConfig], train: Examples, say: Say) -> Origin
     return Origin(sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)), tokenizer, None, "none")
 
 
-def _forward(model: nn.Module, frozen: Callable[[tuple[str, ...]], bool] | None) -> Apply:
+def _forward(model: nn.Module, frozen: Callable[[ParameterPath], bool] | None) -> Apply:
     """What the head gives, as a function of a batch; nothing is learned through ``frozen`` parameters."""
 
-    def stop(path: tuple[str, ...], leaf: jax.Array) -> jax.Array:
-        return jax.lax.stop_gradient(leaf) if frozen(path) else leaf
+    forward: Callable[..., Any] = model.apply
+
+    def learned(params: Mapping[str, Any]) -> Mapping[str, Any]:
+        if frozen is None:
+            return params
+        return traverse_util.path_aware_map(
+            lambda path, leaf: jax.lax.stop_gradient(leaf) if frozen(path) else leaf, params
+        )
 
     def apply(params: Params, batch: Batch, dropout: Dropout | None) -> jax.Array:
-        if frozen is not None:
-            params = traverse_util.path_aware_map(stop, params)
         inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
-        return model.apply({"params": params}, *inputs, dropout=dropout)
+        return forward({"params": learned(params)}, *inputs, dropout=dropout)
 
     return apply
 
@@ -291,13 +298,13 @@ def _execution(config: FinetuneConfig) -> dict[str, Execution]:
     return {} if execution == Execution() else {"execution": execution}
 
 
-def _trained(params: Params, frozen: Callable[[tuple[str, ...]], bool] | None) -> Params:
+def _trained(params: Params, frozen: Callable[[ParameterPath], bool] | None) -> Params:
     flat = traverse_util.flatten_dict(params)
     kept = {path: leaf for path, leaf in flat.items() if frozen is None or not frozen(path)}
     return traverse_util.unflatten_dict(kept)
 
 
-def _describe_frozen(params: Params, frozen: Callable[[tuple[str, ...]], bool] | None) -> str:
+def _describe_frozen(params: Params, frozen: Callable[[ParameterPath], bool] | None) -> str:
     return "" if frozen is None else f", of which {count_parameters(_trained(params, frozen)):,} are trained"
 
 
@@ -338,7 +345,8 @@ class _Evaluator:
         Of a head that says something of each token, a row's array [T, L] ends with the row's own tokens. ``between``
         is called before each batch.
         """
-        data, size, lengths = self._config.data, self._config.training.eval_batch_size, split.features.lengths
+        data, lengths = self._config.data, split.features.lengths
+        size = known(self._config.training.eval_batch_size, "training.eval_batch_size")
         outputs: list[np.ndarray] = [np.zeros(0)] * len(lengths)
         sums = []
         for rows in evaluation_batches(lengths, size):

@@ -28,6 +28,7 @@ from bert.optimizer import make_optimizer
 from bert.parallel import MeshParallel
 from bert.sharding import path_of, spec_of
 from bert.train import TrainState, make_train_step
+from bert.values import known
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def step_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
         UserError: rows or the model cannot be dealt out over the mesh.
     """
     compiled = lower_step(config, mesh).compile()
-    found = compiled.memory_analysis()
+    found = known(compiled.memory_analysis(), "the memory of the step")
     new = found.output_size_in_bytes - found.alias_size_in_bytes
     return StepMemory(found.argument_size_in_bytes, found.temp_size_in_bytes + new)
 
@@ -94,18 +95,19 @@ def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
     micro_batches = config.training.gradient_accumulation_steps
     rows = config.training.batch_size // micro_batches
     length, special = config.data.sequence_length, range(5)
-    examples = (1, config.data.max_examples_per_row) if config.data.packing else (1,)
+    most = config.data.max_examples_per_row
+    examples: tuple[int, ...] = (1, most) if config.data.packing else (1,)
     row = {
         "input_ids": np.full((1, length), len(special)),
         "length": np.array([length]),
         "segment_a_length": np.ones(examples, int),
     }
     if config.data.packing:
-        row[EXAMPLE_LENGTH] = np.array([[length] + [0] * (examples[1] - 1)])
+        row[EXAMPLE_LENGTH] = np.array([[length] + [0] * (most - 1)])
     if label := OBJECTIVES[config.data.objective].label:
         row[f"{label}_label"] = np.zeros(examples, int)
     masking = Masking(
-        vocab_size=config.model.vocab_size,
+        vocab_size=config.model.known_vocab_size,
         mask_id=special[-1],
         special_ids=tuple(special),
         max_predictions=config.data.max_predictions_per_sequence,

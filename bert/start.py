@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import flax.linen as nn
 import jax
@@ -13,7 +13,6 @@ import numpy as np
 import optax
 from flax import traverse_util
 
-from bert.checkpoint import Checkpointer
 from bert.config import ModelConfig, UserError
 from bert.interchange.names import POOLER
 from bert.run import OWN
@@ -23,12 +22,18 @@ Params = dict[str, Any]
 Say = Callable[[str], None]
 
 
+class Restorer(Protocol):
+    """Where the run's own states lie: `bert.checkpoint.Checkpointer`, or `bert.hosts.SharedCheckpoints`."""
+
+    def restore(self, like: Any = None) -> tuple[int, Any] | None: ...
+
+
 def starting_state(
     model: nn.Module,
     optimizer: optax.GradientTransformation,
     metrics: Sequence[str],
     seed: int,
-    checkpoints: Checkpointer,
+    checkpoints: Restorer,
     source: tuple[str, Params] | None,
     parts: Sequence[str],
     say: Say,

@@ -147,8 +147,12 @@ def test_a_pretraining_run_killed_twenty_times_equals_an_uninterrupted_one(corpu
     assert logged(killed) < steps
 
     # Two at a time: the second one is sent away, and the first does not notice.
+    def begun() -> int:
+        return (tmp_path / "killed.log").read_text().count("goes on at step")
+
+    lives = begun()
     first = start("pretrain", killed, arguments)
-    wait_for(first, lambda: "goes on at step" in (tmp_path / "killed.log").read_text().splitlines()[-1], 600)
+    wait_for(first, lambda: begun() > lives, 600)
     second = LIVES.Process(
         target=live, args=("pretrain", [*arguments, f"--output_dir={killed}"], tmp_path / "second.log")
     )

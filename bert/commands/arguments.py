@@ -17,7 +17,7 @@ import typing
 from argparse import Action
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
@@ -37,8 +37,23 @@ from bert.config_file import (
     unknown_key,
 )
 from bert.run import OWN
+from bert.values import known
 
-Config = TypeVar("Config")
+
+class Checked(Protocol):
+    """A configuration."""
+
+    def check(self) -> None: ...
+
+
+Config = TypeVar("Config", bound=Checked)
+
+
+class Command(Protocol):
+    """What `run_command` makes: arguments, or None for those of the process -> exit status."""
+
+    def __call__(self, argv: list[str] | None = None) -> int: ...
+
 
 COMMAND_LINE = "command line"
 FLAGS = ("help", "print_config")
@@ -75,8 +90,8 @@ def parse(
     print_config = options.pop("print_config", None) is not None
     name = options.pop("config", [default_recipe])[0]
     path = None if name is None else find_config(name)
-    given = {} if path is None else _read(name, path, keys)
-    given |= {key: _from_command_line(key, values, key_of(key, keys)) for key, values in options.items()}
+    given = {} if name is None or path is None else _read(name, path, keys)
+    given |= {key: _from_command_line(key, values, known(key_of(key, keys), key)) for key, values in options.items()}
     if name in recipe_names():
         given = _without_sizes_beside_init(given)
     config = build(config_class, typed(given, keys))
@@ -101,7 +116,7 @@ def _read(name: str, path: Path, keys: dict[str, Key]) -> dict[str, Given]:
         raise
 
 
-def run_command(main: Callable[[list[str]], int]) -> Callable[[list[str] | None], int]:
+def run_command(main: Callable[[list[str]], int]) -> Command:
     """Wraps a command: a UserError becomes ``error: <sentence>`` and status 2, a closed pipe ends quietly.
 
     The wrapped function takes the arguments, or None for those of the process, and returns the exit status.
@@ -299,7 +314,10 @@ def _parser(
     general.add_argument("--print_config", action="store_true", help="Print the whole configuration as YAML and stop.")
     for usage, text in (own or {}).items():
         name, _, value = usage.partition(" ")
-        general.add_argument(f"--{name}", help=text, **({"metavar": value} if value else {"action": "store_true"}))
+        if value:
+            general.add_argument(f"--{name}", help=text, metavar=value)
+        else:
+            general.add_argument(f"--{name}", help=text, action="store_true")
     titles = _titles(config_class) if config_class else {}
     groups: dict[str, Any] = {}
     for name, key in keys.items():
@@ -332,10 +350,10 @@ def _first_line(described: type) -> str:
 
 def _titles(config_class: type, prefix: str = "") -> dict[str, str]:
     """What the dataclasses say of each section, by its dotted name."""
-    titles = {}
+    titles: dict[str, str] = {}
     hints, texts = typing.get_type_hints(config_class), help_texts(config_class)
     for name, hint in hints.items():
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             titles |= {prefix + name: texts.get(name, ""), **_titles(hint, f"{prefix}{name}.")}
     return titles
 

@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     progress, whole = progress_lines(print), True
     for one in phase_configs(config):
         if part is None:
-            found = build_examples(one.data, tokenizer, progress=progress)
+            found: ExampleSet | None = build_examples(one.data, tokenizer, progress=progress)
         else:
             found = build_part(one.data, tokenizer, part, progress=progress)
         if found is None:
@@ -130,7 +130,7 @@ def _padding(lengths: np.ndarray, sequence_length: int) -> float:
     return 1 - lengths.sum() / (len(lengths) * sequence_length)
 
 
-def _show(found: ExampleSet, tokenizer: Tokenizer, config: PretrainConfig, number: int) -> None:
+def _show(found: ExampleSet, tokenizer: Tokenizer, config: PretrainConfig, count: int) -> None:
     """Rows spread over the training rows, masked as at a first visit; colours on a terminal only."""
     import numpy as np
     from rich.console import Console
@@ -144,7 +144,7 @@ def _show(found: ExampleSet, tokenizer: Tokenizer, config: PretrainConfig, numbe
 
     rows, masking, special = open_rows(found.train), masking_of(config.data, tokenizer), special_ids(tokenizer)
     objective, console = OBJECTIVES[config.data.objective], Console(highlight=False)
-    numbers = np.unique(np.linspace(0, len(rows) - 1, number).astype(int))
+    numbers = np.unique(np.linspace(0, len(rows) - 1, count).astype(int))
     examples = rows.take(numbers)
     words = random_words((config.seed, 0), 0, len(numbers), random_words_per_row(masking, examples))
     batch = masked_batch(examples, masking, words, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bert.commands.arguments import invocation, parse, run_command
 from bert.config import FinetuneConfig, UserError
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 def _train(run: RunFolder[FinetuneConfig]) -> int:
     from bert.finetuning import finetune
     from bert.seeds import finetune_seeds
-    from bert.train import Interrupted
+    from bert.stop import Interrupted
 
     several = run.config.seeds > 1
     try:
@@ -54,7 +54,7 @@ def _train(run: RunFolder[FinetuneConfig]) -> int:
     return 0
 
 
-def _show(results: dict, path: str) -> None:
+def _show(results: dict[str, Any], path: str) -> None:
     print(f"\n{results['task']} dev, best of all evaluations (step {results['best_step']:,}), from {results['init']}:")
     for split in scored_splits(results):
         if split != "dev":
@@ -71,7 +71,7 @@ def _show(results: dict, path: str) -> None:
     )
 
 
-def _show_seeds(results: dict, path: str) -> None:
+def _show_seeds(results: dict[str, Any], path: str) -> None:
     main, runs = results["main_metric"], results["runs"]
     print(f"\n{results['task']} dev, {len(runs)} seeds, best of all evaluations of each, from {results['init']}:")
     for split in scored_splits(results):
@@ -92,7 +92,7 @@ def _show_seeds(results: dict, path: str) -> None:
     )
 
 
-def _width(scores: dict) -> int:
+def _width(scores: dict[str, Any]) -> int:
     return max(10, *(len(name) + 2 for name in scores))
 
 
@@ -100,7 +100,7 @@ def _number(value: float | None) -> str:
     return f"{math.nan if value is None else value:8.4f}"  # None: a run that diverged
 
 
-def _baseline(results: dict, name: str) -> str:
+def _baseline(results: dict[str, Any], name: str) -> str:
     kind = results["baseline"]
     value = results[kind].get(name) if kind else None
     return "" if value is None else f"   ({kind.replace('_', ' ')} {value:.4f})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from bert.commands.arguments import MODEL, Arguments, run_command
@@ -141,7 +142,7 @@ def _scores(facts: dict[str, Any]) -> list[str]:
     ]
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns as wide as they need; the first one to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

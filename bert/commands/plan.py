@@ -11,6 +11,8 @@ from bert.config import REMAT, PretrainConfig, UserError
 from bert.phases import phase_configs
 
 if TYPE_CHECKING:
+    from jax import Device
+
     from bert.parallel import MeshParallel
     from bert.plan import Fit
 
@@ -94,7 +96,7 @@ def size_of(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def _memory_of(device: object) -> int:
+def _memory_of(device: Device) -> int:
     try:
         stats = device.memory_stats() or {}
     except Exception:  # a device that is only compiled for has none

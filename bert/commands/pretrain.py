@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bert.commands.arguments import invocation, parse, run_command
 from bert.commands.cluster import OWN, take_cluster
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
 
 def _train(run: RunFolder[PretrainConfig]) -> int:
     from bert.pretraining import pretrain
-    from bert.train import Interrupted
+    from bert.stop import Interrupted
 
     began = time.perf_counter()
     try:
@@ -56,7 +56,7 @@ def _train(run: RunFolder[PretrainConfig]) -> int:
     return 0
 
 
-def _show(results: dict, path: str, seconds: float) -> None:
+def _show(results: dict[str, Any], path: str, seconds: float) -> None:
     measured, baselines = results["eval"], results["baselines"]
     unigram = baselines["unigram"]
     print(f"\nheld-out text after {results['steps']:,} steps:")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bert.commands.arguments import COMMAND_LINE, parse, run_command
 from bert.config import PretrainConfig, UserError
+from bert.values import known
 
 DESCRIPTION = """Trains the vocabulary that the keys under tokenizer describe on data.train and writes it, as
 tokenizer.json and vocab.txt, into a folder, or adds a corpus' words to a published one."""
@@ -48,11 +49,11 @@ def main(argv: list[str]) -> int:
     from bert.new_words import useful_words, with_words
     from bert.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer, vocabulary_size
 
-    lines = (line for document in documents(config.data.train) for line in document)
+    lines = (line for document in documents(config.data.known_train) for line in document)
     if options.extend is None:
         tokenizer = train_tokenizer(lines, config.tokenizer)
     else:
-        published = load_tokenizer(config.tokenizer.path, config.tokenizer)
+        published = load_tokenizer(known(config.tokenizer.path, "tokenizer.path"), config.tokenizer)
         found = useful_words(published, lines, int(options.extend), config.tokenizer.min_frequency)
         tokenizer = with_words(published, [new.word for new in found])
         print(f"{len(found):,} new words, {sum(new.saved for new in found):,} pieces fewer in the corpus; the first:")

@@ -135,4 +135,4 @@ class TrainingConfig:
     def mesh_shape(self) -> tuple[int, int, int] | None:
         """``mesh`` as numbers; None where it is null, or no three numbers."""
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", self.mesh or "")
-        return match and tuple(map(int, match.groups()))
+        return (int(match[1]), int(match[2]), int(match[3])) if match else None

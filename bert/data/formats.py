@@ -15,14 +15,15 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from bert.config import HUB, UserError
 from bert.values import CONVERT
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
 Document = list[str]
@@ -35,13 +36,13 @@ ROWS_AT_ONCE = 256
 """Rows of Parquet and of data sets in memory together: documents may be long."""
 
 
-def _open_zstd(path: Path) -> BinaryIO:
+def _open_zstd(path: Path) -> io.BufferedIOBase:
     import pyarrow as pa
 
     return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
 
 
-OPENERS: dict[str, Callable[[Path], BinaryIO]] = {
+OPENERS: dict[str, Callable[[Path], io.BufferedIOBase]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
@@ -136,11 +137,11 @@ def _damaged(path: Path, where: str, error: Exception) -> UserError:
     return UserError(f"{path} is cut short or damaged{where} ({reason}): copy it again")
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: Path) -> io.BufferedIOBase:
     return OPENERS.get(path.suffix, lambda path: open(path, "rb"))(path)
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path) -> Generator[tuple[int, str], None, None]:
     """(number, line without its end), decoded line by line, so that an error knows its place."""
     number = 0
     try:
@@ -230,7 +231,7 @@ def _dataset_documents(place: str) -> Iterator[Document]:
         raise _damaged(Path(place), f" after row {row}", error) from None
 
 
-def _column_documents(place: str, column, row: int) -> Iterator[Document]:
+def _column_documents(place: str, column: pa.ChunkedArray, row: int) -> Iterator[Document]:
     """Documents of an Arrow column, whose first row is number ``row`` of the place; a null is no document."""
     for number, text in enumerate(column.to_pylist(), start=row + 1):
         if text is None:

@@ -181,7 +181,7 @@ def read_tokenizer(folder: Path, config: ModelConfig, say: Say = lambda text: No
     tokenizer = load_tokenizer(folder, TokenizerConfig(lowercase=lowercase))
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         say(f"text is {'lower-cased' if lowercase else 'not lower-cased'}: {why}")
-    if (pieces := vocabulary_size(tokenizer)) > config.vocab_size:
+    if (pieces := vocabulary_size(tokenizer)) > config.known_vocab_size:
         raise UserError(
             f"{folder} has {pieces} pieces in its vocabulary, but vocab_size in {CONFIG} is {config.vocab_size}: "
             "take both files from one checkpoint"

@@ -131,7 +131,7 @@ def published_config(model: Pretrained) -> dict[str, Any]:
     """The content of config.json."""
     config, family = model.config, family_of(model.config)
     special = special_ids(model.tokenizer)
-    content = {
+    content: dict[str, Any] = {
         "architectures": [names.published_name(model.architecture, family)],
         "model_type": family,
         "vocab_size": config.vocab_size,

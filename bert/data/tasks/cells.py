@@ -108,7 +108,7 @@ def read_cells(
             records.require(header, list(fields), {**wanted, **(labels if labelled else {})})
         for column, name in zip(cells.texts, texts, strict=True):
             column.append(_text(records, number, name, fields[name], may_be_empty))
-        for column, name in zip(cells.labels, labels if labelled else (), strict=False):
+        for column, name in zip(cells.labels or (), labels if labelled else (), strict=False):
             column.append(fields[name])
         if id:
             own = word_of(records, number, id[0], fields[id[0]])

@@ -23,7 +23,7 @@ from bert.data.tasks import files
 from bert.data.tasks.task import Outputs, Task, json_input
 from bert.data.tasks.tsv import write_rows
 from bert.data.windows import UNCUT, Parts, mean_of_parts, split_text
-from bert.values import CONVERT
+from bert.values import CONVERT, known
 
 FILES: files.Names = {
     "train": ("train.csv", "train.jsonl", "train_rand_split.jsonl"),
@@ -118,19 +118,20 @@ def tokenize_whole(tokenizer: Tokenizer, examples: Examples, max_length: int) ->
         parts = [context] if fits else split_text(tokenizer, context, room - min(longest, room // 2))
         contexts += parts
         numbers += [number] * len(parts)
-    choices, names, ids = (
-        [given[number] for number in numbers] for given in (examples.choices, examples.names, examples.ids)
-    )
+    choices, names = ([given[number] for number in numbers] for given in (examples.choices, examples.names))
+    ids = [examples.ids[number] for number in numbers]
     rows = tokenize(tokenizer, Examples(contexts, choices, names, None, ids), max_length)
     return Parts(rows, np.array(numbers, np.int32))
 
 
-def write_predictions(path: Path, examples: Examples, predictions: np.ndarray, probabilities: np.ndarray) -> Path:
+def write_predictions(
+    path: Path, examples: Examples, predictions: np.ndarray, probabilities: Sequence[np.ndarray]
+) -> Path:
     """Writes a line for each question: its id, the choice by the file's name for it, the right one if known, the share.
 
     Args:
       predictions: [E] place of the choice.
-      probabilities: [E, C] of each choice; what lies beyond a question's own choices is ignored.
+      probabilities: E arrays [C] of each choice; what lies beyond a question's own choices is ignored.
     """
     if not len(examples.ids) == len(predictions) == len(probabilities):
         raise ValueError(
@@ -216,7 +217,7 @@ def _read_jsonl(path: Path, labelled: bool) -> Iterator[_Question]:
         yield _Question(line, id, stem, texts, names, names.index(answer))
 
 
-_KINDS = {str: "a text", list: "a list", dict: "an object"}
+_KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
 
 
 def _get(entry: Any, key: str, kind: type, path: Path, line: int) -> Any:
@@ -298,7 +299,7 @@ class MultipleChoiceTask(Task):
         return Chosen(np.array([share.argmax() for share in shares], np.int64), shares)
 
     def score(self, predictions: Chosen, examples: Examples) -> dict[str, float]:
-        return metrics.scores(("accuracy",), predictions.choices, examples.labels)
+        return metrics.scores(("accuracy",), predictions.choices, known(examples.labels, "the labels"))
 
     def baseline_scores(self, examples: Examples) -> dict[str, float]:
         """What guessing comes to."""
@@ -309,7 +310,7 @@ class MultipleChoiceTask(Task):
         return self.score(predictions, examples)["accuracy"] <= self.baseline_scores(examples)["accuracy"]
 
     def write(self, folder: Path, split: str, predictions: Chosen, examples: Examples) -> list[Path]:
-        return [write_predictions(folder / f"{split}.tsv", examples, *predictions)]
+        return [write_predictions(folder / f"{split}.tsv", examples, predictions.choices, predictions.probabilities)]
 
     @property
     def input_columns(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bert.config import ColumnsConfig, TaskDataConfig, UserError
 from bert.data.records import Records
@@ -45,7 +45,7 @@ class Span(SquadTask):
         unanswered = any(example.is_impossible for example in train.examples)
         return dataclasses.replace(self, may_be_impossible=self.may_be_impossible or unanswered)
 
-    def shaped(self, data: TaskDataConfig) -> Span:
+    def shaped(self, data: TaskDataConfig) -> Self:
         """A threshold, once found, says that questions may be impossible."""
         return dataclasses.replace(super().shaped(data), data=data, may_be_impossible=data.null_threshold is not None)
 

@@ -12,7 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -133,7 +133,7 @@ class Task(ABC):
         """
         return data
 
-    def shaped(self, data: TaskDataConfig) -> Task:
+    def shaped(self, data: TaskDataConfig) -> Self:
         """The task as the configuration of a run describes it: the inverse of ``shape``."""
         return self
 

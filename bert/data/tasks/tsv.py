@@ -50,6 +50,14 @@ def read_table(path: Path, source: str, columns: Sequence[str] = (), needed: Seq
     return Table(first[1], lines, f"the header has {len(first[1])}")
 
 
+def decoded(raw: bytes, path: Path, number: int) -> str:
+    """A line of UTF-8, the first one without a byte order mark. Raises UserError with the place of what is none."""
+    try:
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8: {CONVERT}") from None
+
+
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """(number from 1, text) of each line, without its end, byte order mark and empty lines at the end.
 
@@ -59,12 +67,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     empty = 0
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"{path}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8: {CONVERT}"
-                ) from error
+            line = decoded(raw, path, number)
             if "\0" in line:
                 raise UserError(
                     f"{path}, line {number}: a NUL character, the file is damaged or not UTF-8: copy it again"
