@@ -121,6 +121,23 @@ class SharedCheckpoints:
         self._own.wait()
         wait("checkpoints")
 
+    def protect(self, step: int) -> None:
+        """Keeps a step besides the newest ones."""
+        if is_first():
+            self._own.protect(step)
+
+    def restore_best_params(self) -> tuple[int, Any] | None:
+        """The parameters of the protected step, or of the newest good one: the same on every host."""
+        read: tuple[int, Any] | None = None
+
+        def best() -> int | None:
+            nonlocal read
+            read = self._own.restore_best_params()
+            return None if read is None else read[0]
+
+        step = from_first(best)
+        return read if read is not None or step is None else self._own.restore_params(step)
+
     def restore(self, like: Any = None) -> tuple[int, Any] | None:
         """The newest good checkpoint, the same on every host."""
         read: tuple[int, Any] | None = None

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from bert.commands.arguments import invocation, parse, run_command
+from bert.commands.cluster import OWN, take_cluster
 from bert.config import FinetuneConfig, UserError
 from bert.report import scored_splits
 
@@ -22,8 +23,9 @@ COLLAPSED = "collapsed: it answers the same throughout, or no better than one wh
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
+    argv, cluster = take_cluster(argv)
     config, recipe = parse(
-        FinetuneConfig, argv, prog=invocation("finetune"), description=DESCRIPTION, default_recipe=None
+        FinetuneConfig, argv, prog=invocation("finetune"), description=DESCRIPTION, default_recipe=None, own=OWN
     )
     if recipe is None and config.output_dir is None:
         raise UserError(
@@ -32,9 +34,13 @@ def main(argv: list[str]) -> int:
     if config.output_dir is None:
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
 
-    from bert.run import open_run
+    if cluster is None:
+        from bert.run import open_run as opened
+    else:
+        cluster.join()
+        from bert.hosts import open_shared_run as opened
 
-    with open_run(config) as run:
+    with opened(config) as run:
         return _train(run)
 
 
@@ -47,10 +53,13 @@ def _train(run: RunFolder[FinetuneConfig]) -> int:
     try:
         results = finetune_seeds(run) if several else finetune(run)
     except Interrupted as stop:
+        if not run.writes:
+            return stop.status
         print(f"interrupted and saved at step {stop.step:,}; go on with: "
               f"{invocation('finetune')} --config {run.path / 'config.yaml'}")  # fmt: skip
         return stop.status
-    (_show_seeds if several else _show)(results, str(run.path))
+    if run.writes:
+        (_show_seeds if several else _show)(results, str(run.path))
     return 0
 
 
