@@ -50,13 +50,14 @@ def main(argv: list[str]) -> int:
 
     from bert.data.examples import build_examples, build_part
     from bert.data.vocabulary import corpus_vocabulary
-    from bert.pretrained import load_vocabulary
     from bert.report import progress_lines
     from bert.tokenizer import load_tokenizer
 
     if config.tokenizer.path is not None:  # beside init, its vocabulary extended
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
     elif config.init is not None:
+        from bert.pretrained import load_vocabulary  # which imports JAX
+
         tokenizer = load_vocabulary(config.init, print)
     else:
         tokenizer = corpus_vocabulary(config.data, config.tokenizer, print)
