@@ -159,8 +159,8 @@ def train_ours(experiment: Experiment, seed: int) -> list[tuple[int, float]]:
     state = parallel.replicate(TrainState.create(experiment.start(seed).params, optimizer, objective.metrics))
     curve = []
     for step in range(1, experiment.steps + 1):
-        state, loss = step_fn(state, parallel.place(experiment.batches(seed, step - 1), 1))
-        loss.block_until_ready()
+        state, outcome = step_fn(state, parallel.place(experiment.batches(seed, step - 1), 1))
+        outcome.loss.block_until_ready()
         if step % experiment.eval_every == 0:
             sums = (eval_fn(state.params, parallel.place(batch)) for batch in experiment.held_out())
             curve.append((step, divide(add_sums(sums, parallel))["mlm_loss"]))

@@ -24,10 +24,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from bert.values import known
 
 LENGTH = 128
 
@@ -51,18 +54,19 @@ def main() -> None:
                 if side != "google" or workers == 1
             ]
             seconds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
-            last: dict[tuple[str, int], tuple[float, float, int]] = {}
+            last: dict[tuple[str, int], Measured] = {}
             for _, case in itertools.product(range(arguments.rounds), cases):
-                took, *last[case] = measure(text, vocabulary, Path(folder, "work"), *case)
-                seconds[case].append(took)
+                last[case] = measure(text, vocabulary, Path(folder, "work"), *case)
+                seconds[case].append(last[case].seconds)
             print(f"{megabytes} MB, medians of {arguments.rounds}")
             print("side     workers  seconds   MB/s  M tokens/s  of raw  peak MB  main MB")
-            for (side, workers), took in seconds.items():
-                median, (peak, peak_main, tokens) = statistics.median(took), last[side, workers]
+            for (side, workers), measured in last.items():
+                median = statistics.median(seconds[side, workers])
                 raw = statistics.median(seconds.get(("raw", workers), [float("nan")]))
                 print(
                     f"{side:8} {workers:7} {median:8.1f} {text.stat().st_size / 1e6 / median:6.2f} "
-                    f"{tokens / 1e6 / median:11.2f} {raw / median:7.2f} {peak / 1e6:8.0f} {peak_main / 1e6:8.0f}",
+                    f"{measured.tokens / 1e6 / median:11.2f} {raw / median:7.2f} {measured.peak / 1e6:8.0f} "
+                    f"{measured.peak_main / 1e6:8.0f}",
                     flush=True,
                 )
 
@@ -80,11 +84,17 @@ def head(corpus: Path, size: int, target: Path) -> Path:
     return target
 
 
-def measure(text: Path, vocabulary: Path, folder: Path, side: str, workers: int) -> tuple[float, float, float, int]:
-    """Seconds, peak bytes of all processes and of the first, tokens.
+class Measured(NamedTuple):
+    """One build: seconds, tokens, and peak bytes of all its processes and of the first."""
 
-    In a process of its own, since the peak of this one would hide a smaller one after a larger.
-    """
+    seconds: float
+    tokens: int
+    peak: float
+    peak_main: float
+
+
+def measure(text: Path, vocabulary: Path, folder: Path, side: str, workers: int) -> Measured:
+    """In a process of its own, since the peak of this one would hide a smaller one after a larger."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(dir=folder.parent) as work:
@@ -94,14 +104,14 @@ def measure(text: Path, vocabulary: Path, folder: Path, side: str, workers: int)
         while not receiver.poll(0.02):
             if process.exitcode is not None:
                 raise SystemExit(f"{side} ended with status {process.exitcode}")
-            sizes = [anonymous_bytes(pid) for pid in family(process.pid)]
+            sizes = [anonymous_bytes(pid) for pid in family(known(process.pid, "the process"))]
             peak, peak_main = max(peak, sum(sizes)), max(peak_main, sizes[0])
         seconds, tokens = receiver.recv()
         process.join()
-    return seconds, peak, peak_main, tokens
+    return Measured(seconds, tokens, peak, peak_main)
 
 
-def run(side: str, text: Path, vocabulary: Path, work: Path, workers: int, sender: Any) -> None:
+def run(side: str, text: Path, vocabulary: Path, work: Path, workers: int, sender: Connection) -> None:
     threads = workers if side == "raw" else 1  # without this the library spreads over all cores
     os.environ |= {"TOKENIZERS_PARALLELISM": str(threads > 1).lower(), "RAYON_NUM_THREADS": str(threads)}
     os.environ |= {"HF_HOME": str(work), "HF_DATASETS_OFFLINE": "1"}
@@ -149,10 +159,10 @@ def ours(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
 
 def run_mlm(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
     import datasets
-    from transformers import BertTokenizerFast
+    from transformers import BertTokenizer
 
     datasets.disable_progress_bars()
-    tokenizer = BertTokenizerFast.from_pretrained(vocabulary)
+    tokenizer = BertTokenizer.from_pretrained(vocabulary)
 
     def tokenized(rows: dict[str, list[str]]) -> Any:
         return tokenizer(rows["text"], return_special_tokens_mask=True)
@@ -173,11 +183,12 @@ def run_mlm(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
 
 def google(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
     from bert.data.corpus import documents, split_sentences
-    from bert.tokenizer import load_tokenizer
+    from bert.tokenizer import load_tokenizer, special_ids
 
     tokenizer = load_tokenizer(vocabulary)
     corpus = [split_sentences(paragraphs, "en") for paragraphs in documents(str(text))]
-    cls, sep, mask = (tokenizer.token_to_id(name) for name in ("[CLS]", "[SEP]", "[MASK]"))
+    special = special_ids(tokenizer)
+    cls, sep, mask = special.cls, special.sep, special.mask
     size = tokenizer.get_vocab_size()
 
     def job() -> int:

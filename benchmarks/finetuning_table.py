@@ -10,10 +10,11 @@ import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 
 def main(folders: list[str]) -> None:
-    groups: dict[tuple[str, str], list[dict]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for folder in folders:
         results = json.loads((Path(folder) / "results.json").read_text(encoding="utf-8"))
         groups[results["task"], results["init"]] += results.get("runs", [results])

@@ -19,10 +19,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tokenizers import Tokenizer
 
 from bert.config import DataConfig, ModelConfig, OptimizerConfig
-from bert.data.examples import Rows, build_examples, open_rows
-from bert.data.loader import PretrainingLoader, masking_of
+from bert.data.examples import build_examples, open_rows
+from bert.data.loader import PretrainingLoader, Rows, masking_of
 from bert.data.objectives import OBJECTIVES
 from bert.data.packing import EXAMPLE_LENGTH
 from bert.heads import BertForMaskedLM, BertForPreTraining
@@ -96,7 +97,7 @@ def describe(lengths: np.ndarray, longest: int) -> None:
     print(f"examples a row: {dict(enumerate(np.bincount((lengths > 0).sum(axis=1)).tolist()))}")
 
 
-def speed(config: DataConfig, options: argparse.Namespace, tokenizer, kinds: dict[str, Rows]) -> None:
+def speed(config: DataConfig, options: argparse.Namespace, tokenizer: Tokenizer, kinds: dict[str, Rows]) -> None:
     """Steps of both kinds in turns: seconds of each, by the clock and of the processor, and real tokens a second."""
     objective = OBJECTIVES[config.objective]
     sizes = ModelConfig(vocabulary_size(tokenizer), 256, 4, 4, 1024, max_position_embeddings=config.sequence_length)
@@ -115,7 +116,7 @@ def speed(config: DataConfig, options: argparse.Namespace, tokenizer, kinds: dic
         for name, loader in loaders.items():
             began, busy_before = time.perf_counter(), time.process_time()
             batch = loader.batch(number)
-            step(start, parallel.place(batch, 1))[1].block_until_ready()
+            step(start, parallel.place(batch, 1))[1].loss.block_until_ready()
             if number:  # the first one compiles
                 seconds[name].append(time.perf_counter() - began)
                 busy[name].append(time.process_time() - busy_before)

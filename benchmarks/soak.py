@@ -22,8 +22,9 @@ MOST_MEMORY, MOST_TIME = 0.02, 0.05
 
 # Rows short and few, so that steps are: it is the loop that is looked at.
 TINY = [
-    "--config=tiny", "--data.train=stdlib:", "--tokenizer.vocab_size=2048", "--data.sequence_length=32",
-    "--data.max_predictions_per_sequence=5", "--training.batch_size=8", "--optimizer.warmup_steps=100",
+    "--config=tiny", "--phases=null", "--data.train=stdlib:", "--tokenizer.vocab_size=2048",
+    "--data.sequence_length=32", "--data.max_predictions_per_sequence=5", "--training.batch_size=8",
+    "--optimizer.warmup_steps=100",
 ]  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def main() -> int:
     return verdict(windows)
 
 
-def watch(process: subprocess.Popen, run: Path) -> list[tuple[int, float, int]]:
+def watch(process: subprocess.Popen[bytes], run: Path) -> list[tuple[int, float, int]]:
     """(last step that is logged, resident megabytes, open files), a few times a second, until the process ends."""
     page, samples = os.sysconf("SC_PAGE_SIZE"), []
     while process.poll() is None:

@@ -118,7 +118,8 @@ def ner(arguments: Any) -> dict[str, Any]:
     model.eval()
     scores = {}
     for split in ("dev", "test"):
-        rows, answered = rows_of(split), []
+        rows = rows_of(split)
+        answered: list[Any] = []
         with torch.no_grad():
             for first in range(0, len(rows), 32):
                 some = rows[first : first + 32]

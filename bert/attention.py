@@ -7,9 +7,11 @@ import html
 import json
 import re
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +21,7 @@ from bert.config import UserError
 from bert.data.features import tokenize
 from bert.files import replacing
 from bert.model import Bert
-from bert.pretrained import Pretrained, Text
+from bert.pretrained import Params, Pretrained, Text
 from bert.tokenizer import ROBERTA_SPECIAL_TOKENS, special_ids, special_tokens
 
 LABELLED = 24
@@ -63,8 +65,9 @@ def attention_of(model: Pretrained, text: Text) -> AttentionMap:
     params = {name: part for name, part in model.params["bert"].items() if name != "pooler"}
 
     @jax.jit
-    def attentions(params: dict, input_ids: jax.Array, token_type_ids: jax.Array) -> tuple[jax.Array, ...]:
-        return encoder.apply({"params": params}, input_ids, token_type_ids, intermediates=True).attentions
+    def attentions(params: Params, input_ids: jax.Array, token_type_ids: jax.Array) -> tuple[jax.Array, ...]:
+        apply: Callable[..., Any] = encoder.apply
+        return apply({"params": params}, input_ids, token_type_ids, intermediates=True).attentions
 
     weights = jax.device_get(attentions(params, batch["input_ids"], batch["token_type_ids"]))
     return AttentionMap(
@@ -80,7 +83,7 @@ def attention_of(model: Pretrained, text: Text) -> AttentionMap:
 def _pieces(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
     """Pieces by id: WordPiece's as they are; byte-level ones as text, a space at the start as an open box."""
     if special_tokens(tokenizer.get_vocab()) != ROBERTA_SPECIAL_TOKENS:
-        return [tokenizer.id_to_token(int(number)) for number in ids]
+        return [tokenizer.id_to_token(int(number)) or "" for number in ids]
     return [tokenizer.decode([int(number)], skip_special_tokens=False).replace(" ", "␣") for number in ids]
 
 

@@ -43,7 +43,9 @@ PARAMS, REST = "params", "rest"
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
 
 
-def _ignore_writes_after_the_end(unraisable: sys.UnraisableHookArgs, others: Callable = sys.unraisablehook) -> None:
+def _ignore_writes_after_the_end(
+    unraisable: sys.UnraisableHookArgs, others: Callable[..., Any] = sys.unraisablehook
+) -> None:
     # When one array cannot be written, orbax closes its event loop; the others, still on their way in tensorstore,
     # then find it closed and each prints a stack trace into the user's terminal. The error itself is raised anyway.
     if not (isinstance(unraisable.exc_value, RuntimeError) and str(unraisable.exc_value) == "Event loop is closed"):
@@ -126,7 +128,10 @@ class Checkpointer:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_durably(self.folder / PROTECTED, f"{step}\n")
         except OSError as error:
-            raise UserError(f"{self.folder / PROTECTED} cannot be written: {_reason(error)}") from error
+            raise UserError(
+                f"{self.folder / PROTECTED} cannot be written ({_reason(error)}): "
+                "mend this and run the same command again"
+            ) from error
 
     # Reading
 
@@ -187,9 +192,9 @@ class Checkpointer:
         if step is not None:
             if step not in found:
                 steps = ", ".join(map(str, self.steps())) or "none"
-                raise UserError(f"{self.folder} has no checkpoint of step {step}: there are {steps}")
+                raise UserError(f"{self.folder} has no checkpoint of step {step}: choose one that is there ({steps})")
             found = {step: found[step]}
-        passed_over = []
+        passed_over: list[str] = []
         for candidate in sorted(found, reverse=True):
             problems = verify_manifest(found[candidate])
             if not problems:

@@ -23,6 +23,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import register_type
 
 from bert.config import Count, UserError, to_dict
+from bert.values import CONVERT, known
 
 Config = TypeVar("Config")
 
@@ -73,11 +74,11 @@ def keys_of(config_class: type, prefix: str = "") -> dict[str, Key]:
     keys: dict[str, Key] = {}
     for field in dataclasses.fields(config_class):
         hint, name = hints[field.name], prefix + field.name
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             keys |= keys_of(hint, f"{name}.")
             continue
-        has_factory = field.default_factory is not dataclasses.MISSING
-        default = field.default_factory() if has_factory else field.default
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
         keys[name] = Key(hint, default, texts.get(field.name, ""))
     return keys
 
@@ -90,9 +91,9 @@ def key_of(name: str, keys: dict[str, Key]) -> Key | None:
 def keys_near(name: str, keys: dict[str, Key]) -> dict[str, Key]:
     """The keys among which a name belongs: those of one item where it points into a list, else all."""
     match = re.fullmatch(r"(.+)\.([1-9]\d?)(\..*)?", name)
-    if match is None or match[1] not in keys or keys[match[1]].item is None:
+    if match is None or match[1] not in keys or (item := keys[match[1]].item) is None:
         return keys
-    return keys_of(keys[match[1]].item, f"{match[1]}.{match[2]}.")
+    return keys_of(item, f"{match[1]}.{match[2]}.")
 
 
 def help_texts(config_class: type) -> dict[str, str]:
@@ -109,7 +110,7 @@ def read_yaml(path: Path, keys: dict[str, Key]) -> dict[str, Given]:
         return {}
     if not isinstance(root, yaml.MappingNode):
         where = f"{source}, line {root.start_mark.line + 1}"
-        raise UserError(f"{where}: {_snippet(root, text)!r} is no mapping, write lines of KEY: VALUE")
+        raise UserError(f"{where}: {_snippet(root, text)!r} is not a mapping: write lines of KEY: VALUE")
 
     sections = {key.rpartition(".")[0] for key in keys} - {""}
     lists = {name for name, key in keys.items() if key.item is not None}
@@ -122,14 +123,14 @@ def read_yaml(path: Path, keys: dict[str, Key]) -> dict[str, Given]:
         if known is None and not is_section:
             raise UserError(f"{where}: {unknown_key(name, near)}")
         if name in lines:
-            raise UserError(f"{where}: {name} stands on line {lines[name]} already, keep one of the two")
+            raise UserError(f"{where}: {name} stands on line {lines[name]} already: keep one of the two")
         lines[name] = line
         if known is not None:
             given[name] = Given(value, source, line, f"{name}: {snippet or 'null'}")
         elif not isinstance(node, yaml.MappingNode) and value is not None:  # null: a section all commented out
             example = next(key for key in near if key.startswith(f"{name}.")).removeprefix(f"{name}.")
             raise UserError(
-                f"{where}: {name} is {snippet}, but it is a section: indent its keys below it, as {example}"
+                f"{where}: {name} is {snippet}, but it is a section: indent its keys below it, for example {example}"
             )
     return given
 
@@ -138,7 +139,7 @@ def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
     """The end of the sentence on a key that does not exist, with the nearest one that does."""
     of_section = next((key for key in keys if key.startswith(f"{name}.")), None)
     if of_section is not None:
-        return f"{prefix}{name} is a section, set its keys one by one, for example {prefix}{of_section}"
+        return f"{prefix}{name} is a section: set its keys one by one, for example {prefix}{of_section}"
     leaf_names = {key.rpartition(".")[2]: key for key in reversed(list(keys))}  # the first of equals stays
     leaf = name.rpartition(".")[2]
     if leaf in leaf_names:  # the right name in the wrong section, or in none, is nearer than any spelling
@@ -148,8 +149,8 @@ def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
     elif near := difflib.get_close_matches(leaf, leaf_names, 1):
         nearest = leaf_names[near[0]]
     else:
-        return f"unknown key {prefix}{name}, --help lists all keys"
-    return f"unknown key {prefix}{name}, did you mean {prefix}{nearest}?"
+        return f"unknown key {prefix}{name}: --help lists all keys"
+    return f"unknown key {prefix}{name}: did you mean {prefix}{nearest}?"
 
 
 def _compose(path: Path, source: str) -> tuple[str, yaml.Node | None]:
@@ -158,15 +159,15 @@ def _compose(path: Path, source: str) -> tuple[str, yaml.Node | None]:
         text = path.read_text(encoding="utf-8-sig")
         return text, yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
-        raise UserError(f"{source}: cannot be read ({error.strerror}), name a YAML file") from None
+        raise UserError(f"{source} cannot be read ({error.strerror}): name a YAML file") from None
     except UnicodeDecodeError:
-        raise UserError(f"{source}: not UTF-8 text, save it as UTF-8") from None
+        raise UserError(f"{source}: not UTF-8: {CONVERT}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}, line {mark.line + 1}" if mark else source
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
         mend = "check indentation, colons and quotes there and above"
-        raise UserError(f"{where}: not valid YAML ({problem}), {mend}") from None
+        raise UserError(f"{where}: not valid YAML ({problem}): {mend}") from None
 
 
 def _entries(
@@ -185,14 +186,15 @@ def _entries(
                     yield from _entries(item, sections, lists, text, f"{name}.{number}.")
 
 
-def _value(node: yaml.Node) -> str | list[str] | dict | None:
+def _value(node: yaml.Node) -> str | list[str] | list[dict[str, Any]] | dict[str, Any] | None:
     """A leaf as jsonargparse takes it: the text itself, so `no` stays a language and 1e-4 is a number."""
     if isinstance(node, yaml.ScalarNode):
         return None if node.tag == "tag:yaml.org,2002:null" else node.value
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
         return [item.value for item in node.value]
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.MappingNode) for item in node.value):
-        return [{} for _ in node.value]  # what is in the items are entries of their own
+        sections: list[dict[str, Any]] = [{} for _ in node.value]  # what is in them are entries of their own
+        return sections
     return {}  # a mapping or a nested list: no field takes one, and the error shows the file's own text
 
 
@@ -219,7 +221,7 @@ def typed(given: dict[str, Given], keys: dict[str, Key]) -> dict[str, Any]:
     for name in lists:
         given = _without_cleared(name, given)
     leaves = {name: key for name, key in keys.items() if name not in lists}
-    leaves |= {name: key_of(name, keys) for name in given if name not in keys}
+    leaves |= {name: known(key_of(name, keys), name) for name in given if name not in keys}
     values = _leaves({name: item for name, item in given.items() if name in leaves}, leaves)
     values |= {name: _items(name, key, given, values) for name, key in lists.items()}
     return {name: values[name] for name in keys}
@@ -265,17 +267,17 @@ def _items(name: str, key: Key, given: dict[str, Given], values: dict[str, Any])
         if not isinstance(whole.value, list) or any(item != {} for item in whole.value):
             raise _wrong_type(whole, key)
         numbers.append(len(whole.value))
-    items = []
+    items, item_class = [], known(key.item, name)
     for number in range(1, max(numbers) + 1):
         prefix = f"{name}.{number}."
-        of_item = {full: values.get(full, one.default) for full, one in keys_of(key.item, prefix).items()}
-        items.append(build(key.item, of_item, prefix))
+        of_item = {full: values.get(full, one.default) for full, one in keys_of(item_class, prefix).items()}
+        items.append(build(item_class, of_item, prefix))
     return items
 
 
 def _wrong_type(item: Given, key: Key) -> UserError:
-    names = {
-        list[key.item]: "a list of sections in a file",
+    names: dict[Any, str] = {
+        types.GenericAlias(list, (key.item,)): "a list of sections in a file",
         int: "a whole number",
         Count: "a whole number (1000 or 1e3)",
         float: "a number (0.01 or 1e-2)",

@@ -33,11 +33,11 @@ def draw_curves(folder: Path | str) -> Path | None:
         # The Agg canvas without pyplot: no display, no global state.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
         return None
-    figure = Figure(figsize=(5.2 * len(panels), 3.9), dpi=130, layout="constrained")
+    figure = Figure(figsize=(5.2 * len(panels), 3.9), dpi=130, layout=ConstrainedLayoutEngine(wspace=0.04))
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(wspace=0.04)
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, members) in zip(row, panels.items(), strict=True):
         _draw_panel(axes, title, members, lines)
@@ -52,8 +52,8 @@ def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, A
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     is_rate = title == "learning rate"
-    train = {"linewidth": 1.2, "alpha": 1 if is_rate else 0.45}  # faint: evaluation is what counts
-    evaluation = {"linewidth": 1.6, "marker": "o", "markersize": 4.5}
+    train: dict[str, Any] = {"linewidth": 1.2, "alpha": 1 if is_rate else 0.45}  # faint: evaluation is what counts
+    evaluation: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 4.5}
     styles = {"train": train, "eval": evaluation}
     colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
     splits = set()

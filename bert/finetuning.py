@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +16,9 @@ import numpy as np
 from flax import traverse_util
 from tokenizers import Tokenizer
 
-from bert import report
+from bert import hosts, report
 from bert.checkpoint import Checkpointer
-from bert.config import FinetuneConfig, ModelConfig, UserError
+from bert.config import Count, FinetuneConfig, ModelConfig, UserError
 from bert.data.batches import bucket, epoch_batches, evaluation_batches
 from bert.data.ids import require_known_ids_of_rows
 from bert.data.tasks import task_of
@@ -27,13 +27,15 @@ from bert.dropout import Dropout
 from bert.heads import HEADS
 from bert.losses import LOSSES, Batch, TaskLoss, task_objective
 from bert.model import Execution
-from bert.optimizer import describe_decay, frozen_parts, learning_rate_schedule, make_optimizer
+from bert.optimizer import ParameterPath, describe_decay, frozen_parts, learning_rate_schedule, make_optimizer
 from bert.parallel import Parallel, add_up, parallel_of
 from bert.pretrained import Params, load
 from bert.run import RunFolder
 from bert.start import sizes_of_source, sizes_of_vocabulary, starting_state
+from bert.stop import StopRequest
 from bert.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer, vocabulary_size
-from bert.train import StopRequest, Work, add_sums, count_parameters, divide, fit, make_train_step, steps_of
+from bert.train import Work, add_sums, count_parameters, divide, fit, make_train_step, steps_of
+from bert.values import known
 
 Say = Callable[[str], None]
 Apply = Callable[[Params, Batch, Dropout | None], jax.Array]
@@ -63,8 +65,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         Interrupted: a signal came; the state is saved.
     """
     began = time.perf_counter()
-    if jax.process_count() > 1:
-        raise UserError(f"{jax.process_count()} hosts take part, but fine-tuning runs on one: start it on one alone")
+    say = hosts.spoken(say)
     task, folder = task_of(run.config), Path(run.config.data.dir or ".")
     names = task.splits(folder)
     read = {"train": task.read(folder, "train", run.config.data.max_train_rows)}
@@ -82,16 +83,18 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         )
     splits = {name: Split(examples, task.features(origin.tokenizer, examples, data)) for name, examples in read.items()}
     for name, split in splits.items():
-        require_known_ids_of_rows(split.features, origin.config.vocab_size, name)
+        require_known_ids_of_rows(split.features, origin.config.known_vocab_size, name)
     train, dev = splits["train"].features, splits["dev"]
     config = _resolved(dataclasses.replace(run.config, data=data, model=origin.config), len(train))
     config.check_layers()
     parallel = parallel_of(config.training, config.model)
+    eval_batch_size = known(config.training.eval_batch_size, "training.eval_batch_size")
     parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
-    parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
+    parallel.check_batch("training.eval_batch_size", eval_batch_size)
     run = run.resolve(config)  # first: a folder with other files and no config.yaml is nobody's
     run.check_data(train.digest())
-    save_tokenizer(origin.tokenizer, run.path)
+    if run.writes:
+        save_tokenizer(origin.tokenizer, run.path)
     frozen = frozen_parts(config.frozen_layers, config.feature_layers)
     model = HEADS[task.head](
         config.model,
@@ -108,7 +111,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     optimizer = make_optimizer(config.optimizer, total_steps, frozen)
     outputs_of = _Evaluator(apply, loss, parallel, config)
 
-    with Checkpointer(run.checkpoints, config.training.keep_checkpoints, say) as checkpoints, StopRequest() as stop:
+    with hosts.checkpoints_of(run, say) as checkpoints, StopRequest() as stop:
 
         def evaluate(params: Any) -> dict[str, float]:
             outputs, losses = outputs_of(params, dev, stop.check)
@@ -129,17 +132,18 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
             input_shape=(*train.batch(np.arange(1), int(train.lengths[0]), 1)["input_ids"].shape[:-1], 8),
         )
         batch, length = config.training.batch_size, config.data.max_length
-        report.startup_table(
-            [
-                ("task", f"{task.name}: {len(train):,} training rows, {len(dev.features):,} dev"),
-                ("parameters", f"{count_parameters(state.params):,}" + _describe_frozen(state.params, frozen)),
-                ("devices", parallel.describe()),
-                ("tokens per step", f"up to {batch * length:,} ({batch} x {length}, padded to buckets)"),
-                ("steps", f"{total_steps:,} ({total_steps * batch / len(train):.1f} epochs)"),
-                ("optimizer", describe_decay(_trained(state.params, frozen), config.optimizer)),
-            ]
-        )
-        with report.RunReport(run.path, total_steps, int(state.step), int(config.training.log_every)) as listener:
+        if run.writes:
+            report.startup_table(
+                [
+                    ("task", f"{task.name}: {len(train):,} training rows, {len(dev.features):,} dev"),
+                    ("parameters", f"{count_parameters(state.params):,}" + _describe_frozen(state.params, frozen)),
+                    ("devices", parallel.describe()),
+                    ("tokens per step", f"up to {batch * length:,} ({batch} x {length}, padded to buckets)"),
+                    ("steps", f"{total_steps:,} ({total_steps * batch / len(train):.1f} epochs)"),
+                    ("optimizer", describe_decay(_trained(state.params, frozen), config.optimizer)),
+                ]
+            )
+        with hosts.report_of(run, total_steps, int(state.step)) as listener:
 
             def is_best(step: int, scores: dict[str, float]) -> bool:
                 past = [line for line in evaluations(run.path) if line["step"] < step]
@@ -149,10 +153,10 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                 past = [line[task.main_metric] for line in evaluations(run.path) if line["step"] <= step]
                 return config.patience is not None and out_of_patience(past, config.patience)
 
-            batches = _Batches(train, config)
+            batches = _Batches(train, config, parallel.process)
             work = Work(
                 total_steps=total_steps,
-                eval_every=int(config.training.eval_every),
+                eval_every=int(known(config.training.eval_every, "training.eval_every")),
                 batch=batches,
                 rows=batches.rows,
                 train_step=parallel.compile(
@@ -161,17 +165,17 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                 ),
                 learning_rate=learning_rate_schedule(config.optimizer, total_steps),
                 evaluate=evaluate,
-                evaluated=is_best,
+                evaluated=lambda step, scores: hosts.from_first(partial(is_best, step, scores)),
                 keep=checkpoints.protect,
-                enough=is_enough,
+                enough=lambda step: hosts.from_first(partial(is_enough, step)),
             )
             fit(work, state, config.training, parallel, checkpoints, listener, stop)
         checkpoints.wait()
-        best_step, best = checkpoints.restore_best_params()
+        best_step, best = known(checkpoints.restore_best_params(), "the best checkpoint")
 
     best = parallel.replicate(best)
     measured, collapsed = _answer(task, run, splits, lambda split: outputs_of(best, split))
-    lines = evaluations(run.path)
+    lines = hosts.from_first(lambda: evaluations(run.path))
     best_line = next(_scores(line) for line in lines if line["step"] == best_step)
     results = {
         "task": task.name,
@@ -188,7 +192,8 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         "stopped_early": lines[-1]["step"] < total_steps,
         "seconds": round(time.perf_counter() - began, 1),
     }
-    report.write_results(run.path, results)
+    if run.writes:
+        report.write_results(run.path, results)
     return results
 
 
@@ -211,11 +216,12 @@ def _answer(
     for name, (examples, features) in splits.items():
         if name == "train":
             continue
-        losses = {}
+        losses: dict[str, float] = {}
         if name != "dev":
             outputs, losses = outputs_of(splits[name])
         predictions = tuned.predict(outputs, features, examples)
-        tuned.write(run.path / "predictions", name, predictions, examples)
+        if run.writes:
+            tuned.write(run.path / "predictions", name, predictions, examples)
         if name == "dev":
             collapsed = tuned.collapsed(predictions, examples)
         if examples.labelled:
@@ -243,7 +249,7 @@ def _resolved(config: FinetuneConfig, train_rows: int) -> FinetuneConfig:
     per_epoch = -(-train_rows // training.batch_size)
     training = dataclasses.replace(
         training,
-        eval_every=training.eval_every or per_epoch,
+        eval_every=training.eval_every or Count(per_epoch),
         eval_batch_size=training.eval_batch_size or training.batch_size,
     )
     return dataclasses.replace(config, training=training)
@@ -251,12 +257,12 @@ def _resolved(config: FinetuneConfig, train_rows: int) -> FinetuneConfig:
 
 def _origin(run: RunFolder[FinetuneConfig], train: Examples, say: Say) -> Origin:
     """Where sizes, vocabulary and weights come from: the run itself if begun, else ``init``, ``like``, config."""
-    config = run.config
-    begun = Checkpointer(run.checkpoints, config.training.keep_checkpoints, say).steps() if run.resumed else []
-    if begun:
-        return Origin(config.model, load_tokenizer(run.path), None, config.init)
-    if config.init != "none":
-        source = load(config.init, say)
+    config, init = run.config, known(run.config.init, "init")
+    own = Checkpointer(run.checkpoints, config.training.keep_checkpoints, say)
+    if run.resumed and hosts.from_first(own.steps):
+        return Origin(config.model, load_tokenizer(run.path), None, init)
+    if init != "none":
+        source = load(init, say)
         model = sizes_of_source(config.model, source.config, source.source)
         return Origin(model, source.tokenizer, source.params, source.origin)
     if config.like is not None:
@@ -270,17 +276,21 @@ def _origin(run: RunFolder[FinetuneConfig], train: Examples, say: Say) -> Origin
     return Origin(sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)), tokenizer, None, "none")
 
 
-def _forward(model: nn.Module, frozen: Callable[[tuple[str, ...]], bool] | None) -> Apply:
+def _forward(model: nn.Module, frozen: Callable[[ParameterPath], bool] | None) -> Apply:
     """What the head gives, as a function of a batch; nothing is learned through ``frozen`` parameters."""
 
-    def stop(path: tuple[str, ...], leaf: jax.Array) -> jax.Array:
-        return jax.lax.stop_gradient(leaf) if frozen(path) else leaf
+    forward: Callable[..., Any] = model.apply
+
+    def learned(params: Mapping[str, Any]) -> Mapping[str, Any]:
+        if frozen is None:
+            return params
+        return traverse_util.path_aware_map(
+            lambda path, leaf: jax.lax.stop_gradient(leaf) if frozen(path) else leaf, params
+        )
 
     def apply(params: Params, batch: Batch, dropout: Dropout | None) -> jax.Array:
-        if frozen is not None:
-            params = traverse_util.path_aware_map(stop, params)
         inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
-        return model.apply({"params": params}, *inputs, dropout=dropout)
+        return forward({"params": learned(params)}, *inputs, dropout=dropout)
 
     return apply
 
@@ -291,35 +301,54 @@ def _execution(config: FinetuneConfig) -> dict[str, Execution]:
     return {} if execution == Execution() else {"execution": execution}
 
 
-def _trained(params: Params, frozen: Callable[[tuple[str, ...]], bool] | None) -> Params:
+def _trained(params: Params, frozen: Callable[[ParameterPath], bool] | None) -> Params:
     flat = traverse_util.flatten_dict(params)
     kept = {path: leaf for path, leaf in flat.items() if frozen is None or not frozen(path)}
     return traverse_util.unflatten_dict(kept)
 
 
-def _describe_frozen(params: Params, frozen: Callable[[tuple[str, ...]], bool] | None) -> str:
+def _describe_frozen(params: Params, frozen: Callable[[ParameterPath], bool] | None) -> str:
     return "" if frozen is None else f", of which {count_parameters(_trained(params, frozen)):,} are trained"
 
 
-class _Batches:
-    """Step -> its batch, padded to a bucket; the smaller batch at an epoch's end is filled with rows of no weight."""
+def _own_share(batch: dict[str, np.ndarray], process: tuple[int, int]) -> dict[str, np.ndarray]:
+    """The rows of this host, the index-th of count, in a batch of all."""
+    index, count = process
 
-    def __init__(self, features: Rows, config: FinetuneConfig) -> None:
-        self._features, self._config = features, config
+    def share(array: np.ndarray) -> np.ndarray:
+        rows = len(array) // count
+        return array[index * rows : (index + 1) * rows]
+
+    return {name: share(array) for name, array in batch.items()}
+
+
+class _Batches:
+    """Step -> its batch, padded to a bucket; the smaller batch at an epoch's end is filled with rows of no weight.
+
+    Of several hosts, each has its own rows of it.
+    """
+
+    def __init__(self, features: Rows, config: FinetuneConfig, process: tuple[int, int]) -> None:
+        self._features, self._config, self._process = features, config, process
         self._lengths = features.lengths
         self._size = config.training.batch_size
         self._epoch = lru_cache(maxsize=2)(lambda number: epoch_batches(self._lengths, self._size, config.seed, number))
 
     def rows(self, step: int) -> np.ndarray:
-        """Numbers of the rows of a batch."""
-        epoch, place = divmod(step, -(-len(self._features) // self._size))
-        return self._epoch(epoch)[place]
+        """Numbers of this host's rows of a batch."""
+        index, count = self._process
+        share = self._size // count
+        return self._all_rows(step)[index * share : (index + 1) * share]
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
-        rows, data = self.rows(step), self._config.data
+        rows, data = self._all_rows(step), self._config.data
         length = bucket(int(self._lengths[rows].max()), data.buckets, data.max_length)
-        batch = self._features.batch(rows, length, self._size)
-        return {**batch, "rows": np.arange(self._size, dtype=np.int32)}
+        batch = {**self._features.batch(rows, length, self._size), "rows": np.arange(self._size, dtype=np.int32)}
+        return _own_share(batch, self._process)
+
+    def _all_rows(self, step: int) -> np.ndarray:
+        epoch, place = divmod(step, -(-len(self._features) // self._size))
+        return self._epoch(epoch)[place]
 
 
 class _Evaluator:
@@ -338,16 +367,20 @@ class _Evaluator:
         Of a head that says something of each token, a row's array [T, L] ends with the row's own tokens. ``between``
         is called before each batch.
         """
-        data, size, lengths = self._config.data, self._config.training.eval_batch_size, split.features.lengths
+        data, lengths = self._config.data, split.features.lengths
+        size = known(self._config.training.eval_batch_size, "training.eval_batch_size")
         outputs: list[np.ndarray] = [np.zeros(0)] * len(lengths)
         sums = []
         for rows in evaluation_batches(lengths, size):
             between()
             length = bucket(int(lengths[rows].max()), data.buckets, data.max_length)
-            batch = self._parallel.place(split.features.batch(rows, length, size))
+            whole = split.features.batch(rows, length, size)
+            batch = self._parallel.place(_own_share(whole, self._parallel.process))
             out = self._outputs(params, batch)
             if split.features.labels is not None:
                 sums.append({self._name: self._loss(out, batch)})
+                if not self._parallel.steps_in_flight:
+                    jax.block_until_ready(sums)
             for row, array in zip(rows, self._parallel.gather(out), strict=False):
                 outputs[row] = array[: lengths[row]] if array.ndim == 2 else array
         return outputs, {"loss": divide(add_sums(sums, self._parallel))["loss"]} if sums else {}

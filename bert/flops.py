@@ -46,7 +46,7 @@ def forward_flops(
     if POOLER in parts:
         flops[POOLER] = 2.0 * width**2 / length
     if PREDICTIONS in parts:
-        flops[PREDICTIONS] = (2.0 * width**2 + 2.0 * width * config.vocab_size) * predictions / length
+        flops[PREDICTIONS] = (2.0 * width**2 + 2.0 * width * config.known_vocab_size) * predictions / length
     for name, (elements, every_token) in outputs.items():
         flops[name] = 2.0 * elements / (1 if every_token else length)
     return flops

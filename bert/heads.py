@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from flax import struct
+from jaxtyping import Bool, Float, Int, Num
 
+from bert.arrays import Array
 from bert.config import ModelConfig
 from bert.dropout import Dropout
 from bert.initializers import initializer
 from bert.model import ACTIVATIONS, Bert, Dtype, Execution, Packing, at_positions, dense, layer_norm
 from bert.sharding import apart
+
+Mask = Num[Array, "B T"] | Bool[Array, "B T"]
+Inputs = tuple[Int[Array, "B T"], Int[Array, "B T"] | None, Mask | None]
+"""Ids, segments and mask, [B, T] each."""
 
 
 class MaskedLMHead(nn.Module):
@@ -22,7 +27,9 @@ class MaskedLMHead(nn.Module):
     dtype: Dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, hidden_states: jax.Array, word_embedding: jax.Array) -> jax.Array:
+    def __call__(
+        self, hidden_states: Float[Array, "B P D"], word_embedding: Float[Array, "V E"]
+    ) -> Float[Array, "B P V"]:
         """[B, P, D] hidden states, [V, E] embedding -> [B, P, V] float32 logits."""
         config = self.config
         x = dense(config, config.embedding_width, self.dtype, "transform")(hidden_states)
@@ -39,8 +46,10 @@ class PretrainingOutput(struct.PyTreeNode):
     """Logits of the two pretraining heads: ``prediction_logits`` [B, P, V], ``seq_relationship_logits`` [B, 2], or
     [B, K, 2] where rows are packed."""
 
-    prediction_logits: jax.Array
-    seq_relationship_logits: jax.Array
+    __no_type_check__ = True  # in jax.tree.map a field may be anything
+
+    prediction_logits: Array
+    seq_relationship_logits: Array
 
 
 class BertForPreTraining(nn.Module):
@@ -57,10 +66,10 @@ class BertForPreTraining(nn.Module):
 
     def __call__(
         self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        attention_mask: jax.Array | None = None,
-        masked_lm_positions: jax.Array | None = None,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: Mask | None = None,
+        masked_lm_positions: Int[Array, "B P"] | None = None,
         *,
         packing: Packing | None = None,
         dropout: Dropout | None = None,
@@ -87,14 +96,14 @@ class BertForMaskedLM(nn.Module):
 
     def __call__(
         self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        attention_mask: jax.Array | None = None,
-        masked_lm_positions: jax.Array | None = None,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: Mask | None = None,
+        masked_lm_positions: Int[Array, "B P"] | None = None,
         *,
         packing: Packing | None = None,
         dropout: Dropout | None = None,
-    ) -> jax.Array:
+    ) -> Float[Array, "B P V"]:
         """[B, T] -> [B, P, V] float32 logits at ``masked_lm_positions`` [B, P]; at every position if None (P is T)."""
         encoded = self.bert(input_ids, token_type_ids, attention_mask, packing=packing, dropout=dropout)
         hidden = _at_positions(encoded.last_hidden_state, masked_lm_positions)
@@ -114,12 +123,12 @@ class BertForNextSentencePrediction(nn.Module):
 
     def __call__(
         self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        attention_mask: jax.Array | None = None,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: Mask | None = None,
         *,
         dropout: Dropout | None = None,
-    ) -> jax.Array:
+    ) -> Float[Array, "B 2"]:
         """[B, T] -> [B, 2] float32 logits: segment B follows A, or is random."""
         pooled = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).pooled_output
         return self.seq_relationship(pooled).astype(jnp.float32)
@@ -150,12 +159,12 @@ class BertForSequenceClassification(nn.Module):
 
     def __call__(
         self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        attention_mask: jax.Array | None = None,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: Mask | None = None,
         *,
         dropout: Dropout | None = None,
-    ) -> jax.Array:
+    ) -> Float[Array, "B L"]:
         """[B, T] -> [B, L] float32 logits."""
         inputs = (input_ids, token_type_ids, attention_mask)
         if dropout is not None and self.config.position_offset and self.feature_layers is None:
@@ -166,7 +175,7 @@ class BertForSequenceClassification(nn.Module):
         return self.classifier(drop_before_head(self, read, dropout)).astype(jnp.float32)
 
 
-def last_layers(bert: Bert, inputs: tuple[jax.Array | None, ...], layers: int) -> jax.Array:
+def last_layers(bert: Bert, inputs: Inputs, layers: int) -> Float[Array, "B T features"]:
     """Features without fine-tuning (Devlin et al. 2018, section 5.3): the last layers' outputs side by side.
 
     Without dropout: what is not trained is to say the same of a text each time.
@@ -182,21 +191,23 @@ def last_layers(bert: Bert, inputs: tuple[jax.Array | None, ...], layers: int) -
     return jnp.concatenate(bert(*inputs, intermediates=True).hidden_states[-layers:], axis=-1)
 
 
-def text_read(head: nn.Module, inputs: tuple[jax.Array | None, ...], dropout: Dropout | None) -> jax.Array:
+def text_read(head: nn.Module, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B features"]:
     """What the head of a whole row reads: the pooled output [B, D], or the first token's features [B, layers * D]."""
     if head.feature_layers is None:
         return head.bert(*inputs, dropout=dropout).pooled_output
     return last_layers(head.bert, inputs, head.feature_layers)[:, 0]
 
 
-def tokens_read(head: nn.Module, inputs: tuple[jax.Array | None, ...], dropout: Dropout | None) -> jax.Array:
+def tokens_read(head: nn.Module, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B T features"]:
     """What the head of every token reads: hidden states [B, T, D], or features [B, T, layers * D]."""
     if head.feature_layers is None:
         return head.bert(*inputs, dropout=dropout).last_hidden_state
     return last_layers(head.bert, inputs, head.feature_layers)
 
 
-def drop_before_head(head: nn.Module, read: jax.Array, dropout: Dropout | None, site: str = "classifier") -> jax.Array:
+def drop_before_head(
+    head: nn.Module, read: Float[Array, "*shape"], dropout: Dropout | None, site: str = "classifier"
+) -> Float[Array, "*shape"]:
     """What a task's dense layer reads, with dropout at ``classifier_dropout``; ``head`` is the task's module."""
     if dropout is None:
         return read
@@ -226,12 +237,12 @@ class BertForTokenClassification(nn.Module):
 
     def __call__(
         self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        attention_mask: jax.Array | None = None,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: Mask | None = None,
         *,
         dropout: Dropout | None = None,
-    ) -> jax.Array:
+    ) -> Float[Array, "B T L"]:
         """[B, T] -> [B, T, L] float32 logits."""
         hidden = tokens_read(self, (input_ids, token_type_ids, attention_mask), dropout)
         return self.classifier(drop_before_head(self, hidden, dropout)).astype(jnp.float32)
@@ -260,12 +271,12 @@ class BertForQuestionAnswering(nn.Module):
 
     def __call__(
         self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        attention_mask: jax.Array | None = None,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: Mask | None = None,
         *,
         dropout: Dropout | None = None,
-    ) -> jax.Array:
+    ) -> Float[Array, "B T 2"]:
         """[B, T] -> [B, T, 2] float32 logits of start and end."""
         hidden = tokens_read(self, (input_ids, token_type_ids, attention_mask), dropout)
         if self.classifier_dropout is not None:
@@ -295,21 +306,21 @@ class BertForMultipleChoice(nn.Module):
 
     def __call__(
         self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        attention_mask: jax.Array | None = None,
+        input_ids: Int[Array, "B C T"],
+        token_type_ids: Int[Array, "B C T"] | None = None,
+        attention_mask: Num[Array, "B C T"] | Bool[Array, "B C T"] | None = None,
         *,
         dropout: Dropout | None = None,
-    ) -> jax.Array:
+    ) -> Float[Array, "B C"]:
         """[B, C, T] -> [B, C] float32 logits."""
         choices, length = input_ids.shape[-2:]
 
-        def rows(x: jax.Array | None) -> jax.Array | None:
+        def rows(x: Array | None) -> Array | None:
             return None if x is None else x.reshape(-1, length)
 
         if dropout is not None:  # each choice is a row, and draws as one
             dropout = dropout.replace(rows=(dropout.rows[:, None] * choices + jnp.arange(choices)).reshape(-1))
-        read = text_read(self, (rows(input_ids), rows(token_type_ids), rows(attention_mask)), dropout)
+        read = text_read(self, (input_ids.reshape(-1, length), rows(token_type_ids), rows(attention_mask)), dropout)
         return self.classifier(drop_before_head(self, read, dropout)).astype(jnp.float32).reshape(-1, choices)
 
 
@@ -327,7 +338,7 @@ they take the field ``execution`` as well, and hand it to the encoder.
 """
 
 
-def _at_positions(hidden_states: jax.Array, positions: jax.Array | None) -> jax.Array:
+def _at_positions(hidden_states: Float[Array, "B T D"], positions: Int[Array, "B P"] | None) -> Float[Array, "B P D"]:
     """[B, T, D] at [B, P] -> [B, P, D]; all of them where positions is None."""
     if positions is None:
         return hidden_states

@@ -24,6 +24,7 @@ from bert.nonfinite import SkippedStep
 from bert.report import Pace, RunReport
 from bert.run import RunFolder, open_run
 from bert.train import Metrics
+from bert.values import known
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
@@ -89,7 +90,7 @@ def open_shared_run(config: Config) -> Iterator[RunFolder[Config]]:
         found = from_first(opened)
         if run is None:
             theirs = _read(type(config), found["config"])
-            run = RunFolder(Path(theirs.output_dir), theirs, found["resumed"], writes=False)
+            run = RunFolder(Path(known(theirs.output_dir, "output_dir")), theirs, found["resumed"], writes=False)
         yield run
 
 
@@ -119,6 +120,23 @@ class SharedCheckpoints:
         """Waits until nothing is being saved."""
         self._own.wait()
         wait("checkpoints")
+
+    def protect(self, step: int) -> None:
+        """Keeps a step besides the newest ones."""
+        if is_first():
+            self._own.protect(step)
+
+    def restore_best_params(self) -> tuple[int, Any] | None:
+        """The parameters of the protected step, or of the newest good one: the same on every host."""
+        read: tuple[int, Any] | None = None
+
+        def best() -> int | None:
+            nonlocal read
+            read = self._own.restore_best_params()
+            return None if read is None else read[0]
+
+        step = from_first(best)
+        return read if read is not None or step is None else self._own.restore_params(step)
 
     def restore(self, like: Any = None) -> tuple[int, Any] | None:
         """The newest good checkpoint, the same on every host."""
@@ -173,7 +191,7 @@ class SharedReport:
             self._report.metrics(step, split, metrics)
 
     def evaluated(self, step: int) -> bool:
-        return from_first(lambda: self._report.evaluated(step))
+        return from_first(lambda: known(self._report, "the report").evaluated(step))
 
 
 def checkpoints_of(run: RunFolder[Any], say: Callable[[str], None]) -> Checkpointer | SharedCheckpoints:
@@ -189,7 +207,7 @@ def report_of(
     own = None
     if run.writes:
         own = RunReport(run.path, total_steps, start_step, int(run.config.training.log_every), pace)
-    return SharedReport(own) if several() else own
+    return SharedReport(own) if several() else known(own, "the report")
 
 
 def _read(kind: type[Config], text: str) -> Config:

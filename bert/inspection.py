@@ -154,7 +154,8 @@ def _parts(
         if path[0] not in ("bert", PREDICTIONS) and path[-1] == "kernel"
     }
     forward = forward_flops(model, tokens, parameters, predictions, outputs)
-    frozen_layers, frozen = 0, ()
+    frozen_layers = 0
+    frozen: tuple[str, ...] = ()
     if isinstance(config, FinetuneConfig):
         frozen_layers = config.frozen_layers or 0
         if config.feature_layers is not None:
@@ -179,7 +180,7 @@ def _row(model: ModelConfig, config: RunConfig | None, length: int | None) -> tu
     """Tokens T a row, and predictions P."""
     if length is not None and not 1 <= length <= model.max_position_embeddings:
         raise UserError(
-            f"length is {length}, and the model reads 1 to {model.max_position_embeddings} tokens: name one of these"
+            f"length is {length}, and the model reads 1 to {model.max_position_embeddings} tokens: choose one of these"
         )
     if isinstance(config, PretrainConfig):
         most, share, own = config.data.max_predictions_per_sequence, config.data.masked_lm_prob, config.data
@@ -219,8 +220,8 @@ def _origin(path: Path) -> list[str]:
     chain: list[str] = []
     seen = {path.resolve()}
     while True:
-        config = load_config(kind_of(path), path / "config.yaml")
-        if config.init in (None, "none"):
+        config: RunConfig = load_config(kind_of(path), path / "config.yaml")
+        if config.init is None or config.init == "none":
             like = getattr(config, "like", None)
             return [*chain, "random weights" + (f" of the sizes of {like}" if like else "")]
         source = Path(config.init)

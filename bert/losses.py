@@ -8,12 +8,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float, Int, Num
 
+from bert.arrays import Array
 from bert.dropout import Dropout
 from bert.model import Packing
 
-Batch = Mapping[str, jax.Array]
-Sums = dict[str, tuple[jax.Array, jax.Array]]
+Batch = Mapping[str, Array]
+Sum = tuple[Num[Array, ""], Num[Array, ""]]
+"""A sum and its weight."""
+Sums = dict[str, Sum]
 
 
 @dataclass(frozen=True)
@@ -28,11 +32,13 @@ class Objective:
     """
 
     forward: Callable[[Any, Batch, Dropout | None], tuple[Sums, Sums]]
-    weights: Callable[[Batch], dict[str, jax.Array]]
+    weights: Callable[[Batch], dict[str, Array]]
     metrics: tuple[str, ...]
 
 
-def cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+def cross_entropy(
+    logits: Float[Array, "*places L"], labels: Int[Array, "*places"], weights: Float[Array, "*places"]
+) -> Sum:
     """Sum over places of weight * -log softmax(logits)[label], in nats, and the sum of the weights.
 
     Args:
@@ -44,7 +50,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> t
     return jnp.sum(negative_log * weights), jnp.sum(weights)
 
 
-def correct(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+def correct(logits: Float[Array, "*places L"], labels: Int[Array, "*places"], weights: Float[Array, "*places"]) -> Sum:
     """Weighted count of places where no logit is above the label's, and the sum of the weights.
 
     A comparison with the maximum, which the loss needs as well: an argmax over a vocabulary is one of the slowest
@@ -78,12 +84,12 @@ def pretraining_objective(
         logits = output if label is None else output.prediction_logits
         mlm = (logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
         targets = {"mlm": mlm}
-        if label is not None:
+        if label is not None and metric is not None:
             targets[metric] = (output.seq_relationship_logits, batch[f"{label}_labels"], batch[f"{label}_weights"])
         losses = {f"{name}_loss": cross_entropy(*target) for name, target in targets.items()}
         return losses, {f"{name}_accuracy": correct(*target) for name, target in targets.items()}
 
-    def weights(batch: Batch) -> dict[str, jax.Array]:
+    def weights(batch: Batch) -> dict[str, Array]:
         found = {"mlm_loss": jnp.sum(batch["masked_lm_weights"])}
         if label is not None:
             found[f"{metric}_loss"] = jnp.sum(batch[f"{label}_weights"])
@@ -109,40 +115,40 @@ class TaskLoss:
         metrics: names of what ``sums`` gives: the loss, whose name ends in ``_loss``, and the counts.
     """
 
-    sums: Callable[[jax.Array, Batch], tuple[tuple[jax.Array, jax.Array], ...]]
-    weight: Callable[[Batch], jax.Array]
+    sums: Callable[[Array, Batch], tuple[Sum, ...]]
+    weight: Callable[[Batch], Array]
     metrics: tuple[str, ...]
 
 
-def _rows(batch: Batch) -> jax.Array:
+def _rows(batch: Batch) -> Float[Array, ""]:
     return jnp.sum(batch["weights"])
 
 
-def _labels(logits: jax.Array, batch: Batch) -> tuple[tuple[jax.Array, jax.Array], ...]:
+def _labels(logits: Float[Array, "B L"], batch: Batch) -> tuple[Sum, ...]:
     """[B, L] logits, [B] labels."""
     target = (logits, batch["labels"], batch["weights"])
     return cross_entropy(*target), correct(*target)
 
 
-def _scores(outputs: jax.Array, batch: Batch) -> tuple[tuple[jax.Array, jax.Array], ...]:
+def _scores(outputs: Float[Array, "B 1"], batch: Batch) -> tuple[Sum, ...]:
     """[B, 1] predictions, [B] scores."""
     errors = jnp.square(outputs[:, 0] - batch["labels"])
     return ((jnp.sum(errors * batch["weights"]), _rows(batch)),)
 
 
-def _choices(logits: jax.Array, batch: Batch) -> tuple[tuple[jax.Array, jax.Array], ...]:
+def _choices(logits: Float[Array, "B C"], batch: Batch) -> tuple[Sum, ...]:
     """[B, C] logits, [B] labels; choices that a row lacks have no share in its softmax."""
     logits = jnp.where(batch["choice_mask"] > 0, logits, jnp.finfo(logits.dtype).min)
     return _labels(logits, batch)
 
 
-def _tokens(logits: jax.Array, batch: Batch) -> tuple[tuple[jax.Array, jax.Array], ...]:
+def _tokens(logits: Float[Array, "B T L"], batch: Batch) -> tuple[Sum, ...]:
     """[B, T, L] logits, [B, T] labels, below 0 where a token has none."""
     target = (logits, jnp.maximum(batch["labels"], 0), (batch["labels"] >= 0).astype(jnp.float32))
     return cross_entropy(*target), correct(*target)
 
 
-def _span(logits: jax.Array, batch: Batch) -> tuple[tuple[jax.Array, jax.Array], ...]:
+def _span(logits: Float[Array, "B T 2"], batch: Batch) -> tuple[Sum, ...]:
     """[B, T, 2] logits of start and end, [B, 2] their positions; a softmax over the row's own tokens.
 
     The loss is the mean of the two cross-entropies (Devlin et al. 2018, section 4.2; run_squad.py).
@@ -166,7 +172,7 @@ LOSSES = {
 """The losses of fine-tuning tasks by the names that tasks give."""
 
 
-def task_objective(loss: TaskLoss, apply: Callable[[Any, Batch, Dropout | None], jax.Array]) -> Objective:
+def task_objective(loss: TaskLoss, apply: Callable[[Any, Batch, Dropout | None], Array]) -> Objective:
     """The loss of a task, of ``apply``: (params, batch, dropout or None) -> what the head gives."""
 
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[Sums, Sums]:
@@ -176,5 +182,5 @@ def task_objective(loss: TaskLoss, apply: Callable[[Any, Batch, Dropout | None],
     return Objective(forward, lambda batch: {loss.metrics[0]: loss.weight(batch)}, loss.metrics)
 
 
-def _at(logits: jax.Array, labels: jax.Array) -> jax.Array:
+def _at(logits: Float[Array, "*places L"], labels: Int[Array, "*places"]) -> Float[Array, "*places"]:
     return jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]

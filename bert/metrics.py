@@ -145,7 +145,7 @@ def squad(
     exact, f1 = _squad_scores(predictions, references, v2)
     if not v2:
         return {"exact_match": _percent(exact, references), "f1": _percent(f1, references)}
-    scores = {}
+    scores: dict[str, float] = {}
     kinds = {"": list(references), "HasAns_": [id for id, golds in references.items() if golds]}
     kinds["NoAns_"] = [id for id, golds in references.items() if not golds]
     for name, ids in kinds.items():
@@ -171,9 +171,9 @@ def best_null_threshold(
       best_exact, best_f1 (percent), best_exact_thresh, best_f1_thresh.
     """
     order = sorted(null_odds, key=null_odds.__getitem__)
-    result = {}
+    result: dict[str, float] = {}
     for name, scores in zip(("exact", "f1"), _squad_scores(predictions, references, v2=True), strict=True):
-        best = total = sum(not golds for golds in references.values())
+        best = total = float(sum(not golds for golds in references.values()))
         threshold = 0.0
         for id in order:
             total += scores[id] if references[id] else -bool(predictions[id])
@@ -194,7 +194,9 @@ def entities(predictions: Sequence[Sequence[str]], references: Sequence[Sequence
       predictions, references: the tags of each word of each sentence.
     """
     by_type = entities_by_type(predictions, references)
-    counts = [sum(scores[name] for scores in by_type.values()) for name in ("correct", "predicted", "support")]
+    correct, predicted, support = (
+        int(sum(scores[name] for scores in by_type.values())) for name in ("correct", "predicted", "support")
+    )
     supports = [scores["support"] for scores in by_type.values()]
     f1s = [scores["f1"] for scores in by_type.values()]
     right = sum(
@@ -202,7 +204,7 @@ def entities(predictions: Sequence[Sequence[str]], references: Sequence[Sequence
     )
     weighted = sum(f1 * support for f1, support in zip(f1s, supports, strict=True))
     return {
-        **_prf(*counts),
+        **_prf(correct, predicted, support),
         "accuracy": right / max(sum(map(len, references)), 1),
         "macro_f1": sum(f1s) / max(len(f1s), 1),
         "weighted_f1": weighted / max(sum(supports), 1),
@@ -213,7 +215,7 @@ def entities_by_type(
     predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
 ) -> dict[str, dict[str, float]]:
     """precision, recall, f1, correct, predicted and support (right entities) of each type, in alphabetical order."""
-    counts = {"correct": Counter(), "predicted": Counter(), "support": Counter()}
+    counts: dict[str, Counter[str]] = {"correct": Counter(), "predicted": Counter(), "support": Counter()}
     for number, (ours, golds) in enumerate(zip(predictions, references, strict=True)):
         if len(ours) != len(golds):
             raise ValueError(f"sentence {number}: {len(ours)} predicted tags for {len(golds)} words")

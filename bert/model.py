@@ -15,7 +15,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jaxtyping import Bool, Float, Int, Num
 
+from bert.arrays import Array
 from bert.config import ModelConfig, TrainingConfig
 from bert.dropout import Dropout
 from bert.initializers import fixed_positions, initializer, position_initializer
@@ -23,7 +25,7 @@ from bert.sharding import apart, gathered
 
 Dtype = Any
 
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
@@ -71,10 +73,12 @@ class EncoderOutput(struct.PyTreeNode):
         attentions: each layer's attention weights before dropout, [B, N, T, S]; () unless asked for.
     """
 
-    last_hidden_state: jax.Array
-    pooled_output: jax.Array | None
-    hidden_states: tuple[jax.Array, ...] = ()
-    attentions: tuple[jax.Array, ...] = ()
+    __no_type_check__ = True  # in jax.tree.map a field may be anything
+
+    last_hidden_state: Array
+    pooled_output: Array | None
+    hidden_states: tuple[Array, ...] = ()
+    attentions: tuple[Array, ...] = ()
 
 
 class Packing(struct.PyTreeNode):
@@ -86,9 +90,11 @@ class Packing(struct.PyTreeNode):
         cls_positions: [B, K], where each example begins.
     """
 
-    example_ids: jax.Array
-    position_ids: jax.Array
-    cls_positions: jax.Array
+    __no_type_check__ = True  # in jax.tree.map a field may be anything
+
+    example_ids: Array
+    position_ids: Array
+    cls_positions: Array
 
 
 def dense(config: ModelConfig, features: int, dtype: Dtype, name: str) -> nn.Dense:
@@ -103,7 +109,7 @@ class LayerNorm(nn.Module):
     dtype: Dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
         x = x.astype(jnp.float32)
@@ -119,14 +125,14 @@ def layer_norm(config: ModelConfig, dtype: Dtype, name: str) -> LayerNorm:
 
 
 def dot_product_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None = None,
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S N H"],
+    value: Float[Array, "B S N H"],
+    mask: Bool[Array, "#B #N #T #S"] | None = None,
     *,
     dropout: Dropout | None = None,
     dropout_rate: float = 0.0,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"]]:
     """softmax(Q K^T / sqrt(H)) V (Vaswani et al. 2017, section 3.2.1).
 
     Args:
@@ -152,17 +158,17 @@ def dot_product_attention(
     return jnp.einsum("BNTS,BSNH->BTNH", dropped, value), weights
 
 
-def padding_mask(attention_mask: jax.Array) -> jax.Array:
+def padding_mask(attention_mask: Num[Array, "B S"] | Bool[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
     """[B, S] of 0 and 1 -> [B, 1, 1, S] booleans for `dot_product_attention`."""
     return attention_mask[:, None, None, :].astype(bool)
 
 
-def same_example_mask(example_ids: jax.Array) -> jax.Array:
+def same_example_mask(example_ids: Int[Array, "B T"]) -> Bool[Array, "B 1 T T"]:
     """[B, T] -> [B, 1, T, T] booleans: a token looks at those of its own example, padding at padding."""
     return (example_ids[:, :, None] == example_ids[:, None, :])[:, None]
 
 
-def causal_mask(length: int) -> jax.Array:
+def causal_mask(length: int) -> Bool[Array, "1 1 {length} {length}"]:
     """[1, 1, T, T] booleans: position t looks at positions up to t."""
     return jnp.tril(jnp.ones((1, 1, length, length), bool))
 
@@ -176,16 +182,16 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(
         self,
-        queries: jax.Array,
-        keys_values: jax.Array,
-        mask: jax.Array | None,
+        queries: Float[Array, "B T D"],
+        keys_values: Float[Array, "B S D"],
+        mask: Bool[Array, "#B #N #T #S"] | None,
         dropout: Dropout | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"]]:
         """[B, T, D] queries over [B, S, D] keys and values -> [B, T, D], and the weights [B, N, T, S]."""
         config = self.config
         heads = config.num_attention_heads
 
-        def project(x: jax.Array, name: str) -> jax.Array:
+        def project(x: Float[Array, "B S D"], name: str) -> Float[Array, "B S N H"]:
             x = dense(config, config.hidden_size, self.dtype, name)(x)
             return apart(x.reshape(*x.shape[:-1], heads, config.hidden_size // heads), None, "tensor")
 
@@ -210,8 +216,8 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, mask: jax.Array | None, dropout: Dropout | None = None
-    ) -> tuple[jax.Array, jax.Array]:
+        self, x: Float[Array, "B T D"], mask: Bool[Array, "#B #N #T #T"] | None, dropout: Dropout | None = None
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T T"]]:
         """[B, T, D] -> [B, T, D], and the attention weights [B, N, T, S]."""
         config = self.config
         attention_norm = layer_norm(config, self.dtype, "attention_norm")
@@ -242,7 +248,7 @@ class Embeddings(nn.Module):
         def table(rows: int, name: str, init: Callable[[ModelConfig], nn.initializers.Initializer]) -> nn.Embed:
             return nn.Embed(rows, config.embedding_width, embedding_init=init(config), name=name)
 
-        self.word = table(config.vocab_size, "word", initializer)
+        self.word = table(config.known_vocab_size, "word", initializer)
         if config.position_embedding == "learned":
             positions = config.position_offset + config.max_position_embeddings
             self.position = table(positions, "position", position_initializer)
@@ -253,17 +259,17 @@ class Embeddings(nn.Module):
 
     def __call__(
         self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array,
-        position_ids: jax.Array,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"],
+        position_ids: Int[Array, "#B T"],
         dropout: Dropout | None,
-    ) -> jax.Array:
+    ) -> Float[Array, "B T D"]:
         """Three [B, T] integer arrays -> [B, T, D]. A model of one segment, as RoBERTa, reads pairs as that one."""
         config = self.config
         if config.type_vocab_size == 1:
             token_type_ids = jnp.zeros_like(token_type_ids)
 
-        def rows(table: nn.Embed, ids: jax.Array) -> jax.Array:
+        def rows(table: nn.Embed, ids: Int[Array, "B T"]) -> Float[Array, "B T E"]:
             return jnp.take(gathered(table.embedding, "tensor"), ids, axis=0)
 
         if config.position_embedding == "learned":
@@ -285,11 +291,11 @@ class Encoder(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: jax.Array,
-        mask: jax.Array | None,
+        x: Float[Array, "B T D"],
+        mask: Bool[Array, "#B #N #T #T"] | None,
         dropout: Dropout | None = None,
         intermediates: bool = False,
-    ) -> tuple[jax.Array, tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...], tuple[Float[Array, "B N T T"], ...]]:
         """[B, T, D] -> [B, T, D], every layer's input and the output, every layer's attention weights."""
         looped = self.execution.scan and not intermediates and not self.is_initializing()
         kind = Layer
@@ -309,15 +315,21 @@ class Encoder(nn.Module):
             hidden_states.append(x)
         return (x, tuple(hidden_states), tuple(attentions)) if intermediates else (x, (), ())
 
-    def _last_norm(self, x: jax.Array) -> jax.Array:
+    def _last_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return layer_norm(self.config, self.dtype, "norm")(x) if self.config.pre_layer_norm else x
 
-    def _loop(self, layer: nn.Module, x: jax.Array, mask: jax.Array | None, dropout: Dropout | None) -> jax.Array:
+    def _loop(
+        self,
+        layer: nn.Module,
+        x: Float[Array, "B T D"],
+        mask: Bool[Array, "#B #N #T #T"] | None,
+        dropout: Dropout | None,
+    ) -> Float[Array, "B T D"]:
         """All layers as one `jax.lax.scan` over their stacked parameters."""
         params, numbers = self.variables["params"], range(self.config.num_hidden_layers)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[f"layer_{number}"] for number in numbers))
 
-        def one(x: jax.Array, of_layer: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:
+        def one(x: Float[Array, "B T D"], of_layer: tuple[Int[Array, ""], Any]) -> tuple[Float[Array, "B T D"], None]:
             number, params = of_layer
             source = None if dropout is None else dropout.fold(number)
             return layer.apply({"params": params}, x, mask, source)[0], None
@@ -348,10 +360,10 @@ class Bert(nn.Module):
 
     def __call__(
         self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        attention_mask: jax.Array | None = None,
-        position_ids: jax.Array | None = None,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: Num[Array, "B T"] | Bool[Array, "B T"] | None = None,
+        position_ids: Int[Array, "#B T"] | None = None,
         *,
         packing: Packing | None = None,
         dropout: Dropout | None = None,
@@ -383,29 +395,28 @@ class Bert(nn.Module):
             position_ids = self.config.position_offset + jnp.arange(length)[None, :]
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
+        mask = None if attention_mask is None else padding_mask(attention_mask)
         if packing is not None:
             mask = same_example_mask(packing.example_ids)
-        else:
-            mask = None if attention_mask is None else padding_mask(attention_mask)
         x = self.embeddings(input_ids, token_type_ids, position_ids, dropout)
         x, hidden_states, attentions = self.encoder(x, mask, dropout, intermediates)
         first = x[:, 0] if packing is None else at_positions(x, packing.cls_positions)
         pooled = self.pool(first) if self.add_pooling_layer else None
         return EncoderOutput(x, pooled, hidden_states, attentions)
 
-    def pool(self, first: jax.Array) -> jax.Array:
+    def pool(self, first: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
         """[..., D] the first tokens' hidden states -> [..., D] pooled output."""
         return jnp.tanh(self.pooler(first))
 
-    def word_embedding(self) -> jax.Array:
+    def word_embedding(self) -> Float[Array, "V E"]:
         """[V, E], which the MLM head is tied to."""
         return self.embeddings.word.embedding
 
 
-def at_positions(hidden_states: jax.Array, positions: jax.Array) -> jax.Array:
+def at_positions(hidden_states: Float[Array, "B T D"], positions: Int[Array, "B P"]) -> Float[Array, "B P D"]:
     """[B, T, D] at [B, P] -> [B, P, D]."""
     return jnp.take_along_axis(hidden_states, positions[:, :, None], axis=1)
 
 
-def _drop(x: jax.Array, dropout: Dropout | None, rate: float, site: str) -> jax.Array:
+def _drop(x: Float[Array, "*shape"], dropout: Dropout | None, rate: float, site: str) -> Float[Array, "*shape"]:
     return x if dropout is None else dropout(x, rate, site)

@@ -6,12 +6,14 @@ import collections
 import json
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bert.config import UserError
 from bert.tokenizer import CONTINUATION, MAX_INPUT_CHARS_PER_WORD, special_ids
+from bert.values import known
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -25,7 +27,8 @@ TABLES = (("bert", "embeddings", "word", "embedding"), ("predictions", "decoder"
 """Parameters [V, ...] with a row for each piece, those that a model has of them."""
 
 
-class NewWord(NamedTuple):
+@dataclass(frozen=True)
+class NewWord:
     """A word that a vocabulary lacks: how often it stands in the corpus, and the pieces it is read as now."""
 
     word: str
@@ -77,7 +80,7 @@ def with_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
     vocab: dict[str, int] = content["model"]["vocab"]
     taken = {token["content"] for token in content["added_tokens"]}
     slots = [piece for piece in vocab if SLOT.fullmatch(piece) and piece not in taken]
-    slots.sort(key=vocab.get)
+    slots.sort(key=vocab.__getitem__)
     following = max(tokenizer.get_vocab().values()) + 1
     for number, word in enumerate(words):
         if number < len(slots):
@@ -153,7 +156,8 @@ def _reader(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
     """Piece -> the ids of its text; of one that continues a word, as the continuation that it is."""
     from tokenizers import models
 
-    vocab, prefix, unknown = tokenizer.get_vocab(), CONTINUATION, tokenizer.id_to_token(special_ids(tokenizer).unk)
+    vocab, prefix = tokenizer.get_vocab(), CONTINUATION
+    unknown = known(tokenizer.id_to_token(special_ids(tokenizer).unk), "[UNK]")
     continuing = {piece.removeprefix(prefix): i for piece, i in vocab.items() if piece.startswith(prefix)}
     continuing = {unknown: vocab[unknown], **{text: i for text, i in continuing.items() if text}}
     inside = models.WordPiece(continuing, unk_token=unknown, continuing_subword_prefix="")

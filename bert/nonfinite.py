@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,8 @@ class SkippedStep:
         if not file.exists() and sum(1 for _ in folder.glob("*.json")) >= MOST:
             return None
         with replacing(file.with_suffix(".npz")) as temporary, temporary.open("wb") as arrays:
-            np.savez_compressed(arrays, **self.batch)
+            batch: dict[str, Any] = dict(self.batch)
+            np.savez_compressed(arrays, **batch)
         facts = {
             "step": self.step,
             "diagnosis": self.diagnosis,

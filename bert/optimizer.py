@@ -14,11 +14,14 @@ from flax import traverse_util
 
 from bert.config import OptimizerConfig, UserError
 
+ParameterPath = tuple[Any, ...]
+"""Names from the outermost module to the parameter: strings, which Flax does not promise."""
+
 
 class ScaleByBertAdamState(NamedTuple):
     """Step count and the two moments."""
 
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # optax' name, which a tuple has for a method
     mu: optax.Updates
     nu: optax.Updates
 
@@ -43,7 +46,8 @@ def scale_by_bert_adam(
         count = state.count + 1
         mu = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mu, grads)
         nu = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * jnp.square(g), state.nu, grads)
-        first = second = 1.0
+        first: float | jax.Array = 1.0
+        second: float | jax.Array = 1.0
         if bias_correction:
             # 1 - beta**count; as written it would lose four of float32's seven digits at the first steps.
             first, second = (-jnp.expm1(count * math.log(beta)) for beta in (beta1, beta2))
@@ -53,7 +57,7 @@ def scale_by_bert_adam(
     return optax.GradientTransformation(init, update)
 
 
-def decays(path: tuple[str, ...]) -> bool:
+def decays(path: ParameterPath) -> bool:
     """Whether weight decay (and LAMB's trust ratio) applies to a parameter: not to biases, not to LayerNorm."""
     return path[-1] not in ("bias", "scale")
 
@@ -117,7 +121,7 @@ def scale_by_depth(decay: float) -> optax.GradientTransformation:
         del params
         top = max((depth(path) or 0) for path in traverse_util.flatten_dict(updates)) + 1
 
-        def one(path: tuple[str, ...], update: jax.Array) -> jax.Array:
+        def one(path: ParameterPath, update: jax.Array) -> jax.Array:
             below = depth(path)
             return update if below is None else jax.tree.map(lambda u: u * decay ** (top - below), update)
 
@@ -126,7 +130,7 @@ def scale_by_depth(decay: float) -> optax.GradientTransformation:
     return optax.stateless(scale)
 
 
-def frozen_parts(frozen_layers: int | None, feature_layers: int | None) -> Callable[[tuple[str, ...]], bool] | None:
+def frozen_parts(frozen_layers: int | None, feature_layers: int | None) -> Callable[[ParameterPath], bool] | None:
     """Which parameters stay as they are; None where all are trained.
 
     Args:
@@ -141,7 +145,7 @@ def frozen_parts(frozen_layers: int | None, feature_layers: int | None) -> Calla
 
 
 def make_optimizer(
-    config: OptimizerConfig, total_steps: int, frozen: Callable[[tuple[str, ...]], bool] | None = None
+    config: OptimizerConfig, total_steps: int, frozen: Callable[[ParameterPath], bool] | None = None
 ) -> optax.GradientTransformation:
     """Clip by global norm, Adam's direction, decay, (LAMB's trust ratio,) learning rate (by layer); in this order.
 

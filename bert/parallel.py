@@ -96,7 +96,7 @@ class DataParallel:
         UserError: several hosts take part, and each would train by itself.
     """
 
-    axis = AXIS
+    axis: str | None = AXIS
     process = (0, 1)
     steps_in_flight = 2
 
@@ -157,7 +157,7 @@ class MeshParallel:
         UserError: there are more or fewer devices, or the hosts' shares of the rows would differ.
     """
 
-    axis = None
+    axis: str | None = None
 
     def __init__(self, shape: tuple[int, int, int], devices: Sequence[jax.Device] | None = None) -> None:
         devices = jax.devices() if devices is None else list(devices)

@@ -48,8 +48,8 @@ class PhaseConfig:
         if is_last and given:
             raise UserError(f"{name}.{given[0]} is set, but the last phase takes the steps that are left: leave it out")
         if not is_last and len(given) != 1:
-            state = "both are set" if given else "neither is set"
-            raise UserError(f"{name}.share and {name}.steps: {state}, set exactly one of them")
+            state = "are both set" if given else "are both null"
+            raise UserError(f"{name}.share and {name}.steps {state}: set exactly one of them")
         if self.share is not None and not 0 < self.share < 1:
             raise UserError(f"{name}.share is {self.share}: it must be above 0 and below 1")
         if self.learning_rate is not None and not self.learning_rate > 0:
@@ -97,7 +97,7 @@ def check_phases(config: PretrainConfig) -> None:
         raise UserError("phases is an empty list: describe at least one phase, or set it to null")
     if config.training.steps is None:
         raise UserError(
-            "phases are set, but training.steps is not: rows of several lengths have no epochs in common, set "
+            "phases are set, but training.steps is not, and rows of several lengths have no epochs in common: set "
             "training.steps instead of training.epochs, or phases to null"
         )
     for number, phase in enumerate(phases, 1):
@@ -109,8 +109,8 @@ def check_phases(config: PretrainConfig) -> None:
     ):
         if end <= first:
             raise UserError(
-                f"phases.{number} is left without a step: those before it take {first:,}, and training.steps is "
-                f"{total:,}, enlarge it, or set phases to null"
+                f"phases.{number} is left without a step, since those before it take {first:,} and training.steps is "
+                f"{total:,}: enlarge training.steps, or set phases to null"
             )
         first = end
         _check_sizes(alone, phase, f"phases.{number}")
@@ -125,7 +125,8 @@ def _check_sizes(config: PretrainConfig, phase: PhaseConfig, name: str) -> None:
         )
     if predictions >= length:
         raise UserError(
-            f"{name}.max_predictions_per_sequence ({predictions}) is not below {name}.sequence_length ({length})"
+            f"{name}.max_predictions_per_sequence ({predictions}) is not below {name}.sequence_length ({length}): "
+            "lower the one or raise the other"
         )
     rows, parts = config.training.batch_size, config.training.gradient_accumulation_steps
     if rows % parts:

@@ -37,6 +37,7 @@ from bert.optimizer import make_optimizer
 from bert.parallel import MeshParallel
 from bert.sharding import path_of, spec_of
 from bert.train import TrainState, make_train_step
+from bert.values import known
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def step_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
         UserError: rows or the model cannot be dealt out over the mesh.
     """
     compiled = lower_step(config, mesh).compile()
-    found = compiled.memory_analysis()
+    found = known(compiled.memory_analysis(), "the memory of the step")
     new = found.output_size_in_bytes - found.alias_size_in_bytes
     return StepMemory(found.argument_size_in_bytes, found.temp_size_in_bytes + new)
 
@@ -110,18 +111,19 @@ def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
     micro_batches = config.training.gradient_accumulation_steps
     rows = config.training.batch_size // micro_batches
     length, special = config.data.sequence_length, range(5)
-    examples = (1, config.data.max_examples_per_row) if config.data.packing else (1,)
+    most = config.data.max_examples_per_row
+    examples: tuple[int, ...] = (1, most) if config.data.packing else (1,)
     row = {
         "input_ids": np.full((1, length), len(special)),
         "length": np.array([length]),
         "segment_a_length": np.ones(examples, int),
     }
     if config.data.packing:
-        row[EXAMPLE_LENGTH] = np.array([[length] + [0] * (examples[1] - 1)])
+        row[EXAMPLE_LENGTH] = np.array([[length] + [0] * (most - 1)])
     if label := OBJECTIVES[config.data.objective].label:
         row[f"{label}_label"] = np.zeros(examples, int)
     masking = Masking(
-        vocab_size=config.model.vocab_size,
+        vocab_size=config.model.known_vocab_size,
         mask_id=special[-1],
         special_ids=tuple(special),
         max_predictions=config.data.max_predictions_per_sequence,
@@ -147,7 +149,9 @@ def tpu_devices(topology: str) -> Sequence[jax.Device]:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     except Exception as error:  # a RuntimeError, ValueError or XLA's own, by the version
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"cannot compile for the TPU slice {topology}: {reason}; is libtpu installed?") from None
+        raise UserError(
+            f"cannot compile for the TPU slice {topology} ({reason}): name one such as v5e:2x4, with libtpu installed"
+        ) from None
 
 
 def state_bytes(config: PretrainConfig, mesh: MeshParallel) -> tuple[int, int]:

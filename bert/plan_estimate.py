@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from bert.config import ModelConfig, PretrainConfig
 from bert.dropout import Dropout
@@ -49,7 +49,7 @@ class PlannedMesh(MeshParallel):
     def __init__(self, shape: tuple[int, int, int], kind: str, count: int) -> None:
         check_mesh(shape, count)
         self.shape, self.kind = shape, kind
-        self.mesh = AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+        self.mesh = cast(Mesh, AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES)))
 
     def describe(self) -> str:
         axes = " x ".join(f"{axis} {size}" for axis, size in zip(AXES, self.shape, strict=True))

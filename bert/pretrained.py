@@ -23,13 +23,14 @@ from bert.data.tasks.published import published_task
 from bert.data.tasks.task import Outputs, Rows, Task
 from bert.heads import HEADS, BertForMaskedLM
 from bert.interchange import FORMATS, google, hf, hub
-from bert.interchange.names import pretraining_architecture
+from bert.interchange.names import ARCHITECTURES, pretraining_architecture
 from bert.interchange.pooling import Pooling, read_pooling
 from bert.interchange.shapes import LABELLED
 from bert.metrics import softmax
 from bert.model import Bert
 from bert.run import kind_of
 from bert.tokenizer import load_tokenizer, special_ids, vocabulary_size
+from bert.values import known
 
 Text = str | tuple[str, str]
 Params = dict[str, Any]
@@ -114,7 +115,7 @@ class Pretrained:
         """
         pooling = self.pooling or Pooling()
         if pooling.lowercase:
-            texts = [text.lower() if isinstance(text, str) else tuple(part.lower() for part in text) for text in texts]
+            texts = [_lower(text) for text in texts]
         features = self._features(texts, pooling.max_length)
         longest = int(features.lengths.max(initial=0))
         hidden = np.zeros((len(texts), longest, self.config.hidden_size), np.float32)
@@ -147,7 +148,7 @@ class Pretrained:
             probabilities = softmax(logits[0, place, : vocabulary_size(self.tokenizer)])
             best = np.argsort(-probabilities, kind="stable")[:top_k]
             answers.append(
-                [FilledMask(self.tokenizer.id_to_token(int(i)), float(probabilities[i]), int(i)) for i in best]
+                [FilledMask(self.tokenizer.id_to_token(int(i)) or "", float(probabilities[i]), int(i)) for i in best]
             )
         return answers
 
@@ -178,7 +179,10 @@ class Pretrained:
         if self.task is not None:
             return self.task
         if self.problem_type is not None:
-            raise UserError(f"{self.source} is fine-tuned for {self.problem_type}, which is not answered here")
+            raise UserError(
+                f"{self.source} is fine-tuned for {self.problem_type}, which bert predict does not answer: "
+                "name another model"
+            )
         raise UserError(f"{self.source} is not fine-tuned for a task: fine-tune it first (finetune.py --init)")
 
     def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
@@ -210,11 +214,16 @@ class Pretrained:
             dynamic_length: leave T of a ``stablehlo`` function free, up to that longest.
 
         Raises:
-            UserError: an unknown format, settings that are not its own, a library that is not installed, or ``out``
-                is there already and not an empty folder.
+            UserError: an unknown format, a head that others have no names for, settings that are not the format's own,
+                a library that is not installed, or ``out`` is there already and not an empty folder.
         """
         if format not in FORMATS:
             raise UserError(f"format is {format!r}: choose one of {', '.join(FORMATS)}")
+        if self.architecture not in ARCHITECTURES:
+            raise UserError(
+                f"{self.source} has the head {self.architecture}, which has no names outside of this toolkit: give it "
+                "some as CONTRIBUTING.md tells"
+            )
         if self.feature_layers is not None:
             raise UserError(
                 f"{self.source} has a head over {self.feature_layers} layers of a frozen encoder, which no format of "
@@ -267,7 +276,7 @@ class Pretrained:
 
     @cached_property
     def _head(self) -> Callable[..., Any]:
-        task = self.task
+        task = known(self.task, "the task")
         model = HEADS[task.head](self.config, task.num_labels, feature_layers=self.feature_layers)
         return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
 
@@ -302,6 +311,8 @@ def _folder(source: str | Path, weights: bool) -> Path:
         if not hub.is_hub_name(source):
             raise UserError(f"{path} does not exist: name the folder of a run or of a model")
         path = hub.download(str(source), weights)
+    if path.is_file():
+        raise UserError(f"{path} is a file: name the folder of a run or of a model")
     if not _is_run(path) and not hf.is_published(path) and not google.is_google(path):
         raise UserError(
             f"{source} holds no run (no config.yaml), no model of Hugging Face's (no config.json) and none of Google's "
@@ -334,6 +345,10 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
     )
 
 
+def _lower(text: Text) -> Text:
+    return text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower())
+
+
 def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
     kind = kind_of(path)
     config: PretrainConfig | FinetuneConfig = load_config(kind, path / "config.yaml")
@@ -347,8 +362,10 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
     if restored is None:
         raise UserError(f"{path} has no checkpoint yet: let the run reach its first one")
     step, params = restored
-    own = isinstance(config, FinetuneConfig)
-    task = task_of(config) if own else None
+    task, own = None, {}
+    if isinstance(config, FinetuneConfig):
+        task = task_of(config)
+        own = {key: getattr(config, key) for key in ("data", "feature_layers", "classifier_dropout")}
     architecture = pretraining_architecture(set(params)) if task is None else HEADS[task.head].__name__
     return Pretrained(
         config=config.model,
@@ -360,5 +377,5 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
         architecture=architecture,
         labels=task.output_names if task is not None and architecture in LABELLED else (),
         problem_type=None if task is None else task.problem_type,
-        **({key: getattr(config, key) for key in ("data", "feature_layers", "classifier_dropout")} if own else {}),
+        **own,
     )

@@ -46,6 +46,7 @@ from bert.train import (
     seconds_per_step,
     steps_of,
 )
+from bert.values import known
 
 Say = Callable[[str], None]
 
@@ -108,7 +109,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         sets = [build_examples(one.data, tokenizer, progress=tell) for one in phase_configs(config)]
         run.check_data(" ".join(dict.fromkeys(examples.folder.name for examples in sets)))
         for examples in sets:
-            require_known_ids(examples, config.model.vocab_size)
+            require_known_ids(examples, config.model.known_vocab_size)
         unknown = share_of_unknown_pieces(sets[0], special)
         if unknown > MANY_UNKNOWN:
             say(
@@ -150,7 +151,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         works = [
             Work(
                 total_steps=part.phase.end,
-                eval_every=int(config.training.eval_every),
+                eval_every=int(known(config.training.eval_every, "training.eval_every")),
                 batch=part.loader.batch,
                 rows=part.loader.numbers,
                 train_step=parallel.compile(
@@ -201,7 +202,7 @@ def _with_defaults(config: PretrainConfig) -> PretrainConfig:
 def _source(run: RunFolder[PretrainConfig], say: Say) -> Pretrained:
     """The model of ``init``, with rows for new words where ``tokenizer.path`` has its vocabulary extended by some."""
     config = run.config
-    source = load(config.init, say)
+    source = load(known(config.init, "init"), say)
     path = run.path if (run.path / "tokenizer.json").is_file() else config.tokenizer.path
     if path is None:
         return source
@@ -209,7 +210,7 @@ def _source(run: RunFolder[PretrainConfig], say: Say) -> Pretrained:
     rows = old_pieces(source.tokenizer, tokenizer, source.source, str(path))
     if not rows:
         return dataclasses.replace(source, tokenizer=tokenizer)
-    size = max(source.config.vocab_size, vocabulary_size(tokenizer))
+    size = max(source.config.known_vocab_size, vocabulary_size(tokenizer))
     if not run.resumed:
         say(
             f"{len(rows):,} new rows seeded from the mean of their old pieces, "
@@ -369,7 +370,7 @@ def _filled_masks(model: Pretrained, rows: Any, examples: int = 3) -> list[dict[
     for number in np.unique(np.linspace(0, len(rows) - 1, 8 * examples).astype(int)):
         row = rows.take(np.array([number]))
         ids = [int(i) for i in row["input_ids"][0, 1 : row["segment_a_length"][0] - 1]][:40]
-        pieces = [model.tokenizer.id_to_token(i) for i in ids]
+        pieces = [model.tokenizer.id_to_token(i) or "" for i in ids]
         for place in range(len(pieces) // 2, len(pieces) - 1):
             whole = pieces[place].isalpha() and not pieces[place + 1].startswith("##")
             if whole and len(pieces[place]) > 2 and len(pieces) >= 12:

@@ -23,6 +23,7 @@ from bert import nonfinite
 from bert.files import replacing
 from bert.nonfinite import SkippedStep
 from bert.tensorboard import EventFile
+from bert.values import known
 
 
 class MetricsLog:
@@ -149,7 +150,8 @@ class Progress:
             print(text, flush=True)
 
     def _left(self) -> str:
-        seconds, done = time.monotonic() - self._since[0], self._pace.cost(self._since[1], self._step)
+        began, first = known(self._since, "the first update")
+        seconds, done = time.monotonic() - began, self._pace.cost(first, self._step)
         if done <= 0 or self._step >= self.total_steps:
             return ""
         return f"{format_duration(seconds / done * self._pace.cost(self._step, self.total_steps))} left"

@@ -16,6 +16,7 @@ from bert.config import FinetuneConfig, PretrainConfig, UserError, to_dict
 from bert.config_file import dump, load
 from bert.files import write_durably
 from bert.lock import LOCK, sole_process
+from bert.values import known
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
@@ -103,7 +104,7 @@ def open_run(config: Config) -> Iterator[RunFolder[Config]]:
     Raises:
         UserError: the folder cannot be written, is in use by another process, or holds something that is not this run.
     """
-    path = Path(config.output_dir)
+    path = Path(known(config.output_dir, "output_dir"))
     _refuse_strangers(path)  # before the lock, which writes
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -207,7 +208,7 @@ def _with_free(stored: Config, asked: Config) -> Config:
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, list) and any(isinstance(item, dict) for item in value):
             value = {str(number): item for number, item in enumerate(value, 1)}

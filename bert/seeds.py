@@ -7,11 +7,13 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bert import report
+from bert import hosts, report
 from bert.config import FinetuneConfig
 from bert.finetuning import finetune
 from bert.run import RunFolder, open_run
@@ -26,22 +28,29 @@ def finetune_seeds(run: RunFolder[FinetuneConfig], say: Callable[[str], None] = 
         UserError: as `bert.finetuning.finetune`; or a sub-folder holds another run.
         Interrupted: a signal came; the state of the seed under way is saved.
     """
-    began = time.perf_counter()
+    began, say = time.perf_counter(), hosts.spoken(say)
     run = run.resolve(run.config)
+    opened = hosts.open_shared_run if hosts.several() else open_run
     runs = []
     for seed in range(run.config.seed, run.config.seed + run.config.seeds):
         folder = run.path / f"seed-{seed}"
-        with open_run(dataclasses.replace(run.config, seed=seed, seeds=1, output_dir=str(folder))) as one:
-            finished = folder / "results.json"
-            if one.resumed and finished.is_file():
+        with opened(dataclasses.replace(run.config, seed=seed, seeds=1, output_dir=str(folder))) as one:
+            finished = hosts.from_first(partial(_results_of, folder)) if one.resumed else None
+            if finished is not None:
                 say(f"seed {seed} has ended before: {folder}")
-                runs.append(json.loads(finished.read_text(encoding="utf-8")))
+                runs.append(finished)
             else:
                 say(f"seed {seed}: {folder}")
                 runs.append(report.plain(finetune(one, say)))
     results = {**summary(runs), "seconds": round(time.perf_counter() - began, 1)}
-    report.write_results(run.path, results)
+    if run.writes:
+        report.write_results(run.path, results)
     return results
+
+
+def _results_of(folder: Path) -> dict[str, Any] | None:
+    file = folder / "results.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

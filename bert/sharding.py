@@ -89,7 +89,7 @@ def gathered(table: jax.Array, *axes: str | None) -> jax.Array:
 
 def path_of(path: Sequence[Any]) -> str:
     """A path of `jax.tree_util` as names joined by slashes."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+    return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
 
 
 def _fitting(spec: PartitionSpec, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:

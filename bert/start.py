@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import flax.linen as nn
 import jax
@@ -13,7 +13,6 @@ import numpy as np
 import optax
 from flax import traverse_util
 
-from bert.checkpoint import Checkpointer
 from bert.config import ModelConfig, UserError
 from bert.interchange.names import POOLER
 from bert.run import OWN
@@ -23,12 +22,18 @@ Params = dict[str, Any]
 Say = Callable[[str], None]
 
 
+class Restorer(Protocol):
+    """Where the run's own states lie: `bert.checkpoint.Checkpointer`, or `bert.hosts.SharedCheckpoints`."""
+
+    def restore(self, like: Any = None) -> tuple[int, Any] | None: ...
+
+
 def starting_state(
     model: nn.Module,
     optimizer: optax.GradientTransformation,
     metrics: Sequence[str],
     seed: int,
-    checkpoints: Checkpointer,
+    checkpoints: Restorer,
     source: tuple[str, Params] | None,
     parts: Sequence[str],
     say: Say,
@@ -77,14 +82,16 @@ def transfer(params: Params, source: Params, name: str, parts: Sequence[str], sa
     params, source = _pooler_apart(params), _pooler_apart(source)
     taken = [part for part in (*parts, *([POOLER] if "bert" in parts else [])) if part in params and part in source]
     if "bert" not in taken:
-        raise UserError(f"{name} has no encoder to start from")
+        raise UserError(f"{name} has no encoder to start from: name another model or run")
     mine, theirs = (
         traverse_util.flatten_dict({part: tree[part] for part in taken}, sep="/") for tree in (params, source)
     )
     wrong = sorted(set(mine) ^ set(theirs))
     wrong += [key for key in mine if key in theirs and mine[key].shape != theirs[key].shape]
     if wrong:
-        raise UserError(f"{name} does not fit the model: {', '.join(wrong[:5])} differ ({len(wrong)} in all)")
+        raise UserError(
+            f"{name} does not fit the model: {', '.join(wrong[:5])} differ ({len(wrong)} in all): name another"
+        )
     size = sum(array.size for array in mine.values())
     say(
         f"from {name}: {', '.join(part for part in taken if part != POOLER)} ({len(mine)} tensors, {size:,} parameters)"

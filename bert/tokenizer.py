@@ -23,6 +23,8 @@ from bert.tokenizer_settings import read_settings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from tokenizers.normalizers import Normalizer
+    from tokenizers.pre_tokenizers import PreTokenizer
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """In the order in which a trained vocabulary starts."""
@@ -196,7 +198,12 @@ def corpus_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     return copy
 
 
-def _text_steps(lowercase: bool, strip_accents: bool | None):
+def _merge(line: str) -> tuple[str, str]:
+    left, _, right = line.partition(" ")
+    return left, right
+
+
+def _text_steps(lowercase: bool, strip_accents: bool | None) -> tuple[Normalizer, PreTokenizer]:
     """Normalizer and pre-tokenizer."""
     from tokenizers import normalizers, pre_tokenizers
 
@@ -256,7 +263,8 @@ def _alphabet(counts: np.ndarray, draft: Tokenizer, config: TokenizerConfig) -> 
             normalized[character] = normalized.get(character, 0) + int(counts[code])
     size = config.vocab_size - config.unused
     room = max(size // 4, min(size - len(SPECIAL_TOKENS), 256))
-    first, continuing = [], []
+    first: list[str] = []
+    continuing: list[str] = []
     for character, count in sorted(normalized.items(), key=lambda item: (-item[1], item[0])):
         continues = len(draft.pre_tokenizer.pre_tokenize_str("a" + character)) == 1
         room -= 1 + continues
@@ -289,7 +297,7 @@ def _read_utf8(file: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{file}, line {line}: not UTF-8, convert the file or name another vocabulary") from None
+        raise UserError(f"{file}, line {line}: not UTF-8: convert the file or name another vocabulary") from None
 
 
 def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
@@ -317,10 +325,12 @@ def _byte_level(text: str, file: Path) -> Tokenizer:
     lines = _read_utf8(file.parent / "merges.txt").splitlines()
     try:
         vocab = json.loads(text)
-        merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        merges = [_merge(line) for line in lines if line and not line.startswith("#version")]
         tokenizer = Tokenizer(models.BPE(vocab, merges))
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{file} and its merges.txt are no byte-level vocabulary ({error}): copy both again") from None
+        raise UserError(
+            f"{file} and its merges.txt are not a byte-level vocabulary ({error}): copy both again"
+        ) from None
     _require_special_tokens(vocab, file)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -342,7 +352,7 @@ def _parse_vocab(text: str, file: Path) -> dict[str, int]:
         piece = line.removesuffix("\r") if windows else line
         if piece in vocab:
             raise UserError(
-                f"{file}, line {number + 1}: {piece!r} stands on line {vocab[piece] + 1} already, "
+                f"{file}, line {number + 1}: {piece!r} stands on line {vocab[piece] + 1} already: "
                 "take a vocabulary that lists each piece once"
             )
         vocab[piece] = number

@@ -95,15 +95,16 @@ def read_settings(folder: Path) -> TokenizerSettings:
 
 def _added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, tuple[tuple[str, bool], ...]], ...]:
     found: dict[int, tuple[str, dict[str, bool]]] = {}
-    for token, number in _read(folder / ADDED).items():
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise UserError(f"{folder / ADDED}: the number of {token!r} is {number!r}: copy the file again")
-        found[number] = (token, {})
+    for content_of_token, place in _read(folder / ADDED).items():
+        if isinstance(place, bool) or not isinstance(place, int):
+            raise UserError(f"{folder / ADDED}: the number of {content_of_token!r} is {place!r}: copy the file again")
+        found[place] = (content_of_token, {})
     decoder = content.get("added_tokens_decoder") or {}
-    for number, token in decoder.items() if isinstance(decoder, dict) else [("", None)]:
+    tokens = decoder if isinstance(decoder, dict) else {"": decoder}
+    for number, token in tokens.items():
         if not number.isdecimal() or not isinstance(token, dict) or not isinstance(token.get("content"), str):
             raise UserError(f"{folder / SETTINGS}: added_tokens_decoder is no table of numbered tokens: copy it again")
-        found[int(number)] = (token["content"], {name: bool(token[name]) for name in _TOKEN if name in token})
+        found[int(number)] = (token["content"], {flag: bool(token[flag]) for flag in _TOKEN if flag in token})
     return tuple((number, token, tuple(flags.items())) for number, (token, flags) in sorted(found.items()))
 
 

@@ -22,6 +22,7 @@ from bert.nonfinite import SkippedStep, why_it_stops
 from bert.parallel import AXIS, Parallel, add_up
 from bert.sharding import in_place
 from bert.stop import Interrupted, Stopped, StopRequest
+from bert.values import known
 
 Metrics = dict[str, float]
 
@@ -88,7 +89,7 @@ def total_gradients(
     def loss(params: Any, micro: dict[str, jax.Array]) -> tuple[jax.Array, Sums]:
         losses, counts = objective.forward(params, micro, dropout(micro["rows"]))
         total = sum(value / jnp.maximum(weights[name], 1.0) for name, (value, _) in losses.items())
-        return total, {**losses, **counts}
+        return jnp.asarray(total), {**losses, **counts}
 
     def one(micro: dict[str, jax.Array]) -> tuple[Any, Sums]:
         (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(params, micro)
@@ -133,9 +134,10 @@ def make_train_step(
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.isfinite(norms["update"])
         bad = 1 - finite.astype(jnp.int32)
         new, old = (params, opt_state, running), (state.params, state.opt_state, state.sums)
-        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
+        params, opt_state, running = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
         skipped = jnp.stack([(state.skipped[0] + 1) * bad, state.skipped[1] + bad])
-        return TrainState(state.step + 1, *kept, skipped), Outcome(loss, norms, skipped)
+        after = TrainState(state.step + 1, params, opt_state, running, skipped)
+        return after, Outcome(jnp.asarray(loss), norms, skipped)
 
     return train_step
 
@@ -396,4 +398,4 @@ def steps_of(config: TrainingConfig, rows: int) -> int:
     if config.steps is not None:
         return int(config.steps)
     per_epoch = -(-rows // config.batch_size)
-    return max(1, round(config.epochs * per_epoch))
+    return max(1, round(known(config.epochs, "training.epochs") * per_epoch))

@@ -1,4 +1,13 @@
-"""What every part of the configuration needs: the mistake, and the whole number as people write it."""
+"""What every part needs: the mistake, its commonest mend, the whole number as people write it, what is known."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+CONVERT = "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
+"""The mend of any text that is not UTF-8."""
+
+Value = TypeVar("Value")
 
 
 class UserError(Exception):
@@ -7,3 +16,10 @@ class UserError(Exception):
 
 class Count(int):
     """A whole number that may be written ``1e6`` or ``1_000_000``."""
+
+
+def known(value: Value | None, name: str) -> Value:
+    """A value that is None only until it is checked, resolved or read. Raises ValueError where that was left out."""
+    if value is None:
+        raise ValueError(f"{name} is not known yet")
+    return value

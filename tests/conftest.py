@@ -13,6 +13,12 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # worker processes share that of th
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
+from jaxtyping import install_import_hook
+
+# Before any of them is imported: from here on a wrong shape or type in a call of the core is an error.
+TYPED = ("bert.model", "bert.heads", "bert.losses", "bert.data.masking")
+install_import_hook(TYPED, "beartype.beartype")
+
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -12,6 +12,7 @@ from bert.commands.arguments import parse, run_command
 from bert.config import Count, FinetuneConfig, PretrainConfig, UserError
 from bert.config_file import dump, load
 from bert.phases import PhaseConfig
+from bert.values import CONVERT
 
 ENOUGH = ["--data.train", "a.txt", "--training.steps", "10"]
 
@@ -38,9 +39,9 @@ def pretrain_yaml(text, *argv):
     return pretrain("--config", "x.yaml", *argv)[0]
 
 
-def sentence(function, *arguments):
+def sentence(function, *arguments, **named):
     with pytest.raises(UserError) as caught:
-        function(*arguments)
+        function(*arguments, **named)
     text = str(caught.value)
     assert "\n" not in text
     return text
@@ -248,14 +249,14 @@ def test_mistakes_on_the_command_line(argv, parts):
         ("model:\n  hidden_size: 3\n  hidden_size: 4\n", 3, ["model.hidden_size", "line 2", "keep one"]),
         ("model:\n  hidden_size: 3\nmodel:\n", 3, ["model stands on line 1"]),
         ("model.hidden_size: 3\nmodel: {hidden_size: 4}\n", 2, ["model.hidden_size stands on line 1"]),
-        ("# head\n- a\n- b\n", 2, ["no mapping", "KEY: VALUE"]),
-        ("hello\n", 1, ["'hello' is no mapping"]),
+        ("# head\n- a\n- b\n", 2, ["not a mapping", "KEY: VALUE"]),
+        ("hello\n", 1, ["'hello' is not a mapping"]),
         ("seed: 1\nphases:\n- share: 0.5\n- shar: 1\n", 4, ["unknown key phases.2.shar", "mean phases.2.share?"]),
         ("phases:\n- share: a\n", 2, ["phases.1.share: a", "a number"]),
         ("phases:\n- share: 0.5\n  share: 0.6\n", 3, ["phases.1.share stands on line 2 already"]),
         ("phases: 5\n", 1, ["phases: 5", "a list of sections in a file or null"]),
         ("phases: {share: 0.5}\n", 1, ["phases: {share: 0.5}", "a list of sections"]),
-        ("phases:\n- {}\n- 5\n", 3, ["phases.2 is 5", "section", "indent its keys below it, as share"]),
+        ("phases:\n- {}\n- 5\n", 3, ["phases.2 is 5", "section", "indent its keys below it, for example share"]),
         (
             "data.train: a\ntraining.steps: 5\nphases:\n- share: 0.5\n- sequence_length: 9999\n",
             5,
@@ -280,9 +281,9 @@ def test_mistakes_in_the_file(yaml, line, parts):
 
 def test_unreadable_files():
     Path("x.yaml").write_bytes(b"seed: \xff\n")
-    assert sentence(pretrain, "--config", "x.yaml") == "x.yaml: not UTF-8 text, save it as UTF-8"
+    assert sentence(pretrain, "--config", "x.yaml") == f"x.yaml: not UTF-8: {CONVERT}"
     assert sentence(pretrain_yaml, "seed: \x01\n").startswith("x.yaml: not valid YAML (special characters")
-    assert sentence(load, PretrainConfig, "none.yaml").startswith("none.yaml: cannot be read (No such file")
+    assert sentence(load, PretrainConfig, "none.yaml").startswith("none.yaml cannot be read (No such file")
 
 
 def test_a_recipes_sizes_give_way_to_those_of_init(recipes, tmp_path):
@@ -301,7 +302,16 @@ def test_a_recipes_sizes_give_way_to_those_of_init(recipes, tmp_path):
 
 
 def test_recipe_in_an_error_is_named_by_its_path():
-    assert sentence(pretrain, "--config", "sst2").startswith("configs/sst2.yaml, line 1: unknown key task, ")
+    assert sentence(pretrain, "--config", "sst2").startswith("configs/sst2.yaml, line 1: unknown key task: ")
+
+
+def test_recipe_of_another_command_is_said_to_be_one():
+    assert sentence(pretrain, "--config", "sst2").endswith(" (sst2 is a recipe of bert finetune)")
+    Path("configs/long.yaml").write_text("phases: null\n")
+    error = sentence(parse, FinetuneConfig, ["--config", "long"], prog="", description="", default_recipe=None)
+    assert error.endswith(" (long is a recipe of bert pretrain)")
+    Path("own.yaml").write_text("task: sst2\n")
+    assert sentence(pretrain, "--config", "own.yaml").endswith("--help lists all keys")
 
 
 def test_folder_of_a_run_points_at_its_configuration():
@@ -312,7 +322,7 @@ def test_folder_of_a_run_points_at_its_configuration():
 
 def test_contradiction_names_both_places():
     text = sentence(pretrain, "--config", "tiny", "--training.epochs", "3")
-    assert text.startswith("configs/tiny.yaml, line 4 and command line: training.steps and training.epochs: both")
+    assert text.startswith("configs/tiny.yaml, line 4 and command line: training.steps and training.epochs are both")
 
 
 def test_missing_value_blames_no_place():

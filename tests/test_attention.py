@@ -150,7 +150,7 @@ def test_the_command(pretrained, tmp_path, capsys) -> None:
 def test_mistakes_are_one_sentence(pretrained, tmp_path, fails) -> None:
     run, page = str(pretrained), str(tmp_path / "page.html")
     assert "neither .html nor .png" in fails(main, run, "ba", "--output", str(tmp_path / "page.pdf"))
-    assert "is no folder" in fails(main, run, "ba", "--output", str(tmp_path / "absent" / "page.html"))
+    assert "is not a folder" in fails(main, run, "ba", "--output", str(tmp_path / "absent" / "page.html"))
     assert "the text is empty" in fails(main, run, " ", "--output", page)
     assert "does not exist" in fails(main, str(tmp_path / "run"), "ba", "--output", page)
     Path(page).write_text("mine")

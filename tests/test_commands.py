@@ -45,9 +45,34 @@ def test_unknown_command_is_one_sentence(name, mend):
     done = run(name)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith(f"error: command line: {name} is no command of bert, ")
+    assert done.stderr.startswith(f"error: command line: {name} is not a command of bert: ")
     assert mend in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["predict", "export", "attention", "inspect", "glue-zip"])
+def test_a_missing_argument_is_one_sentence(name, fails):
+    error = fails(main, name)
+    assert error.startswith("error: command line: the following arguments are required: ")
+    assert error.endswith(f": bert {name} --help explains the arguments\n")
+    assert "--helo" in fails(main, name, *["x"] * 2, *(["--output", "x.png"] if name == "attention" else []), "--helo")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("pretrain", ["--coordinator HOST:PORT", "--num_processes N", "--process_id I"]),
+        ("tokenizer", ["--output DIR", "--extend N"]),
+        ("examples", ["--show N", "--statistics", "--shard I/N"]),
+        ("plan", ["--memory SIZE", "--device SLICE"]),
+    ],
+)
+def test_help_lists_a_commands_own_options_among_the_others(name, options, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    general = capsys.readouterr().out.partition("The run:")[0]
+    assert all(f"  {option}" in general for option in options)
 
 
 def test_chosen_command_gets_the_rest(monkeypatch):

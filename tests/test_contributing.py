@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import bert.config
+import bert.config.data
 from bert.data import objectives
 from bert.data.pairs import ordered_pairs
 from tests.conftest import SMALL_RUN
@@ -27,17 +27,21 @@ def test_what_it_names_is_there() -> None:
     import bert.data.tasks.task
     import bert.heads
     import bert.interchange.names
+    import bert.interchange.shapes
+    import bert.interchange.signature
     import bert.losses
     import bert.optimizer
     import bert.run
 
     for module, names in {
-        bert.data.tasks: ("TASKS",),
+        bert.data.tasks: ("MODULES", "TASKS"),
         bert.data.tasks.task.Task: ("fitted", "shape", "shaped"),
         bert.run: ("RESOLVED",),
         bert.heads: ("HEADS",),
         bert.losses: ("LOSSES", "TaskLoss", "pretraining_objective"),
         bert.interchange.names: ("TABLE", "ARCHITECTURES"),
+        bert.interchange.shapes: ("LABELLED",),
+        bert.interchange.signature: ("signature",),
         objectives: ("OBJECTIVES",),
         bert.config: ("OBJECTIVES", "UserError"),
         bert.optimizer: ("make_optimizer", "scale_by_bert_adam"),
@@ -57,7 +61,7 @@ def test_an_objective(corpus, tmp_path, monkeypatch) -> None:
 
     line = objectives._paired(longer_pairs, "longer", "longer", 1, ("A is longer", "B is longer"))
     monkeypatch.setitem(objectives.OBJECTIVES, "longer", line)
-    monkeypatch.setattr(bert.config, "OBJECTIVES", (*bert.config.OBJECTIVES, "longer"))
+    monkeypatch.setattr(bert.config.data, "OBJECTIVES", (*bert.config.OBJECTIVES, "longer"))
     from bert.commands.pretrain import main
 
     folder = tmp_path / "run"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 from bert.commands import COMMANDS
 from bert.config import FinetuneConfig, PretrainConfig, recipe_names
@@ -28,7 +29,7 @@ RUNS = "runs"
 BY_HAND = ("main", "tests")
 """Blocks of the README that install: continuous integration runs them."""
 
-OTHERS = {"--xla_force_host_platform_device_count", "--check"}
+OTHERS = {"--xla_force_host_platform_device_count", "--check", "--signal", "--requeue"}
 """Options of other programs that pages mention."""
 
 FILES = ("safetensors", "onnx", "json", "txt", "digest", "py")
@@ -51,7 +52,7 @@ class Block(NamedTuple):
                     if Path(word).name in ("pretrain.py", "finetune.py"):
                         found.append([Path(word).stem, *words[place + 1 :]])
                         break
-                    if word == "bert" and (place == 0 or "=" in words[place - 1]):
+                    if word == "bert" and (place == 0 or "=" in words[place - 1] or words[place - 1] == "srun"):
                         found.append(words[place + 1 :])
                         break
         return found
@@ -147,8 +148,27 @@ def test_paths_and_links_exist() -> None:
                     assert heading in anchors, f"{page.name}: {target}"
 
 
-def test_the_readme_links_every_guide() -> None:
+def test_what_is_yaml_is_read() -> None:
+    found = 0
+    for page in PAGES:
+        for text in re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            found += len(list(yaml.safe_load_all(text)))
+    assert found >= 5
+
+
+def test_hosts_are_launched_with_options_that_exist() -> None:
+    """Also where another program's arguments hide them: Slurm's script, gcloud's command, the pods of a Job."""
+    page = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
+    hosts = page[page.index("\n## Several hosts") :]
+    launched = re.findall(r"bert pretrain --config base.*?(?:auto|PROCID|COMPLETION_INDEX)\b", hosts, re.DOTALL)
+    assert len(launched) == 4
+    for text in launched:
+        assert set(re.findall(r"--[a-z][\w.]*", text)) <= options_of("pretrain"), text
+
+
+def test_the_readme_is_a_screen_and_links_every_guide() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 110
     for page in (ROOT / "docs").glob("*.md"):
         assert f"(docs/{page.name})" in readme, page.name
 

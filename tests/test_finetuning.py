@@ -188,7 +188,7 @@ def test_predictions_equal_those_of_the_run(finetuned: Path, sst2: Path) -> None
 def test_errors_of_predict(finetuned: Path, pretrained: Path, tmp_path: Path, fails) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_bytes(b"ba\n\nko\n")
-    assert "line 2: empty" in fails(predict, str(finetuned), str(texts))
+    assert "line 2: an empty text" in fails(predict, str(finetuned), str(texts))
     texts.write_bytes(b"ba\nko \xff\n")
     assert f"{texts}, line 2: not UTF-8" in fails(predict, str(finetuned), str(texts))
     texts.write_bytes(b"")

@@ -19,7 +19,11 @@ from tests.test_pretraining import REPOSITORY, lines_of, state_of
 
 def start(run: Path, corpus: Path, *options: str, devices: int = 2) -> subprocess.Popen:
     # Eight rows a batch over up to four devices; dropout on.
-    command = [sys.executable, "pretrain.py", f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, *options]
+    return process_of("pretrain.py", run, f"--data.train={corpus}", *SMALL_RUN, *options, devices=devices)
+
+
+def process_of(script: str, run: Path, *options: str, devices: int = 2) -> subprocess.Popen:
+    command = [sys.executable, script, f"--output_dir={run}", *options]
     flags = f"--xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         command, cwd=REPOSITORY, env={**os.environ, "XLA_FLAGS": flags},
@@ -28,11 +32,15 @@ def start(run: Path, corpus: Path, *options: str, devices: int = 2) -> subproces
 
 
 def start_hosts(run: Path, corpus: Path, *options: str) -> list[subprocess.Popen]:
+    return [start(run, corpus, *place, *options) for place in places()]
+
+
+def places() -> list[list[str]]:
+    """The options of two hosts."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    meeting = [f"--coordinator=localhost:{port}", "--num_processes=2"]
-    return [start(run, corpus, *meeting, f"--process_id={number}", *options) for number in range(2)]
+    return [[f"--coordinator=localhost:{port}", "--num_processes=2", f"--process_id={number}"] for number in range(2)]
 
 
 def outputs(processes: list[subprocess.Popen], status: int = 0) -> list[str]:
@@ -110,6 +118,31 @@ def test_a_mistake_ends_both_hosts_with_one_sentence(corpus: Path, tmp_path: Pat
         assert "Traceback" not in text
 
 
+@pytest.mark.slow
+def test_fine_tuning_on_two_hosts_gives_the_scores_and_files_of_one(pretrained: Path, sst2: Path, tmp_path: Path):
+    options = ["--config=sst2", f"--init={pretrained}", f"--data.dir={sst2}", "--data.max_length=32", "--patience=2"]
+    options += ["--data.buckets=32", "--training.batch_size=8", "--seeds=2", "--training.log_every=1"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    outputs([process_of("finetune.py", one, *options, devices=1)])
+    first, second = outputs([process_of("finetune.py", two, *options, *place) for place in places()])
+    assert "4 x cpu on 2 hosts" in first
+    assert "step" not in second
+    left_out = {"checkpoints", "tensorboard"}  # named by step and by time
+    names = {path.relative_to(one) for path in one.rglob("*") if path.is_file() and not left_out & set(path.parts)}
+    assert names >= {Path("seed-1/predictions/SST-2.tsv"), Path("seed-0/curves.png"), Path("results.json")}
+    for name in names:
+        assert (two / name).is_file(), name
+    for seed in ("seed-0", "seed-1"):
+        assert_same_losses(two / seed, one / seed)
+        for file in (one / seed / "predictions").iterdir():
+            assert (
+                file.name == "dev.jsonl" or (two / seed / "predictions" / file.name).read_bytes() == file.read_bytes()
+            )
+    # Gone on with by one process: nothing is left to do.
+    [again] = outputs([process_of("finetune.py", two, *options, devices=1)])
+    assert "seed 0 has ended before" in again
+
+
 def test_how_hosts_are_named() -> None:
     words = ["--config", "base", "--coordinator=a:1", "--num_processes", "4", "--seed=1", "--process_id", "3"]
     assert take_cluster(words) == (["--config", "base", "--seed=1"], Cluster("a:1", 4, 3))
@@ -124,7 +157,7 @@ def test_how_hosts_are_named() -> None:
         (["--process_id=0", "--num_processes=2"], "--coordinator not given"),
         (["--coordinator=a:1", "--num_processes=2", "--process_id=2"], "they count from 0 to 1"),
         (["--coordinator=a:1", "--num_processes=two", "--process_id=0"], "--num_processes two is not a whole number"),
-        (["--coordinator=a", "--num_processes=2", "--process_id=0"], "--coordinator a is no HOST:PORT"),
+        (["--coordinator=a", "--num_processes=2", "--process_id=0"], "--coordinator a is not HOST:PORT"),
     ],
 )
 def test_hosts_that_cannot_meet_are_refused(words: list[str], sentence: str) -> None:

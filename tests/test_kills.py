@@ -77,10 +77,9 @@ def kill_again_and_again(command: str, run: Path, arguments: list[str], kills: i
         else:
             target = max(before, steps * (number + draw.random()) // (kills + 2)) + 1
             wait_for(process, lambda target=target: logged(run) >= target, 600)
-            if number % 2:
-                wait_for(process, lambda: is_saving(run), 60)
-            else:
-                time.sleep(draw.uniform(0, 0.03))
+            saves = bool(number % 2)
+            wait_for(process, lambda saves=saves: is_saving(run) == saves, 60)
+            time.sleep(draw.uniform(0, 0.02))
         process.kill()
         process.join()
         assert process.exitcode == -9, f"ended with {process.exitcode} before kill {number + 1}"
@@ -137,7 +136,7 @@ def finish(command: str, run: Path, arguments: list[str]) -> None:
 def test_a_pretraining_run_killed_twenty_times_equals_an_uninterrupted_one(corpus: Path, tmp_path: Path) -> None:
     steps = 800
     arguments = [f"--data.train={corpus}", *SMALL_RUN, f"--training.steps={steps}", "--training.log_every=7"]
-    arguments += ["--training.checkpoint_every=10", "--training.eval_every=50"]
+    arguments += ["--training.checkpoint_every=25", "--training.eval_every=50"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish("pretrain", whole, [*arguments, f"--data.cache_dir={tmp_path / 'cache'}"])
     arguments.append(f"--data.cache_dir={tmp_path / 'another'}")  # the building of examples is interrupted as well
@@ -148,8 +147,12 @@ def test_a_pretraining_run_killed_twenty_times_equals_an_uninterrupted_one(corpu
     assert logged(killed) < steps
 
     # Two at a time: the second one is sent away, and the first does not notice.
+    def begun() -> int:
+        return (tmp_path / "killed.log").read_text().count("goes on at step")
+
+    lives = begun()
     first = start("pretrain", killed, arguments)
-    wait_for(first, lambda: "goes on at step" in (tmp_path / "killed.log").read_text().splitlines()[-1], 600)
+    wait_for(first, lambda: begun() > lives, 600)
     second = LIVES.Process(
         target=live, args=("pretrain", [*arguments, f"--output_dir={killed}"], tmp_path / "second.log")
     )

@@ -79,7 +79,7 @@ def test_the_command_trains_and_extends(vocabulary, tmp_path, capsys, fails) -> 
     assert "--output is missing" in fails(main, corpus)
     assert "exists already" in fails(main, corpus, f"--output={longer}")
     assert "nothing to train" in fails(main, corpus, f"--output={tmp_path / 'x'}", f"--tokenizer.path={vocabulary}")
-    assert "--extend none is no number" in fails(main, corpus, f"--output={tmp_path / 'x'}", "--extend=none")
+    assert "--extend none is not a number" in fails(main, corpus, f"--output={tmp_path / 'x'}", "--extend=none")
     assert "tokenizer.path is not set" in fails(main, corpus, f"--output={tmp_path / 'x'}", "--extend=5")
 
 

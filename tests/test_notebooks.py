@@ -1,12 +1,12 @@
-"""The notebooks: stored small and without errors; their code runs, all three in five minutes."""
+"""The notebooks: stored small, whole and without errors; their code runs, all three in five minutes."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,12 @@ def code_of(path: Path) -> str:
     return "\n\n".join("".join(cell["source"]) for cell in cells_of(path) if cell["cell_type"] == "code")
 
 
+def seconds_of_children() -> float:
+    """Processor time of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_there_are_three() -> None:
     assert [path.stem[:2] for path in NOTEBOOKS] == ["1_", "2_", "3_"]
 
@@ -33,9 +39,14 @@ def test_as_stored(path: Path) -> None:
     cells = cells_of(path)
     kinds = [cell["cell_type"] for cell in cells]
     assert kinds[0] == "markdown" and kinds.count("markdown") >= 6
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))  # run once, from top to bottom
+    assert all(cell["outputs"] for cell in code if "print(" in "".join(cell["source"]))
     outputs = [output for cell in cells for output in cell.get("outputs", ())]
     assert not [output for output in outputs if output["output_type"] == "error"]
     text = path.read_text(encoding="utf-8")
+    drawn = [output for output in outputs if "image/png" in output.get("data", ())]
+    assert len(drawn) == sum("plt.subplots(" in "".join(cell["source"]) for cell in code) > 0
     assert "/tmp/" not in text and "/home/" not in text and "/root/" not in text
     compile(code_of(path), path.name, "exec")
 
@@ -44,7 +55,7 @@ def test_as_stored(path: Path) -> None:
 def test_they_run_in_five_minutes(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     environment |= {"PYTHONPATH": str(FOLDER.parent), "MPLBACKEND": "agg"}
-    began = time.perf_counter()
+    began = seconds_of_children()
     for path in NOTEBOOKS:
         script = tmp_path / f"{path.stem}.py"
         script.write_text(f"if __name__ == '__main__':\n    exec({code_of(path)!r}, globals())\n", encoding="utf-8")
@@ -52,4 +63,5 @@ def test_they_run_in_five_minutes(tmp_path: Path) -> None:
             [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{path.name}\n{done.stderr[-3000:]}"
-    assert time.perf_counter() - began < 300
+    # Their own time on the processors, an upper bound of what a machine needs that has nothing else to do.
+    assert seconds_of_children() - began < 300

@@ -82,8 +82,8 @@ def test_training_on_a_mesh_follows_training_on_copies() -> None:
         evaluate = parallel.compile(make_eval_step(OBJECTIVE, parallel.axis))
         losses = []
         for number in range(5):
-            state, loss = step(state, parallel.place(batch_of(number), 1))
-            losses.append(float(parallel.fetch(loss)))
+            state, outcome = step(state, parallel.place(batch_of(number), 1))
+            losses.append(float(parallel.fetch(outcome).loss))
         sums = parallel.fetch(evaluate(state.params, parallel.place(batch_of(9))))
         rows[name] = (losses, sums["mlm_loss"], parallel.fetch(state))
         placed = state

@@ -88,8 +88,8 @@ def test_no_step_is_lost_between_shares_and_steps(total: int) -> None:
     ("phases", "parts"),
     [
         ([], ["phases is an empty list"]),
-        ([PhaseConfig(), PhaseConfig()], ["phases.1.share and phases.1.steps: neither is set"]),
-        ([PhaseConfig(0.5, Count(3)), PhaseConfig()], ["phases.1.share and phases.1.steps: both are set"]),
+        ([PhaseConfig(), PhaseConfig()], ["phases.1.share and phases.1.steps are both null"]),
+        ([PhaseConfig(0.5, Count(3)), PhaseConfig()], ["phases.1.share and phases.1.steps are both set"]),
         ([PhaseConfig(0.9), PhaseConfig(0.1)], ["phases.2.share is set", "takes the steps that are left"]),
         ([PhaseConfig(1.0), PhaseConfig()], ["phases.1.share is 1.0", "below 1"]),
         ([PhaseConfig(steps=Count(10)), PhaseConfig()], ["phases.2 is left without a step", "10", "training.steps"]),

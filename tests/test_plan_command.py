@@ -63,9 +63,9 @@ def test_sizes() -> None:
 
 
 def test_mistakes_are_sentences(fails) -> None:
-    assert "--memory 16 apples is no size" in fails(main, "--memory=16 apples")
+    assert "--memory 16 apples is not a size" in fails(main, "--memory=16 apples")
     assert "--memory needs a value" in fails(main, "--memory")
-    assert "does not tell its memory: give --memory" in fails(main, *ARGUMENTS)
+    assert "does not tell its memory: give it, for example --memory" in fails(main, *ARGUMENTS)
 
 
 @pytest.mark.slow

@@ -1,15 +1,18 @@
-"""Every recipe loads, passes its checks, and describes a model that can be built."""
+"""Every recipe loads, passes its checks, says what it takes and gives, and describes a model that can be built."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_names
+from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, recipe_folder, recipe_names
 from bert.config_file import load
+from bert.data.objectives import OBJECTIVES
 from bert.data.tasks import TASKS
-from bert.heads import BertForPreTraining
+from bert.heads import HEADS, BertForMaskedLM, BertForPreTraining
+from bert.model import Execution
 from bert.phases import phases_of
 from bert.train import count_parameters
 
@@ -17,29 +20,66 @@ FINETUNING = sorted(set(recipe_names()) & set(TASKS))
 PRETRAINING = sorted(set(recipe_names()) - set(TASKS))
 PARAMETERS = {"tiny": 4_433_468, "mini": 11_267_900, "small": 29_058_876, "medium": 41_668_412, "base": 110_106_428,
               "large": 336_226_108}  # fmt: skip
+BASE = ModelConfig(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
+                   intermediate_size=3072)  # fmt: skip
+NARROW = ModelConfig(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+KEY = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
+LABELS = 3
+"""Of tasks whose labels only the data tells."""
+
+
+def pretraining(name: str) -> PretrainConfig:
+    """The recipe, with a corpus where it has none."""
+    config = load(PretrainConfig, recipe_folder() / f"{name}.yaml")
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, train=config.data.train or "corpus.txt"))
 
 
 def test_there_is_a_recipe_for_every_size_and_task() -> None:
-    assert set(PRETRAINING) == {"quickstart", *PARAMETERS}
+    assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *PARAMETERS}
     # Benchmarks and tasks of one's own have recipes, kinds of file have none.
     assert set(FINETUNING) == set(TASKS) - {"ner", "multiple_choice"}
 
 
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_head_says_command_hardware_time_and_score(name: str) -> None:
+    head = re.match(r"(#.*\n)+", (recipe_folder() / f"{name}.yaml").read_text(encoding="utf-8"))[0]
+    script = "finetune" if name in TASKS else "pretrain"
+    given = "" if name == "quickstart" else f" --config {name} "
+    assert f"\n# python {script}.py{given}" in head
+    assert "\n# Hardware: " in head
+    # Where a figure is from: measured here, the paper's, or an estimate with its arithmetic.
+    assert re.search(r"^# Time: (measured|paper|estimate): ", head, re.MULTILINE)
+    assert re.search(r"^# Score: (measured|paper|none)\b", head, re.MULTILINE)
+
+
 @pytest.mark.parametrize("name", PRETRAINING)
 def test_pretraining_recipes(name: str) -> None:
-    config = load(PretrainConfig, recipe_folder() / f"{name}.yaml")
-    if name in PARAMETERS:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, train="corpus.txt"))
+    config = pretraining(name)
     config.check()
-    model = BertForPreTraining(dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size))
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
+    sizes = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
+    # What continues a published encoder takes its sizes.
+    sizes = BASE if name == "domain" else sizes
+    label = OBJECTIVES[config.data.objective].label
+    heads = BertForPreTraining if label else BertForMaskedLM
+    model = heads(sizes, jnp.dtype(config.training.dtype), Execution(scan=True))
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
     if name in PARAMETERS:
-        assert count_parameters(shapes) == PARAMETERS[name]
+        assert count_parameters(params) == PARAMETERS[name]
+    for phase in phases_of(config, int(config.training.steps)):
+        data, training = phase.config.data, phase.config.training
+        rows = training.batch_size // training.gradient_accumulation_steps
+        tokens = jax.ShapeDtypeStruct((rows, data.sequence_length), jnp.int32)
+        positions = jax.ShapeDtypeStruct((rows, data.max_predictions_per_sequence), jnp.int32)
+        output = jax.eval_shape(model.apply, params, tokens, tokens, tokens, positions)
+        logits = output.prediction_logits if label else output
+        assert logits.shape == (*positions.shape, sizes.vocab_size)
+        assert logits.dtype == jnp.float32
+        assert not label or output.seq_relationship_logits.shape == (rows, 2)
 
 
-@pytest.mark.parametrize("name", ["small", "medium", "base", "large"])
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_the_papers_two_phases(name: str) -> None:
-    config = load(PretrainConfig, recipe_folder() / f"{name}.yaml")
+    config = pretraining(name)
     short, long = phases_of(config, int(config.training.steps))
     assert (short.end, long.end) == (900_000, 1_000_000)
     sizes = [(p.config.data.sequence_length, p.config.data.max_predictions_per_sequence) for p in (short, long)]
@@ -54,3 +94,32 @@ def test_finetuning_recipes(name: str) -> None:
     assert config.task == name
     data = dataclasses.replace(config.data, dir="somewhere")
     dataclasses.replace(config, init="runs/X", data=data).check()
+    task = TASKS[name]
+    model = HEADS[task.head](NARROW, task.num_labels or LABELS, None, jnp.dtype(config.training.dtype), None)
+    choices = (5,) if task.head == "choices" else ()
+    rows = config.training.batch_size
+    tokens = jax.ShapeDtypeStruct((rows, *choices, config.data.max_length), jnp.int32)
+    outputs, _ = jax.eval_shape(model.init_with_output, KEY, tokens, tokens, tokens)
+    for output in jax.tree.leaves(outputs):
+        assert output.shape[0] == rows
+        assert output.dtype == jnp.float32
+
+
+def test_what_continues_a_model_has_one() -> None:
+    assert pretraining("domain").init == "google-bert/bert-base-uncased"
+
+
+def test_the_budgets_arithmetic() -> None:
+    """The 24 hours that the recipe's head promises: steps x tokens x FLOPs a token at 60 TFLOP/s."""
+    from bert.flops import forward_flops
+
+    config = pretraining("budget24h")
+    data, training = config.data, config.training
+    sizes = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
+    flops = 3 * sum(
+        forward_flops(sizes, data.sequence_length, ["predictions"], data.max_predictions_per_sequence, {}).values()
+    )
+    tokens = int(training.steps) * training.batch_size * data.sequence_length
+    assert round(tokens / 1e9, 1) == 8.9
+    assert round(flops / 1e9, 2) == 0.57
+    assert round(tokens * flops / 60e12 / 3600, 1) == 23.5

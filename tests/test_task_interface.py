@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bert.heads
+from bert.commands.export import main as export
 from bert.commands.predict import main as predict
 from bert.config import TaskDataConfig
 from bert.data import features
@@ -126,7 +127,7 @@ class Letters(Task):
         return [Answer([self.letters[number] for number in row]) for row in predictions]
 
 
-def test_a_task_over_tokens_with_labels_from_its_data(pretrained, tmp_path, monkeypatch, capsys) -> None:
+def test_a_task_over_tokens_with_labels_from_its_data(pretrained, tmp_path, monkeypatch, capsys, fails) -> None:
     monkeypatch.setitem(TASKS, "letters", Letters())
     monkeypatch.setitem(bert.heads.HEADS, "letters", Tagger)
     data, folder = tmp_path / "data", tmp_path / "run"
@@ -150,3 +151,8 @@ def test_a_task_over_tokens_with_labels_from_its_data(pretrained, tmp_path, monk
     assert [answer["line"] for answer in answers] == ["ba", "ba ba ba"]
     assert all(set(answer["letters"]) <= {"X", "Y", "Z"} for answer in answers)
     assert len(answers[0]["letters"]) < len(answers[1]["letters"])
+
+    for format in ("hf", "stablehlo"):
+        error = fails(export, str(folder), str(tmp_path / "out"), f"--format={format}")
+        assert "the head Tagger, which has no names outside of this toolkit" in error
+    assert not (tmp_path / "out").exists()

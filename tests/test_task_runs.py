@@ -276,7 +276,9 @@ def test_multiple_choice_learns_and_answers(choice_run: Path, choice_data: Path,
     assert answers[1]["choices"] == ["Xavi", "tu", "lo"]
     assert sum(answers[2]["probabilities"]) == pytest.approx(1)
     (tmp_path / "lines.txt").write_text("ba\tri\n")
-    assert "line 1: 2 column(s), a question and two" in fails(predict, str(choice_run), str(tmp_path / "lines.txt"))
+    assert "line 1: 2 column(s): write a question and two" in fails(
+        predict, str(choice_run), str(tmp_path / "lines.txt")
+    )
 
 
 def test_an_interrupted_run_ends_the_same(squad_run, squad_data, tmp_path, monkeypatch, capsys) -> None:

@@ -10,16 +10,16 @@ from bert.commands.arguments import run_command
 from bert.config import UserError
 
 COMMANDS = {
-    "pretrain": ("bert.commands.pretrain", "train an encoder on a corpus"),
-    "finetune": ("bert.commands.finetune", "train a task's head and the encoder on labelled data"),
-    "plan": ("bert.commands.plan", "tell what a pretraining run takes of a device's memory"),
-    "tokenizer": ("bert.commands.tokenizer", "train a vocabulary on a corpus, or extend one"),
-    "examples": ("bert.commands.examples", "build a corpus' examples as a step of its own, and look at them"),
-    "predict": ("bert.commands.predict", "answer for new inputs with a fine-tuned model"),
-    "inspect": ("bert.commands.inspect", "tell what a run or a model is made of and how it was trained"),
-    "attention": ("bert.commands.attention", "show what a model's heads look at in a text"),
-    "export": ("bert.commands.export", "hand a model to others in a form that they read"),
-    "glue-zip": ("bert.commands.glue_zip", "put test predictions into one zip for gluebenchmark.com"),
+    "pretrain": ("bert.commands.pretrain", "trains an encoder on a corpus"),
+    "finetune": ("bert.commands.finetune", "trains a task's head and the encoder on labelled data"),
+    "plan": ("bert.commands.plan", "tells what a pretraining run takes of a device's memory"),
+    "tokenizer": ("bert.commands.tokenizer", "trains a vocabulary on a corpus, or extends one"),
+    "examples": ("bert.commands.examples", "builds a corpus' examples as a step of its own, and shows them"),
+    "predict": ("bert.commands.predict", "answers for new inputs with a fine-tuned model"),
+    "inspect": ("bert.commands.inspect", "tells what a run or a model is made of and how it was trained"),
+    "attention": ("bert.commands.attention", "shows what a model's heads look at in a text"),
+    "export": ("bert.commands.export", "hands a model to others in a form that they read"),
+    "glue-zip": ("bert.commands.glue_zip", "puts test predictions into one zip for gluebenchmark.com"),
 }
 
 
@@ -36,17 +36,17 @@ def main(argv: list[str]) -> int:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         mend = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
-        raise UserError(f"command line: {name} is no command of bert, {mend}")
+        raise UserError(f"command line: {name} is not a command of bert: {mend}")
     return importlib.import_module(COMMANDS[name][0]).main(rest)
 
 
 def _help() -> str:
-    lines = [f"  {name:10}{text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:11}{text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: bert COMMAND ...",
             "",
-            "Pretrain and fine-tune BERT in JAX, from raw text to a scored model.",
+            "Pretrains and fine-tunes BERT in JAX, from raw text to a scored model.",
             "",
             "Commands:",
             *lines,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import difflib
 import functools
@@ -17,7 +18,7 @@ from argparse import Action
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
@@ -37,11 +38,29 @@ from bert.config_file import (
     unknown_key,
 )
 from bert.run import OWN
+from bert.values import known
 
-Config = TypeVar("Config")
+
+class Checked(Protocol):
+    """A configuration."""
+
+    def check(self) -> None: ...
+
+
+Config = TypeVar("Config", bound=Checked)
+
+
+class Command(Protocol):
+    """What `run_command` makes: arguments, or None for those of the process -> exit status."""
+
+    def __call__(self, argv: list[str] | None = None) -> int: ...
+
 
 COMMAND_LINE = "command line"
 FLAGS = ("help", "print_config")
+
+MODEL = "A run, a Hugging Face folder, a folder of google-research/bert, or a hub name."
+"""What `bert.load` takes, for the help of the commands that load a model."""
 
 OUT_OF_MEMORY = (
     "the memory of a device is used up: raise --training.gradient_accumulation_steps (the same result), set "
@@ -56,10 +75,12 @@ def parse(
     prog: str,
     description: str,
     default_recipe: str | None,
+    own: Mapping[str, str] | None = None,
     not_needed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Config, str | None]:
     """The checked configuration, and the recipe's name: the stem of its file, None where there is no file.
 
+    ``own`` has the options that the command has taken out of ``argv`` itself, as ``NAME VALUE``, with their help.
     ``not_needed`` has values for keys that a command checks with the others and does not look at; what is given goes
     before it. ``--help`` and ``--print_config`` print and leave through SystemExit(0).
     Raises UserError with one sentence for anything wrong in the file, on the command line, or between values.
@@ -67,14 +88,14 @@ def parse(
     keys = keys_of(config_class)
     options = _options(argv, keys)
     if "help" in options:
-        print(_parser(keys, config_class, prog, description, default_recipe).format_help(), end="")
+        print(_parser(keys, config_class, prog, description, default_recipe, own).format_help(), end="")
         raise SystemExit(0)
     print_config = options.pop("print_config", None) is not None
     name = options.pop("config", [default_recipe])[0]
     path = None if name is None else find_config(name)
-    given = {key: _from_command_line(key, [value], key_of(key, keys)) for key, value in not_needed.items()}
-    given |= {} if path is None else read_yaml(path, keys)
-    given |= {key: _from_command_line(key, values, key_of(key, keys)) for key, values in options.items()}
+    given = {key: _from_command_line(key, [value], known(key_of(key, keys), key)) for key, value in not_needed.items()}
+    given |= {} if name is None or path is None else _read(name, path, keys)
+    given |= {key: _from_command_line(key, values, known(key_of(key, keys), key)) for key, values in options.items()}
     if name in recipe_names():
         given = _without_sizes_beside_init(given)
     config = build(config_class, typed(given, keys))
@@ -88,7 +109,18 @@ def parse(
     return config, None if path is None else path.stem
 
 
-def run_command(main: Callable[[list[str]], int]) -> Callable[[list[str] | None], int]:
+def _read(name: str, path: Path, keys: dict[str, Key]) -> dict[str, Given]:
+    """What a file gives; a recipe of another command is said to be one."""
+    try:
+        return read_yaml(path, keys)
+    except UserError as error:
+        of_task = re.search(r"^task:", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE) is not None
+        if name in recipe_names() and of_task != ("task" in keys):
+            raise UserError(f"{error} ({name} is a recipe of bert {'finetune' if of_task else 'pretrain'})") from None
+        raise
+
+
+def run_command(main: Callable[[list[str]], int]) -> Command:
     """Wraps a command: a UserError becomes ``error: <sentence>`` and status 2, a closed pipe ends quietly.
 
     The wrapped function takes the arguments, or None for those of the process, and returns the exit status.
@@ -112,7 +144,7 @@ def run_command(main: Callable[[list[str]], int]) -> Callable[[list[str] | None]
             if error.strerror is None:  # not from the operating system
                 raise
             where = f"{error.filename}: " if error.filename else ""
-            print(f"error: {where}{error.strerror}; mend that and run the same command again", file=sys.stderr)
+            print(f"error: {where}{error.strerror}: mend that and run the same command again", file=sys.stderr)
             return 2
         except RuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's word for memory of a device that is used up
@@ -124,6 +156,18 @@ def run_command(main: Callable[[list[str]], int]) -> Callable[[list[str] | None]
             return 130
 
     return run
+
+
+class Arguments(argparse.ArgumentParser):
+    """The arguments of a command that has no configuration: what is wrong with them is one sentence as well."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False)
+        self.add_argument("-h", "--help", action="help", help="Show this text and stop.")
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UserError."""
+        raise UserError(f"{COMMAND_LINE}: {message}: {self.prog} --help explains the arguments")
 
 
 def take_options(argv: list[str], names: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
@@ -142,9 +186,9 @@ def take_options(argv: list[str], names: tuple[str, ...]) -> tuple[list[str], di
             continue
         value = value if equals else next(words, "")
         if not value or value.startswith("--"):
-            raise UserError(f"{COMMAND_LINE}: --{name} needs a value, write --{name} VALUE")
+            raise UserError(f"{COMMAND_LINE}: --{name} needs a value: write --{name} VALUE")
         if name in given:
-            raise UserError(f"{COMMAND_LINE}: --{name} is given twice")
+            raise UserError(f"{COMMAND_LINE}: --{name} is given twice: leave one out")
         given[name] = value
     return rest, given
 
@@ -165,10 +209,10 @@ def find_config(name: str) -> Path:
     if path.is_dir():
         inside = path / "config.yaml"
         mend = f"did you mean {inside}?" if inside.is_file() else "name a YAML file"
-        raise UserError(f"{where}: this is a folder, {mend}")
+        raise UserError(f"{where}: this is a folder: {mend}")
     near = difflib.get_close_matches(path.stem, recipe_names(), 1)
     mend = f"did you mean {near[0]}?" if near else "give a file or a recipe's name"
-    raise UserError(f"{where}: no such file or recipe, {mend} (recipes: {', '.join(recipe_names()) or 'none'})")
+    raise UserError(f"{where}: no such file or recipe: {mend} (recipes: {', '.join(recipe_names()) or 'none'})")
 
 
 def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
@@ -184,12 +228,12 @@ def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
             if key_of(name, keys) is None and name not in ("config", *FLAGS):
                 raise UserError(f"{COMMAND_LINE}: {unknown_key(name, keys_near(name, keys), prefix='--')}")
             if name == "config" and name in options:
-                raise UserError(f"{COMMAND_LINE}: --config is given twice, name one file or recipe")
+                raise UserError(f"{COMMAND_LINE}: --config is given twice: name one file or recipe")
             if name in FLAGS and equals:
-                raise UserError(f"{COMMAND_LINE}: --{name} takes no value, leave ={value} away")
+                raise UserError(f"{COMMAND_LINE}: --{name} takes no value: leave out ={value}")
             options[name] = [value] if equals else []
         elif name is None or name in FLAGS:
-            raise UserError(f"{COMMAND_LINE}: {word} belongs to no key, write --KEY VALUE (--help lists all keys)")
+            raise UserError(f"{COMMAND_LINE}: {word} belongs to no key: write --KEY VALUE (--help lists all keys)")
         elif options[name] and not ((key := key_of(name, keys)) and key.takes_list):
             raise UserError(
                 f"{COMMAND_LINE}: --{name} takes one value, but {word} follows {options[name][0]}: "
@@ -199,7 +243,7 @@ def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
             options[name].append(word)
     for name, values in options.items():
         if name not in FLAGS and not values:
-            raise UserError(f"{COMMAND_LINE}: --{name} needs a value, write --{name} VALUE")
+            raise UserError(f"{COMMAND_LINE}: --{name} needs a value: write --{name} VALUE")
     return options
 
 
@@ -251,6 +295,7 @@ def _parser(
     prog: str = "bert",
     description: str = "",
     default_recipe: str | None = None,
+    own: Mapping[str, str] | None = None,
 ) -> ArgumentParser:
     """jsonargparse's parser of these keys; all arguments after the first are for its help."""
     parser = ArgumentParser(
@@ -271,6 +316,12 @@ def _parser(
         + ("" if default_recipe is None else f" (default: {default_recipe})"),
     )
     general.add_argument("--print_config", action="store_true", help="Print the whole configuration as YAML and stop.")
+    for usage, text in (own or {}).items():
+        name, _, value = usage.partition(" ")
+        if value:
+            general.add_argument(f"--{name}", help=text, metavar=value)
+        else:
+            general.add_argument(f"--{name}", help=text, action="store_true")
     titles = _titles(config_class) if config_class else {}
     groups: dict[str, Any] = {}
     for name, key in keys.items():
@@ -303,10 +354,10 @@ def _first_line(described: type) -> str:
 
 def _titles(config_class: type, prefix: str = "") -> dict[str, str]:
     """What the dataclasses say of each section, by its dotted name."""
-    titles = {}
+    titles: dict[str, str] = {}
     hints, texts = typing.get_type_hints(config_class), help_texts(config_class)
     for name, hint in hints.items():
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             titles |= {prefix + name: texts.get(name, ""), **_titles(hint, f"{prefix}{name}.")}
     return titles
 

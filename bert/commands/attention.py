@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
-from bert.commands.arguments import run_command
+from bert.commands.arguments import MODEL, Arguments, run_command
 from bert.config import UserError
 
 DESCRIPTION = """Shows the attention of every layer and head over the pieces of a text, or of a pair of texts. A file
@@ -19,19 +18,21 @@ SUFFIXES = (".html", ".png")
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = argparse.ArgumentParser(prog="bert attention", description=DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", help="a run, a folder of Hugging Face's or Google's, or a hub name")
-    parser.add_argument("text", metavar="TEXT", help="the text, quoted")
-    parser.add_argument("pair", metavar="PAIR", nargs="?", help="a second text, for models that read pairs")
-    parser.add_argument("--output", metavar="FILE", required=True, help="FILE.html or FILE.png to write")
+    parser = Arguments("bert attention", DESCRIPTION)
+    parser.add_argument("run", metavar="RUN", help=MODEL)
+    parser.add_argument("text", metavar="TEXT", help="The text, in quotation marks.")
+    parser.add_argument("pair", metavar="PAIR", nargs="?", help="A second text, for models that read pairs.")
+    parser.add_argument(
+        "--output", metavar="FILE", required=True, help="The page (.html) or the picture (.png) to write."
+    )
     arguments = parser.parse_args(argv)
     output = Path(arguments.output)
     if output.suffix.lower() not in SUFFIXES:
-        raise UserError(f"--output {output} ends in neither .html nor .png: name a page or a picture")
+        raise UserError(f"command line: --output {output} ends in neither .html nor .png: name a page or a picture")
     if output.exists():
         raise UserError(f"{output} exists already: name another --output or remove it")
     if not output.parent.is_dir():
-        raise UserError(f"{output.parent} is no folder: make it, or name another --output")
+        raise UserError(f"{output.parent} is not a folder: make it, or name another --output")
 
     from bert.attention import attention_of, write_page, write_picture
     from bert.pretrained import load

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from bert.commands.arguments import take_options
 from bert.config import UserError
 
-HELP = """On several hosts, give the same command on each, with --coordinator HOST:PORT --num_processes N
---process_id I: host and a free port of the first, how many there are, and which one this is, from 0. Where JAX can tell
-by itself (Cloud TPU, Slurm, Open MPI, Kubernetes), --coordinator auto is enough. All of them must see output_dir."""
+OWN = {
+    "coordinator HOST:PORT": "On several hosts, with the same command on each: name and a free port of the first one. "
+    "Where JAX can tell by itself (Cloud TPU, Slurm, Open MPI, Kubernetes), auto is enough. All must see output_dir.",
+    "num_processes N": "How many hosts there are.",
+    "process_id I": "Which of them this one is, counted from 0.",
+}
 
-OPTIONS = ("coordinator", "num_processes", "process_id")
+OPTIONS = tuple(usage.partition(" ")[0] for usage in OWN)
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Cluster:
             where = self.coordinator or "auto"
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
-                f"command line: --coordinator {where}: the hosts did not meet ({reason}); "
+                f"command line: --coordinator {where}: the hosts did not meet ({reason}): "
                 "give --coordinator HOST:PORT, --num_processes and --process_id"
             ) from None
 
@@ -70,11 +73,13 @@ def take_cluster(argv: list[str]) -> tuple[list[str], Cluster | None]:
         )
     host, colon, port = given["coordinator"].rpartition(":")
     if not (host and colon and port.isdigit()):
-        raise UserError(f"command line: --coordinator {given['coordinator']} is no HOST:PORT: write 10.0.0.1:8476, say")
+        raise UserError(
+            f"command line: --coordinator {given['coordinator']} is not HOST:PORT: write, for example, 10.0.0.1:8476"
+        )
     return rest, Cluster(given["coordinator"], count, number)
 
 
 def _whole(name: str, text: str) -> int:
     if not text.isdecimal():
-        raise UserError(f"command line: --{name} {text} is not a whole number")
+        raise UserError(f"command line: --{name} {text} is not a whole number: write one")
     return int(text)

@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 
     from bert.data.examples import ExampleSet
 
-DESCRIPTION = """Builds the examples that `bert pretrain` with the same arguments will find in its cache. Of its own it
-has three options. --show N prints N examples: pieces, masks, labels. --statistics counts documents, sentences,
-tokens, unknown pieces, padding. --shard I/N builds every N-th shard from the I-th on: N processes that share only
-data.cache_dir build all of them, and the last to end puts the set together."""
+DESCRIPTION = """Builds the examples that `bert pretrain` with the same arguments will find in its cache."""
+
+OWN = {
+    "show N": "Print N examples: pieces, masks, labels.",
+    "statistics": "Count documents, sentences, tokens, unknown pieces, padding.",
+    "shard I/N": "Build every N-th shard from the I-th on: N processes that share only data.cache_dir build all of "
+    "them, and the last to end puts the set together.",
+}
+"""The options that are no keys of a configuration."""
 
 
 @run_command
@@ -33,28 +38,33 @@ def main(argv: list[str]) -> int:
     try:
         options, rest = own.parse_known_args(argv)
     except argparse.ArgumentError as error:
-        raise UserError(f"{COMMAND_LINE}: {error}, --help explains the options") from None
-    config, _ = parse(PretrainConfig, rest, prog="bert examples", description=DESCRIPTION, default_recipe="quickstart")
+        raise UserError(f"{COMMAND_LINE}: {error}: --help explains the options") from None
+    config, _ = parse(
+        PretrainConfig, rest, prog="bert examples", description=DESCRIPTION, default_recipe="quickstart", own=OWN
+    )
     if not options.show.isdecimal():
-        raise UserError(f"{COMMAND_LINE}: --show {options.show} is no number of examples, as --show 5")
+        raise UserError(
+            f"{COMMAND_LINE}: --show {options.show} is not a number of examples: write one, for example --show 5"
+        )
     part = None if options.shard is None else _part(options.shard)
 
     from bert.data.examples import build_examples, build_part
     from bert.data.vocabulary import corpus_vocabulary
-    from bert.pretrained import load_vocabulary
     from bert.report import progress_lines
     from bert.tokenizer import load_tokenizer
 
     if config.tokenizer.path is not None:  # beside init, its vocabulary extended
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
     elif config.init is not None:
+        from bert.pretrained import load_vocabulary  # which imports JAX
+
         tokenizer = load_vocabulary(config.init, print)
     else:
         tokenizer = corpus_vocabulary(config.data, config.tokenizer, print)
     progress, whole = progress_lines(print), True
     for one in phase_configs(config):
         if part is None:
-            found = build_examples(one.data, tokenizer, progress=progress)
+            found: ExampleSet | None = build_examples(one.data, tokenizer, progress=progress)
         else:
             found = build_part(one.data, tokenizer, part, progress=progress)
         if found is None:
@@ -74,7 +84,9 @@ def main(argv: list[str]) -> int:
 def _part(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise UserError(f"{COMMAND_LINE}: --shard {text} is not I/N with I from 1 to N, as --shard 3/64")
+        raise UserError(
+            f"{COMMAND_LINE}: --shard {text} is not I/N with I from 1 to N: write, for example, --shard 3/64"
+        )
     return int(match[1]), int(match[2])
 
 
@@ -119,7 +131,7 @@ def _padding(lengths: np.ndarray, sequence_length: int) -> float:
     return 1 - lengths.sum() / (len(lengths) * sequence_length)
 
 
-def _show(found: ExampleSet, tokenizer: Tokenizer, config: PretrainConfig, number: int) -> None:
+def _show(found: ExampleSet, tokenizer: Tokenizer, config: PretrainConfig, count: int) -> None:
     """Rows spread over the training rows, masked as at a first visit; colours on a terminal only."""
     import numpy as np
     from rich.console import Console
@@ -133,7 +145,7 @@ def _show(found: ExampleSet, tokenizer: Tokenizer, config: PretrainConfig, numbe
 
     rows, masking, special = open_rows(found.train), masking_of(config.data, tokenizer), special_ids(tokenizer)
     objective, console = OBJECTIVES[config.data.objective], Console(highlight=False)
-    numbers = np.unique(np.linspace(0, len(rows) - 1, number).astype(int))
+    numbers = np.unique(np.linspace(0, len(rows) - 1, count).astype(int))
     examples = rows.take(numbers)
     words = random_words((config.seed, 0), 0, len(numbers), random_words_per_row(masking, examples))
     batch = masked_batch(examples, masking, words, 0)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from bert.commands.arguments import run_command
+from bert.commands.arguments import MODEL, Arguments, run_command
 from bert.config import UserError
 from bert.interchange import FORMATS
 
@@ -18,18 +17,22 @@ tokens (pip install 'bert-jax[onnx]'). Each is read back, run and compared befor
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = argparse.ArgumentParser(prog="bert export", description=DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", help="a run, a Hugging Face folder or a hub name")
-    parser.add_argument("out", metavar="OUT", help="new folder to write")
-    parser.add_argument("--format", choices=FORMATS, default="hf", help="form to write (default: hf)")
+    parser = Arguments("bert export", DESCRIPTION)
+    parser.add_argument("run", metavar="RUN", help=MODEL)
+    parser.add_argument("out", metavar="OUT", help="New folder to write.")
+    parser.add_argument("--format", choices=FORMATS, default="hf", help="Form to write. (default: hf)")
     lengths = parser.add_mutually_exclusive_group()
     lengths.add_argument(
-        "--length", type=int, metavar="T", help="tokens of stablehlo's inputs (default: the longest the model reads)"
+        "--length", type=int, metavar="T", help="Tokens of stablehlo's inputs. (default: the most that the model reads)"
     )
-    lengths.add_argument("--dynamic_length", action="store_true", help="stablehlo: inputs of any length up to that")
+    lengths.add_argument(
+        "--dynamic_length", action="store_true", help="For stablehlo: inputs of any length up to that."
+    )
     arguments = parser.parse_args(argv)
     if arguments.format != "stablehlo" and (arguments.length is not None or arguments.dynamic_length):
-        raise UserError(f"--length and --dynamic_length are for stablehlo: leave them out with {arguments.format}")
+        raise UserError(
+            f"command line: --length and --dynamic_length are for stablehlo: leave them out with {arguments.format}"
+        )
 
     from bert.pretrained import load
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bert.commands.arguments import invocation, parse, run_command
+from bert.commands.cluster import OWN, take_cluster
 from bert.config import FinetuneConfig, UserError
 from bert.report import scored_splits
 
@@ -22,37 +23,47 @@ COLLAPSED = "collapsed: it answers the same throughout, or no better than one wh
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
+    argv, cluster = take_cluster(argv)
     config, recipe = parse(
-        FinetuneConfig, argv, prog=invocation("finetune"), description=DESCRIPTION, default_recipe=None
+        FinetuneConfig, argv, prog=invocation("finetune"), description=DESCRIPTION, default_recipe=None, own=OWN
     )
     if recipe is None and config.output_dir is None:
-        raise UserError("neither --config nor --output_dir is given: name a recipe, for example --config sst2")
+        raise UserError(
+            "command line: neither --config nor --output_dir is given: name a recipe, for example --config sst2"
+        )
     if config.output_dir is None:
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
 
-    from bert.run import open_run
+    if cluster is None:
+        from bert.run import open_run as opened
+    else:
+        cluster.join()
+        from bert.hosts import open_shared_run as opened
 
-    with open_run(config) as run:
+    with opened(config) as run:
         return _train(run)
 
 
 def _train(run: RunFolder[FinetuneConfig]) -> int:
     from bert.finetuning import finetune
     from bert.seeds import finetune_seeds
-    from bert.train import Interrupted
+    from bert.stop import Interrupted
 
     several = run.config.seeds > 1
     try:
         results = finetune_seeds(run) if several else finetune(run)
     except Interrupted as stop:
+        if not run.writes:
+            return stop.status
         print(f"interrupted and saved at step {stop.step:,}; go on with: "
               f"{invocation('finetune')} --config {run.path / 'config.yaml'}")  # fmt: skip
         return stop.status
-    (_show_seeds if several else _show)(results, str(run.path))
+    if run.writes:
+        (_show_seeds if several else _show)(results, str(run.path))
     return 0
 
 
-def _show(results: dict, path: str) -> None:
+def _show(results: dict[str, Any], path: str) -> None:
     print(f"\n{results['task']} dev, best of all evaluations (step {results['best_step']:,}), from {results['init']}:")
     for split in scored_splits(results):
         if split != "dev":
@@ -69,7 +80,7 @@ def _show(results: dict, path: str) -> None:
     )
 
 
-def _show_seeds(results: dict, path: str) -> None:
+def _show_seeds(results: dict[str, Any], path: str) -> None:
     main, runs = results["main_metric"], results["runs"]
     print(f"\n{results['task']} dev, {len(runs)} seeds, best of all evaluations of each, from {results['init']}:")
     for split in scored_splits(results):
@@ -90,7 +101,7 @@ def _show_seeds(results: dict, path: str) -> None:
     )
 
 
-def _width(scores: dict) -> int:
+def _width(scores: dict[str, Any]) -> int:
     return max(10, *(len(name) + 2 for name in scores))
 
 
@@ -98,7 +109,7 @@ def _number(value: float | None) -> str:
     return f"{math.nan if value is None else value:8.4f}"  # None: a run that diverged
 
 
-def _baseline(results: dict, name: str) -> str:
+def _baseline(results: dict[str, Any], name: str) -> str:
     kind = results["baseline"]
     value = results[kind].get(name) if kind else None
     return "" if value is None else f"   ({kind.replace('_', ' ')} {value:.4f})"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import zipfile
 from pathlib import Path
 
-from bert.commands.arguments import run_command
+from bert.commands.arguments import Arguments, run_command
 from bert.config import UserError
 from bert.data.tasks.glue import SUBMISSIONS
 from bert.files import replacing
@@ -21,9 +20,9 @@ HEADER = "index\tprediction"
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = argparse.ArgumentParser(prog="bert glue-zip", description=DESCRIPTION)
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a fine-tuning run, one a task")
-    parser.add_argument("output", metavar="OUT.zip", help="the zip to write")
+    parser = Arguments("bert glue-zip", DESCRIPTION)
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="Folder of a fine-tuning run, one a task.")
+    parser.add_argument("output", metavar="OUT.zip", help="The zip to write.")
     arguments = parser.parse_args(argv)
     output = Path(arguments.output)
     if output.suffix != ".zip":

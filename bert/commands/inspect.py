@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from bert.commands.arguments import run_command
+from bert.commands.arguments import MODEL, Arguments, run_command
 
 DESCRIPTION = """Tells what a run, or anything else that bert.load takes, is made of: its parts with their parameters
 and operations a token, its vocabulary, where its weights came from, and of a run its training and its scores. A run
@@ -31,14 +31,12 @@ TITLES = {
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = argparse.ArgumentParser(prog="bert inspect", description=DESCRIPTION)
+    parser = Arguments("bert inspect", DESCRIPTION)
+    parser.add_argument("source", metavar="RUN_OR_FOLDER", help=MODEL)
     parser.add_argument(
-        "source", metavar="RUN_OR_FOLDER", help="a run, a folder of Hugging Face's or Google's, a hub name"
+        "--length", type=int, metavar="T", help="Tokens a row to count operations for. (default: the run's)"
     )
-    parser.add_argument(
-        "--length", type=int, metavar="T", help="tokens a row to count operations for (default: the run's)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     arguments = parser.parse_args(argv)
 
     from bert.inspection import inspect
@@ -144,7 +142,7 @@ def _scores(facts: dict[str, Any]) -> list[str]:
     ]
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns as wide as they need; the first one to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

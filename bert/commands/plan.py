@@ -16,17 +16,23 @@ from bert.device_kinds import TPUS, devices_named
 from bert.phases import phase_configs
 
 if TYPE_CHECKING:
+    from jax import Device
+
     from bert.parallel import MeshParallel
     from bert.plan_fit import Fit
 
 DESCRIPTION = """Tells what a pretraining run takes of each device before it is tried: its train step is compiled,
 without weights or data, for the local devices or, with libtpu installed, for a TPU slice that need not be there; for
-devices that cannot be compiled for here it is estimated. Each figure says which.
+devices that cannot be compiled for here it is estimated. Each figure says which. The keys are those of bert pretrain:
+the config, and what is changed of it."""
 
---device KIND is another device than the local ones: h100, h100:8 for eight of them, or a TPU slice such as v5e:2x4.
---memory SIZE is what a device has, 16GiB say; without it, what the local device says of itself, or what the kind has
-(three quarters of a GPU's, as JAX takes them). All other keys are those of bert pretrain: the config, and what is
-changed of it."""
+OWN = {
+    "memory SIZE": "What a device has, for example 16GiB. (default: what the local device says of itself, or what the "
+    "kind has; of a GPU three quarters, as JAX takes them)",
+    "device KIND": "Other devices than the local ones: h100, h100:8 for eight of them, or a TPU slice such as v5e:2x4. "
+    "(default: the local devices)",
+}
+"""The options that are no keys of a configuration."""
 
 UNITS = {
     "": 1,
@@ -48,6 +54,7 @@ def main(argv: list[str]) -> int:
         prog="bert plan",
         description=DESCRIPTION,
         default_recipe="quickstart",
+        own=OWN,
         not_needed={"data.train": "stdlib:"},
     )
     if config.model.vocab_size is None:
@@ -112,7 +119,7 @@ def _target(config: PretrainConfig, text: str | None) -> Target:
     if named is None:
         devices = jax.local_devices()
     elif named.count and named.kind in TPUS and importlib.util.find_spec("libtpu"):
-        devices = tpu_devices(text)
+        devices = tpu_devices(text.lower())
     else:
         count = named.count or math.prod(shape or (1,))
         return Target(PlannedMesh(shape or (count, 1, 1), named.name, count), lambda: named.memory, False)
@@ -136,17 +143,19 @@ def size_of(text: str) -> int:
     """Bytes of a size such as 16GiB or 80GB. Raises UserError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B|)", text)
     if match is None or not float(match[1]):
-        raise UserError(f"command line: --memory {text} is no size: write 16GiB or 80GB, say")
+        raise UserError(f"command line: --memory {text} is not a size: write, for example, 16GiB or 80GB")
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def _memory_of(device: object) -> int:
+def _memory_of(device: Device) -> int:
     try:
         stats = device.memory_stats() or {}
     except Exception:  # a device that is only compiled for has none
         stats = {}
     if "bytes_limit" not in stats:
-        raise UserError(f"command line: {device.device_kind} does not tell its memory: give --memory 16GiB, say")
+        raise UserError(
+            f"command line: {device.device_kind} does not tell its memory: give it, for example --memory 16GiB"
+        )
     return int(stats["bytes_limit"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -11,9 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from bert.commands.arguments import run_command
+from bert.commands.arguments import MODEL, Arguments, run_command
 from bert.config import UserError
 from bert.files import replacing
+from bert.values import CONVERT
 
 DESCRIPTION = """Answers for new inputs, one JSON object a line: a label and the probability of each, a score, the
 answer to a question and its characters in the context, the entities of a text, or the likeliest choice. INPUT holds one
@@ -27,17 +27,17 @@ LINES_AT_ONCE = 1024
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = argparse.ArgumentParser(prog="bert predict", description=DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", help="a fine-tuning run, a Hugging Face folder or a hub name")
-    parser.add_argument("input", metavar="INPUT", help="file of texts, or - for standard input")
-    parser.add_argument("--output", metavar="FILE", help="write the answers here, not to standard output")
-    parser.add_argument("--batch_size", type=int, default=32, help="texts at once (default: 32)")
+    parser = Arguments("bert predict", DESCRIPTION)
+    parser.add_argument("run", metavar="RUN", help=f"{MODEL} It must be fine-tuned.")
+    parser.add_argument("input", metavar="INPUT", help="File of texts, or - for standard input.")
+    parser.add_argument("--output", metavar="FILE", help="Write the answers here, not to standard output.")
+    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="Texts at once. (default: 32)")
     arguments = parser.parse_args(argv)
     if arguments.batch_size < 1:
-        raise UserError(f"--batch_size is {arguments.batch_size}: it must be at least 1")
+        raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
     if arguments.input != "-" and not Path(arguments.input).is_file():
         raise UserError(
-            f"{arguments.input} does not exist or is no file: name a file of texts, or - for standard input"
+            f"{arguments.input} does not exist or is not a file: name a file of texts, or - for standard input"
         )
     if arguments.output and Path(arguments.output).exists():
         raise UserError(f"{arguments.output} exists already: name another --output or remove it")
@@ -64,7 +64,7 @@ def _inputs(lines: IO[bytes], name: str, input_of: Callable[[str], Any]) -> Iter
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
-            raise UserError(f"{name}, line {number}: not UTF-8, convert the file first") from None
+            raise UserError(f"{name}, line {number}: not UTF-8: {CONVERT}") from None
         try:
             yield input_of(line)
         except ValueError as error:

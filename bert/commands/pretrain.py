@@ -5,22 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bert.commands.arguments import invocation, parse, run_command
-from bert.commands.cluster import HELP, take_cluster
+from bert.commands.cluster import OWN, take_cluster
 from bert.config import PretrainConfig
 
 if TYPE_CHECKING:
     from bert.run import RunFolder
 
-DESCRIPTION = (
-    """Pretrains BERT on a corpus. Without arguments: a tiny model on the prose of Python's own standard
-library, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it was.
-
-"""
-    + HELP
-)
+DESCRIPTION = """Pretrains BERT on a corpus. Without arguments: a tiny model on the prose of Python's own standard
+library, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it was."""
 
 
 @run_command
@@ -28,7 +23,7 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     argv, cluster = take_cluster(argv)
     config, recipe = parse(
-        PretrainConfig, argv, prog=invocation("pretrain"), description=DESCRIPTION, default_recipe="quickstart"
+        PretrainConfig, argv, prog=invocation("pretrain"), description=DESCRIPTION, default_recipe="quickstart", own=OWN
     )
     if config.output_dir is None:
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
@@ -45,7 +40,7 @@ def main(argv: list[str]) -> int:
 
 def _train(run: RunFolder[PretrainConfig]) -> int:
     from bert.pretraining import pretrain
-    from bert.train import Interrupted
+    from bert.stop import Interrupted
 
     began = time.perf_counter()
     try:
@@ -61,7 +56,7 @@ def _train(run: RunFolder[PretrainConfig]) -> int:
     return 0
 
 
-def _show(results: dict, path: str, seconds: float) -> None:
+def _show(results: dict[str, Any], path: str, seconds: float) -> None:
     measured, baselines = results["eval"], results["baselines"]
     unigram = baselines["unigram"]
     print(f"\nheld-out text after {results['steps']:,} steps:")

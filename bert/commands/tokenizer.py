@@ -7,11 +7,17 @@ from pathlib import Path
 
 from bert.commands.arguments import COMMAND_LINE, parse, run_command
 from bert.config import PretrainConfig, UserError
+from bert.values import known
 
 DESCRIPTION = """Trains the vocabulary that the keys under tokenizer describe on data.train and writes it, as
-tokenizer.json and vocab.txt, into a folder. Of its own it has two options. --output DIR names the folder. --extend N,
-with tokenizer.path, adds to that vocabulary the N words of the corpus that save most pieces: into its [unused] slots
-first, which need no new weights, then at its end."""
+tokenizer.json and vocab.txt, into a folder, or adds a corpus' words to a published one."""
+
+OWN = {
+    "output DIR": "New folder for the vocabulary.",
+    "extend N": "With tokenizer.path: add to that vocabulary the N words of the corpus that save most pieces, into its "
+    "[unused] slots first, which need no new weights, then at its end.",
+}
+"""The options that are no keys of a configuration."""
 
 
 @run_command
@@ -23,14 +29,19 @@ def main(argv: list[str]) -> int:
     try:
         options, rest = own.parse_known_args(argv)
     except argparse.ArgumentError as error:
-        raise UserError(f"{COMMAND_LINE}: {error}, --help explains the options") from None
-    config, _ = parse(PretrainConfig, rest, prog="bert tokenizer", description=DESCRIPTION, default_recipe="quickstart")
+        raise UserError(f"{COMMAND_LINE}: {error}: --help explains the options") from None
+    config, _ = parse(
+        PretrainConfig, rest, prog="bert tokenizer", description=DESCRIPTION, default_recipe="quickstart", own=OWN
+    )
     folder = _free_folder(options.output)
     if options.extend is None and config.tokenizer.path is not None:
         raise UserError("tokenizer.path is set, so there is nothing to train: leave it out, or add --extend N")
     if options.extend is not None:
         if not options.extend.isdecimal() or int(options.extend) < 1:
-            raise UserError(f"{COMMAND_LINE}: --extend {options.extend} is no number of words, as --extend 1000")
+            raise UserError(
+                f"{COMMAND_LINE}: --extend {options.extend} is not a number of words: "
+                "write one, for example --extend 1000"
+            )
         if config.tokenizer.path is None:
             raise UserError("tokenizer.path is not set: name the vocabulary that --extend adds words to")
 
@@ -38,11 +49,11 @@ def main(argv: list[str]) -> int:
     from bert.new_words import useful_words, with_words
     from bert.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer, vocabulary_size
 
-    lines = (line for document in documents(config.data.train) for line in document)
+    lines = (line for document in documents(config.data.known_train) for line in document)
     if options.extend is None:
         tokenizer = train_tokenizer(lines, config.tokenizer)
     else:
-        published = load_tokenizer(config.tokenizer.path, config.tokenizer)
+        published = load_tokenizer(known(config.tokenizer.path, "tokenizer.path"), config.tokenizer)
         found = useful_words(published, lines, int(options.extend), config.tokenizer.min_frequency)
         tokenizer = with_words(published, [new.word for new in found])
         print(f"{len(found):,} new words, {sum(new.saved for new in found):,} pieces fewer in the corpus; the first:")
@@ -56,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 def _free_folder(name: str | None) -> Path:
     if name is None:
-        raise UserError(f"{COMMAND_LINE}: --output is missing, name the folder for the vocabulary")
+        raise UserError(f"{COMMAND_LINE}: --output is missing: name the folder for the vocabulary")
     folder = Path(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already and is not an empty folder: name another --output")

@@ -65,6 +65,13 @@ class DataConfig:
     cache_dir: str | None = None
     """Folder for built examples; null takes bert-jax/examples in the user's cache folder."""
 
+    @property
+    def known_train(self) -> list[str] | str:
+        """``train``, of a configuration that is checked."""
+        if self.train is None:
+            raise ValueError("data.train is not known yet")
+        return self.train
+
     def check(self) -> None:
         """Raises UserError for values no example can be built with."""
         if self.train is None:

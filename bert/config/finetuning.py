@@ -125,8 +125,8 @@ class FinetuneConfig:
     output_dir: str | None = None
     """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
     init: str | None = None
-    """Run, Hugging Face folder or hub name to start from; "none" trains from random weights, the control that shows
-    what pretraining gave."""
+    """Run, Hugging Face folder, folder of google-research/bert or hub name to start from; "none" trains from random
+    weights, the control that shows what pretraining gave."""
     like: str | None = None
     """With init none: the run or model whose sizes and vocabulary to take, without its weights."""
     seed: int = 0
@@ -175,7 +175,10 @@ class FinetuneConfig:
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), least)
         if self.frozen_layers is not None and self.feature_layers is not None:
-            raise UserError("frozen_layers and feature_layers are both set: feature_layers freezes the whole encoder")
+            raise UserError(
+                "frozen_layers and feature_layers are both set, and feature_layers freezes the whole encoder: "
+                "leave one out"
+            )
 
     def check_layers(self) -> None:
         """Raises UserError where the model, once its sizes are known, has too few layers for what is asked."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from bert.config.checks import at_least, fraction
-from bert.values import UserError
+from bert.values import UserError, known
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
@@ -53,6 +53,11 @@ class ModelConfig:
     pre_layer_norm: bool = False
     """LayerNorm before attention and feed-forward, and one after the last layer; false has it after each (the paper's),
     which needs a longer warm-up."""
+
+    @property
+    def known_vocab_size(self) -> int:
+        """V, as a number: once the vocabulary has been read."""
+        return known(self.vocab_size, "model.vocab_size")
 
     @property
     def embedding_width(self) -> int:

@@ -54,7 +54,7 @@ class PretrainConfig:
         if self.data.max_predictions_per_sequence >= self.data.sequence_length:
             raise UserError(
                 f"data.max_predictions_per_sequence ({self.data.max_predictions_per_sequence}) is not below "
-                f"data.sequence_length ({self.data.sequence_length})"
+                f"data.sequence_length ({self.data.sequence_length}): lower the one or raise the other"
             )
         if self.phases is not None:
             check_phases(self)

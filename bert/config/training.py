@@ -96,8 +96,8 @@ class TrainingConfig:
     def check(self) -> None:
         """Raises UserError for values that contradict each other."""
         if (self.steps is None) == (self.epochs is None):
-            state = "neither is set" if self.steps is None else "both are set"
-            raise UserError(f"training.steps and training.epochs: {state}, set exactly one of them")
+            state = "are both null" if self.steps is None else "are both set"
+            raise UserError(f"training.steps and training.epochs {state}: set exactly one of them")
         if self.steps is not None:
             at_least("training.steps", self.steps, 1)
         if self.epochs is not None and not self.epochs > 0:
@@ -135,4 +135,4 @@ class TrainingConfig:
     def mesh_shape(self) -> tuple[int, int, int] | None:
         """``mesh`` as numbers; None where it is null, or no three numbers."""
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", self.mesh or "")
-        return match and tuple(map(int, match.groups()))
+        return (int(match[1]), int(match[2]), int(match[3])) if match else None

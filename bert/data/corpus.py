@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bert.config import HUB, STANDARD_LIBRARY, UserError
@@ -64,7 +64,7 @@ def entries(source: list[str] | str) -> list[list[str]]:
     found: list[list[str]] = []
     for entry in [source] if isinstance(source, str) else source:
         no_file = entry == STANDARD_LIBRARY or entry.startswith(HUB)
-        places = {}
+        places: dict[str, str] = {}
         for path in [entry] if no_file else _expand(os.path.expanduser(entry)):
             places.setdefault(entry if no_file else os.path.realpath(path), path)
         found.append([path for key, path in places.items() if key not in seen])
@@ -91,7 +91,7 @@ def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -
         if place.startswith(HUB):  # the split may be a share of the files
             combined.update(f"{place}\n".encode())
         for file in formats.dataset_files(place) if kind == "dataset" else [place]:
-            digest = memo.get(file_state(file), lambda file=file: _digest_of_file(file))
+            digest = memo.get(file_state(file), lambda: _digest_of_file(file))
             combined.update(f"{kind} {digest}\n".encode())
     memo.save()
     return combined.hexdigest()
@@ -144,7 +144,9 @@ def _expand(entry: str) -> list[str]:
         return [entry]
     if os.path.isfile(os.path.join(entry, "dataset_dict.json")):
         splits = sorted(name for name in os.listdir(entry) if formats.is_dataset(os.path.join(entry, name)))
-        raise UserError(f"{entry} holds the splits {', '.join(splits)}: name one of them, as {entry}/{splits[0]}")
+        raise UserError(
+            f"{entry} holds the splits {', '.join(splits)}: name one of them, for example {entry}/{splits[0]}"
+        )
     if os.path.isdir(entry):
         inside = [
             os.path.join(folder, name)
@@ -184,7 +186,7 @@ class Memo:
             with contextlib.suppress(OSError, ValueError, TypeError):
                 self._known = dict(json.loads(self._file.read_text(encoding="utf-8")))
 
-    def get(self, state: tuple[str, int], compute) -> str:
+    def get(self, state: tuple[str, int], compute: Callable[[], str]) -> str:
         """The digest known for a state (text, modification time in ns), or the computed one."""
         key, modified = state
         if key in self._known:

@@ -30,6 +30,7 @@ from bert.data import corpus, spool, workers
 from bert.data.objectives import OBJECTIVES
 from bert.data.shards import Rows, ShardSummary, ShardTask, damaged, open_rows
 from bert.files import replacing, write_durably
+from bert.values import known
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -179,7 +180,7 @@ def _verified(found: ExampleSet, cache: Path) -> ExampleSet:
     for entry in [*index["train"], *index["eval"]]:
         path = found.folder / entry["file"]
         state, modified = corpus.file_state(path)
-        if memo.get((f"sha256|{state}", modified), lambda path=path: _sha256(path)) != entry["sha256"]:
+        if memo.get((f"sha256|{state}", modified), lambda: _sha256(path)) != entry["sha256"]:
             raise damaged(path, "its checksum is not that of what was built")
     memo.save()
     return found
@@ -219,9 +220,10 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
 
     What came later stands in it only where it is set, so that sets built before it are still found.
     """
+    train = config.known_train
     settings = {
         "format": FORMAT,
-        "corpus": corpus.corpus_fingerprint(config.train, cache),
+        "corpus": corpus.corpus_fingerprint(train, cache),
         "eval_corpus": None if config.eval is None else corpus.corpus_fingerprint(config.eval, cache),
         "held_out": config.held_out if config.eval is None else None,
         "tokenizer": tokenizer,
@@ -236,7 +238,7 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
         settings["objective"] = config.objective
     if config.weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
         settings["weights"] = config.weights
-        settings["files"] = [len(places) for places in corpus.entries(config.train)]
+        settings["files"] = [len(places) for places in corpus.entries(train)]
         settings["eval_files"] = None if config.eval is None else [len(p) for p in corpus.entries(config.eval)]
     if config.duplicates > 1:
         settings["duplicates"] = config.duplicates
@@ -268,9 +270,9 @@ def _build(
     progress("building examples", done, len(tasks))
     # A process takes a second to start: worth it for a shard of text each, not for less.
     text = sum({task.spool.folder: task.spool.number_of_bytes for task in missing}.values())
-    text *= len(tasks) / max(1, len(every))
+    own_text = text * len(tasks) / max(1, len(every))
     cores = config.num_workers or _cores()
-    number_of_workers = min(cores, len(missing), round(text / SHARD_BYTES))
+    number_of_workers = min(cores, len(missing), round(own_text / SHARD_BYTES))
     for _ in workers.build_shards(missing, tokenizer, work, number_of_workers):
         done += 1
         progress("building examples", done, len(tasks))
@@ -279,7 +281,7 @@ def _build(
 def _merge(tasks: list[ShardTask], folder: Path, config: DataConfig, settings: dict[str, Any]) -> None:
     """Makes a set of finished shards. The caller holds its lock."""
     work = folder / _WORK
-    summaries = {task.name: _finished(task, work) for task in tasks}
+    summaries = {task.name: known(_finished(task, work), task.name) for task in tasks}
     parts = {
         split: [asdict(summary) for name, summary in summaries.items() if name.startswith(split)]
         for split in ("train", "eval")
@@ -302,7 +304,7 @@ def _merge(tasks: list[ShardTask], folder: Path, config: DataConfig, settings: d
 def _tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardTask]:
     """The shards of a set: they depend on corpus, seed and held-out share only. The caller holds the set's lock."""
     work = folder / _WORK
-    train = _spooled(work / "spool", config.train, "data.train", progress)
+    train = _spooled(work / "spool", config.known_train, "data.train", progress)
     order = train.order(config.seed)
     least = OBJECTIVES[config.objective].documents
     if config.eval is None:
@@ -316,8 +318,8 @@ def _tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardTa
             )
         splits = {"eval": (train, order[:held_out]), "train": (train, order[held_out:])}
     else:
-        held_out = _spooled(work / "spool-eval", config.eval, "data.eval", progress)
-        splits = {"eval": (held_out, held_out.order(config.seed)), "train": (train, order)}
+        own = _spooled(work / "spool-eval", config.eval, "data.eval", progress)
+        splits = {"eval": (own, own.order(config.seed)), "train": (train, order)}
     tasks = []
     for split, (source, numbers) in splits.items():
         if split == "train" and config.weights is not None:

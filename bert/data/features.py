@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import BertProcessing
 
 from bert.tokenizer import corpus_tokenizer
+from bert.values import known
 
 ROWS_AT_ONCE = 4096
 """Texts tokenized in one call: enough to make calls cheap, few enough to bound memory."""
@@ -185,7 +186,7 @@ def _prepared(tokenizer: Tokenizer, max_length: int, pieces: int) -> Tokenizer:
     own.no_padding()
     own.enable_truncation(max_length, strategy="longest_first")
     if own.post_processor is None:
-        separator, classifier = ((token, own.token_to_id(token)) for token in ("[SEP]", "[CLS]"))
+        separator, classifier = ((token, known(own.token_to_id(token), token)) for token in ("[SEP]", "[CLS]"))
         own.post_processor = BertProcessing(separator, classifier)
     return own
 

@@ -15,13 +15,15 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from bert.config import HUB, UserError
+from bert.values import CONVERT
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
 Document = list[str]
@@ -34,13 +36,13 @@ ROWS_AT_ONCE = 256
 """Rows of Parquet and of data sets in memory together: documents may be long."""
 
 
-def _open_zstd(path: Path) -> BinaryIO:
+def _open_zstd(path: Path) -> io.BufferedIOBase:
     import pyarrow as pa
 
     return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
 
 
-OPENERS: dict[str, Callable[[Path], BinaryIO]] = {
+OPENERS: dict[str, Callable[[Path], io.BufferedIOBase]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
@@ -135,11 +137,11 @@ def _damaged(path: Path, where: str, error: Exception) -> UserError:
     return UserError(f"{path} is cut short or damaged{where} ({reason}): copy it again")
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: Path) -> io.BufferedIOBase:
     return OPENERS.get(path.suffix, lambda path: open(path, "rb"))(path)
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path) -> Generator[tuple[int, str], None, None]:
     """(number, line without its end), decoded line by line, so that an error knows its place."""
     number = 0
     try:
@@ -153,9 +155,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 try:
                     yield number, data.decode("utf-8").rstrip("\r\n")
                 except UnicodeDecodeError:
-                    raise UserError(
-                        f"{path}, line {number}: not UTF-8, convert the file (iconv -f OLD -t UTF-8)"
-                    ) from None
+                    raise UserError(f"{path}, line {number}: not UTF-8: {CONVERT}") from None
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise _damaged(path, f" after line {number}", error) from None
     except OSError as error:
@@ -188,10 +188,10 @@ def _json_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Do
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", str(error))
-            raise UserError(f"{path}, line {number}: not JSON ({reason}), mend or remove the line") from None
+            raise UserError(f"{path}, line {number}: not JSON ({reason}): mend or remove the line") from None
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
-            raise UserError(f'{path}, line {number}: no string "text" in it, each line is an object with one')
+            raise UserError(f'{path}, line {number}: no string "text" in it: each line must be an object with one')
         # JSON can spell half a surrogate pair, which UTF-8 cannot.
         if document := _lines_of(text.encode("utf-8", "replace").decode("utf-8")):
             yield document
@@ -231,16 +231,16 @@ def _dataset_documents(place: str) -> Iterator[Document]:
         raise _damaged(Path(place), f" after row {row}", error) from None
 
 
-def _column_documents(place: str, column, row: int) -> Iterator[Document]:
+def _column_documents(place: str, column: pa.ChunkedArray, row: int) -> Iterator[Document]:
     """Documents of an Arrow column, whose first row is number ``row`` of the place; a null is no document."""
     for number, text in enumerate(column.to_pylist(), start=row + 1):
         if text is None:
             continue
         if not isinstance(text, str):
-            raise UserError(f'{place}, row {number}: "text" is {type(text).__name__} and not a string, convert it')
+            raise UserError(f'{place}, row {number}: "text" is {type(text).__name__} and not a string: convert it')
         size = len(text)
         if size > MAX_DOCUMENT_BYTES:
-            raise UserError(f"{place}, row {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB, divide it")
+            raise UserError(f"{place}, row {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: divide it")
         if document := _lines_of(text):
             yield document
 
@@ -251,6 +251,6 @@ def _lines_of(text: str) -> Document:
 
 def _too_long(path: Path, number: int) -> UserError:
     return UserError(
-        f"{path}, line {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB, "
+        f"{path}, line {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: "
         "separate documents with an empty line"
     )

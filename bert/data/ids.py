@@ -26,7 +26,7 @@ def require_known_ids(examples: ExampleSet, vocab_size: int) -> None:
     memo = corpus.Memo(examples.folder.parent)
     for path in (*examples.train, *examples.eval):
         state, modified = corpus.file_state(path)
-        largest = int(memo.get((f"largest id|{state}", modified), lambda path=path: str(_largest(path))))
+        largest = int(memo.get((f"largest id|{state}", modified), lambda: str(_largest(path))))
         if largest >= vocab_size:
             raise UserError(
                 f"{path} holds the token id {largest}, and the model's embedding ends at {vocab_size - 1} "

@@ -5,8 +5,8 @@ Nothing here has a state worth saving: a run resumes by asking for the next step
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,6 +56,7 @@ class PretrainingLoader:
     frozen_masks: bool = False
     first_step: int = 0
     first_row: int = 0
+    _permutation: Callable[[int], np.ndarray] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_permutation", lru_cache(maxsize=2)(self._draw_permutation))

@@ -7,11 +7,12 @@ Devlin et al. 2018, section 3.1 and appendix A.1: 15% of the tokens are chosen f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
+from jaxtyping import Bool, Float32, Int32, Integer, UInt32, UInt64
 
 from bert.config import UserError
 
@@ -30,6 +31,11 @@ class Masking:
         prob: share of a row's (an example's) maskable tokens that is predicted.
         continuing_ids: ids of pieces that continue a word. Where there are any, words are masked whole or not at all;
             where there are none, tokens are chosen one by one.
+        maskable: [V] booleans, pieces that may be chosen.
+        continuing: [V] booleans, pieces that continue a word.
+        ordinary_ids: int32 ids that may be put in.
+        predictions_of: maskable tokens of a row (an example) -> how many of them are predicted.
+        predictions_per_row: `_predictions_per_row`, remembered.
 
     Raises:
         UserError: nothing in the vocabulary can be predicted.
@@ -41,6 +47,11 @@ class Masking:
     max_predictions: int
     prob: float = 0.15
     continuing_ids: Sequence[int] = ()
+    maskable: np.ndarray = field(init=False, repr=False, compare=False)
+    continuing: np.ndarray = field(init=False, repr=False, compare=False)
+    ordinary_ids: np.ndarray = field(init=False, repr=False, compare=False)
+    predictions_of: np.ndarray = field(init=False, repr=False, compare=False)
+    predictions_per_row: Callable[..., int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         maskable = np.ones(self.vocab_size, dtype=bool)
@@ -77,8 +88,11 @@ class Masking:
         return -(-halves // (2 * _PHILOX_WORDS)) * _PHILOX_WORDS
 
     def __call__(
-        self, input_ids: np.ndarray, words: np.ndarray, example_length: np.ndarray | None = None
-    ) -> dict[str, np.ndarray]:
+        self,
+        input_ids: Integer[np.ndarray, "B T"],
+        words: UInt64[np.ndarray, "B words"],
+        example_length: Integer[np.ndarray, "B K"] | None = None,
+    ) -> dict[str, Int32[np.ndarray, "B T"] | Int32[np.ndarray, "B P"] | Float32[np.ndarray, "B P"]]:
         """Chooses and corrupts tokens.
 
         Args:
@@ -119,7 +133,9 @@ class Masking:
             "masked_lm_weights": np.pad(used.astype(np.float32), pad),
         }
 
-    def _chosen(self, input_ids: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _chosen(
+        self, input_ids: Integer[np.ndarray, "B T"], draws: UInt32[np.ndarray, "B T"]
+    ) -> tuple[Int32[np.ndarray, "B count"], Bool[np.ndarray, "B count"]]:
         """Positions [B, min(P, T)], ascending and 0 where unused, and which of them are used, by draws [B, T]."""
         count = min(self.max_predictions, input_ids.shape[1])
         maskable = self.maskable[input_ids]
@@ -129,8 +145,12 @@ class Masking:
         return self._single_tokens(maskable, wanted, draws, count)
 
     def _chosen_of_examples(
-        self, input_ids: np.ndarray, draws: np.ndarray, example_length: np.ndarray, count: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self,
+        input_ids: Integer[np.ndarray, "B T"],
+        draws: UInt32[np.ndarray, "B T"],
+        example_length: Integer[np.ndarray, "B K"],
+        count: int,
+    ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
         """As ``_chosen``, [B, count], of packed rows: their examples, each laid out as a row, and put back."""
         row, number = np.nonzero(example_length)
         start = (np.cumsum(example_length, axis=1) - example_length)[row, number, None]
@@ -149,8 +169,11 @@ class Masking:
 
     @staticmethod
     def _single_tokens(
-        maskable: np.ndarray, wanted: np.ndarray, draws: np.ndarray, count: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+        maskable: Bool[np.ndarray, "B T"],
+        wanted: Integer[np.ndarray, " B"],
+        draws: UInt32[np.ndarray, "B T"],
+        count: int,
+    ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
         """Positions [B, count], ascending and 0 where unused, and which of them are used, of ``wanted`` [B] tokens."""
         length = maskable.shape[1]
         # One sortable key a token: 32 random bits above its position, so keys never tie. Tokens that may not be
@@ -168,8 +191,13 @@ class Masking:
         return positions, used
 
     def _whole_words(
-        self, input_ids: np.ndarray, maskable: np.ndarray, wanted: np.ndarray, draws: np.ndarray, count: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self,
+        input_ids: Integer[np.ndarray, "B T"],
+        maskable: Bool[np.ndarray, "B T"],
+        wanted: Integer[np.ndarray, " B"],
+        draws: UInt32[np.ndarray, "B T"],
+        count: int,
+    ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
         """As ``_single_tokens``: words in random order, each taken if no more than ``wanted`` tokens come together.
 
         A word is a piece and those that continue it; one that truncation left without its beginning starts where the
@@ -193,10 +221,10 @@ class Masking:
         keys = np.sort(keys, axis=1)[:, :most].T
         sizes = (keys & np.uint64(0xFFFF)).astype(np.int32)  # 65535 where a row has no more words
         left, taken = wanted.astype(np.int32), np.zeros((most, rows), bool)
-        for number in range(most):
-            np.less_equal(sizes[number], left, out=taken[number])
-            left -= sizes[number] * taken[number]
-            if number % 8 == 7 and not left.any():
+        for turn in range(most):
+            np.less_equal(sizes[turn], left, out=taken[turn])
+            left -= sizes[turn] * taken[turn]
+            if turn % 8 == 7 and not left.any():
                 break
         number, row = np.nonzero(taken)
         size = sizes[number, row]
@@ -208,7 +236,9 @@ class Masking:
         return positions, used
 
 
-def random_words(key: tuple[int, int], first_row: int, rows: int, words_per_row: int) -> np.ndarray:
+def random_words(
+    key: tuple[int, int], first_row: int, rows: int, words_per_row: int
+) -> UInt64[np.ndarray, "{rows} {words_per_row}"]:
     """[rows, words_per_row] uint64 from the Philox stream of ``key`` = (seed, step), starting at ``first_row``.
 
     Rows first_row .. first_row + rows - 1 get the same words whoever draws them and with whatever rows before.
@@ -218,7 +248,9 @@ def random_words(key: tuple[int, int], first_row: int, rows: int, words_per_row:
     return stream.random_raw(rows * words_per_row).reshape(rows, words_per_row)
 
 
-def words_of_rows(key: tuple[int, int], rows: np.ndarray, words_per_row: int) -> np.ndarray:
+def words_of_rows(
+    key: tuple[int, int], rows: Integer[np.ndarray, " B"], words_per_row: int
+) -> UInt64[np.ndarray, "B {words_per_row}"]:
     """[B, words_per_row] uint64 of the same stream for rows [B] in any order: each is addressed by its own number."""
     return np.concatenate([random_words(key, int(row), 1, words_per_row) for row in rows])
 

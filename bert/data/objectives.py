@@ -7,14 +7,14 @@ is a new line in OBJECTIVES, and a loss (`bert.losses`) if it needs another than
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bert.data.full_rows import rows_across_documents, rows_within_documents
-from bert.data.pairs import ordered_pairs, sentence_pairs
+from bert.data.pairs import Pair, ordered_pairs, sentence_pairs
 
 if TYPE_CHECKING:
     from bert.tokenizer import SpecialTokens
@@ -48,11 +48,21 @@ class RowObjective:
     answers: tuple[str, ...] = ()
 
 
-def _paired(pairs: Callable, label: str, metric: str, documents: int, answers: tuple[str, ...]) -> RowObjective:
-    def draw(*arguments) -> np.ndarray:
-        return np.array(list(pairs(*arguments)), np.int64).reshape(-1, 5)
+def _paired(
+    pairs: Callable[[list[int], list[int], int, float, random.Random], Iterator[Pair]],
+    label: str,
+    metric: str,
+    documents: int,
+    answers: tuple[str, ...],
+) -> RowObjective:
+    def draw(
+        sentences: list[int], documents: list[int], length: int, short_seq_prob: float, stream: random.Random
+    ) -> np.ndarray:
+        return np.array(list(pairs(sentences, documents, length, short_seq_prob, stream)), np.int64).reshape(-1, 5)
 
-    def lay_out(tokens, _, found, length, special, dtype) -> Columns:
+    def lay_out(
+        tokens: np.ndarray, _: np.ndarray, found: np.ndarray, length: int, special: SpecialTokens, dtype: type
+    ) -> Columns:
         return {
             **_pair_columns(tokens, found, length, special, dtype),
             f"{label}_label": found[:, 4].astype(np.int8),
@@ -61,8 +71,10 @@ def _paired(pairs: Callable, label: str, metric: str, documents: int, answers: t
     return RowObjective(3, documents, True, draw, lay_out, label, metric, answers)
 
 
-def _unpaired(rows: Callable) -> RowObjective:
-    def draw(sentences, documents, length, short_seq_prob, stream) -> np.ndarray:
+def _unpaired(rows: Callable[[list[int], list[int], int], Iterator[tuple[int, int]]]) -> RowObjective:
+    def draw(
+        sentences: list[int], documents: list[int], length: int, short_seq_prob: float, stream: random.Random
+    ) -> np.ndarray:
         return np.array(list(rows(sentences, documents, length - 2)), np.int64).reshape(-1, 2)
 
     return RowObjective(2, 1, False, draw, _full_columns)
@@ -70,7 +82,7 @@ def _unpaired(rows: Callable) -> RowObjective:
 
 def _pair_columns(tokens: np.ndarray, found: np.ndarray, length: int, special: SpecialTokens, dtype: type) -> Columns:
     """``[CLS] A [SEP] B [SEP]`` and padding for every pair [R, 5]."""
-    rows = np.full((len(found), length), special.pad, dtype)
+    rows: np.ndarray = np.full((len(found), length), special.pad, dtype)
     rows[:, 0] = special.cls
     a_length, b_length = found[:, 1] - found[:, 0] + 2, found[:, 3] - found[:, 2] + 1
     for row, (a_start, a_end, b_start, b_end, _), second in zip(rows, found.tolist(), a_length.tolist(), strict=True):
@@ -90,7 +102,7 @@ def _full_columns(
     tokens: np.ndarray, documents: np.ndarray, found: np.ndarray, length: int, special: SpecialTokens, dtype: type
 ) -> Columns:
     """``[CLS] sentences [SEP]`` and padding for every range [R, 2]; one [SEP] more where a document ends inside."""
-    rows = np.full((len(found), length), special.pad, dtype)
+    rows: np.ndarray = np.full((len(found), length), special.pad, dtype)
     rows[:, 0] = special.cls
     first = np.searchsorted(documents, found[:, 0], side="right")
     inside = np.searchsorted(documents, found[:, 1], side="left") - first

@@ -111,7 +111,9 @@ def ordered_pairs(
             start = end
 
 
-def truncated(a_start: int, a_end: int, b_start: int, b_end: int, longest: int, draw: random.Random):
+def truncated(
+    a_start: int, a_end: int, b_start: int, b_end: int, longest: int, draw: random.Random
+) -> tuple[int, int, int, int]:
     """Two ranges cut to ``longest`` tokens together: one by one from the longer, front or back by chance."""
     for _ in range(a_end - a_start + b_end - b_start - longest):
         front = draw.random() < 0.5

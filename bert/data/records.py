@@ -66,7 +66,7 @@ def read_records(path: Path, header: Sequence[str] | None = None) -> Records:
     if kind not in KINDS:
         raise UserError(f"{path} is of a kind that is not read: name a file of {', '.join(KINDS)}, plain or packed")
     if not path.is_file():
-        raise UserError(f"{path} does not exist or is no file: name one of {', '.join(KINDS)}, plain or packed")
+        raise UserError(f"{path} does not exist or is not a file: name one of {', '.join(KINDS)}, plain or packed")
     if kind == ".jsonl":
         return Records(str(path), _json_rows(path))
     cells = TABLES[kind](path)
@@ -140,7 +140,7 @@ def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     empty = None
     for number, line in numbered_lines(path):
         if "\0" in line:
-            raise UserError(f"{path}, line {number}: a NUL character: the file is damaged or not UTF-8, copy it again")
+            raise UserError(f"{path}, line {number}: a NUL character, the file is damaged or not UTF-8: copy it again")
         if not line:
             empty = empty or number
         elif empty:

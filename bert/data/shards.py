@@ -151,7 +151,9 @@ def _tokenized(task: ShardTask, numbers: np.ndarray, tokenizer: Tokenizer) -> tu
     into even pieces of about half that: where a corpus has no punctuation, truncation would throw most of it
     away.
     """
-    parts, lengths, owners = [], [], []
+    parts: list[np.ndarray] = []
+    lengths: list[int] = []
+    owners: list[int] = []
     for batch, batch_owners in _batches_of_sentences(task, numbers):
         ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
         parts.append(np.fromiter(itertools.chain.from_iterable(ids), np.int32))

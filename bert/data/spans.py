@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from bert.config import UserError
 from bert.data.features import ROWS_AT_ONCE, Features, prose_tokenizer
 from bert.tokenizer import special_ids
+from bert.values import known
 
 ROWS_SCORED_AT_ONCE = 256
 """Windows whose spans are compared in one go: the scores of all their spans are a few dozen MB."""
@@ -129,7 +130,8 @@ class Answers:
         texts = {id: candidate.text for id, candidate in self.best.items()}
         if self.null_odds is None:
             return texts
-        return {id: "" if self.null_odds[id] > self.null_threshold else text for id, text in texts.items()}
+        threshold = known(self.null_threshold, "the threshold of no answer")
+        return {id: "" if self.null_odds[id] > threshold else text for id, text in texts.items()}
 
 
 def windows(
@@ -169,8 +171,9 @@ def windows(
         answer = _answer_tokens(example.answer, context)
         starts, ends = _spans(len(context.ids), max_length - len(before) - 1, doc_stride)
         for start, end, widest in zip(starts, ends, _max_context(starts, ends), strict=True):
-            inside = answer is not None and start <= answer[0] and answer[1] < end
-            first, last = (place - start + len(before) for place in answer) if inside else (0, 0)
+            first, last = 0, 0
+            if answer is not None and start <= answer[0] and answer[1] < end:
+                first, last = (place - start + len(before) for place in answer)
             rows.ids += [before, context.ids[start:end], np.array([special.sep], np.int32)]
             rows.char_starts += [no_characters, context.starts[start:end], outside]
             rows.char_ends += [no_characters, context.ends[start:end], outside]
@@ -283,8 +286,9 @@ def _answer_tokens(answer: Answer | None, context: _Tokens) -> tuple[int, int] |
     """First and last token that share a character with the answer; None where there is no such token."""
     if answer is None:
         return None
-    first = int(np.searchsorted(context.ends, answer.start, side="right"))
-    last = int(np.searchsorted(context.starts, answer.start + len(answer.text), side="left")) - 1
+    start = known(answer.start, "the answer's place")
+    first = int(np.searchsorted(context.ends, start, side="right"))
+    last = int(np.searchsorted(context.starts, start + len(answer.text), side="left")) - 1
     return (first, last) if first <= last else None
 
 
@@ -361,7 +365,8 @@ def _best_spans(
         )
         possible = np.isfinite(scores)
         found.append((*part[:, possible], scores[possible]))
-    return tuple(np.concatenate(column) for column in zip(*found, strict=True))
+    rows, firsts, lasts, scores = (np.concatenate(column) for column in zip(*found, strict=True))
+    return rows, firsts, lasts, scores
 
 
 def _ranked(found: Mapping[str, tuple[int, int, float, float]]) -> list[Candidate]:

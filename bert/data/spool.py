@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class Spool:
         """Number of the source of each document, int32 [N], mapped."""
         return np.memmap(self.folder / _SOURCES, dtype=np.int32, mode="r")
 
-    def read(self, numbers: np.ndarray):
+    def read(self, numbers: np.ndarray) -> Iterator[list[str]]:
         """Documents by number, as lists of lines, in the order asked for."""
         offsets = self.offsets()
         with open(self.folder / _TEXT, "rb") as file:
@@ -70,7 +70,7 @@ class Spool:
         totals = np.bincount(sources, sizes, minlength=len(weights))
         if not totals.all():
             raise UserError(
-                f"data.weights: entry {int(totals.argmin()) + 1} of data.train has no document to train on, "
+                f"data.weights: entry {int(totals.argmin()) + 1} of data.train has no document to train on: "
                 "leave it out or add text to it"
             )
         passes = np.array(weights) / totals
@@ -94,7 +94,8 @@ class Spool:
         ends = np.cumsum((offsets[1:] - offsets[:-1])[order])
         count = max(1, round(int(ends[-1]) / slice_bytes))
         step = int(ends[-1]) / count
-        found, start = [], 0
+        found: list[tuple[int, int]] = []
+        start = 0
         while start < len(order):
             stop = int(np.searchsorted(ends, step * (len(found) + 1), side="right"))
             stop = max(stop, start + 2)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.data.features import Features, prose_tokenizer, tokenize
+from bert.data.features import prose_tokenizer, tokenize
+
+if TYPE_CHECKING:
+    from bert.data.tasks.task import Rows
 
 UNCUT = 2**30
 """More tokens than any text has."""
@@ -20,7 +25,7 @@ Text = str | tuple[str, str]
 class Parts:
     """R rows, some of which are parts of one input; those follow each other. Without labels."""
 
-    rows: Features
+    rows: Rows
     """The rows, or rows of choices: what has lengths, batches and a digest."""
     inputs: np.ndarray
     """[R] int32: number of the input that the row is a part of; every input has a row."""
@@ -59,12 +64,12 @@ def tokenize_whole(tokenizer: Tokenizer, texts: Sequence[Text], max_length: int)
     rows = tokenize(tokenizer, texts, UNCUT)
     if rows.lengths.max(initial=0) <= max_length:
         return Parts(rows, np.arange(len(texts), dtype=np.int32))
-    split = parts_of_each(texts, rows.lengths > max_length, lambda text: _parts(tokenizer, text, max_length))
+    split = parts_of_each(texts, (rows.lengths > max_length).tolist(), partial(_parts, tokenizer, max_length))
     return Parts(tokenize(tokenizer, [part for part, _ in split], max_length), _numbers(split))
 
 
 def parts_of_each(
-    inputs: Sequence[Text], is_long: Sequence[bool], parts: Callable[[Text], Sequence[Text]]
+    inputs: Sequence[Text], is_long: Sequence[bool], parts: Callable[[Text], Iterable[Text]]
 ) -> list[tuple[Text, int]]:
     """Every part of every input, with the input's number; one that is not long is its only part."""
     return [
@@ -98,7 +103,7 @@ def window_starts(tokens: int, room: int) -> np.ndarray:
     return np.array([*range(0, last, max(room // 2, 1)), last])
 
 
-def _parts(tokenizer: Tokenizer, text: Text, max_length: int) -> Iterator[Text]:
+def _parts(tokenizer: Tokenizer, max_length: int, text: Text) -> Iterator[Text]:
     if isinstance(text, str):
         yield from split_text(tokenizer, text, max_length - 2)
         return

@@ -21,6 +21,7 @@ import numpy as np
 from bert.config import UserError
 from bert.data.shards import ShardTask, build_shards_of
 from bert.files import write_durably
+from bert.values import known
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -79,7 +80,7 @@ def _start(tokenizer: str) -> None:
 
 def _end_with_parent() -> None:
     """A worker waits for its next task on a pipe it holds both ends of: it would never see its parent die."""
-    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    multiprocessing.connection.wait([known(multiprocessing.parent_process(), "the parent").sentinel])
     os._exit(1)
 
 
@@ -89,7 +90,7 @@ def _text_of(task: ShardTask) -> tuple[str, int]:
 
 
 def _build_in_worker(tasks: list[ShardTask], work: Path) -> None:
-    _build_and_record(tasks, _tokenizer, work)
+    _build_and_record(tasks, known(_tokenizer, "the tokenizer"), work)
 
 
 def _build_and_record(tasks: list[ShardTask], tokenizer: Tokenizer, work: Path) -> None:

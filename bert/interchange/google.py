@@ -116,9 +116,9 @@ def read(folder: Path, say: Say = lambda text: None) -> tuple[ModelConfig, Param
         found[tensor.ours] = np.ascontiguousarray(array.T if tensor.transposed else array, np.float32)
     params = traverse_util.unflatten_dict(found, sep="/")
     count = sum(array.size for array in found.values())
-    say(f"from {bundle.prefix}: {', '.join(params)} ({len(found)} tensors, {count:,} parameters)")
+    say(f"read {bundle.prefix}: {', '.join(params)} ({len(found)} tensors, {count:,} parameters)")
     if slots := len(bundle.entries) - len(entries):
-        say(f"not taken over: {slots} tensors of the optimizer")
+        say(f"not taken over from {bundle.prefix}: {slots} tensors of the optimizer")
     return config, params
 
 
@@ -181,7 +181,7 @@ def read_tokenizer(folder: Path, config: ModelConfig, say: Say = lambda text: No
     tokenizer = load_tokenizer(folder, TokenizerConfig(lowercase=lowercase))
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         say(f"text is {'lower-cased' if lowercase else 'not lower-cased'}: {why}")
-    if (pieces := vocabulary_size(tokenizer)) > config.vocab_size:
+    if (pieces := vocabulary_size(tokenizer)) > config.known_vocab_size:
         raise UserError(
             f"{folder} has {pieces} pieces in its vocabulary, but vocab_size in {CONFIG} is {config.vocab_size}: "
             "take both files from one checkpoint"

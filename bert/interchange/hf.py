@@ -89,7 +89,7 @@ def read(folder: Path, say: Say) -> Published:
     problem_type = _problem_type(content, file) if labels else None
     tokenizer = load_tokenizer(folder)
     _say_casing(folder, tokenizer, say)
-    if vocabulary_size(tokenizer) > config.vocab_size:
+    if vocabulary_size(tokenizer) > config.known_vocab_size:
         raise UserError(
             f"{folder}: the vocabulary has {vocabulary_size(tokenizer)} pieces, but the model has rows for "
             f"{config.vocab_size}: copy both anew from one source"
@@ -135,7 +135,7 @@ def _architecture(content: dict[str, Any], file: Path) -> tuple[str, str]:
     architecture = names.our_name(str(declared), family)
     if architecture is None:
         choice = ", ".join(names.published_name(name, family) for name in names.ARCHITECTURES)
-        raise UserError(f"{file}: the architecture is {declared!r}: one of {choice} is read")
+        raise UserError(f"{file}: the architecture is {declared!r}: one of {choice} is read: name another model")
     return family, architecture
 
 
@@ -154,7 +154,10 @@ def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConf
     if not isinstance(tied, bool):
         raise UserError(f"{file}: tie_word_embeddings is {tied!r}, mend it to true or false")
     if values["hidden_act"] not in ACTIVATIONS:
-        raise UserError(f"{file}: hidden_act is {values['hidden_act']!r}: {', '.join(ACTIVATIONS)} are read")
+        raise UserError(
+            f"{file}: hidden_act is {values['hidden_act']!r}: one of {', '.join(ACTIVATIONS)} is read: "
+            "name another model"
+        )
     values["hidden_act"] = ACTIVATIONS[values["hidden_act"]]
     if family == names.ROBERTA:
         offset = content.get("pad_token_id", 1)
@@ -164,7 +167,7 @@ def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConf
         values["max_position_embeddings"] -= offset + 1
     config = ModelConfig(**values, tie_word_embeddings=tied)
     try:
-        if config.vocab_size < 1:
+        if config.known_vocab_size < 1:
             raise UserError("model.vocab_size is below 1: mend it")
         config.check()
     except UserError as error:
@@ -242,7 +245,7 @@ def _placed(
         [theirs] = [tensor.theirs for tensor in table.values() if tensor.ours == ours]
         return stored.get(by_name.get(theirs, ""))
 
-    decoder, word, bias = of("predictions/decoder"), of("bert/embeddings/word/embedding"), of("predictions/bias")
+    decoder, word = of("predictions/decoder"), of("bert/embeddings/word/embedding")
     if decoder is not None and config.tie_word_embeddings:
         if word is not None and np.array_equal(decoder, word):
             del by_name[_their_name(table, "predictions/decoder")]
@@ -252,7 +255,7 @@ def _placed(
     second = by_name.pop(names.decoder_bias(family), None)
     if second is not None:
         first = by_name.get(_their_name(table, "predictions/bias"))
-        if first is not None and not np.array_equal(stored[second], bias):
+        if first is not None and not np.array_equal(stored[second], stored[first]):
             left_out.add(first)  # transformers adds the decoder's own
         by_name[_their_name(table, "predictions/bias")] = second
     if unexplained := sorted(by_name[name] for name in set(by_name) - set(table)):
@@ -270,7 +273,7 @@ def _placed(
     if halves := sorted({stored[name].dtype.name for name in by_name.values()} - {"float32"}):
         say(f"{source}: {' and '.join(halves)} becomes float32, and is written as float32")
     if left_out:
-        say(f"{source}: without use here: {', '.join(sorted(left_out))}")
+        say(f"not taken over from {source}: {', '.join(sorted(left_out))}")
     return found, config
 
 

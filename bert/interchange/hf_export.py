@@ -115,7 +115,10 @@ def published_tensors(model: Pretrained) -> dict[str, np.ndarray]:
         if (array := found.pop(tensor.ours, None)) is not None:
             tensors[tensor.theirs] = np.asarray(array).T if tensor.transposed else np.asarray(array)
     if found:
-        raise UserError(f"{model.source}: {', '.join(sorted(found)[:4])} have no name in Hugging Face's models")
+        raise UserError(
+            f"{model.source}: {', '.join(sorted(found)[:4])} have no name in Hugging Face's models: "
+            "export it as stablehlo or onnx"
+        )
     if not config.tie_word_embeddings and names.PREDICTIONS in model.params:
         tensors[names.decoder_bias(family)] = np.asarray(model.params[names.PREDICTIONS]["bias"])
     if model.architecture == "Bert":  # a bare encoder is written without its name in front
@@ -128,7 +131,7 @@ def published_config(model: Pretrained) -> dict[str, Any]:
     """The content of config.json."""
     config, family = model.config, family_of(model.config)
     special = special_ids(model.tokenizer)
-    content = {
+    content: dict[str, Any] = {
         "architectures": [names.published_name(model.architecture, family)],
         "model_type": family,
         "vocab_size": config.vocab_size,

@@ -67,7 +67,7 @@ def download(name: str, weights: bool = True) -> Path:
             folder = Path(snapshot_download(name, allow_patterns=[*patterns, *PICKLES]))
     except Exception as error:  # the client raises its own, httpx's and the system's
         raise UserError(
-            f"{name} is no folder here and cannot be had from the Hugging Face hub ({first_line(error)}): "
+            f"{name} is not a folder here and cannot be had from the Hugging Face hub ({first_line(error)}): "
             "name an existing folder, or mend the name or the network"
         ) from None
     return folder

@@ -270,7 +270,7 @@ def _masked_lm(graph: Graph, config: ModelConfig, hidden: str) -> str:
 
 def _usage(given: Signature) -> list[str]:
     """The paragraphs of README.md that show how to call it."""
-    shape = tuple({CHOICES: 2}.get(dim, 1 if i == 0 else 8) for i, dim in enumerate(given.inputs["input_ids"]))
+    shape = tuple(2 if dim == CHOICES else 1 if i == 0 else 8 for i, dim in enumerate(given.inputs["input_ids"]))
     return [
         f"An ONNX graph of operator set {OPSET}; rows and tokens may be any number, tokens up to max_length of "
         "signature.json:",

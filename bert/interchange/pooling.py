@@ -66,7 +66,7 @@ def read_pooling(folder: Path, say: Callable[[str], None]) -> tuple[Pooling | No
         return None, folder
     modules = read_json(file)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise UserError(f"{file} is no list of modules: copy it again")
+        raise UserError(f"{file} is not a list of modules: copy it again")
     kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
     if kinds not in (["Transformer"], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
@@ -79,7 +79,7 @@ def read_pooling(folder: Path, say: Callable[[str], None]) -> tuple[Pooling | No
     prompts = folder / "config_sentence_transformers.json"
     declared = read_json(prompts) if prompts.is_file() else {}
     if isinstance(declared, dict) and declared.get("default_prompt_name"):
-        say(f"{prompts}: default_prompt_name is without use here: put the prompt before the texts yourself")
+        say(f"{prompts}: default_prompt_name is not used: put the prompt before the texts yourself")
     mode = _mode(places[1] / "config.json") if len(kinds) > 1 else Pooling().mode
     return Pooling(mode, "Normalize" in kinds, length, lowercase), places[0]
 
@@ -106,19 +106,19 @@ def _text_settings(file: Path) -> tuple[int | None, bool]:
     """Most tokens of a text, and whether texts are lower-cased."""
     content = read_json(file)
     if not isinstance(content, dict):
-        raise UserError(f"{file} is no JSON object: copy it again")
+        raise UserError(f"{file} is not a JSON object: copy it again")
     length, lowercase = content.get("max_seq_length"), content.get("do_lower_case") or False
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
-        raise UserError(f"{file}: max_seq_length is {length!r}, mend it to a number of tokens")
+        raise UserError(f"{file}: max_seq_length is {length!r}: mend it to a number of tokens")
     if not isinstance(lowercase, bool):
-        raise UserError(f"{file}: do_lower_case is {lowercase!r}, mend it to true or false")
+        raise UserError(f"{file}: do_lower_case is {lowercase!r}: mend it to true or false")
     return length, lowercase
 
 
 def _mode(file: Path) -> str:
     content = read_json(file)
     if not isinstance(content, dict):
-        raise UserError(f"{file} is no JSON object: copy it again")
+        raise UserError(f"{file} is not a JSON object: copy it again")
     chosen = content.get("pooling_mode")
     if chosen is None:
         prefix = "pooling_mode_"

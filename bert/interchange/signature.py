@@ -6,9 +6,9 @@ Names are those of Hugging Face transformers' models, so that its tokenizers' ou
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -33,6 +33,9 @@ Arrays = dict[str, Any]
 Shape = tuple[int | str, ...]
 
 
+Size = TypeVar("Size")
+
+
 class Signature(NamedTuple):
     """Names and shapes of a graph's inputs (integers) and outputs (float32), in order. A free dimension has a name."""
 
@@ -54,10 +57,10 @@ def signature(model: Pretrained, length: int | None = None) -> Signature:
     outputs: dict[str, dict[str, Shape]] = {
         "Bert": {"last_hidden_state": (*tokens, config.hidden_size), "pooler_output": (BATCH, config.hidden_size)},
         "BertForPreTraining": {
-            "prediction_logits": (*tokens, config.vocab_size),
+            "prediction_logits": (*tokens, config.known_vocab_size),
             "seq_relationship_logits": (BATCH, 2),
         },
-        "BertForMaskedLM": {"logits": (*tokens, config.vocab_size)},
+        "BertForMaskedLM": {"logits": (*tokens, config.known_vocab_size)},
         "BertForNextSentencePrediction": {"logits": (BATCH, 2)},
         "BertForSequenceClassification": {"logits": (BATCH, labels)},
         "BertForTokenClassification": {"logits": (*tokens, labels)},
@@ -68,6 +71,11 @@ def signature(model: Pretrained, length: int | None = None) -> Signature:
     if "pooler" not in model.params["bert"]:
         given.pop("pooler_output", None)
     return Signature(inputs, given)
+
+
+def filled(shape: Shape, sizes: Mapping[str, Size]) -> tuple[int | Size, ...]:
+    """A shape with sizes in place of its free dimensions."""
+    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in shape)
 
 
 def parameters(model: Pretrained) -> dict[str, np.ndarray]:
@@ -115,7 +123,7 @@ def sample_inputs(
     sizes = {BATCH: batch, CHOICES: 3, LENGTH: length}
     inputs = {}
     for name, dims in shapes.items():
-        shape = tuple(sizes.get(dim, dim) for dim in dims)
+        shape = filled(dims, sizes)
         if name == "attention_mask":
             tokens = np.maximum(length - length // batch * np.arange(batch), 1)
             rows = tokens.reshape(batch, *[1] * (len(shape) - 1))

@@ -24,6 +24,7 @@ from bert.interchange.signature import (
     CHOICES,
     LENGTH,
     Signature,
+    filled,
     forward,
     parameters,
     sample_inputs,
@@ -73,7 +74,7 @@ def export(
         write_tensors(draft / WEIGHTS, parameters(model))
         os.chmod(draft / WEIGHTS, (draft / GRAPH).stat().st_mode)  # the library gives its file to the owner alone
         write_companions(model, draft, given, "int32", _usage(given, longest))
-        graph = jax.jit(jax_export.deserialize((draft / GRAPH).read_bytes()).call)
+        graph = jax.jit(jax_export.deserialize(bytearray((draft / GRAPH).read_bytes())).call)
         weights = load_file(draft / WEIGHTS)
         sizes = ((1, full), (3, (full + 1) // 2 if dynamic_length else full))
         samples = (sample_inputs(model.config, given.inputs, *size) for size in sizes)
@@ -88,10 +89,7 @@ def serialized(model: Pretrained, given: Signature) -> bytes:
     bounds = [f"{LENGTH} <= {model.config.max_position_embeddings}"] if LENGTH in free else []
     scope = jax_export.SymbolicScope(bounds)
     sizes = dict(zip(free, jax_export.symbolic_shape(", ".join(free), scope=scope), strict=True))
-    inputs = {
-        name: jax.ShapeDtypeStruct([sizes.get(dim, dim) for dim in shape], jnp.int32)
-        for name, shape in given.inputs.items()
-    }
+    inputs = {name: jax.ShapeDtypeStruct(filled(shape, sizes), jnp.int32) for name, shape in given.inputs.items()}
     weights = {path: jax.ShapeDtypeStruct(array.shape, array.dtype) for path, array in parameters(model).items()}
     exported = jax_export.export(jax.jit(forward(model)), platforms=PLATFORMS)(weights, inputs)
     return bytes(exported.serialize())
@@ -101,7 +99,7 @@ def _usage(given: Signature, longest: int) -> list[str]:
     """The paragraphs of README.md that show how to call it."""
     [tokens] = {shape[-1] for shape in given.inputs.values()}
     sizes = {BATCH: 1, CHOICES: 2, LENGTH: min(8, longest)}
-    shape = tuple(sizes.get(dim, dim) for dim in given.inputs["input_ids"])
+    shape = filled(given.inputs["input_ids"], sizes)
     free = f"any up to {longest}" if tokens == LENGTH else f"{tokens}: pad the inputs to it at their end"
     lines = [
         "A function for CPUs, NVIDIA's GPUs and TPUs that needs no more than JAX:",

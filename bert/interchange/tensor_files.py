@@ -56,7 +56,7 @@ def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
             reason = "it is a pickle, which can run code when read"
         else:
             reason = str(error).removeprefix("Error while deserializing header: ")
-        raise UserError(f"{file} is no whole safetensors file ({reason}): copy it again or convert it") from None
+        raise UserError(f"{file} is not a whole safetensors file ({reason}): copy it again or convert it") from None
 
 
 def _read_shards(index: Path, read: Any) -> dict[str, np.ndarray]:

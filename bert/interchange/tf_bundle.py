@@ -19,6 +19,7 @@ import numpy as np
 
 from bert.config import UserError
 from bert.interchange.crc32c import crc32c, masked
+from bert.values import known
 
 DTYPES: dict[int, np.dtype] = {
     1: np.dtype("<f4"),
@@ -92,7 +93,7 @@ class Bundle:
                 )
             raise UserError(f"{self._index} does not exist: copy it from where the checkpoint came from")
         try:
-            table = dict(_read_table(_read(self._index)))
+            table = dict(_read_table(known(_read(self._index), str(self._index))))
             if b"" not in table:
                 raise _Damaged("no header")
             self._shards, self._big_endian = _parse_header(table.pop(b""))
@@ -233,10 +234,10 @@ def _fields(message: int | bytes) -> Iterator[tuple[int, int | bytes]]:
             size = 8 if wire == 1 else 4
         else:
             raise _Damaged("a message in it is malformed")
-        value, at = message[at : at + size], at + size
+        content, at = message[at : at + size], at + size
         if at > len(message):
             raise _Damaged("a message in it is cut short")
-        yield number, value if wire == 2 else int.from_bytes(value, "little")
+        yield number, content if wire == 2 else int.from_bytes(content, "little")
 
 
 def _parse_header(message: bytes) -> tuple[int, bool]:

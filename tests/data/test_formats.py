@@ -103,7 +103,9 @@ def test_saved_data_sets(tmp_path) -> None:
     datasets.Dataset.from_dict({"text": TEXTS[:1]}).save_to_disk(tmp_path / "other")
     assert corpus_fingerprint(str(tmp_path / "other")) != fingerprint
     datasets.DatasetDict(train=whole, test=whole).save_to_disk(tmp_path / "dict")
-    with pytest.raises(UserError, match=r"dict holds the splits test, train: name one of them, as .*dict/test"):
+    with pytest.raises(
+        UserError, match=r"dict holds the splits test, train: name one of them, for example .*dict/test"
+    ):
         list(documents(str(tmp_path / "dict")))
     assert list(documents(str(tmp_path / "dict" / "train"))) == EXPECTED
     whole.remove_columns("text").save_to_disk(tmp_path / "no-text")

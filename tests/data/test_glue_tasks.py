@@ -219,7 +219,9 @@ def test_lines_of_new_inputs() -> None:
     assert TASKS["cola"].input_of("a\tb") == "a\tb"
     assert TASKS["rte"].input_of("a\tb") == ("a", "b")
     assert TASKS["rte"].shown(("a", "b")) == {"text_a": "a", "text_b": "b"}
-    with pytest.raises(ValueError, match=r"1 column\(s\), this task takes 2 texts with a tab between: text_a, text_b"):
+    with pytest.raises(
+        ValueError, match=r"1 column\(s\) where this task takes 2: write text_a, text_b with a tab between"
+    ):
         TASKS["rte"].input_of("a")
     with pytest.raises(ValueError, match="empty"):
         TASKS["rte"].input_of("a\t ")

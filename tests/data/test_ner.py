@@ -97,7 +97,7 @@ def test_broken_sequences_are_errors_or_counted(tmp_path):
         ("a O\nb\n", "line 2: 1 columns between spaces where the lines above have 2"),
         ("a x O\nb O\n", "line 2: 2 columns between spaces where the lines above have 3"),
         ("a\tO\nb O\n", "line 2: 1 columns between tabs"),
-        ("a\nb\n", "line 1: one column: the word has to come first and its tag last"),
+        ("a\nb\n", "line 1: one column: the word must come first and its tag last"),
         ("a\tO\n\tO\n", "line 2: the word is empty"),
         ("a\tO\nb\t\n", "line 2: the tag is empty"),
         ("a O\n\nb B-X\nc Borg\n", "line 4: the tag 'Borg' is none of BIO, IOB1, BIOES"),

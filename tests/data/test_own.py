@@ -120,8 +120,8 @@ def test_a_data_set_is_read_by_the_names_of_its_splits(tmp_path: Path, monkeypat
         ("text,tag\na,x\n", "train.csv, line 1: no 'label' among 'text', 'tag': set data.columns.label to the right"),
         ("text,label\n", "train.csv has no rows: it needs a line for each example"),
         ("text,label\n ,x\n", "train.csv, line 2: text is empty: write it or remove the line"),
-        ("text,label\na,x\nb,\n", "train.csv, line 3: label is '': it has to be a text"),
-        ('text,label\na,x\nb,"x\ty"\n', "train.csv, line 3: label is 'x\\ty': it has to be a text without tabs"),
+        ("text,label\na,x\nb,\n", "train.csv, line 3: label is '': it must be a text"),
+        ('text,label\na,x\nb,"x\ty"\n', "train.csv, line 3: label is 'x\\ty': it must be a text without tabs"),
         ("text,label\na,x\nb,x\n", "every training row has the label 'x': a classifier needs two or more labels"),
     ],
 )
@@ -133,9 +133,9 @@ def test_what_is_wrong_with_a_table_is_one_sentence(tmp_path: Path, train: str, 
     ("line", "words"),
     [
         ('{"text": "b"}', "line 2: no 'label' among 'text': set data.columns.label to the right one"),
-        ('{"text": 3, "label": 1}', "line 2: text is '3': it has to be a text"),
-        ('{"text": "b", "label": 1.5}', "line 2: label is 1.5: it has to be a text without tabs and line ends, or a"),
-        ('{"text": "b", "label": null}', "line 2: label is None: it has to be a text"),
+        ('{"text": 3, "label": 1}', "line 2: text is '3': it must be a text"),
+        ('{"text": "b", "label": 1.5}', "line 2: label is 1.5: it must be a text without tabs and line ends, or a"),
+        ('{"text": "b", "label": null}', "line 2: label is None: it must be a text"),
         ('{"text": "b" "label": 1}', "line 2: not JSON (Expecting ',' delimiter): mend or remove the line"),
     ],
 )
@@ -168,7 +168,7 @@ def test_files_that_are_missing_or_there_twice(tmp_path: Path) -> None:
     assert f"{tmp_path} has no dev with the end .tsv, .txt, .csv, .jsonl: set data.dev" in error_of(
         own(), tmp_path, "dev"
     )
-    assert "dev2.csv does not exist or is no file: set data.dev to the file" in error_of(
+    assert "dev2.csv does not exist or is not a file: set data.dev to the file" in error_of(
         own(dev="dev2.csv"), tmp_path, "dev"
     )
     made(tmp_path, dev_tsv="", dev_csv="")

@@ -74,9 +74,9 @@ def test_a_split_to_predict_has_no_answers(tmp_path: Path) -> None:
     ("changed", "words"),
     [
         ({"question": " "}, "question is empty: write it or remove the line"),
-        ({"answer_start": "x"}, "answer_start is 'x': it has to be a whole number"),
-        ({"answer_start": None}, "answer_start is None: it has to be a whole number"),
-        ({"answer": 3}, "answer is '3': it has to be a text, or empty"),
+        ({"answer_start": "x"}, "answer_start is 'x': it must be a whole number"),
+        ({"answer_start": None}, "answer_start is None: it must be a whole number"),
+        ({"answer": 3}, "answer is '3': it must be a text, or empty"),
         (
             {"answer": ["Ann", "Ann"], "answer_start": [7]},
             "answer has 2 texts, answer_start is [7]: give one for each",

@@ -87,9 +87,9 @@ def test_columns_are_named_by_the_header(tmp_path: Path) -> None:
     [
         ({"words": ["a", "b"], "tags": ["O"]}, "line 3: 2 words and 1 tags: give each word one"),
         ({"words": ["a"]}, "line 3: no 'tags' among 'words': set data.columns.tags to the right one"),
-        ({"words": [], "tags": []}, "line 3: words is '[]': it has to be a list with at least one entry"),
-        ({"words": "a b", "tags": ["O"]}, "line 3: words is 'a b': it has to be a list"),
-        ({"words": [" "], "tags": ["O"]}, "line 3: words is ' ': it has to be a text without tabs and line ends"),
+        ({"words": [], "tags": []}, "line 3: words is '[]': it must be a list with at least one entry"),
+        ({"words": "a b", "tags": ["O"]}, "line 3: words is 'a b': it must be a list"),
+        ({"words": [" "], "tags": ["O"]}, "line 3: words is ' ': it must be a text without tabs and line ends"),
         ({"words": ["a", "b"], "tags": ["O", "I-PER"]}, "line 3: the tag I-PER after O breaks the file's scheme, BIO"),
         ({"words": ["a", "b"], "tags": ["O", "Borg"]}, "line 3: the tag 'Borg' is none of BIO, IOB1, BIOES"),
     ],

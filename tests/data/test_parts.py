@@ -114,7 +114,7 @@ def test_packed_rows_are_shown_by_example_and_counted_before_and_after(place, tm
     [
         ("--shard=5/4", "--shard 5/4 is not I/N"),
         ("--shard=x", "--shard x is not I/N"),
-        ("--show=many", "--show many is no number"),
+        ("--show=many", "--show many is not a number"),
         ("--shw=1", "unknown key --shw"),
     ],
 )

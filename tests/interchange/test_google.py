@@ -116,7 +116,7 @@ def test_every_tensor_finds_its_place(tmp_path: Path, heads: tuple[str, ...]) ->
         np.testing.assert_array_equal(array.T if tensor.transposed else array, tensors[tensor.theirs])
     count = sum(array.size for array in tensors.values())
     assert said == [
-        f"from {tmp_path / 'bert_model.ckpt'}: {', '.join(('bert', *heads))} ({len(tensors)} tensors, "
+        f"read {tmp_path / 'bert_model.ckpt'}: {', '.join(('bert', *heads))} ({len(tensors)} tensors, "
         f"{count:,} parameters)"
     ]
 
@@ -140,7 +140,10 @@ def test_the_optimizer_is_left_out_by_name(tmp_path: Path) -> None:
     said: list[str] = []
     _, params = read(write_folder(tmp_path, {**tensors, **slots, "global_step": np.array(7, np.int64)}), said.append)
     assert set(params) == {"bert", "predictions"}
-    assert said[1] == f"not taken over: {2 * len(tensors) + 1} tensors of the optimizer"
+    assert (
+        said[1]
+        == f"not taken over from {tmp_path / 'bert_model.ckpt'}: {2 * len(tensors) + 1} tensors of the optimizer"
+    )
 
 
 @pytest.mark.parametrize("name", ["bert/pooler/dense/adam", "adam_m", "my_global_step", "bert/adam_m/kernel", "Adam"])

@@ -124,7 +124,7 @@ def test_no_network_no_model_and_a_mistyped_path_are_one_sentence(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     to = str(tmp_path / "out")
     error = fails(export, "a/b", to)
-    assert "a/b is no folder here and cannot be had from the Hugging Face hub (no route to the host)" in error
+    assert "a/b is not a folder here and cannot be had from the Hugging Face hub (no route to the host)" in error
     init = ["--config=sst2", "--init=a/b", f"--data.dir={sst2}", f"--output_dir={tmp_path / 'run'}"]
     assert "cannot be had" in fails(finetune, *init)
     (tmp_path / "model").mkdir()

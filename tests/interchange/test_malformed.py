@@ -61,17 +61,20 @@ def narrower(tensors: dict) -> dict:
 
 
 MALFORMED = {
-    "truncated": (truncated, "model.safetensors is no whole safetensors file"),
-    "empty": (lambda f: (f / "model.safetensors").write_bytes(b""), "model.safetensors is no whole safetensors file"),
+    "truncated": (truncated, "model.safetensors is not a whole safetensors file"),
+    "empty": (
+        lambda f: (f / "model.safetensors").write_bytes(b""),
+        "model.safetensors is not a whole safetensors file",
+    ),
     "not safetensors": (
         lambda f: (f / "model.safetensors").write_bytes(bytes(range(200))),
-        "model.safetensors is no whole safetensors file",
+        "model.safetensors is not a whole safetensors file",
     ),
     "a pickle": (lambda f: (f / "model.safetensors").write_bytes(b"\x80\x04K\x01."), "a pickle, which can run code"),
     "a zipped pickle": (zipped_pickle, "a pickle, which can run code"),
     "climbing": (lambda f: index(f, "../x.safetensors"), "'../x.safetensors', which may lie outside of the folder"),
     "missing shard": (without_a_shard, "names model-00002-of-00002.safetensors, which is not there"),
-    "truncated shard": (truncated_shard, "model-00001-of-00002.safetensors is no whole safetensors file"),
+    "truncated shard": (truncated_shard, "model-00001-of-00002.safetensors is not a whole safetensors file"),
     "tensor in no shard": (without_a_tensor, "which model.safetensors.index.json says is there"),
     "absolute": (lambda f: index(f, "/etc/passwd"), "'/etc/passwd', which may lie outside of the folder"),
     "climbing in the middle": (lambda f: index(f, "a/../../x"), "'a/../../x', which may lie outside of the folder"),
@@ -159,7 +162,7 @@ def test_training_from_a_malformed_folder_claims_nothing(made, tmp_path: Path, c
     truncated(tmp_path / "model")
     init, out = f"--init={tmp_path / 'model'}", tmp_path / "out"
     for main, data in ((pretrain, [f"--data.train={corpus}"]), (finetune, ["--config=sst2", f"--data.dir={sst2}"])):
-        assert "is no whole safetensors file" in fails(main, init, *data, f"--output_dir={out}")
+        assert "is not a whole safetensors file" in fails(main, init, *data, f"--output_dir={out}")
         assert [path.name for path in out.iterdir()] == [".lock"]
 
 

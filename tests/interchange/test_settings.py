@@ -74,13 +74,13 @@ def test_how_texts_are_read_is_honoured_told_or_an_error(made, tmp_path: Path) -
     )
     assert bert.load(tmp_path / "model", said.append).encode(texts * 2).attention_mask.shape == (2, 10)
     assert any("max_seq_length is 17, but the model reads 16 tokens: longer are cut" in line for line in said)
-    assert any("default_prompt_name is without use here: put the prompt before the texts" in line for line in said)
+    assert any("default_prompt_name is not used: put the prompt before the texts" in line for line in said)
 
     for content, sentence in (
-        ('{"max_seq_length": 0}', "max_seq_length is 0, mend it"),
-        ('{"max_seq_length": true}', "max_seq_length is True, mend it"),
-        ('{"do_lower_case": "yes"}', "do_lower_case is 'yes', mend it"),
-        ("[]", "sentence_bert_config.json is no JSON object"),
+        ('{"max_seq_length": 0}', "max_seq_length is 0: mend it"),
+        ('{"max_seq_length": true}', "max_seq_length is True: mend it"),
+        ('{"do_lower_case": "yes"}', "do_lower_case is 'yes': mend it"),
+        ("[]", "sentence_bert_config.json is not a JSON object"),
     ):
         settings.write_text(content)
         with pytest.raises(UserError, match=sentence):

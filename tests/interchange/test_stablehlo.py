@@ -130,12 +130,12 @@ def test_mistakes(make, tmp_path, monkeypatch, fails):
 
 
 @pytest.mark.slow
-def test_the_readmes_five_lines_call_an_export_without_this_package(make, answer, tmp_path):
-    """The block of README.md as it stands there, in a process that cannot import `bert`, `flax` or `optax`."""
+def test_the_guides_five_lines_call_an_export_without_this_package(make, answer, tmp_path):
+    """The block of the page as it stands there, in a process that cannot import `bert`, `flax` or `optax`."""
     model = make("BertForSequenceClassification", max_position_embeddings=128, hidden_size=12)
     model.save(tmp_path / "sst2-jax", "stablehlo", length=128)
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    [lines] = [block for block in readme.split("```python\n") if block.startswith("import jax, jax.export")]
+    page = (Path(__file__).parents[2] / "docs" / "export_and_serve.md").read_text(encoding="utf-8")
+    [lines] = [block for block in page.split("```python\n") if block.startswith("import jax, jax.export")]
     lines = lines.split("```")[0]
     assert sum(map(bool, lines.splitlines())) == 5
     script = "import sys; sys.modules.update(bert=None, flax=None, optax=None)\n"

@@ -108,7 +108,10 @@ def test_a_bert_that_tensorflow_saved(tmp_path: Path, shared: Path, act: str, th
     said: list[str] = []
     config, params = read(tmp_path, said.append)
     assert config == ModelConfig(**SIZES, hidden_act="gelu_tanh" if act == "gelu" else act)
-    assert said[1] == f"not taken over: {2 * len(tensors) + 1} tensors of the optimizer"
+    assert (
+        said[1]
+        == f"not taken over from {tmp_path / 'bert_model.ckpt'}: {2 * len(tensors) + 1} tensors of the optimizer"
+    )
     known = {
         tensor.ours: tensor
         for head in ("BertForSequenceClassification", "BertForQuestionAnswering")

@@ -34,7 +34,9 @@ def split_path(folder: Path, split: str, data: TaskDataConfig, kinds: Sequence[s
     named = getattr(data, split)
     if named is not None:
         if not (folder / named).is_file():
-            raise UserError(f"{folder / named} does not exist or is no file: set data.{split} to the file of {split}")
+            raise UserError(
+                f"{folder / named} does not exist or is not a file: set data.{split} to the file of {split}"
+            )
         return folder / named
     found = _found(folder, split, kinds)
     if len(found) != 1:
@@ -106,7 +108,7 @@ def read_cells(
             records.require(header, list(fields), {**wanted, **(labels if labelled else {})})
         for column, name in zip(cells.texts, texts, strict=True):
             column.append(_text(records, number, name, fields[name], may_be_empty))
-        for column, name in zip(cells.labels, labels if labelled else (), strict=False):
+        for column, name in zip(cells.labels or (), labels if labelled else (), strict=False):
             column.append(fields[name])
         if id:
             own = word_of(records, number, id[0], fields[id[0]])
@@ -125,7 +127,7 @@ def read_cells(
 
 def _text(records: Records, number: int, name: str, value: Any, may_be_empty: bool) -> str:
     if not isinstance(value, str):
-        raise records.error(number, f"{name} is {str(value)[:40]!r}: it has to be a text")
+        raise records.error(number, f"{name} is {str(value)[:40]!r}: it must be a text")
     if not (value.strip() or may_be_empty):
         raise records.error(number, f"{name} is empty: write it or remove the {records.unit}")
     return value
@@ -136,5 +138,5 @@ def word_of(records: Records, number: int, name: str, value: Any) -> str:
     word = json.dumps(value) if isinstance(value, int) else value  # true and false among them
     if not isinstance(word, str) or not word.strip() or set(word) & set("\t\r\n"):
         shown = repr(value)[:40]
-        raise records.error(number, f"{name} is {shown}: it has to be a text without tabs and line ends, or a number")
+        raise records.error(number, f"{name} is {shown}: it must be a text without tabs and line ends, or a number")
     return word

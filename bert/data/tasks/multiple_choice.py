@@ -23,6 +23,7 @@ from bert.data.tasks import files
 from bert.data.tasks.task import Outputs, Task, json_input
 from bert.data.tasks.tsv import write_rows
 from bert.data.windows import UNCUT, Parts, mean_of_parts, split_text
+from bert.values import CONVERT, known
 
 FILES: files.Names = {
     "train": ("train.csv", "train.jsonl", "train_rand_split.jsonl"),
@@ -117,19 +118,20 @@ def tokenize_whole(tokenizer: Tokenizer, examples: Examples, max_length: int) ->
         parts = [context] if fits else split_text(tokenizer, context, room - min(longest, room // 2))
         contexts += parts
         numbers += [number] * len(parts)
-    choices, names, ids = (
-        [given[number] for number in numbers] for given in (examples.choices, examples.names, examples.ids)
-    )
+    choices, names = ([given[number] for number in numbers] for given in (examples.choices, examples.names))
+    ids = [examples.ids[number] for number in numbers]
     rows = tokenize(tokenizer, Examples(contexts, choices, names, None, ids), max_length)
     return Parts(rows, np.array(numbers, np.int32))
 
 
-def write_predictions(path: Path, examples: Examples, predictions: np.ndarray, probabilities: np.ndarray) -> Path:
+def write_predictions(
+    path: Path, examples: Examples, predictions: np.ndarray, probabilities: Sequence[np.ndarray]
+) -> Path:
     """Writes a line for each question: its id, the choice by the file's name for it, the right one if known, the share.
 
     Args:
       predictions: [E] place of the choice.
-      probabilities: [E, C] of each choice; what lies beyond a question's own choices is ignored.
+      probabilities: E arrays [C] of each choice; what lies beyond a question's own choices is ignored.
     """
     if not len(examples.ids) == len(predictions) == len(probabilities):
         raise ValueError(
@@ -164,7 +166,7 @@ def _read_csv(path: Path, labelled: bool) -> Iterator[_Question]:
     if missing := [name for name in wanted if name not in header]:
         raise UserError(
             f"{path}, line 1: no column {missing[0]!r} among {', '.join(map(repr, header))[:200]}: "
-            f"the first line has to name {', '.join(map(repr, wanted))}"
+            f"the first line must name {', '.join(map(repr, wanted))}"
         )
     places = {name: header.index(name) for name in wanted}
     names = [str(number) for number in range(len(endings))]
@@ -182,7 +184,7 @@ def _read_csv(path: Path, labelled: bool) -> Iterator[_Question]:
             raise UserError(f"{path}, line {line}: an ending is empty: write it or remove the line")
         label = cells[places["label"]].strip() if labelled else names[0]
         if label not in names:
-            raise UserError(f"{path}, line {line}: label is {label!r}: it has to be one of {', '.join(names)}")
+            raise UserError(f"{path}, line {line}: label is {label!r}: it must be one of {', '.join(names)}")
         choices = [f"{second} {text}".strip() for text in texts]
         yield _Question(line, str(number), first, choices, names, names.index(label))
 
@@ -210,19 +212,19 @@ def _read_jsonl(path: Path, labelled: bool) -> Iterator[_Question]:
             )
         answer = _get(entry, "answerKey", str, path, line) if labelled else names[0]
         if answer not in names:
-            raise UserError(f"{path}, line {line}: answerKey is {answer!r}: it has to be one of {', '.join(names)}")
+            raise UserError(f"{path}, line {line}: answerKey is {answer!r}: it must be one of {', '.join(names)}")
         id = _get(entry, "id", str, path, line) if isinstance(entry, dict) and "id" in entry else str(line - 1)
         yield _Question(line, id, stem, texts, names, names.index(answer))
 
 
-_KINDS = {str: "a text", list: "a list", dict: "an object"}
+_KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
 
 
 def _get(entry: Any, key: str, kind: type, path: Path, line: int) -> Any:
     if not isinstance(entry, dict) or key not in entry:
-        raise UserError(f"{path}, line {line}: no {key!r}: the line has to follow CommonsenseQA's layout")
+        raise UserError(f"{path}, line {line}: no {key!r}: the line must follow CommonsenseQA's layout")
     if not isinstance(entry[key], kind):
-        raise UserError(f"{path}, line {line}: {key!r} is {str(entry[key])[:40]!r}: it has to be {_KINDS[kind]}")
+        raise UserError(f"{path}, line {line}: {key!r} is {str(entry[key])[:40]!r}: it must be {_KINDS[kind]}")
     # JSON can spell half a surrogate pair, which UTF-8 cannot.
     return entry[key].encode("utf-8", "replace").decode("utf-8") if kind is str else entry[key]
 
@@ -244,7 +246,7 @@ def _text(path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}, line {line}: not UTF-8: convert the file") from None
+        raise UserError(f"{path}, line {line}: not UTF-8: {CONVERT}") from None
 
 
 class Chosen(NamedTuple):
@@ -297,7 +299,7 @@ class MultipleChoiceTask(Task):
         return Chosen(np.array([share.argmax() for share in shares], np.int64), shares)
 
     def score(self, predictions: Chosen, examples: Examples) -> dict[str, float]:
-        return metrics.scores(("accuracy",), predictions.choices, examples.labels)
+        return metrics.scores(("accuracy",), predictions.choices, known(examples.labels, "the labels"))
 
     def baseline_scores(self, examples: Examples) -> dict[str, float]:
         """What guessing comes to."""
@@ -308,7 +310,7 @@ class MultipleChoiceTask(Task):
         return self.score(predictions, examples)["accuracy"] <= self.baseline_scores(examples)["accuracy"]
 
     def write(self, folder: Path, split: str, predictions: Chosen, examples: Examples) -> list[Path]:
-        return [write_predictions(folder / f"{split}.tsv", examples, *predictions)]
+        return [write_predictions(folder / f"{split}.tsv", examples, predictions.choices, predictions.probabilities)]
 
     @property
     def input_columns(self) -> tuple[str, ...]:
@@ -318,14 +320,12 @@ class MultipleChoiceTask(Task):
         """The question and its choices with tabs between, or a JSON object: a text ``question``, a list ``choices``."""
         given = json_input(line, self.input_columns)
         if given is not None and not isinstance(given["choices"], list):
-            raise ValueError('choices is no list: write it as ["one", "another"]')
+            raise ValueError('choices is not a list: write it as ["one", "another"]')
         columns = line.split("\t") if given is None else [given["question"], *given["choices"]]
         if len(columns) < 3:
-            raise ValueError(
-                f"{len(columns)} column(s), a question and two or more choices with tabs between are taken"
-            )
+            raise ValueError(f"{len(columns)} column(s): write a question and two or more choices with tabs between")
         if not all(isinstance(column, str) and column.strip() for column in columns):
-            raise ValueError("the question or a choice is empty or no text, remove the line or fill it in")
+            raise ValueError("the question or a choice is empty or not a text: write it or remove the line")
         return tuple(columns)
 
     def shown(self, given: tuple[str, ...]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
@@ -16,9 +16,11 @@ from tokenizers import Tokenizer, pre_tokenizers
 from bert.config import UserError
 from bert.data.features import IGNORED, ROWS_AT_ONCE, Features, prose_tokenizer
 from bert.data.tags import OUTSIDE, SCHEMES, convert, first_fault, join_tag, marks_spans, recognise, spans, split_tag
+from bert.data.tasks.tsv import decoded
 from bert.data.windows import window_starts
 from bert.files import write_durably
 from bert.tokenizer import special_ids
+from bert.values import known
 
 DOCUMENT_START = "-DOCSTART-"
 
@@ -82,7 +84,7 @@ class Sentences:
 
     def first(self, count: int | None) -> Sentences:
         """So many sentences from the start; all of them if None."""
-        cut = {
+        cut: dict[str, Any] = {
             name: None if getattr(self, name) is None else getattr(self, name)[:count]
             for name in ("words", "tags", "columns", "lines", "texts", "places")
         }
@@ -163,12 +165,12 @@ def read(
     path = Path(path)
     columns: list[list[list[str]]] = []
     lines: list[int] = []
-    delimiter, width, ended = None, 0, True
+    delimiter, width, ended = "", 0, True
     for number, line in _lines(path):
         if not _has_word(line):
             ended = True
             continue
-        if delimiter is None:
+        if not delimiter:
             delimiter = "\t" if "\t" in line else " "
         cells = [cell.strip(" ") for cell in line.split("\t")] if delimiter == "\t" else line.strip(" ").split(" ")
         cells = cells if delimiter == "\t" else [cell for cell in cells if cell]
@@ -190,7 +192,7 @@ def read(
 
 def labels_of(sentences: Sentences) -> tuple[str, ...]:
     """The labels that a model needs for the training sentences: O, then B- and I- of each type; or every plain tag."""
-    tags = {tag for sentence in sentences.tags for tag in sentence}
+    tags = {tag for sentence in known(sentences.tags, "the tags") for tag in sentence}
     if sentences.scheme == PLAIN:
         return tuple(sorted(tags))
     types = sorted({split_tag(tag)[1] for tag in tags - {OUTSIDE}})
@@ -304,14 +306,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): name a file of CoNLL columns") from None
     for number, raw in enumerate(content.split(b"\n"), start=1):
-        try:
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8: "
-                "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
-            ) from None
-        yield number, line.removesuffix("\r")
+        yield number, decoded(raw, path, number).removesuffix("\r")
 
 
 def _has_word(line: str) -> bool:
@@ -328,7 +323,7 @@ def _check_cells(
             "mend or remove the line"
         )
     if labelled and width < 2:
-        raise UserError(f"{path}, line {number}: one column: the word has to come first and its tag last")
+        raise UserError(f"{path}, line {number}: one column: the word must come first and its tag last")
     for what, column in zip(("word", "tag") if labelled else ("word",), wanted, strict=False):
         if not cells[column]:
             raise UserError(f"{path}, line {number}: the {what} is empty: mend or remove the line")
@@ -348,14 +343,14 @@ def tagged(untagged: Sentences, tags: list[list[str]], broken: str = "error") ->
         )
     scheme = recognise(tags)
     faults = []
-    for number, sentence in enumerate(tags):
-        place = first_fault(sentence, scheme)
-        if place is not None:
-            faults.append(untagged.line(number, place))
+    for number, own in enumerate(tags):
+        fault = first_fault(own, scheme)
+        if fault is not None:
+            faults.append(untagged.line(number, fault))
             if broken == "error":
-                last = sentence[place - 1] if place else "the start of the sentence"
+                last = own[fault - 1] if fault else "the start of the sentence"
                 raise UserError(
-                    f"{untagged.path}, line {faults[0]}: the tag {sentence[place]} after {last} breaks the file's "
+                    f"{untagged.path}, line {faults[0]}: the tag {own[fault]} after {last} breaks the file's "
                     f"scheme, {scheme}: mend the tag, or read such faults as conlleval does: --data.broken_tags count"
                 )
     return replace(untagged, tags=[convert(sentence, "BIO") for sentence in tags], scheme=scheme, broken=faults)

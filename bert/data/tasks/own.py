@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -27,10 +28,12 @@ class OwnExamples(Examples):
     label_words: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
 class _FromColumns(SentenceTask):
     """Of tasks whose files and columns the configuration names."""
 
-    allowed_metrics: Sequence[str]
+    data: TaskDataConfig = field(default_factory=TaskDataConfig)
+    allowed_metrics: ClassVar[Sequence[str]]
 
     def splits(self, folder: Path) -> list[str]:
         return split_names(Path(folder), self.data)
@@ -39,7 +42,7 @@ class _FromColumns(SentenceTask):
         """The rows of a split, with the texts, the label and the id under the names that the columns have."""
         return split_records(folder, split, self.data)
 
-    def shaped(self, data: TaskDataConfig) -> SentenceTask:
+    def shaped(self, data: TaskDataConfig) -> Self:
         columns, metrics = data.columns, tuple(data.metrics or self.metrics)
         for name in metrics:
             if name not in self.allowed_metrics:
@@ -85,7 +88,6 @@ class Classification(_FromColumns, ClassificationTask):
     label_names: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("accuracy",)
     main_metric: str = "accuracy"
-    data: TaskDataConfig = field(default_factory=TaskDataConfig)
     own_keys = (*KEYS, "metrics")
     allowed_metrics = ("accuracy", "f1", "macro_f1", "matthews")
 
@@ -118,7 +120,7 @@ class Classification(_FromColumns, ClassificationTask):
     def shape(self, data: TaskDataConfig) -> TaskDataConfig:
         return dataclasses.replace(data, labels=list(self.labels))
 
-    def shaped(self, data: TaskDataConfig) -> Classification:
+    def shaped(self, data: TaskDataConfig) -> Self:
         labels = tuple(data.labels or ())
         return dataclasses.replace(super().shaped(data), labels=labels, label_names=labels)
 
@@ -136,7 +138,6 @@ class Regression(_FromColumns, RegressionTask):
     main_metric: str = "pearson"
     lowest: float = -math.inf
     highest: float = math.inf
-    data: TaskDataConfig = field(default_factory=TaskDataConfig)
     own_keys = (*KEYS, "metrics", "score_range")
     allowed_metrics = ("pearson", "spearman")
 
@@ -153,7 +154,7 @@ class Regression(_FromColumns, RegressionTask):
                 raise records.error(number, f"{self.label_column} is {str(label)[:40]!r}: {error}") from None
         return self._examples(cells, self._labels(scores))
 
-    def shaped(self, data: TaskDataConfig) -> Regression:
+    def shaped(self, data: TaskDataConfig) -> Self:
         lowest, highest = data.score_range or (-math.inf, math.inf)
         return dataclasses.replace(super().shaped(data), lowest=lowest, highest=highest)
 

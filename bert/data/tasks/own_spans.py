@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bert.config import ColumnsConfig, TaskDataConfig, UserError
 from bert.data.records import Records
@@ -45,7 +45,7 @@ class Span(SquadTask):
         unanswered = any(example.is_impossible for example in train.examples)
         return dataclasses.replace(self, may_be_impossible=self.may_be_impossible or unanswered)
 
-    def shaped(self, data: TaskDataConfig) -> Span:
+    def shaped(self, data: TaskDataConfig) -> Self:
         """A threshold, once found, says that questions may be impossible."""
         return dataclasses.replace(super().shaped(data), data=data, may_be_impossible=data.null_threshold is not None)
 
@@ -109,12 +109,12 @@ def _answers(
     answers = []
     for text, start in zip(texts, starts, strict=True):
         if not isinstance(text, str) or not text.strip():
-            raise records.error(number, f"{columns.answer} is {str(text)[:40]!r}: it has to be a text, or empty")
+            raise records.error(number, f"{columns.answer} is {str(text)[:40]!r}: it must be a text, or empty")
         try:
             start = int(start)
         except (TypeError, ValueError):
             shown = repr(start)[:40]
-            raise records.error(number, f"{columns.answer_start} is {shown}: it has to be a whole number") from None
+            raise records.error(number, f"{columns.answer_start} is {shown}: it must be a whole number") from None
         answers.append(Answer(text, start if start >= 0 and context.startswith(text, start) else None))
     return tuple(answers)
 

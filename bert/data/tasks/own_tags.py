@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 from bert.config import TaskDataConfig, UserError
 from bert.data.records import Records, is_dataset
@@ -26,7 +26,7 @@ class Tagging(TaggingTask):
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
     own_keys = KEYS
 
-    def shaped(self, data: TaskDataConfig) -> Tagging:
+    def shaped(self, data: TaskDataConfig) -> Self:
         return dataclasses.replace(super().shaped(data), data=data)
 
     def splits(self, folder: Path) -> list[str]:
@@ -38,7 +38,7 @@ class Tagging(TaggingTask):
 
     def read(self, folder: Path, split: str, max_rows: int | None = None) -> Sentences:
         folder = Path(folder)
-        broken = "count" if self.may_be_broken else "error"
+        broken: Literal["error", "count"] = "count" if self.may_be_broken else "error"
         if self._in_columns(folder, split):
             sentences = self._read_columns(folder, split, broken)
         else:
@@ -53,7 +53,7 @@ class Tagging(TaggingTask):
             return False
         return ".jsonl" not in split_path(folder, split, self.data, KINDS).suffixes
 
-    def _read_columns(self, folder: Path, split: str, broken: str) -> Sentences:
+    def _read_columns(self, folder: Path, split: str, broken: Literal["error", "count"]) -> Sentences:
         path, header = split_path(folder, split, self.data, KINDS), self.data.header
         width = ner.width(path)
         if header is None:
@@ -63,11 +63,11 @@ class Tagging(TaggingTask):
             return ner.read(path, labelled, broken)
         if width not in (len(header), len(header) - 1 if split == "test" else 0):
             raise UserError(f"{path} has {width} columns and data.header names {len(header)}: name each of them")
-        word, tag = self._place("words", 0), self._place("tags", len(header) - 1)
+        word, tag = self._place("words", 0, header), self._place("tags", len(header) - 1, header)
         return ner.read(path, width == len(header), broken, word, tag)
 
-    def _place(self, key: str, default: int) -> int:
-        name, header = getattr(self.data.columns, key), self.data.header
+    def _place(self, key: str, default: int, header: list[str]) -> int:
+        name = getattr(self.data.columns, key)
         if name is None:
             return default
         if name not in header:
@@ -112,7 +112,7 @@ def read_sentences(records: Records, words: str, tags: str, needed: bool = True,
 
 def _list(records: Records, number: int, name: str, values: Any) -> list[str]:
     if not isinstance(values, list) or not values:
-        raise records.error(number, f"{name} is {str(values)[:40]!r}: it has to be a list with at least one entry")
+        raise records.error(number, f"{name} is {str(values)[:40]!r}: it must be a list with at least one entry")
     return [word_of(records, number, name, value) for value in values]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from bert.config import UserError
@@ -12,35 +13,42 @@ from bert.data.tasks.sentences import ClassificationTask, Examples, RegressionTa
 from bert.data.tasks.squad import SquadTask
 from bert.data.tasks.tagging import TaggingTask
 from bert.data.tasks.task import Task
+from bert.data.windows import Text
 
 
 class _AsGiven:
     """Of a model whose files are unknown, and with them whether it takes single texts or pairs: both are taken."""
 
-    def asked(self, inputs: Sequence[str | tuple[str, str]]) -> Examples:
+    def asked(self, inputs: Sequence[Text]) -> Examples:
         for number, text in enumerate(inputs, 1):
             if not isinstance(text, str) and len(text) != 2:
                 raise UserError(f"text {number} does not fit: a text or a pair of texts is taken")
-        return _Mixed(list(inputs), None, None, [str(row) for row in range(len(inputs))], whole=True)
+        first = [text if isinstance(text, str) else text[0] for text in inputs]
+        return _Mixed(first, None, None, [str(row) for row in range(len(inputs))], whole=True, given=inputs)
 
     def input_of(self, line: str) -> str | tuple[str, ...]:
         columns = line.split("\t")
         if not all(column.strip() for column in columns):
-            raise ValueError("empty, remove the line or fill it in")
+            raise ValueError("an empty text: write it or remove the line")
         if len(columns) > 2:
-            raise ValueError(f"{len(columns)} column(s), a text or two texts with a tab between are taken")
+            raise ValueError(
+                f"{len(columns)} columns where one or two are taken: write a text, or two with a tab between"
+            )
         return line if len(columns) == 1 else tuple(columns)
 
     def shown(self, given: Any) -> dict[str, Any]:
         return {"text": given} if isinstance(given, str) else {"text_a": given[0], "text_b": given[1]}
 
 
+@dataclass(frozen=True)
 class _Mixed(Examples):
-    """Texts and pairs of texts as they come, in ``texts_a``."""
+    """Texts and pairs of texts as they come."""
+
+    given: Sequence[Text] = ()
 
     @property
-    def texts(self) -> list[str] | list[tuple[str, str]]:
-        return self.texts_a
+    def texts(self) -> Sequence[Text]:
+        return self.given
 
 
 class _PublishedClassification(_AsGiven, ClassificationTask):
@@ -83,9 +91,10 @@ def published_task(
 
 
 def _classifier(name: str, outputs: tuple[str, ...], problem_type: str | None) -> Task | None:
-    unknown = {"name": name, "folder_name": name, "text_columns": ("text",), "label_column": "label", "metrics": ()}
+    unknown: dict[str, Any] = {"name": name, "folder_name": name, "text_columns": ("text",), "label_column": "label"}
+    unknown |= {"metrics": (), "main_metric": ""}
     if len(outputs) == 1 and problem_type in (None, "regression"):
-        return _PublishedRegression(**unknown, main_metric="", lowest=-math.inf, highest=math.inf)
+        return _PublishedRegression(**unknown, lowest=-math.inf, highest=math.inf)
     if len(outputs) > 1 and problem_type in (None, "single_label_classification"):
-        return _PublishedClassification(**unknown, main_metric="", labels=outputs, label_names=outputs)
+        return _PublishedClassification(**unknown, labels=outputs, label_names=outputs)
     return None

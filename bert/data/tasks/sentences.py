@@ -20,7 +20,8 @@ from bert.data.tasks.cells import read_cells
 from bert.data.tasks.hub import glue_records, is_glue
 from bert.data.tasks.task import Outputs, Task
 from bert.data.tasks.tsv import read_table, write_rows
-from bert.data.windows import Parts, mean_of_parts, tokenize_whole
+from bert.data.windows import Parts, Text, mean_of_parts, tokenize_whole
+from bert.values import known
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,12 @@ class Examples:
         return self.labels is not None
 
     @property
-    def texts(self) -> list[str] | list[tuple[str, str]]:
+    def known_labels(self) -> np.ndarray:
+        """``labels`` of a split that has them."""
+        return known(self.labels, "the labels")
+
+    @property
+    def texts(self) -> Sequence[Text]:
         """The texts, or the pairs of texts."""
         return self.texts_a if self.texts_b is None else list(zip(self.texts_a, self.texts_b, strict=True))
 
@@ -194,8 +200,9 @@ class SentenceTask(Task):
                 raise UserError(f"text {number} does not fit: {self.name} takes {wanted}")
         ids = [str(row) for row in range(len(inputs))]
         if parts == 1:
-            return Examples(list(inputs), None, None, ids, whole=True)
-        return Examples([a for a, _ in inputs], [b for _, b in inputs], None, ids, whole=True)
+            return Examples([text for text in inputs if isinstance(text, str)], None, None, ids, whole=True)
+        pairs = [text for text in inputs if not isinstance(text, str)]
+        return Examples([a for a, _ in pairs], [b for _, b in pairs], None, ids, whole=True)
 
     def _read_dataset(self, folder: Path, split: str, max_rows: int | None) -> Examples:
         records = glue_records(folder, self.name, split)
@@ -213,7 +220,7 @@ class SentenceTask(Task):
             may_be_empty=True,
         )
         labels = []
-        for number, label in zip(cells.numbers, cells.labels[0], strict=True) if labelled else ():
+        for number, label in zip(cells.numbers, known(cells.labels, "the labels")[0], strict=True) if labelled else ():
             try:
                 labels.append(self._label(self._file_word(label)))
             except ValueError as error:
@@ -275,16 +282,16 @@ class ClassificationTask(SentenceTask):
         return Classified(probabilities.argmax(-1), probabilities)
 
     def score(self, predictions: Classified, examples: Examples) -> dict[str, float]:
-        return metrics.scores(self.metrics, predictions.labels, examples.labels)
+        return metrics.scores(self.metrics, predictions.labels, examples.known_labels)
 
     def baseline_scores(self, examples: Examples) -> dict[str, float]:
         """Of always answering the split's most frequent label."""
-        return metrics.majority_class(self.metrics, examples.labels)
+        return metrics.majority_class(self.metrics, examples.known_labels)
 
     def collapsed(self, predictions: Classified, examples: Examples) -> bool:
         """One label for every row, or a main metric no better than the majority class's (as Mosbach et al. 2021)."""
         ours, theirs = self.score(predictions, examples), self.baseline_scores(examples)
-        one_label = len(np.unique(predictions.labels)) == 1 < len(np.unique(examples.labels))
+        one_label = len(np.unique(predictions.labels)) == 1 < len(np.unique(examples.known_labels))
         return one_label or ours[self.main_metric] <= theirs[self.main_metric] < 1
 
     def write(self, folder: Path, split: str, predictions: Classified, examples: Examples) -> list[Path]:
@@ -295,7 +302,7 @@ class ClassificationTask(SentenceTask):
             )
         words = [self.labels[number] for number in predictions.labels]
         chosen = np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
-        right = [self.labels[number] for number in examples.labels] if examples.labelled else []
+        right = [self.labels[number] for number in examples.known_labels] if examples.labelled else []
         more = {"label": right, "probability": [f"{share:.6f}" for share in chosen]}
         return self._write(folder, split, examples, words, more)
 
@@ -340,11 +347,11 @@ class RegressionTask(SentenceTask):
         return np.reshape(outputs, len(outputs))
 
     def score(self, predictions: np.ndarray, examples: Examples) -> dict[str, float]:
-        return metrics.scores(self.metrics, predictions, examples.labels)
+        return metrics.scores(self.metrics, predictions, examples.known_labels)
 
     def baseline_scores(self, examples: Examples) -> dict[str, float]:
         """Of always answering the mean: it goes along with nothing."""
-        return metrics.scores(self.metrics, np.zeros(len(examples)), examples.labels)
+        return metrics.scores(self.metrics, np.zeros(len(examples)), examples.known_labels)
 
     def collapsed(self, predictions: np.ndarray, examples: Examples) -> bool:
         """No correlation, or less than none."""
@@ -355,7 +362,7 @@ class RegressionTask(SentenceTask):
         if len(examples) != len(predictions):
             raise ValueError(f"{len(examples)} rows, {len(predictions)} predictions")
         shown = predictions if examples.labelled else self._within(predictions)
-        right = examples.labels if examples.labelled else []
+        right = examples.known_labels if examples.labelled else np.zeros(0)
         words = [f"{score:.3f}" for score in shown]
         return self._write(folder, split, examples, words, {"score": [f"{score:g}" for score in right]})
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -18,6 +18,7 @@ from bert.data.spans import Answer, Answers, Example, Windows, answers, windows
 from bert.data.tasks import files
 from bert.data.tasks.task import Outputs, Task, json_input
 from bert.files import write_durably
+from bert.values import CONVERT, known
 
 __all__ = ["Dataset", "SquadTask", "answers", "read", "references", "windows", "write_predictions"]
 
@@ -128,11 +129,13 @@ def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): name a file in SQuAD's JSON layout") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}, byte {error.start}: not UTF-8: convert the file") from None
+        raise UserError(f"{path}, byte {error.start}: not UTF-8: {CONVERT}") from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}): the file is damaged, copy it") from None
+        raise UserError(
+            f"{path}, line {error.lineno}: not JSON ({error.msg}), the file is damaged: copy it again"
+        ) from None
     except (ValueError, RecursionError) as error:  # thousands of digits in a number, or of brackets in one another
-        raise UserError(f"{path}: not JSON that can be read ({error}): the file is damaged, copy it") from None
+        raise UserError(f"{path}: not JSON that can be read ({error}), the file is damaged: copy it again") from None
     for a, article in enumerate(_get(content, "data", list, path, "the file")):
         paragraphs = _get(article, "paragraphs", list, path, f"data[{a}]")
         for p, paragraph in enumerate(paragraphs):
@@ -142,17 +145,17 @@ def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
                 yield context, question, f"{place}.qas[{q}]"
 
 
-_KINDS = {str: "a text", list: "a list", bool: "true or false", int: "a whole number"}
+_KINDS: dict[type, str] = {str: "a text", list: "a list", bool: "true or false", int: "a whole number"}
 
 
 def _get(entry: Any, key: str, kind: type, path: Path, place: str) -> Any:
     if not isinstance(entry, dict) or key not in entry:
-        raise UserError(f"{path}, {place}: no {key!r}: the file has to follow SQuAD's layout")
+        raise UserError(f"{path}, {place}: no {key!r}: the file must follow SQuAD's layout")
     value = entry[key]
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"{path}, {place}: {key!r} is {str(value)[:40]!r}: it has to be {_KINDS[kind]}")
+        raise UserError(f"{path}, {place}: {key!r} is {str(value)[:40]!r}: it must be {_KINDS[kind]}")
     # JSON can spell half a surrogate pair, which UTF-8 cannot: one character takes the place of one, as answers count.
-    return value.encode("utf-8", "replace").decode("utf-8") if kind is str else value
+    return str(value).encode("utf-8", "replace").decode("utf-8") if kind is str else value
 
 
 def _answer(entry: Any, context: str, path: Path, place: str) -> Answer:
@@ -192,12 +195,12 @@ class SquadTask(Task):
     loss: str = "span"
     windows: ClassVar[bool] = True
 
-    @property
-    def main_metric(self) -> str:
+    @property  # of other tasks a field
+    def main_metric(self) -> str:  # type: ignore[override]
         return "best_f1" if self.may_be_impossible else "f1"
 
-    @property
-    def baseline(self) -> str:
+    @property  # of other tasks a field
+    def baseline(self) -> str:  # type: ignore[override]
         return "no_answer" if self.may_be_impossible else ""
 
     @property
@@ -218,9 +221,10 @@ class SquadTask(Task):
         if not self.may_be_impossible or self.null_threshold is not None:
             return self
         found, right = self.predict(outputs, features, examples), references(examples.examples)
-        never = min(found.null_odds.values()) - 1.0
+        odds_of = known(found.null_odds, "the odds of no answer")
+        never = min(odds_of.values()) - 1.0
         best = self.score(found, examples)["best_f1_thresh"]
-        best = (best + min((odds for odds in found.null_odds.values() if odds > best), default=best)) / 2
+        best = (best + min((odds for odds in odds_of.values() if odds > best), default=best)) / 2
 
         def f1(threshold: float) -> float:
             return metrics.squad(replace(found, null_threshold=threshold).texts, right, v2=True)["f1"]
@@ -230,7 +234,7 @@ class SquadTask(Task):
     def shape(self, data: TaskDataConfig) -> TaskDataConfig:
         return replace(data, null_threshold=self.null_threshold) if self.may_be_impossible else data
 
-    def shaped(self, data: TaskDataConfig) -> SquadTask:
+    def shaped(self, data: TaskDataConfig) -> Self:
         return replace(
             self,
             n_best=data.n_best,
@@ -260,7 +264,8 @@ class SquadTask(Task):
 
     def _kept(self, dataset: Dataset, path: str, split: str, max_rows: int | None) -> Dataset:
         """The first ``max_rows`` questions, of train those that can be learned from; with notes on the others."""
-        notes, examples = (), dataset.examples
+        notes: tuple[str, ...] = ()
+        examples = dataset.examples
         if dataset.misplaced and dataset.labelled:
             verb = "does not stand where the file says"
             notes = (f"{path}: {len(dataset.misplaced)} question(s) with an answer that {verb}, "
@@ -294,8 +299,9 @@ class SquadTask(Task):
         scores = metrics.squad(predictions.texts, right, v2=self.may_be_impossible)
         if not self.may_be_impossible:
             return scores
+        odds = known(predictions.null_odds, "the odds of no answer")
         best = {id: candidate.text for id, candidate in predictions.best.items()}
-        return {**scores, **metrics.best_null_threshold(best, predictions.null_odds, right)}
+        return {**scores, **metrics.best_null_threshold(best, odds, right)}
 
     def baseline_scores(self, examples: Dataset) -> dict[str, float]:
         """Of v2.0: that of answering no question."""
@@ -324,7 +330,7 @@ class SquadTask(Task):
         if given is None:
             return super().input_of(line)
         if not all(isinstance(text, str) and text.strip() for text in given.values()):
-            raise ValueError("question and context have to be texts that are not empty")
+            raise ValueError("question and context must be texts that are not empty")
         return tuple(given.values())
 
     def asked(self, inputs: Sequence[tuple[str, str]]) -> Dataset:
@@ -353,5 +359,5 @@ TASKS = (
 def _found(predictions: Answers, id: str) -> Found:
     text = predictions.texts[id]
     candidate = next(candidate for candidate in predictions.n_best[id] if candidate.text == text)
-    places = (candidate.start, candidate.end) if text else (None, None)
-    return Found(text, *places, candidate.probability)
+    start, end = (candidate.start, candidate.end) if text else (None, None)
+    return Found(text, start, end, candidate.probability)

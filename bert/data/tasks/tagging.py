@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -19,6 +19,7 @@ from bert.data.tasks import files, ner
 from bert.data.tasks.ner import Rows, Sentences
 from bert.data.tasks.task import Outputs, Task
 from bert.data.tasks.tsv import write_rows
+from bert.values import known
 
 FILES: files.Names = {
     "train": ("train.txt", "eng.train", "train.conll", "wnut17train.conll", "train.tsv"),
@@ -73,8 +74,8 @@ class TaggingTask(Task):
         """The types of entities."""
         return sorted({split_tag(label)[1] for label in self.labels} - {""}) if self.marks_entities else []
 
-    @property
-    def main_metric(self) -> str:
+    @property  # of other tasks a field
+    def main_metric(self) -> str:  # type: ignore[override]
         return "f1" if self.marks_entities else "accuracy"
 
     @property
@@ -88,7 +89,7 @@ class TaggingTask(Task):
     def fitted(self, train: Sentences) -> TaggingTask:
         """With the labels, unless data.labels names them, and each word's commonest tag."""
         counts: dict[str, Counter[str]] = defaultdict(Counter)
-        for words, tags in zip(train.words, train.tags, strict=True):
+        for words, tags in zip(train.words, known(train.tags, "the tags"), strict=True):
             for word, tag in zip(words, tags, strict=True):
                 counts[word][tag] += 1
         lexicon = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
@@ -97,7 +98,7 @@ class TaggingTask(Task):
     def shape(self, data: TaskDataConfig) -> TaskDataConfig:
         return replace(data, labels=list(self.labels))
 
-    def shaped(self, data: TaskDataConfig) -> TaggingTask:
+    def shaped(self, data: TaskDataConfig) -> Self:
         return replace(self, labels=tuple(data.labels or ()), may_be_broken=data.broken_tags == "count")
 
     def splits(self, folder: Path) -> list[str]:
@@ -127,10 +128,11 @@ class TaggingTask(Task):
         return self._scores(predictions.tags, examples)
 
     def _scores(self, tags: Sequence[Sequence[str]], examples: Sentences) -> dict[str, float]:
-        scores = metrics.entities(tags, examples.tags)
+        right = known(examples.tags, "the tags")
+        scores = metrics.entities(tags, right)
         if not self.marks_entities:
             return {"accuracy": scores["accuracy"]}
-        by_type = metrics.entities_by_type(tags, examples.tags)
+        by_type = metrics.entities_by_type(tags, right)
         return {**scores, **{f"f1_{type}": by_type.get(type, {"f1": 0.0})["f1"] for type in self.types}}
 
     def baseline_scores(self, examples: Sentences) -> dict[str, float]:
@@ -140,14 +142,15 @@ class TaggingTask(Task):
 
     def collapsed(self, predictions: Tagged, examples: Sentences) -> bool:
         """One tag for every word where there should be several, or not one entity right."""
-        ours, right = ({tag for sentence in tags for tag in sentence} for tags in (predictions.tags, examples.tags))
+        both = (predictions.tags, known(examples.tags, "the tags"))
+        ours, right = ({tag for sentence in tags for tag in sentence} for tags in both)
         return len(ours) == 1 < len(right) or self.score(predictions, examples)[self.main_metric] == 0
 
     def write(self, folder: Path, split: str, predictions: Tagged, examples: Sentences) -> list[Path]:
         """The columns of the file with the predicted tag as one more, as conlleval reads them; beside the scores of
         each type, where the right tags are known."""
         paths = [ner.write_predictions(folder / f"{split}.conll", examples, predictions.tags)]
-        if examples.labelled and self.marks_entities:
+        if examples.tags is not None and self.marks_entities:
             paths.append(_write_types(folder / f"{split}_types.tsv", predictions.tags, examples.tags))
         return paths
 
@@ -164,10 +167,11 @@ class TaggingTask(Task):
             [words for words, _ in split], None, texts=list(inputs), places=[places for _, places in split]
         )
 
-    def answers(self, predictions: Tagged, examples: Sentences) -> list[Entities] | list[Words]:
-        found = []
+    def answers(self, predictions: Tagged, examples: Sentences) -> list[Entities | Words]:
+        found: list[Entities | Words] = []
+        texts, all_places = known(examples.texts, "the texts"), known(examples.places, "the words' places")
         for number, (tags, shares) in enumerate(zip(*predictions, strict=True)):
-            text, places = examples.texts[number], examples.places[number]
+            text, places = texts[number], all_places[number]
             if self.marks_entities:
                 found.append(Entities([entity._asdict() for entity in ner.entities(text, places, tags, shares)]))
                 continue
@@ -188,7 +192,7 @@ class TaggingTask(Task):
 
 def _write_types(path: Path, tags: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> Path:
     names = ("precision", "recall", "f1", "support", "predicted", "correct")
-    rows = [("type", *names)]
+    rows: list[tuple[str, ...]] = [("type", *names)]
     for type, scores in metrics.entities_by_type(tags, right).items():
         rows.append((type, *(f"{scores[name]:.6g}" for name in names)))
     return write_rows(path, rows)

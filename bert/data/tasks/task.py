@@ -12,7 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -133,7 +133,7 @@ class Task(ABC):
         """
         return data
 
-    def shaped(self, data: TaskDataConfig) -> Task:
+    def shaped(self, data: TaskDataConfig) -> Self:
         """The task as the configuration of a run describes it: the inverse of ``shape``."""
         return self
 
@@ -192,10 +192,12 @@ class Task(ABC):
         wanted = len(self.input_columns)
         columns = line.split("\t") if wanted > 1 else [line]
         if not all(column.strip() for column in columns):
-            raise ValueError("empty, remove the line or fill it in")
+            raise ValueError("an empty text: write it or remove the line")
         if len(columns) != wanted:
             names = ", ".join(self.input_columns)
-            raise ValueError(f"{len(columns)} column(s), this task takes {wanted} texts with a tab between: {names}")
+            raise ValueError(
+                f"{len(columns)} column(s) where this task takes {wanted}: write {names} with a tab between"
+            )
         return columns[0] if wanted == 1 else tuple(columns)
 
     def shown(self, given: Any) -> dict[str, Any]:

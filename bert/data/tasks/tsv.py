@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert.config import UserError
+from bert.values import CONVERT
 
 
 class Table(NamedTuple):
@@ -23,7 +24,7 @@ class Table(NamedTuple):
         if missing := [name for name in wanted if name not in self.names]:
             raise UserError(
                 f"{path}, line 1: no column {missing[0]!r} among {', '.join(map(repr, self.names))[:200]}: "
-                f"the first line has to name {', '.join(map(repr, wanted))}, with a tab between two names"
+                f"the first line must name {', '.join(map(repr, wanted))}, with a tab between two names"
             )
         return [self.names.index(name) for name in wanted]
 
@@ -49,6 +50,14 @@ def read_table(path: Path, source: str, columns: Sequence[str] = (), needed: Seq
     return Table(first[1], lines, f"the header has {len(first[1])}")
 
 
+def decoded(raw: bytes, path: Path, number: int) -> str:
+    """A line of UTF-8, the first one without a byte order mark. Raises UserError with the place of what is none."""
+    try:
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8: {CONVERT}") from None
+
+
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """(number from 1, text) of each line, without its end, byte order mark and empty lines at the end.
 
@@ -58,16 +67,10 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     empty = 0
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"{path}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8: "
-                    "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
-                ) from error
+            line = decoded(raw, path, number)
             if "\0" in line:
                 raise UserError(
-                    f"{path}, line {number}: a NUL character: the file is damaged or not UTF-8, copy it again"
+                    f"{path}, line {number}: a NUL character, the file is damaged or not UTF-8: copy it again"
                 )
             line = line.removesuffix("\n").removesuffix("\r")
             if not line:
