@@ -90,7 +90,7 @@ def test_memory_that_runs_out_is_advice_and_no_stack_trace(capsys) -> None:
     assert command([]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: the memory of a device is used up")
-    assert "bert plan" in error
+    assert "for pretraining, bert plan with the same arguments tells what fits" in error
     assert error.count("\n") == 1
 
     @run_command

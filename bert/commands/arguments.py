@@ -64,7 +64,8 @@ MODEL = "A run, a Hugging Face folder, a folder of google-research/bert, or a hu
 
 OUT_OF_MEMORY = (
     "the memory of a device is used up: raise --training.gradient_accumulation_steps (the same result), set "
-    "--training.remat dots or full, or deal the model out with --training.mesh; bert plan tells what fits"
+    "--training.remat dots or full, or deal the model out with --training.mesh; for "
+    "pretraining, bert plan with the same arguments tells what fits"
 )
 
 
