@@ -29,7 +29,7 @@ from bert.parallel import MeshParallel, check_mesh
 from bert.plan import StepMemory, batch_shapes, placed_bytes, state_bytes, state_shapes
 from bert.sharding import AXES
 
-WITHIN = 15
+WITHIN = 21
 """Per cent by which an estimated peak is off at most from compilations for TPU v5e, of those that were made
 (`benchmarks/plan.py`). The CPU's compiler merges less and keeps up to two and a half times as much."""
 
