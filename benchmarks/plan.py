@@ -17,6 +17,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -29,7 +30,7 @@ from bert.plan_estimate import estimate_step
 from bert.plan_fit import compiled_memory
 
 
-def recipe(size: str, length: int, **training: object) -> PretrainConfig:
+def recipe(size: str, length: int, **training: Any) -> PretrainConfig:
     """A recipe of one phase with rows of ``length`` tokens."""
     predictions = math.ceil(0.15 * length)
     words = ["--config", size, "--phases=null", "--data.train=stdlib:", f"--data.sequence_length={length}"]
@@ -52,7 +53,8 @@ def main() -> None:
     parser.add_argument("--memory", type=size_of, default="12GiB")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    shape = tuple(map(int, given.mesh.split("x")))
+    data, fsdp, tensor = map(int, given.mesh.split("x"))
+    shape = (data, fsdp, tensor)
     devices = tpu_devices(given.device) if given.device else jax.devices("cpu")
     mesh = MeshParallel(shape, devices[: math.prod(shape)])
     grid = (given.sizes, given.lengths, given.remat, given.types, given.micro_batches)

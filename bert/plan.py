@@ -37,7 +37,7 @@ from bert.optimizer import make_optimizer
 from bert.parallel import MeshParallel
 from bert.sharding import path_of, spec_of
 from bert.train import TrainState, make_train_step
-from bert.values import known
+from bert.values import Count, known
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def state_shapes(config: PretrainConfig) -> TrainState:
 @functools.cache
 def _state_shapes(model: ModelConfig, optimizer: OptimizerConfig, objective: str) -> TrainState:
     data = dataclasses.replace(DataConfig(), objective=objective)
-    training = TrainingConfig(steps=1_000_000)
+    training = TrainingConfig(steps=Count(1_000_000))
     parts = _parts(PretrainConfig(data=data, model=model, optimizer=optimizer, training=training))
 
     def create(key: jax.Array) -> TrainState:

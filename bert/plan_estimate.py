@@ -79,7 +79,7 @@ def estimate_step(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
         sizes = (training.dtype, remat, config.data.sequence_length, config.data.packing, training.dropout_rng)
         return rows * stored_of_a_layer(model, *sizes, tensor)
 
-    logits = rows * config.data.max_predictions_per_sequence * model.vocab_size // tensor * (4 + computed)
+    logits = rows * config.data.max_predictions_per_sequence * model.known_vocab_size // tensor * (4 + computed)
     activations = model.num_hidden_layers * stored(training.remat)
     working = gradients + weights + activations + max(logits, stored("none"))
     return StepMemory(parameters + optimizer + batch // (data * fsdp), working)

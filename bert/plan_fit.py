@@ -11,6 +11,7 @@ from bert.config import PretrainConfig
 from bert.parallel import MeshParallel
 from bert.plan import StepMemory, step_memory
 from bert.plan_estimate import WITHIN, estimate_step
+from bert.values import known
 
 CLEARLY = 1.15
 """How far over the memory an estimate has to be, once corrected by a compilation of fewer rows, to be believed."""
@@ -53,25 +54,25 @@ def fit_rows(config: PretrainConfig, mesh: MeshParallel, memory: int, remat: str
     guesses = {rows: estimate_step(split(rows), mesh) for rows in choices}
     if not compiled:
         possible = [rows for rows in choices if guesses[rows].peak * (1 + WITHIN / 100) <= memory]
-        return _fit(remat, share, possible, guesses)
-    known: dict[int, StepMemory | None] = {}
+        return _fit(remat, share, possible, {**guesses})
+    measured: dict[int, StepMemory | None] = {}
 
     def fits(rows: int) -> bool:
-        if rows not in known:
-            known[rows] = compiled_memory(split(rows), mesh)
-        found = known[rows]
+        if rows not in measured:
+            measured[rows] = compiled_memory(split(rows), mesh)
+        found = measured[rows]
         return found is not None and found.peak <= memory
 
     place = max((n for n, rows in enumerate(choices) if guesses[rows].peak <= memory), default=0)
     while place and not fits(choices[place]):
         place -= 1
-    while fits(choices[place]) and place + 1 < len(choices) and choices[place + 1] not in known:
+    while fits(choices[place]) and place + 1 < len(choices) and choices[place + 1] not in measured:
         here, above = choices[place], choices[place + 1]
-        correction = known[here].working / guesses[here].working
+        correction = known(measured[here], "what fits").working / guesses[here].working
         if guesses[above].state + guesses[above].working * correction > CLEARLY * memory:
             break
         place += fits(above)
-    return _fit(remat, share, [rows for rows in known if fits(rows)], known)
+    return _fit(remat, share, [rows for rows in measured if fits(rows)], measured)
 
 
 def compiled_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemory | None:

@@ -116,7 +116,7 @@ def _target(config: PretrainConfig, text: str | None) -> Target:
     from bert.plan_estimate import PlannedMesh
 
     shape = config.training.mesh_shape
-    if named is None:
+    if text is None or named is None:
         devices = jax.local_devices()
     elif named.count and named.kind in TPUS and importlib.util.find_spec("libtpu"):
         devices = tpu_devices(text.lower())
