@@ -64,7 +64,7 @@ def test_a_missing_argument_is_one_sentence(name, fails):
         ("pretrain", ["--coordinator HOST:PORT", "--num_processes N", "--process_id I"]),
         ("tokenizer", ["--output DIR", "--extend N"]),
         ("examples", ["--show N", "--statistics", "--shard I/N"]),
-        ("plan", ["--memory SIZE", "--device SLICE"]),
+        ("plan", ["--memory SIZE", "--device KIND"]),
     ],
 )
 def test_help_lists_a_commands_own_options_among_the_others(name, options, capsys):
