@@ -29,7 +29,7 @@ TINY = [
 
 
 class Window(NamedTuple):
-    """Medians over a tenth of the steps; the files are the fewest, for a save has some open for a moment."""
+    """Medians over a tenth of the steps."""
 
     last_step: int
     megabytes: float
@@ -64,7 +64,8 @@ def watch(process: subprocess.Popen[bytes], run: Path) -> list[tuple[int, float,
             files = len(os.listdir(f"/proc/{process.pid}/fd"))
         except (OSError, IndexError):  # it has just ended
             continue
-        samples.append((last_step(run / "metrics.jsonl"), resident, files))
+        if files:  # else it is about to end
+            samples.append((last_step(run / "metrics.jsonl"), resident, files))
     return samples
 
 
@@ -93,7 +94,7 @@ def summarise(samples: list[tuple[int, float, int]], times: dict[int, float], st
                 last_step=last,
                 megabytes=statistics.median(memory for _, memory, _ in here),
                 milliseconds=statistics.median(value for step, value in times.items() if first < step <= last),
-                files=min(files for _, _, files in here),
+                files=statistics.median_low(files for _, _, files in here),
             )
         )
     return windows

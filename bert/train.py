@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from flax import struct, traverse_util
 
+from bert.allocator import give_back
 from bert.config import TrainingConfig, UserError
 from bert.dropout import Dropout
 from bert.losses import Objective, Sums
@@ -295,6 +296,7 @@ def fit(
         if work.evaluated(step, metrics):
             save()
             work.keep(step)
+        give_back()
         listener.metrics(step, "eval", metrics)  # last: where this line is missing, a resumed run does it all again
 
     def due(every: int) -> bool:
