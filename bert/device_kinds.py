@@ -11,7 +11,7 @@ from bert.values import UserError
 GIB = 2**30
 
 TPUS = {"v4": 30.75, "v5e": 15.75, "v5p": 95.0, "v6e": 31.25}
-"""GiB of a chip, less what the runtime keeps for itself."""
+"""GiB of a chip, roughly: the published size, less what the runtime keeps for itself. None was measured here."""
 
 GPUS = {
     "t4": 14.5,
@@ -29,7 +29,7 @@ GPUS = {
     "h200": 139.0,
     "b200": 178.0,
 }
-"""GiB of a card, less what the driver keeps for itself."""
+"""GiB of a card, roughly: the published size, less half a GiB to a few for the driver. None was measured here."""
 
 GPU_SHARE = 0.75
 """Of a GPU's memory, what JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""

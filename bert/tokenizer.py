@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -163,6 +164,12 @@ def special_ids(tokenizer: Tokenizer) -> SpecialTokens:
 def special_tokens(vocab: dict[str, int]) -> tuple[str, ...]:
     """RoBERTa's special tokens where all of them are there, otherwise BERT's."""
     return ROBERTA_SPECIAL_TOKENS if all(token in vocab for token in ROBERTA_SPECIAL_TOKENS) else SPECIAL_TOKENS
+
+
+def capitalised(pieces: Iterable[str]) -> str | None:
+    """The first piece, special tokens aside, that lower-casing changes; None where text must be lower-cased."""
+    words = (piece for piece in pieces if not re.fullmatch(r"\[.*\]|<.*>", piece))
+    return next((piece for piece in words if piece != piece.lower()), None)
 
 
 def continuing_ids(tokenizer: Tokenizer) -> list[int]:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -122,8 +121,9 @@ def test_help_imports_nothing_heavy(imports):
 @pytest.mark.parametrize("arguments", [["--help"], ["pretrain", "--help"]])
 def test_help_is_there_at_once(arguments):
     def seconds():
-        start = time.perf_counter()
+        start = os.times()
         assert run(*arguments).returncode == 0
-        return time.perf_counter() - start
+        end = os.times()
+        return end.children_user + end.children_system - start.children_user - start.children_system
 
-    assert min(seconds() for _ in range(3)) < 1  # the best of three: others may use the machine
+    assert min(seconds() for _ in range(3)) < 1  # of the processor, which others may use as well

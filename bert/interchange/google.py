@@ -16,7 +16,7 @@ from bert.interchange import names
 from bert.interchange.published import Published
 from bert.interchange.shapes import LABELLED, expected_shapes
 from bert.interchange.tf_bundle import Bundle
-from bert.tokenizer import load_tokenizer, vocabulary_size
+from bert.tokenizer import capitalised, load_tokenizer, vocabulary_size
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -194,8 +194,7 @@ def _casing(name: str, pieces: dict[str, int]) -> tuple[bool, str]:
     for sign, lowercase in (("uncased", True), ("cased", False)):
         if sign in name.lower():
             return lowercase, f'the folder\'s name says "{sign}"'
-    words = (piece for piece in pieces if not re.fullmatch(r"\[.*\]", piece))
-    capital = next((piece for piece in words if piece != piece.lower()), None)
+    capital = capitalised(pieces)
     if capital is None:
         return True, "no piece of the vocabulary has an upper-case letter"
     return False, f"the vocabulary has upper-case letters, as in {capital!r}"

@@ -22,7 +22,7 @@ from bert.interchange.pooling import read_pooling
 from bert.interchange.published import Published
 from bert.interchange.shapes import LABELLED, expected_shapes
 from bert.interchange.tensor_files import read_json, read_tensors
-from bert.tokenizer import load_tokenizer, vocabulary_size
+from bert.tokenizer import capitalised, load_tokenizer, vocabulary_size
 from bert.tokenizer_settings import SETTINGS, read_settings
 
 Say = Callable[[str], None]
@@ -214,8 +214,7 @@ def _say_casing(folder: Path, tokenizer: Tokenizer, say: Say) -> None:
     """Says that a bare vocabulary with capitals is lower-cased, as transformers does where nothing is said of it."""
     if (folder / "tokenizer.json").is_file() or read_settings(folder).do_lower_case is not None:
         return
-    words = (piece for piece in tokenizer.get_vocab() if not re.fullmatch(r"[\[<].*[\]>]", piece))
-    capital = next((piece for piece in sorted(words) if piece != piece.lower()), None)
+    capital = capitalised(sorted(tokenizer.get_vocab()))
     if capital is not None and isinstance(tokenizer.normalizer, BertNormalizer):
         say(
             f"{folder / 'vocab.txt'}: text is lower-cased, though the vocabulary has upper-case letters, as in "
