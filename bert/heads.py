@@ -11,6 +11,7 @@ from bert.config import ModelConfig
 from bert.dropout import Dropout
 from bert.initializers import initializer
 from bert.model import ACTIVATIONS, Bert, Dtype, Execution, Packing, at_positions, dense, layer_norm
+from bert.products import decode
 from bert.sharding import apart
 
 
@@ -31,8 +32,7 @@ class MaskedLMHead(nn.Module):
         decoder = word_embedding
         if not config.tie_word_embeddings:
             decoder = self.param("decoder", initializer(config), word_embedding.shape, jnp.float32)
-        logits = apart(jnp.einsum("BPE,VE->BPV", x, decoder.astype(self.dtype)), None, "tensor")
-        return logits.astype(jnp.float32) + bias
+        return apart(decode(x, decoder, bias, jnp.dtype(self.dtype)), None, "tensor")
 
 
 class PretrainingOutput(struct.PyTreeNode):

@@ -19,12 +19,13 @@ from flax import struct
 from bert.config import ModelConfig, TrainingConfig
 from bert.dropout import Dropout
 from bert.initializers import fixed_positions, initializer, position_initializer
+from bert.products import LINEAR, gelu, linear
 from bert.sharding import apart, gathered
 
 Dtype = Any
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu": gelu,
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
@@ -35,7 +36,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 # What the backward pass finds stored of a layer; the rest it computes anew. The scores of attention are products with
 # a batch dimension: they grow with T squared, and are among the rest.
 REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(LINEAR),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -91,9 +92,24 @@ class Packing(struct.PyTreeNode):
     cls_positions: jax.Array
 
 
-def dense(config: ModelConfig, features: int, dtype: Dtype, name: str) -> nn.Dense:
+class Dense(nn.Module):
+    """A linear layer; parameters as Flax's own have them."""
+
+    features: int
+    kernel_init: nn.initializers.Initializer
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., I] -> [..., features]."""
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        return linear(x, kernel, bias, jnp.dtype(self.dtype))
+
+
+def dense(config: ModelConfig, features: int, dtype: Dtype, name: str) -> Dense:
     """A dense layer initialised as BERT's."""
-    return nn.Dense(features, dtype=dtype, kernel_init=initializer(config), name=name)
+    return Dense(features, initializer(config), dtype, name=name)
 
 
 class LayerNorm(nn.Module):

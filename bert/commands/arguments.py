@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
+from bert.compilation_cache import use_compilation_cache
 from bert.config import Count, UserError, recipe_folder, recipe_names
 from bert.config_file import (
     NULLS,
@@ -80,7 +81,8 @@ def parse(
 
 
 def run_command(main: Callable[[list[str]], int]) -> Callable[[list[str] | None], int]:
-    """Wraps a command: a UserError becomes ``error: <sentence>`` and status 2, a closed pipe ends quietly.
+    """Wraps a command: a UserError becomes ``error: <sentence>`` and status 2, a closed pipe ends quietly. What it
+    compiles is kept for the next one.
 
     The wrapped function takes the arguments, or None for those of the process, and returns the exit status.
     """
@@ -89,6 +91,7 @@ def run_command(main: Callable[[list[str]], int]) -> Callable[[list[str] | None]
     def run(argv: list[str] | None = None) -> int:
         try:
             try:
+                use_compilation_cache()
                 return main(sys.argv[1:] if argv is None else argv)
             finally:
                 sys.stdout.flush()  # here, so that a closed pipe shows before the interpreter shuts down
