@@ -65,6 +65,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     began = time.perf_counter()
     if jax.process_count() > 1:
         raise UserError(f"{jax.process_count()} hosts take part, but fine-tuning runs on one: start it on one alone")
+    execution = _execution(run.config)  # what these devices cannot do is said first
     task, folder = task_of(run.config), Path(run.config.data.dir or ".")
     names = task.splits(folder)
     read = {"train": task.read(folder, "train", run.config.data.max_train_rows)}
@@ -99,7 +100,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         config.classifier_dropout,
         jnp.dtype(config.training.dtype),
         config.feature_layers,
-        **_execution(config),
+        **execution,
     )
     loss = LOSSES[task.loss]
     apply = _forward(model, frozen)

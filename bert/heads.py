@@ -17,14 +17,20 @@ from bert.sharding import apart
 
 class MaskedLMHead(nn.Module):
     """Transform, LayerNorm, and a decoder with a bias of its own, tied to the word embeddings unless the config says
-    otherwise."""
+    otherwise.
+
+    Attributes:
+        vocab_multiple: the logits are padded to a multiple of so many, with the least float: products of an even width
+            are quicker on GPUs. The parameters are not.
+    """
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
+    vocab_multiple: int = 1
 
     @nn.compact
     def __call__(self, hidden_states: jax.Array, word_embedding: jax.Array) -> jax.Array:
-        """[B, P, D] hidden states, [V, E] embedding -> [B, P, V] float32 logits."""
+        """[B, P, D] hidden states, [V, E] embedding -> [B, P, V] float32 logits, V as padded."""
         config = self.config
         x = dense(config, config.embedding_width, self.dtype, "transform")(hidden_states)
         x = layer_norm(config, self.dtype, "norm")(ACTIVATIONS[config.hidden_act](x))
@@ -32,6 +38,9 @@ class MaskedLMHead(nn.Module):
         decoder = word_embedding
         if not config.tie_word_embeddings:
             decoder = self.param("decoder", initializer(config), word_embedding.shape, jnp.float32)
+        if extra := -len(bias) % self.vocab_multiple:
+            decoder = jnp.pad(decoder, ((0, extra), (0, 0)))
+            bias = jnp.pad(bias, (0, extra), constant_values=jnp.finfo(jnp.float32).min)
         return apart(decode(x, decoder, bias, jnp.dtype(self.dtype)), None, "tensor")
 
 
@@ -52,7 +61,7 @@ class BertForPreTraining(nn.Module):
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, execution=self.execution)
-        self.predictions = MaskedLMHead(self.config, self.dtype)
+        self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.vocab_multiple)
         self.seq_relationship = dense(self.config, 2, self.dtype, "seq_relationship")
 
     def __call__(
@@ -83,7 +92,7 @@ class BertForMaskedLM(nn.Module):
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
-        self.predictions = MaskedLMHead(self.config, self.dtype)
+        self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.vocab_multiple)
 
     def __call__(
         self,

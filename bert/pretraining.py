@@ -84,6 +84,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     say = hosts.spoken(say)
     config = _with_defaults(run.config)
     parallel = parallel_of(config.training, config.model)
+    execution = Execution.of(config.training)
     _check_batches(parallel, config)
     source = None if config.init is None else _source(run, say)
     if source is not None:
@@ -114,7 +115,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
 
     rows = OBJECTIVES[config.data.objective]
     heads = BertForPreTraining if rows.label else BertForMaskedLM
-    model = heads(config.model, jnp.dtype(config.training.dtype), Execution.of(config.training))
+    model = heads(config.model, jnp.dtype(config.training.dtype), execution)
     objective = pretraining_objective(model.apply, rows.label, rows.metric)
     optimizers = [make_optimizer(part.phase.config.optimizer, total_steps) for part in parts]
     eval_step = parallel.compile(make_eval_step(objective, parallel.axis))

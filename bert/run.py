@@ -43,6 +43,7 @@ FREE = (
     "training.mesh",
     "training.remat",
     "training.scan_layers",
+    "training.vocab_multiple",
 )
 
 

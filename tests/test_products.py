@@ -64,7 +64,7 @@ def test_bfloat16_rounds_less_than_what_jax_derives(name):
         return [relative(one, other) for one, other in zip(found[1:], exact[1:], strict=True)]
 
     for mine, derived in zip(errors(ours, "bfloat16"), errors(plain, "bfloat16"), strict=True):
-        assert mine <= 1.01 * derived
+        assert mine <= 1.01 * derived + 1e-6
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(jnp.float32, 3e-7), (jnp.bfloat16, 5e-3)])

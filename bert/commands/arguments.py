@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from bert.compilation_cache import use_compilation_cache
-from bert.config import Count, UserError, recipe_folder, recipe_names
+from bert.config import Count, UserError, recipe_folder, recipe_names, with_preset
 from bert.config_file import (
     NULLS,
     Given,
@@ -69,7 +69,7 @@ def parse(
     given |= {key: _from_command_line(key, values, key_of(key, keys)) for key, values in options.items()}
     if name in recipe_names():
         given = _without_sizes_beside_init(given)
-    config = build(config_class, typed(given, keys))
+    config = with_preset(build(config_class, typed(given, keys)))
     if print_config:
         print(dump(config), end="")
         raise SystemExit(0)

@@ -156,6 +156,7 @@ class FinetuneConfig:
         """Raises UserError at the first value, or pair of values, that cannot work."""
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
+        self.training.check_attention(self.model.attention_probs_dropout_prob)
         seed_in_range("seed", self.seed)
         if self.init is None:
             raise UserError(

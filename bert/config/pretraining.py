@@ -43,6 +43,7 @@ class PretrainConfig:
         """Raises UserError at the first value, or pair of values, that cannot work."""
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
+        self.training.check_attention(self.model.attention_probs_dropout_prob, self.data.packing)
         seed_in_range("seed", self.seed)
         if self.output_bias not in ("frequencies", "zeros"):
             raise UserError(f"output_bias is {self.output_bias!r}: choose frequencies or zeros")
