@@ -30,6 +30,7 @@ from bert.model import Execution
 from bert.optimizer import describe_decay, frozen_parts, learning_rate_schedule, make_optimizer
 from bert.parallel import Parallel, add_up, parallel_of
 from bert.pretrained import Params, load
+from bert.profiling import profiled
 from bert.run import RunFolder
 from bert.start import sizes_of_source, sizes_of_vocabulary, starting_state
 from bert.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer, vocabulary_size
@@ -156,9 +157,14 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                 eval_every=int(config.training.eval_every),
                 batch=batches,
                 rows=batches.rows,
-                train_step=parallel.compile(
-                    make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
-                    donate=(0,),
+                train_step=profiled(
+                    parallel.compile(
+                        make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
+                        donate=(0,),
+                    ),
+                    config.profile,
+                    run.path,
+                    say,
                 ),
                 learning_rate=learning_rate_schedule(config.optimizer, total_steps),
                 evaluate=evaluate,

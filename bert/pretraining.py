@@ -30,6 +30,7 @@ from bert.optimizer import describe_decay, learning_rate_schedule, make_optimize
 from bert.parallel import Parallel, parallel_of
 from bert.phases import Phase, phase_configs, phases_of
 from bert.pretrained import Pretrained, load
+from bert.profiling import profiled
 from bert.run import RunFolder
 from bert.start import Params, sizes_of_source, sizes_of_vocabulary, starting_state
 from bert.stop import StopRequest
@@ -145,9 +146,14 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
                 eval_every=int(config.training.eval_every),
                 batch=part.loader.batch,
                 rows=part.loader.numbers,
-                train_step=parallel.compile(
-                    make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
-                    donate=(0,),
+                train_step=profiled(
+                    parallel.compile(
+                        make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
+                        donate=(0,),
+                    ),
+                    config.profile and run.writes,
+                    run.path,
+                    say,
                 ),
                 learning_rate=learning_rate_schedule(part.phase.config.optimizer, total_steps),
                 evaluate=partial(evaluate, part),

@@ -72,7 +72,7 @@ def test_the_fast_preset_is_one_line():
     fast = with_preset(dataclasses.replace(config, training=dataclasses.replace(config.training, preset="fast")))
     assert fast.model == dataclasses.replace(config.model, attention_probs_dropout_prob=0.0)
     assert fast.training.dtype == "bfloat16"
-    fast.check()
+    dataclasses.replace(fast, data=dataclasses.replace(fast.data, train=["corpus.txt"])).check()
     assert Execution.of(fast.training, "gpu") == Execution(attention="cudnn", vocab_multiple=64)
     assert Execution.of(fast.training, "tpu") == Execution(attention="xla", vocab_multiple=64)
     packed = dataclasses.replace(fast, data=dataclasses.replace(fast.data, packing=True))
@@ -89,8 +89,8 @@ def test_cudnn_elsewhere_is_one_sentence(platform):
     ("arguments", "sentence"),
     [
         (["--training.dtype=float32"], "training.dtype is float32, which training.attention cudnn cannot do"),
-        ([], "model.attention_probs_dropout_prob is 0.1, which training.attention cudnn cannot do"),
-        (["--model.attention_probs_dropout_prob=0", "--data.packing=true"], "data.packing is True"),
+        (["--model.attention_probs_dropout_prob=0.1"], "model.attention_probs_dropout_prob is 0.1, which training.attention cudnn cannot do"),
+        (["--model.attention_probs_dropout_prob=0", "--data.packing=true"], "data.packing is true"),
         (["--training.preset=quick"], "training.preset is 'quick': choose one of faithful, fast"),
         (["--training.attention=flash"], "training.attention is 'flash': choose xla or cudnn, or null"),
     ],

@@ -141,6 +141,8 @@ class FinetuneConfig:
     """Lower encoder layers that stay as they are, and with them the embeddings (0: these alone); null trains all."""
     feature_layers: int | None = None
     """Train the head alone, on the outputs of so many last layers side by side (4 in the paper); null trains all."""
+    profile: bool = False
+    """Write a trace of a few early steps to profile/ in the run's folder, for TensorBoard and Perfetto."""
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
     """the labelled data"""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)

@@ -28,6 +28,8 @@ class PretrainConfig:
     phases: list[PhaseConfig] | None = None
     """Phases of the run, one after the other, each with rows and batches of its own; null is a single one. In YAML a
     list, each phase with some of the keys below; null on the command line drops a recipe's."""
+    profile: bool = False
+    """Write a trace of a few early steps to profile/ in the run's folder, for TensorBoard and Perfetto."""
     data: DataConfig = field(default_factory=DataConfig)
     """the corpus and its examples"""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
