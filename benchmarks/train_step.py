@@ -54,9 +54,7 @@ def main() -> None:
         print(json.dumps(timed(step, given.steps)))
         return
     shape = [part for name in SIZES for part in (f"--{name}", str(getattr(given, name)))]
-    sides = {
-        name: [__file__, "--worker", *SIDES[name], "--steps", str(given.steps), *shape] for name in given.sides
-    }
+    sides = {name: [__file__, "--worker", *SIDES[name], "--steps", str(given.steps), *shape] for name in given.sides}
     found = in_turns(sides, given.rounds, given.output)
     print(found["hardware"], found["versions"])
     against = "stock float32" if "stock float32" in given.sides else None

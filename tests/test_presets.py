@@ -89,7 +89,10 @@ def test_cudnn_elsewhere_is_one_sentence(platform):
     ("arguments", "sentence"),
     [
         (["--training.dtype=float32"], "training.dtype is float32, which training.attention cudnn cannot do"),
-        (["--model.attention_probs_dropout_prob=0.1"], "model.attention_probs_dropout_prob is 0.1, which training.attention cudnn cannot do"),
+        (
+            ["--model.attention_probs_dropout_prob=0.1"],
+            "model.attention_probs_dropout_prob is 0.1, which training.attention cudnn cannot do",
+        ),
         (["--model.attention_probs_dropout_prob=0", "--data.packing=true"], "data.packing is true"),
         (["--training.preset=quick"], "training.preset is 'quick': choose one of faithful, fast"),
         (["--training.attention=flash"], "training.attention is 'flash': choose xla or cudnn, or null"),
