@@ -4,15 +4,17 @@
 
 Needs jax, flax, optax and numpy; the peer's rows need torch and transformers and stay out where these are missing. Each
 row is written as soon as it is measured, and rows that the file has are not measured again: a run that is killed, or
-whose budget ends, goes on with the same command. ``--small`` runs every row at toy sizes on whatever device there is, in
-bfloat16 as on the GPU; cuDNN's rows then say that there is none.
+whose budget ends, goes on with the same command. ``--small`` runs every row at toy sizes on whatever device there is;
+without a GPU, cuDNN's rows say that there is none.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import gzip
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -21,6 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the peer needs memory of its own
 
 import jax
 import jax.numpy as jnp
@@ -380,13 +384,10 @@ def torch_step(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: i
         if device == "cuda":
             torch.cuda.synchronize()
 
-    try:
-        found = seconds(step, steps=scale.steps)
-    finally:
-        del model, optimizer, batch
-        if device == "cuda":
-            torch.cuda.empty_cache()
-    return _rates(found, model_config(scale, sizes, 0.0), length, tokens)
+    gc.collect()  # the model of the row before is still in its closures
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return _rates(seconds(step, steps=scale.steps), model_config(scale, sizes, 0.0), length, tokens)
 
 
 def table(found: dict[str, Any]) -> str:
