@@ -5,7 +5,7 @@
 Needs jax, flax, optax and numpy; the peer's rows need torch and transformers and stay out where these are missing. Each
 row is written as soon as it is measured, and rows that the file has are not measured again: a run that is killed, or
 whose budget ends, goes on with the same command. ``--small`` runs every row at toy sizes on whatever device there is;
-without a GPU, cuDNN's rows say that there is none.
+without a GPU, cuDNN's rows say that there is none, and the fast ones run its twin.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from turns import versions, write
 
-from bert.config import ModelConfig, OptimizerConfig
+from bert.config import ModelConfig, OptimizerConfig, TrainingConfig
 from bert.dot_product import dot_product_attention, fused_attention, padding_mask
 from bert.dropout import Dropout
 from bert.flops import TRAINING, forward_flops
@@ -42,8 +42,12 @@ from bert.optimizer import make_optimizer
 from bert.parallel import DataParallel
 from bert.train import TrainState, make_train_step
 
-FAST = Execution(attention="cudnn", vocab_multiple=64)
 FAITHFUL = Execution()
+
+
+def fast(scan: bool = False) -> Execution:
+    """As `training.preset: fast` has it on these devices."""
+    return Execution.of(TrainingConfig(preset="fast", vocab_multiple=64, scan_layers=scan))
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def rows(scale: Scale) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     for model, sizes in (("base", scale.base), ("large", scale.large)):
         for length in scale.lengths:
             at = (scale, sizes, length, batch)
-            yield f"{model} T{length} fast", partial(train, *at, FAST, 0.0)
+            yield f"{model} T{length} fast", partial(train, *at, fast(), 0.0)
             yield f"{model} T{length} faithful", partial(train, *at, FAITHFUL, 0.1)
             yield f"{model} T{length} torch best", partial(torch_step, *at, best=True)
             yield f"{model} T{length} torch stock", partial(torch_step, *at, best=False)
@@ -113,17 +117,16 @@ def rows(scale: Scale) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     for tokens in scale.tokens:
         yield (
             f"base T{scale.lengths[0]} fast, {tokens} tokens",
-            partial(train, scale, scale.base, scale.lengths[0], tokens, FAST, 0.0),
+            partial(train, scale, scale.base, scale.lengths[0], tokens, fast(), 0.0),
         )
     for length in scale.lengths:
         for kind in ("written", "xla", "cudnn"):
             yield f"attention T{length} {kind}", partial(attention, scale, length, batch, kind)
     for generator in ("none", "hash", "threefry", "rbg"):
         yield f"dropout {generator}", partial(dropout, scale, batch, generator)
-    scanned = Execution(scan=True, attention="cudnn", vocab_multiple=64)
     yield (
         f"base T{scale.lengths[0]} fast, scanned",
-        partial(train, scale, scale.base, scale.lengths[0], batch, scanned, 0.0),
+        partial(train, scale, scale.base, scale.lengths[0], batch, fast(scan=True), 0.0),
     )
 
 
@@ -250,7 +253,7 @@ def gaps(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int) ->
     ``device_idle`` is the share of the traced time in which no kernel runs; ``input`` the time to make and place a
     batch as a share of a step: the loop does not wait for it while it is below 1.
     """
-    step = Step(scale, sizes, FAST if jax.default_backend() == "gpu" else FAITHFUL, 0.0)
+    step = Step(scale, sizes, fast(), 0.0)
     batch = batch_of(scale, length, tokens)
     placed = step.parallel.place(batch, 1)
     for _ in range(3):
