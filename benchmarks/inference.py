@@ -4,8 +4,8 @@
 
 MODEL is a folder of sentence-transformers (all-MiniLM-L6-v2, say). 5,000 sentences of mixed length, made from the words
 of its vocabulary and a fixed seed; all sides read the same ones. "onnxruntime" is fed as a careful user would feed it:
-sorted by length, padded to the longest of the batch. Without sentence-transformers its row says so; "transformers" is the same
-work by hand. The first call, which loads and compiles, is timed apart. Started again, it goes on where it was.
+sorted by length, padded to the longest of the batch. Without sentence-transformers its row says so; "transformers" is
+the same work by hand. The first call, which loads and compiles, is timed apart. Started again, it goes on where it was.
 """
 
 from __future__ import annotations
