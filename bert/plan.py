@@ -65,7 +65,7 @@ def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered
     training = config.training
     mesh.check_model(config.model)
     mesh.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
-    _, objective, optimizer = _parts(config)
+    _, objective, optimizer = _parts(config, mesh.mesh.devices.flat[0].platform)
     step = make_train_step(objective, optimizer, config.seed, training.dropout_rng, mesh.axis)
     return mesh.lower(step, state_shapes(config), batch_shapes(config), donate=(0,))
 
@@ -81,11 +81,13 @@ def state_shapes(config: PretrainConfig) -> TrainState:
     return jax.eval_shape(create, jax.random.key(0))
 
 
-def _parts(config: PretrainConfig) -> tuple[nn.Module, Objective, optax.GradientTransformation]:
+def _parts(
+    config: PretrainConfig, platform: str | None = None
+) -> tuple[nn.Module, Objective, optax.GradientTransformation]:
     """Model, objective and optimizer of a run, as `bert.pretraining.pretrain` puts them together."""
     training, rows = config.training, OBJECTIVES[config.data.objective]
     heads = BertForPreTraining if rows.label else BertForMaskedLM
-    model = heads(config.model, jnp.dtype(training.dtype), Execution.of(training))
+    model = heads(config.model, jnp.dtype(training.dtype), Execution.of(training, platform))
     optimizer = make_optimizer(config.optimizer, int(training.steps or 1_000_000))
     return model, pretraining_objective(model.apply, rows.label, rows.metric), optimizer
 
