@@ -14,9 +14,9 @@ from jaxtyping import TypeCheckError
 
 from bert.config import ModelConfig
 from bert.data.masking import Masking, random_words
+from bert.dot_product import dot_product_attention, padding_mask
 from bert.heads import BertForMultipleChoice, BertForPreTraining
 from bert.losses import cross_entropy
-from bert.dot_product import dot_product_attention, padding_mask
 from bert.model import Bert
 from tests.conftest import TYPED
 

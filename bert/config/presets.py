@@ -18,16 +18,9 @@ def with_preset(config: Config) -> Config:
     """The configuration with what ``training.preset`` stands for; as it is with the faithful one."""
     if not isinstance(config, PretrainConfig | FinetuneConfig) or config.training.preset != "fast":
         return config
-    fast: Any = _fast(config) if isinstance(config, PretrainConfig) else _fast(config)
-    return fast
-
-
-Run = TypeVar("Run", PretrainConfig, FinetuneConfig)
-
-
-def _fast(config: Run) -> Run:
     training = dataclasses.replace(config.training, dtype="bfloat16", vocab_multiple=VOCAB_MULTIPLE)
     if isinstance(config, PretrainConfig) and config.data.packing:  # whose mask no length tells
         training = dataclasses.replace(training, attention="xla")
+    run: Any = config
     model = dataclasses.replace(config.model, attention_probs_dropout_prob=0.0)
-    return dataclasses.replace(config, training=training, model=model)
+    return dataclasses.replace(run, training=training, model=model)
