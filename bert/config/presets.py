@@ -22,5 +22,5 @@ def with_preset(config: Config) -> Config:
     if isinstance(config, PretrainConfig) and config.data.packing:  # whose mask no length tells
         training = dataclasses.replace(training, attention="xla")
     run: Any = config
-    model = dataclasses.replace(config.model, attention_probs_dropout_prob=0.0)
+    model = dataclasses.replace(run.model, attention_probs_dropout_prob=0.0)
     return dataclasses.replace(run, training=training, model=model)
