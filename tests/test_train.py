@@ -61,17 +61,19 @@ def batch_of(step: int, rows: int = B) -> dict[str, np.ndarray]:
 
 
 def assert_same_gradients(grads, expected) -> None:
-    """Equal within DESIGN.md's tolerance, tensor by tensor."""
+    """Equal within DESIGN.md's tolerance, tensor by tensor; prints the largest difference."""
 
-    def close(path, ours: np.ndarray, theirs: np.ndarray) -> None:
+    def close(path, ours: np.ndarray, theirs: np.ndarray) -> float:
         # DESIGN.md: 1e-6 of the tensor's norm; float32 sums in another order differ by rounding only. The gradient of
         # the key's bias is zero in theory (it moves all scores alike), so its rounding is measured by the bias's peers.
         norm = np.linalg.norm(theirs)
         if "key" in jax.tree_util.keystr(path) and ours.ndim == 1:
             norm = max(norm, 1.0)
         assert np.linalg.norm(ours - theirs) <= 1e-6 * norm, jax.tree_util.keystr(path)
+        return float(np.linalg.norm(ours - theirs) / norm)
 
-    jax.tree_util.tree_map_with_path(close, grads, expected)
+    differences = jax.tree.leaves(jax.tree_util.tree_map_with_path(close, grads, expected))
+    print(f"largest difference of a gradient: {max(differences):.1e} of its norm")
 
 
 @functools.cache

@@ -232,9 +232,11 @@ if __name__ == "__main__":
 
 
 def start_build(place, cache, workers):
-    (place / "build.py").write_text(BUILD)
+    script = place / "build.py"
+    if not script.exists():  # else a process that has just started may be reading it
+        script.write_text(BUILD)
     return subprocess.Popen(
-        [sys.executable, str(place / "build.py"), str(place), str(cache), str(workers)],
+        [sys.executable, str(script), str(place), str(cache), str(workers)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
