@@ -37,7 +37,7 @@ class MaskedLMHead(nn.Module):
     @nn.compact
     def __call__(
         self, hidden_states: Float[Array, "B P D"], word_embedding: Float[Array, "V E"]
-    ) -> Float[Array, "B P V"]:
+    ) -> Float[Array, "B P padded_V"]:
         """[B, P, D] hidden states, [V, E] embedding -> [B, P, V] float32 logits, V as padded."""
         config = self.config
         x = dense(config, config.embedding_width, self.dtype, "transform")(hidden_states)
