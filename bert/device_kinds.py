@@ -54,6 +54,11 @@ class Devices:
         """As people call it."""
         return f"TPU {self.kind}" if self.kind in TPUS else self.kind.upper()
 
+    @property
+    def platform(self) -> str:
+        """As JAX calls what it runs on."""
+        return "tpu" if self.kind in TPUS else "gpu"
+
 
 def devices_named(text: str) -> Devices:
     """Devices from h100, h100:8 (so many of them) or v5e:2x4 (a slice, by its sides).

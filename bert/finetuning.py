@@ -30,6 +30,7 @@ from bert.model import Execution
 from bert.optimizer import ParameterPath, describe_decay, frozen_parts, learning_rate_schedule, make_optimizer
 from bert.parallel import Parallel, add_up, parallel_of
 from bert.pretrained import Params, load
+from bert.profiling import profiled
 from bert.run import RunFolder
 from bert.start import sizes_of_source, sizes_of_vocabulary, starting_state
 from bert.stop import StopRequest
@@ -66,6 +67,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     """
     began = time.perf_counter()
     say = hosts.spoken(say)
+    execution = _execution(run.config)  # what these devices cannot do is said first
     task, folder = task_of(run.config), Path(run.config.data.dir or ".")
     names = task.splits(folder)
     read = {"train": task.read(folder, "train", run.config.data.max_train_rows)}
@@ -102,7 +104,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         config.classifier_dropout,
         jnp.dtype(config.training.dtype),
         config.feature_layers,
-        **_execution(config),
+        **execution,
     )
     loss = LOSSES[task.loss]
     apply = _forward(model, frozen)
@@ -159,9 +161,14 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                 eval_every=int(known(config.training.eval_every, "training.eval_every")),
                 batch=batches,
                 rows=batches.rows,
-                train_step=parallel.compile(
-                    make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
-                    donate=(0,),
+                train_step=profiled(
+                    parallel.compile(
+                        make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
+                        donate=(0,),
+                    ),
+                    config.profile,
+                    run.path,
+                    say,
                 ),
                 learning_rate=learning_rate_schedule(config.optimizer, total_steps),
                 evaluate=evaluate,

@@ -46,8 +46,33 @@ def cross_entropy(
         labels: [...] integers.
         weights: [...] float32.
     """
-    negative_log = jax.nn.logsumexp(logits, axis=-1) - _at(logits, labels)
-    return jnp.sum(negative_log * weights), jnp.sum(weights)
+    return jnp.sum(_negative_log(logits, labels) * weights), jnp.sum(weights)
+
+
+@jax.custom_vjp
+def _negative_log(logits: Float[Array, "*rows L"], labels: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
+    """-log softmax(logits)[label], [...]. Its backward pass is one walk over the logits, which are all that it keeps:
+    derived by JAX, it scatters into an array of their size and adds that to another one."""
+    return jax.nn.logsumexp(logits, axis=-1) - _at(logits, labels)
+
+
+def _negative_log_forward(
+    logits: Float[Array, "*rows L"], labels: Int[Array, "*rows"]
+) -> tuple[Float[Array, "*rows"], tuple[Array, Array, Array]]:
+    log_sum = jax.nn.logsumexp(logits, axis=-1)
+    return log_sum - _at(logits, labels), (logits, labels, log_sum)
+
+
+def _negative_log_backward(
+    kept: tuple[Array, Array, Array], grad: Float[Array, "*rows"]
+) -> tuple[Float[Array, "*rows L"], None]:
+    logits, labels, log_sum = kept
+    softmax = jnp.exp(logits - log_sum[..., None])
+    ruler = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+    return grad[..., None] * (softmax - (ruler == labels[..., None])), None
+
+
+_negative_log.defvjp(_negative_log_forward, _negative_log_backward)
 
 
 def correct(logits: Float[Array, "*places L"], labels: Int[Array, "*places"], weights: Float[Array, "*places"]) -> Sum:

@@ -15,51 +15,77 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Bool, Float, Int, Num
 
 from bert.arrays import Array
-from bert.config import ModelConfig, TrainingConfig
+from bert.config import ModelConfig, TrainingConfig, UserError
+from bert.dot_product import dot_product_attention, fused_attention, key_lengths, padding_mask, same_example_mask
 from bert.dropout import Dropout
 from bert.initializers import fixed_positions, initializer, position_initializer
+from bert.products import gelu, linear
 from bert.sharding import apart, gathered
 
 Dtype = Any
 
+Mask = Bool[Array, "#B #N #T #S"] | Int[Array, "B"] | None
+"""Who looks at whom: booleans for attention as written out, lengths for one kernel."""
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu": gelu,
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
     "tanh": jnp.tanh,
 }
 
+LINEAR = "linear"
+"""Name of what a linear layer gives, for the policies of `jax.checkpoint`."""
 
 # What the backward pass finds stored of a layer; the rest it computes anew. The scores of attention are products with
 # a batch dimension: they grow with T squared, and are among the rest.
 REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(LINEAR),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How the layers are run. None of it changes parameters, results or gradients.
+    """How the layers are run. None of it changes parameters, or results and gradients by more than rounding.
 
     Attributes:
         remat: what the backward pass computes anew: "none", "dots" (all but the results of linear layers) or "full"
             (a layer from its input; Chen et al. 2016).
         scan: compile one layer and loop over stacked weights; they are stacked within the step, so that every layer
             has its own parameters to optimizer, checkpoints and exports.
+        attention: "written" out, with dropout, any mask and its weights to look at; or one kernel with neither
+            (`bert.dot_product.fused_attention`), "cudnn" or "xla".
+        vocab_multiple: of the width that the MLM head decodes to; pieces beyond the vocabulary have no probability.
     """
 
     remat: str = "none"
     scan: bool = False
+    attention: str = "written"
+    vocab_multiple: int = 1
 
     @classmethod
-    def of(cls, config: TrainingConfig) -> Execution:
-        """What a run asks for."""
-        return cls(config.remat, config.scan_layers)
+    def of(cls, config: TrainingConfig, platform: str | None = None) -> Execution:
+        """What a run asks for on devices of a platform; None for the one that JAX has.
+
+        Raises:
+            UserError: cuDNN is asked for where there is none.
+        """
+        platform = jax.default_backend() if platform is None else platform
+        cudnn = platform in ("gpu", "cuda")
+        if config.attention == "cudnn" and not cudnn:
+            raise UserError(
+                f"training.attention is cudnn, which is for NVIDIA GPUs, and the devices are {platform}: set it to "
+                "xla, or leave it to training.preset"
+            )
+        kernel = "cudnn" if config.attention == "cudnn" or (config.preset == "fast" and cudnn) else "xla"
+        fused = config.attention == "cudnn" or (config.preset == "fast" and config.attention is None)
+        return cls(config.remat, config.scan_layers, kernel if fused else "written", config.vocab_multiple)
 
 
 class EncoderOutput(struct.PyTreeNode):
@@ -97,9 +123,24 @@ class Packing(struct.PyTreeNode):
     cls_positions: Array
 
 
-def dense(config: ModelConfig, features: int, dtype: Dtype, name: str) -> nn.Dense:
+class Dense(nn.Module):
+    """A linear layer; parameters as Flax's own have them."""
+
+    features: int
+    kernel_init: nn.initializers.Initializer
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch features"]:
+        """[..., I] -> [..., features]."""
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        return checkpoint_name(linear(x, kernel, bias, jnp.dtype(self.dtype)), LINEAR)
+
+
+def dense(config: ModelConfig, features: int, dtype: Dtype, name: str) -> Dense:
     """A dense layer initialised as BERT's."""
-    return nn.Dense(features, dtype=dtype, kernel_init=initializer(config), name=name)
+    return Dense(features, initializer(config), dtype, name=name)
 
 
 class LayerNorm(nn.Module):
@@ -124,70 +165,29 @@ def layer_norm(config: ModelConfig, dtype: Dtype, name: str) -> LayerNorm:
     return LayerNorm(config.layer_norm_eps, dtype, name=name)
 
 
-def dot_product_attention(
-    query: Float[Array, "B T N H"],
-    key: Float[Array, "B S N H"],
-    value: Float[Array, "B S N H"],
-    mask: Bool[Array, "#B #N #T #S"] | None = None,
-    *,
-    dropout: Dropout | None = None,
-    dropout_rate: float = 0.0,
-) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"]]:
-    """softmax(Q K^T / sqrt(H)) V (Vaswani et al. 2017, section 3.2.1).
-
-    Args:
-        query: [B, T, N, H].
-        key: [B, S, N, H].
-        value: [B, S, N, H].
-        mask: booleans that broadcast to [B, N, T, S]; true where a query may look at a key. A query that may look
-            nowhere looks everywhere alike, rather than giving NaN.
-        dropout: source of dropout on the weights; None for none.
-        dropout_rate: its rate.
-
-    Returns:
-        The values mixed, [B, T, N, H], and the weights before dropout, [B, N, T, S] float32.
-    """
-    scale = query.shape[-1] ** -0.5
-    scores = jnp.einsum("BTNH,BSNH->BNTS", query * jnp.asarray(scale, query.dtype), key).astype(jnp.float32)
-    if mask is not None:
-        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1)
-    dropped = weights.astype(value.dtype)
-    if dropout is not None:
-        dropped = dropout(dropped, dropout_rate, "attention_probs")
-    return jnp.einsum("BNTS,BSNH->BTNH", dropped, value), weights
-
-
-def padding_mask(attention_mask: Num[Array, "B S"] | Bool[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
-    """[B, S] of 0 and 1 -> [B, 1, 1, S] booleans for `dot_product_attention`."""
-    return attention_mask[:, None, None, :].astype(bool)
-
-
-def same_example_mask(example_ids: Int[Array, "B T"]) -> Bool[Array, "B 1 T T"]:
-    """[B, T] -> [B, 1, T, T] booleans: a token looks at those of its own example, padding at padding."""
-    return (example_ids[:, :, None] == example_ids[:, None, :])[:, None]
-
-
-def causal_mask(length: int) -> Bool[Array, "1 1 {length} {length}"]:
-    """[1, 1, T, T] booleans: position t looks at positions up to t."""
-    return jnp.tril(jnp.ones((1, 1, length, length), bool))
-
-
 class Attention(nn.Module):
-    """Multi-head attention: self-attention where both inputs are the same, else cross-attention."""
+    """Multi-head attention: self-attention where both inputs are the same, else cross-attention.
+
+    Attributes:
+        kernel: as `Execution.attention`.
+    """
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
+    kernel: str = "written"
 
     @nn.compact
     def __call__(
         self,
         queries: Float[Array, "B T D"],
         keys_values: Float[Array, "B S D"],
-        mask: Bool[Array, "#B #N #T #S"] | None,
+        mask: Mask,
         dropout: Dropout | None = None,
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"]]:
-        """[B, T, D] queries over [B, S, D] keys and values -> [B, T, D], and the weights [B, N, T, S]."""
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"] | None]:
+        """[B, T, D] queries over [B, S, D] keys and values -> [B, T, D], and the weights [B, N, T, S].
+
+        One kernel takes for ``mask`` the lengths [B] of `bert.dot_product.key_lengths`, and gives None for the weights.
+        """
         config = self.config
         heads = config.num_attention_heads
 
@@ -195,14 +195,12 @@ class Attention(nn.Module):
             x = dense(config, config.hidden_size, self.dtype, name)(x)
             return apart(x.reshape(*x.shape[:-1], heads, config.hidden_size // heads), None, "tensor")
 
-        mixed, weights = dot_product_attention(
-            project(queries, "query"),
-            project(keys_values, "key"),
-            project(keys_values, "value"),
-            mask,
-            dropout=dropout,
-            dropout_rate=config.attention_probs_dropout_prob,
-        )
+        query, key, value = project(queries, "query"), project(keys_values, "key"), project(keys_values, "value")
+        if self.kernel == "written":
+            rate = config.attention_probs_dropout_prob
+            mixed, weights = dot_product_attention(query, key, value, mask, dropout=dropout, dropout_rate=rate)
+        else:
+            mixed, weights = fused_attention(query, key, value, mask, self.kernel), None
         mixed = mixed.reshape(*queries.shape[:-1], config.hidden_size)
         return dense(config, config.hidden_size, self.dtype, "output")(mixed), weights
 
@@ -213,17 +211,18 @@ class Layer(nn.Module):
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
+    kernel: str = "written"
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], mask: Bool[Array, "#B #N #T #T"] | None, dropout: Dropout | None = None
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T T"]]:
-        """[B, T, D] -> [B, T, D], and the attention weights [B, N, T, S]."""
+        self, x: Float[Array, "B T D"], mask: Mask, dropout: Dropout | None = None
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T T"] | None]:
+        """[B, T, D] -> [B, T, D], and the attention weights [B, N, T, S], both as `Attention` has them."""
         config = self.config
         attention_norm = layer_norm(config, self.dtype, "attention_norm")
         output_norm = layer_norm(config, self.dtype, "output_norm")
         read = attention_norm(x) if config.pre_layer_norm else x
-        attended, weights = Attention(config, self.dtype, name="attention")(read, read, mask, dropout)
+        attended, weights = Attention(config, self.dtype, self.kernel, name="attention")(read, read, mask, dropout)
         x = x + _drop(attended, dropout, config.hidden_dropout_prob, "attention_output")
         if not config.pre_layer_norm:
             x = attention_norm(x)
@@ -292,24 +291,26 @@ class Encoder(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        mask: Bool[Array, "#B #N #T #T"] | None,
+        mask: Mask,
         dropout: Dropout | None = None,
         intermediates: bool = False,
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...], tuple[Float[Array, "B N T T"], ...]]:
         """[B, T, D] -> [B, T, D], every layer's input and the output, every layer's attention weights."""
+        kernel = "written" if intermediates else self.execution.attention
         looped = self.execution.scan and not intermediates and not self.is_initializing()
         kind = Layer
         if self.execution.remat != "none":
             # Inside a loop the compiler cannot undo the recomputation by merging it with the forward pass.
             kind = nn.remat(Layer, prevent_cse=not looped, policy=REMAT_POLICIES[self.execution.remat])
         if looped:
-            x = self._loop(kind(self.config, self.dtype, parent=None), x, mask, dropout)
+            x = self._loop(kind(self.config, self.dtype, kernel, parent=None), x, mask, dropout)
             return self._last_norm(x), (), ()
-        hidden_states, attentions = [x], []
+        hidden_states, attentions = [x], list[Array]()
         for number in range(self.config.num_hidden_layers):
             source = None if dropout is None else dropout.fold(number)
-            x, weights = kind(self.config, self.dtype, name=f"layer_{number}")(x, mask, source)
-            attentions.append(weights)
+            x, weights = kind(self.config, self.dtype, kernel, name=f"layer_{number}")(x, mask, source)
+            if weights is not None:
+                attentions.append(weights)
             if number == self.config.num_hidden_layers - 1:
                 x = self._last_norm(x)
             hidden_states.append(x)
@@ -322,7 +323,7 @@ class Encoder(nn.Module):
         self,
         layer: nn.Module,
         x: Float[Array, "B T D"],
-        mask: Bool[Array, "#B #N #T #T"] | None,
+        mask: Mask,
         dropout: Dropout | None,
     ) -> Float[Array, "B T D"]:
         """All layers as one `jax.lax.scan` over their stacked parameters."""
@@ -395,9 +396,13 @@ class Bert(nn.Module):
             position_ids = self.config.position_offset + jnp.arange(length)[None, :]
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
-        mask = None if attention_mask is None else padding_mask(attention_mask)
+        mask: Mask = None
         if packing is not None:
             mask = same_example_mask(packing.example_ids)
+        elif attention_mask is not None:
+            # Of one kernel there are no weights to look at.
+            written = self.execution.attention == "written" or intermediates
+            mask = padding_mask(attention_mask) if written else key_lengths(attention_mask)
         x = self.embeddings(input_ids, token_type_ids, position_ids, dropout)
         x, hidden_states, attentions = self.encoder(x, mask, dropout, intermediates)
         first = x[:, 0] if packing is None else at_positions(x, packing.cls_positions)

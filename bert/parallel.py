@@ -163,11 +163,11 @@ class MeshParallel:
         devices = jax.devices() if devices is None else list(devices)
         name = "x".join(map(str, shape))
         check_mesh(shape, len(devices))
-        self.shape = shape
+        self.shape, self.platform = shape, devices[0].platform
         self.mesh = Mesh(np.array(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
         self.process = _share(self.mesh, name)
         # gloo, which connects CPUs of several hosts, may let two steps wait for each other.
-        self._gloo = jax.process_count() > 1 and devices[0].platform == "cpu"
+        self._gloo = jax.process_count() > 1 and self.platform == "cpu"
         self.steps_in_flight = 0 if self._gloo else 2
 
     def describe(self) -> str:

@@ -74,7 +74,7 @@ def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered
     training = config.training
     mesh.check_model(config.model)
     mesh.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
-    _, objective, optimizer = _parts(config)
+    _, objective, optimizer = _parts(config, mesh.platform)
     step = make_train_step(objective, optimizer, config.seed, training.dropout_rng, mesh.axis)
     return mesh.lower(step, state_shapes(config), batch_shapes(config), donate=(0,))
 
@@ -97,11 +97,13 @@ def _state_shapes(model: ModelConfig, optimizer: OptimizerConfig, objective: str
     return jax.eval_shape(create, jax.random.key(0))
 
 
-def _parts(config: PretrainConfig) -> tuple[nn.Module, Objective, optax.GradientTransformation]:
+def _parts(
+    config: PretrainConfig, platform: str | None = None
+) -> tuple[nn.Module, Objective, optax.GradientTransformation]:
     """Model, objective and optimizer of a run, as `bert.pretraining.pretrain` puts them together."""
     training, rows = config.training, OBJECTIVES[config.data.objective]
     heads = BertForPreTraining if rows.label else BertForMaskedLM
-    model = heads(config.model, jnp.dtype(training.dtype), Execution.of(training))
+    model = heads(config.model, jnp.dtype(training.dtype), Execution.of(training, platform))
     optimizer = make_optimizer(config.optimizer, int(training.steps or 1_000_000))
     return model, pretraining_objective(model.apply, rows.label, rows.metric), optimizer
 

@@ -6,9 +6,11 @@ layers' parameters, stacked for the loop over layers and cast to the type of the
 gradient, or all that one layer computes, whichever is larger. In the letters of `bert.model`, with b rows of a
 micro-batch on a device and c bytes a number computed with, BERT's layer stores, in bytes:
 
-    none   b T (6 * 4 D + 8 c D + 4 c F + 2 D + 16) + b N T (T (4 + c + 1) + 8)
+    none   b T (6 * 4 D + 8 c D + 2 c F + 2 D + 16) + b N T (T (4 + c + 1) + 8)
     dots   b T (6 c D + c F)
     full   b T c D
+
+Attention as one kernel (`training.preset` fast on GPUs) keeps nothing of T x T.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from bert.config import ModelConfig, PretrainConfig
 from bert.dropout import Dropout
-from bert.model import REMAT_POLICIES, Layer
+from bert.model import REMAT_POLICIES, Execution, Layer
 from bert.parallel import MeshParallel, check_mesh
 from bert.plan import StepMemory, batch_shapes, placed_bytes, state_bytes, state_shapes
 from bert.sharding import AXES
@@ -41,14 +43,15 @@ class PlannedMesh(MeshParallel):
         shape: devices along data, fsdp and tensor.
         kind: what they are called.
         count: how many there are.
+        platform: "gpu" or "tpu".
 
     Raises:
         UserError: the mesh takes more or fewer.
     """
 
-    def __init__(self, shape: tuple[int, int, int], kind: str, count: int) -> None:
+    def __init__(self, shape: tuple[int, int, int], kind: str, count: int, platform: str) -> None:
         check_mesh(shape, count)
-        self.shape, self.kind = shape, kind
+        self.shape, self.kind, self.platform = shape, kind, platform
         self.mesh = cast(Mesh, AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES)))
 
     def describe(self) -> str:
@@ -75,23 +78,33 @@ def estimate_step(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
     gradients = parameters * (2 if training.gradient_accumulation_steps > 1 else 1)
     weights = (layers if training.scan_layers else 0) + (layers * computed // 4 if computed != 4 else 0)
 
+    kernel = Execution.of(training, mesh.platform).attention
+
     def stored(remat: str) -> int:
         sizes = (training.dtype, remat, config.data.sequence_length, config.data.packing, training.dropout_rng)
-        return rows * stored_of_a_layer(model, *sizes, tensor)
+        return rows * stored_of_a_layer(model, *sizes, kernel, tensor)
 
-    logits = rows * config.data.max_predictions_per_sequence * model.known_vocab_size // tensor * (4 + computed)
+    pieces = model.known_vocab_size + -model.known_vocab_size % training.vocab_multiple
+    logits = rows * config.data.max_predictions_per_sequence * pieces // tensor * (4 + computed)
     activations = model.num_hidden_layers * stored(training.remat)
     working = gradients + weights + activations + max(logits, stored("none"))
     return StepMemory(parameters + optimizer + batch // (data * fsdp), working)
 
 
-ROWS = 3
-"""Rows that a layer is traced with: no dimension of its parameters."""
+ROWS = 10_007
+"""Rows that a layer is traced with: a prime, so that no product of it is a dimension of the parameters."""
 
 
 @functools.cache
 def stored_of_a_layer(
-    model: ModelConfig, dtype: str, remat: str, length: int, packed: bool, dropout_rng: str, tensor: int = 1
+    model: ModelConfig,
+    dtype: str,
+    remat: str,
+    length: int,
+    packed: bool,
+    dropout_rng: str,
+    kernel: str = "written",
+    tensor: int = 1,
 ) -> int:
     """Bytes a row that the backward pass finds stored of one encoder layer, by tracing it: shapes and no numbers.
 
@@ -102,13 +115,16 @@ def stored_of_a_layer(
         length: T.
         packed: whether several examples share a row, so that every row has a mask [T, T] of its own.
         dropout_rng: as ``training.dropout_rng`` has it.
+        kernel: as `bert.model.Execution.attention`; cuDNN's is counted as its twin without all that is T x T.
         tensor: devices over which heads and feed-forward features are dealt out.
     """
     kind = Layer if remat == "none" else nn.remat(Layer, prevent_cse=False, policy=REMAT_POLICIES[remat])
-    layer = kind(model, jnp.dtype(dtype), parent=None)
+    layer = kind(model, jnp.dtype(dtype), "written" if kernel == "written" else "xla", parent=None)
     x = jax.ShapeDtypeStruct((ROWS, length, model.hidden_size), jnp.dtype(dtype))
     mask = jax.ShapeDtypeStruct((ROWS, 1, length if packed else 1, length), bool)
     params = jax.eval_shape(Layer(model).init, jax.random.key(0), x, mask)["params"]
+    if kernel != "written":
+        mask = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
 
     def backward(params: Any, x: jax.Array, mask: jax.Array, rows: jax.Array) -> Any:
         source = Dropout.of(0, 0, rows, dropout_rng)
@@ -120,14 +136,20 @@ def stored_of_a_layer(
     others = {id(variable) for variable in traced.invars} - {id(layer_input)}  # the loop over layers has them anyway
     kept = {id(variable): variable.aval for variable in traced.outvars if id(variable) not in others}
     dealt_out = {model.num_attention_heads, model.intermediate_size} - {model.hidden_size, length}
+    square = _axes((ROWS, model.num_attention_heads, length, length))
     found = 0
     for leaf in kept.values():
-        size = leaf.size * leaf.dtype.itemsize
-        if leaf.shape == (ROWS, model.num_attention_heads, length, length):
+        axes, size = _axes(leaf.shape), leaf.size * leaf.dtype.itemsize
+        if axes[:1] != (ROWS,) or (axes == square and kernel == "cudnn"):
+            continue
+        if axes == square:
             size //= 2  # attention weights before and after each step of it: the compiler keeps one of two
-        if leaf.shape[:1] == (ROWS,):
-            found += size // ROWS // (tensor if dealt_out & set(leaf.shape[1:]) else 1)
+        found += size // ROWS // (tensor if dealt_out & set(axes[1:]) else 1)
     return found
+
+
+def _axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size > 1)
 
 
 def _layers_bytes(config: PretrainConfig, mesh: MeshParallel) -> int:

@@ -30,6 +30,7 @@ from bert.optimizer import describe_decay, learning_rate_schedule, make_optimize
 from bert.parallel import Parallel, parallel_of
 from bert.phases import Phase, phase_configs, phases_of
 from bert.pretrained import Pretrained, load
+from bert.profiling import profiled
 from bert.run import RunFolder
 from bert.start import Params, sizes_of_source, sizes_of_vocabulary, starting_state
 from bert.stop import StopRequest
@@ -88,6 +89,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     say = hosts.spoken(say)
     config = _with_defaults(run.config)
     parallel = parallel_of(config.training, config.model)
+    execution = Execution.of(config.training)
     _check_batches(parallel, config)
     source = None if config.init is None else _source(run, say)
     if source is not None:
@@ -124,7 +126,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
 
     rows = OBJECTIVES[config.data.objective]
     heads = BertForPreTraining if rows.label else BertForMaskedLM
-    model = heads(config.model, jnp.dtype(config.training.dtype), Execution.of(config.training))
+    model = heads(config.model, jnp.dtype(config.training.dtype), execution)
     objective = pretraining_objective(model.apply, rows.label, rows.metric)
     optimizers = [make_optimizer(part.phase.config.optimizer, total_steps) for part in parts]
     eval_step = parallel.compile(make_eval_step(objective, parallel.axis))
@@ -154,9 +156,14 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
                 eval_every=int(known(config.training.eval_every, "training.eval_every")),
                 batch=part.loader.batch,
                 rows=part.loader.numbers,
-                train_step=parallel.compile(
-                    make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
-                    donate=(0,),
+                train_step=profiled(
+                    parallel.compile(
+                        make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
+                        donate=(0,),
+                    ),
+                    config.profile and run.writes,
+                    run.path,
+                    say,
                 ),
                 learning_rate=learning_rate_schedule(part.phase.config.optimizer, total_steps),
                 evaluate=partial(evaluate, part),

@@ -32,6 +32,7 @@ OWN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range
 # otherwise stand at other steps, and the best of other evaluations may be another one: whoever sets them asks for it.)
 FREE = (
     "output_dir",
+    "profile",
     "seeds",
     "data.num_workers",
     "data.cache_dir",
@@ -44,6 +45,7 @@ FREE = (
     "training.mesh",
     "training.remat",
     "training.scan_layers",
+    "training.vocab_multiple",
 )
 
 

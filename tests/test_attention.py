@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models
 import bert
 from bert.attention import AttentionMap, _pieces, attention_of, write_page, write_picture
 from bert.commands.attention import main
-from bert.model import dot_product_attention
+from bert.dot_product import dot_product_attention
 from bert.tokenizer import ROBERTA_SPECIAL_TOKENS
 
 HOSTILE = ["[CLS]", "</script><script>alert(1)</script>", "<!--", '"&amp;', "$x_$", "{{title}}", "\u2028", "[SEP]"]

@@ -102,6 +102,7 @@ HEAVY = (
 @pytest.mark.parametrize(
     "imports",
     [
+        "import bert",
         "from bert.commands import main; assert main(['--help']) == 0",
         "from bert.commands.pretrain import main\ntry: main(['--help'])\nexcept SystemExit: pass",
         "from bert.commands.finetune import main\ntry: main(['--help'])\nexcept SystemExit: pass",

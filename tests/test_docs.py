@@ -29,8 +29,10 @@ RUNS = "runs"
 BY_HAND = ("main", "tests")
 """Blocks of the README that install: continuous integration runs them."""
 
-OTHERS = {"--xla_force_host_platform_device_count", "--check", "--signal", "--requeue"}
-"""Options of other programs that pages mention."""
+OTHERS = {
+    "--xla_force_host_platform_device_count", "--check", "--signal", "--requeue", "--logdir", "--peer", "--small",
+}  # fmt: skip
+"""Options of other programs, the benchmarks among them, that pages mention."""
 
 FILES = ("safetensors", "onnx", "json", "txt", "digest", "py")
 

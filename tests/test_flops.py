@@ -33,6 +33,8 @@ def products(jaxpr: jax.extend.core.Jaxpr) -> int:
             for axis in contracted:
                 depth *= equation.invars[0].aval.shape[axis]
             total += 2 * depth * equation.outvars[0].aval.size
+        # Of one product in two forms, for two kinds of devices, the plain one has the fewest.
+        total += min((products(branch.jaxpr) for branch in equation.params.get("branches", ())), default=0)
         for inner in equation.params.values():
             inner = getattr(inner, "jaxpr", inner)
             total += products(inner) if hasattr(inner, "eqns") else 0

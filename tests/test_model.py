@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bert.config import ModelConfig, UserError
+from bert.dot_product import causal_mask, dot_product_attention
 from bert.dropout import Dropout
 from bert.heads import BertForPreTraining, BertForSequenceClassification
 from bert.initializers import fixed_positions, initializer, position_initializer
@@ -15,8 +16,6 @@ from bert.model import (
     Bert,
     Encoder,
     Execution,
-    causal_mask,
-    dot_product_attention,
 )
 from bert.train import count_parameters
 

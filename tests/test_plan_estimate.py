@@ -18,7 +18,7 @@ CONFIG = recipe(MODEL, T, batch_size=64, mesh="1x1x1")
 
 
 def one(count: int = 1, shape: tuple[int, int, int] = (1, 1, 1)) -> PlannedMesh:
-    return PlannedMesh(shape, "H100", count)
+    return PlannedMesh(shape, "H100", count, "gpu")
 
 
 def with_training(**training: object) -> PretrainConfig:
@@ -32,14 +32,24 @@ def test_a_layer_stores_what_the_letters_say(dtype, c) -> None:
 
     assert stored("full") == T * c * D
     assert stored("dots") == T * (6 * c * D + c * F)
-    assert stored("none") == T * (6 * 4 * D + 8 * c * D + 4 * c * F + 2 * D + 16) + N * T * (T * (4 + c + 1) + 8)
+    assert stored("none") == T * (6 * 4 * D + 8 * c * D + 2 * c * F + 2 * D + 16) + N * T * (T * (4 + c + 1) + 8)
+
+
+def test_one_kernel_keeps_nothing_of_length_by_length() -> None:
+    def stored(length: int, kernel: str) -> int:
+        return stored_of_a_layer(MODEL, "bfloat16", "none", length, False, "hash", kernel)
+
+    assert stored(2 * T, "cudnn") == 2 * stored(T, "cudnn")
+    assert stored(2 * T, "xla") > 2 * stored(T, "xla")
+    on_a_gpu = with_training(preset="fast", dtype="bfloat16")
+    assert estimate_step(on_a_gpu, one()).working < estimate_step(with_training(dtype="bfloat16"), one()).working
 
 
 def test_heads_and_features_are_dealt_out() -> None:
     def rows(tensor: int) -> int:
-        return stored_of_a_layer(MODEL, "bfloat16", "none", T, False, "hash", tensor)
+        return stored_of_a_layer(MODEL, "bfloat16", "none", T, False, "hash", tensor=tensor)
 
-    dealt_out = T * (3 * 2 * D + 4 * 2 * F) + N * T * (T * 7 + 8)
+    dealt_out = T * (3 * 2 * D + 2 * 2 * F) + N * T * (T * 7 + 8)
     assert rows(1) - rows(2) == dealt_out // 2
 
 

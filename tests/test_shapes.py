@@ -14,9 +14,10 @@ from jaxtyping import TypeCheckError
 
 from bert.config import ModelConfig
 from bert.data.masking import Masking, random_words
+from bert.dot_product import dot_product_attention, padding_mask
 from bert.heads import BertForMultipleChoice, BertForPreTraining
 from bert.losses import cross_entropy
-from bert.model import Bert, dot_product_attention, padding_mask
+from bert.model import Bert
 from tests.conftest import TYPED
 
 CONFIG = ModelConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,

@@ -22,7 +22,8 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
-from bert.config import Count, UserError, recipe_folder, recipe_names
+from bert.compilation_cache import use_compilation_cache
+from bert.config import Count, UserError, recipe_folder, recipe_names, with_preset
 from bert.config_file import (
     NULLS,
     Given,
@@ -99,7 +100,7 @@ def parse(
     given |= {key: _from_command_line(key, values, known(key_of(key, keys), key)) for key, values in options.items()}
     if name in recipe_names():
         given = _without_sizes_beside_init(given)
-    config = build(config_class, typed(given, keys))
+    config = with_preset(build(config_class, typed(given, keys)))
     if print_config:
         print(dump(config), end="")
         raise SystemExit(0)
@@ -122,7 +123,8 @@ def _read(name: str, path: Path, keys: dict[str, Key]) -> dict[str, Given]:
 
 
 def run_command(main: Callable[[list[str]], int]) -> Command:
-    """Wraps a command: a UserError becomes ``error: <sentence>`` and status 2, a closed pipe ends quietly.
+    """Wraps a command: a UserError becomes ``error: <sentence>`` and status 2, a closed pipe ends quietly. What it
+    compiles is kept for the next one.
 
     The wrapped function takes the arguments, or None for those of the process, and returns the exit status.
     """
@@ -131,6 +133,7 @@ def run_command(main: Callable[[list[str]], int]) -> Command:
     def run(argv: list[str] | None = None) -> int:
         try:
             try:
+                use_compilation_cache()
                 return main(sys.argv[1:] if argv is None else argv)
             finally:
                 sys.stdout.flush()  # here, so that a closed pipe shows before the interpreter shuts down

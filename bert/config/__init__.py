@@ -12,6 +12,7 @@ from typing import Any
 from bert.config.data import HUB, OBJECTIVES, STANDARD_LIBRARY, DataConfig
 from bert.config.finetuning import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.config.model import ACTIVATIONS, ModelConfig, TokenizerConfig
+from bert.config.presets import with_preset
 from bert.config.pretraining import PretrainConfig
 from bert.config.training import REMAT, OptimizerConfig, TrainingConfig
 from bert.values import Count, UserError
@@ -36,6 +37,7 @@ __all__ = [
     "recipe_folder",
     "recipe_names",
     "to_dict",
+    "with_preset",
 ]
 
 

@@ -141,6 +141,8 @@ class FinetuneConfig:
     """Lower encoder layers that stay as they are, and with them the embeddings (0: these alone); null trains all."""
     feature_layers: int | None = None
     """Train the head alone, on the outputs of so many last layers side by side (4 in the paper); null trains all."""
+    profile: bool = False
+    """Write a trace of a few early steps to profile/ in the run's folder, for TensorBoard and Perfetto."""
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
     """the labelled data"""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -156,6 +158,7 @@ class FinetuneConfig:
         """Raises UserError at the first value, or pair of values, that cannot work."""
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
+        self.training.check_attention(self.model.attention_probs_dropout_prob)
         seed_in_range("seed", self.seed)
         if self.init is None:
             raise UserError(

@@ -28,6 +28,8 @@ class PretrainConfig:
     phases: list[PhaseConfig] | None = None
     """Phases of the run, one after the other, each with rows and batches of its own; null is a single one. In YAML a
     list, each phase with some of the keys below; null on the command line drops a recipe's."""
+    profile: bool = False
+    """Write a trace of a few early steps to profile/ in the run's folder, for TensorBoard and Perfetto."""
     data: DataConfig = field(default_factory=DataConfig)
     """the corpus and its examples"""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -43,6 +45,7 @@ class PretrainConfig:
         """Raises UserError at the first value, or pair of values, that cannot work."""
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
+        self.training.check_attention(self.model.attention_probs_dropout_prob, self.data.packing)
         seed_in_range("seed", self.seed)
         if self.output_bias not in ("frequencies", "zeros"):
             raise UserError(f"output_bias is {self.output_bias!r}: choose frequencies or zeros")

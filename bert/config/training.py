@@ -9,6 +9,7 @@ from bert.config.checks import at_least, fraction
 from bert.values import Count, UserError
 
 REMAT = ("none", "dots", "full")
+PRESETS = ("faithful", "fast")
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,15 @@ class TrainingConfig:
     """Split each batch into this many micro-batches, one after the other, to save memory."""
     dtype: str = "float32"
     """Computation in float32 or bfloat16; parameters stay float32."""
+    preset: str = "faithful"
+    """faithful keeps the paper's computation; fast sets dtype to bfloat16, model.attention_probs_dropout_prob to 0 and
+    vocab_multiple to 64, and takes attention as one kernel, cuDNN's on NVIDIA GPUs."""
+    attention: str | None = None
+    """Attention as xla compiles it, or by cuDNN's kernel (cudnn): bfloat16, no dropout on the weights, no packed rows;
+    null leaves it to preset."""
+    vocab_multiple: int = 1
+    """The masked-LM head decodes to a multiple of this, which GPUs multiply faster; what is beyond the vocabulary has
+    no probability, no parameters, and no place in checkpoints and exports."""
     dropout_rng: str = "hash"
     """Dropout bits from a counter hash (fast) or from JAX's threefry (the reference)."""
     mesh: str | None = None
@@ -121,6 +131,11 @@ class TrainingConfig:
             )
         if self.dtype not in ("float32", "bfloat16"):
             raise UserError(f"training.dtype is {self.dtype!r}: choose float32 or bfloat16")
+        if self.preset not in PRESETS:
+            raise UserError(f"training.preset is {self.preset!r}: choose one of {', '.join(PRESETS)}")
+        if self.attention not in (None, "xla", "cudnn"):
+            raise UserError(f"training.attention is {self.attention!r}: choose xla or cudnn, or null")
+        at_least("training.vocab_multiple", self.vocab_multiple, 1)
         if self.dropout_rng not in ("hash", "threefry"):
             raise UserError(f"training.dropout_rng is {self.dropout_rng!r}: choose hash or threefry")
         if self.mesh is not None and self.mesh_shape is None:
@@ -136,3 +151,18 @@ class TrainingConfig:
         """``mesh`` as numbers; None where it is null, or no three numbers."""
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", self.mesh or "")
         return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+    def check_attention(self, dropout: float, packing: bool = False) -> None:
+        """Raises UserError where cuDNN's kernel does not do what is asked of attention: its dropout, its mask."""
+        if self.attention != "cudnn":
+            return
+        for name, value, mend, wrong in (
+            ("training.dtype", self.dtype, "bfloat16", self.dtype != "bfloat16"),
+            ("model.attention_probs_dropout_prob", dropout, "0", dropout > 0),
+            ("data.packing", "true", "false", packing),
+        ):
+            if wrong:
+                raise UserError(
+                    f"{name} is {value}, which training.attention cudnn cannot do: set it to {mend}, or the other "
+                    "to xla"
+                )

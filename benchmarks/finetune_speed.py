@@ -1,0 +1,106 @@
+"""One epoch of fine-tuning from the start of the process to the final dev score, against a PyTorch loop, in turns:
+
+    PYTHONPATH=. python benchmarks/finetune_speed.py MODEL GLUE --peer torch_finetune.py --output finetune_speed.json
+
+MODEL is a folder of Hugging Face's layout (MiniLM's, say), GLUE a folder with MRPC and SST-2. Both sides read the same
+files: MRPC whole, SST-2's first 10,000 rows. Imports, reading, compilation, the epoch, the evaluation and what is saved
+are all in the seconds. Ours runs with an empty compilation cache ("cold") and with one that the same command has filled
+("warm"). The peer is a script called as PEER MODEL GLUE TASK SEED EPOCHS LEARNING_RATE BATCH that prints one JSON line
+with ``accuracy``. Started again, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from turns import in_turns, table
+
+ROWS = {"MRPC": None, "SST-2": 10_000}
+LEARNING_RATE, BATCH = 5e-5, 32
+
+
+def main() -> None:
+    """Measures all sides of both tasks, or, as a worker, one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("glue", type=Path)
+    parser.add_argument("--peer", type=Path, help="the PyTorch loop; without it ours alone is measured")
+    parser.add_argument("--output", type=Path, default=Path("finetune_speed.json"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, help="of every training file, to try the script")
+    parser.add_argument("--tasks", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--worker", nargs=3, metavar=("SIDE", "TASK", "CACHE"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        side, task, cache = given.worker
+        print(json.dumps(measured(side, task, cache, given)))
+        return
+    with tempfile.TemporaryDirectory() as made:
+        cut = {task: _cut(given.glue, task, given.rows or ROWS[task], Path(made, "glue")) for task in given.tasks}
+        sides = {}
+        for task in given.tasks:
+            cache = Path(made, "cache", task)
+            for side in ("ours cold", "ours warm", *(["torch"] if given.peer else [])):
+                peer = ["--peer", str(given.peer.resolve())] if given.peer else []
+                places = [str(given.model.resolve()), str(cut[task])]
+                sides[f"{task}, {side}"] = [__file__, *places, *peer, "--worker", side, task, str(cache)]
+        found = in_turns(sides, given.rounds, given.output)
+    print(found["hardware"], found["versions"])
+    for task in given.tasks:
+        of_task = {"sides": {name: runs for name, runs in found["sides"].items() if name.startswith(f"{task},")}}
+        print("\n" + table(of_task, ("seconds", "accuracy"), f"{task}, torch" if given.peer else None))
+
+
+def _cut(glue: Path, task: str, rows: int | None, out: Path) -> Path:
+    """A folder with the task's dev file and the first rows of its training file; no test file."""
+    (out / task).mkdir(parents=True)
+    for name, lines in (("train.tsv", None if rows is None else rows + 1), ("dev.tsv", None)):
+        with (glue / task / name).open("rb") as file:
+            (out / task / name).write_bytes(b"".join(itertools.islice(file, lines)))
+    return out
+
+
+def measured(side: str, task: str, cache: str, given: argparse.Namespace) -> dict[str, float]:
+    """Seconds of the whole process, and dev's accuracy."""
+    if side == "torch":
+        words = [given.model, given.glue, task, 0, 1, LEARNING_RATE, BATCH]
+        seconds, printed = _run([given.peer, *words], {})
+        return {"seconds": seconds, "accuracy": json.loads(printed.splitlines()[-1])["accuracy"]}
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = ["-m", "bert", "finetune", "--config", task.lower().replace("-", ""), "--init", given.model]
+        arguments += ["--data.dir", given.glue / task, "--training.epochs", 1, "--training.batch_size", BATCH]
+        arguments += ["--optimizer.learning_rate", LEARNING_RATE, "--output_dir"]
+
+        def once(name: str, compiled: str) -> tuple[float, Path]:
+            out = Path(folder, name)
+            return _run([*arguments, out], {"BERT_COMPILATION_CACHE": compiled})[0], out
+
+        warm = side == "ours warm"
+        if warm and not Path(cache).is_dir():
+            once("fills", cache)
+        seconds, out = once("run", cache if warm else str(Path(folder, "cache")))
+        scores = json.loads((out / "results.json").read_text(encoding="utf-8"))["dev"]
+    return {"seconds": seconds, "accuracy": scores["accuracy"]}
+
+
+def _run(arguments: list[object], environment: dict[str, str]) -> tuple[float, str]:
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
+    )
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        sys.exit(f"{arguments[0]} ended with {done.returncode}")
+    return seconds, done.stdout
+
+
+if __name__ == "__main__":
+    main()

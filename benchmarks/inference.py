@@ -1,0 +1,172 @@
+"""Sentences a second of `encode`, against sentence-transformers and onnxruntime on our export, in turns:
+
+    PYTHONPATH=. python benchmarks/inference.py MODEL --output inference.json
+
+MODEL is a folder of sentence-transformers (all-MiniLM-L6-v2, say). 5,000 sentences of mixed length, made from the words
+of its vocabulary and a fixed seed; all sides read the same ones. "onnxruntime" is fed as a careful user would feed it:
+sorted by length, padded to the longest of the batch. Without sentence-transformers its row says so; "transformers" is
+the same work by hand. The first call, which loads and compiles, is timed apart. Started again, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from turns import in_turns, table
+
+SIDES = ("ours", "sentence-transformers", "transformers", "onnxruntime")
+LONGEST = 128
+
+
+def main() -> None:
+    """Measures all sides, or, as a worker, one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--output", type=Path, default=Path("inference.json"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sentences", type=int, default=5000)
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--worker", nargs=2, metavar=("SIDE", "EXPORT"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        print(json.dumps(measured(given)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        exported = Path(folder, "onnx")
+        if "onnxruntime" in given.sides:
+            import bert
+
+            bert.load(given.model).save(exported, format="onnx")
+        common = [__file__, str(given.model), "--sentences", str(given.sentences), "--batch_size"]
+        common += [str(given.batch_size), "--worker"]
+        sides = {side: [*common, side, str(exported)] for side in given.sides}
+        found = in_turns(sides, given.rounds, given.output, {"HF_HUB_OFFLINE": "1"})
+    print(found["hardware"], found["versions"])
+    print(table(found, ("sentences_per_second", "first_seconds"), given.sides[0]))
+
+
+def sentences(model: Path, count: int) -> list[str]:
+    """Texts of 3 to 100 words, most of them short, of words that the vocabulary has whole."""
+    from tokenizers import Tokenizer
+
+    pieces = Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab()
+    words = sorted(piece for piece in pieces if piece.isascii() and piece.isalpha() and len(piece) > 2)
+    random = np.random.default_rng(0)
+    lengths = np.clip(random.lognormal(2.8, 0.7, count).astype(int), 3, 100)
+    return [" ".join(random.choice(words, length)) for length in lengths]
+
+
+def measured(given: argparse.Namespace) -> dict[str, float]:
+    """Sentences a second of the second pass; seconds of loading and of the first batch."""
+    side, exported = given.worker
+    texts = sentences(given.model, given.sentences)
+    start = time.perf_counter()
+    encode = {
+        "ours": ours,
+        "sentence-transformers": sentence_transformers,
+        "transformers": transformers,
+        "onnxruntime": onnxruntime,
+    }[side](given.model, Path(exported), given.batch_size)
+    encode(texts[: given.batch_size])
+    first = time.perf_counter() - start
+    encode(texts)
+    start = time.perf_counter()
+    embeddings = encode(texts)
+    seconds = time.perf_counter() - start
+    return {
+        "sentences_per_second": len(texts) / seconds,
+        "first_seconds": first,
+        "checksum": float(np.abs(embeddings).sum()),
+    }
+
+
+Encode = Callable[[list[str]], np.ndarray]
+
+
+def ours(model: Path, exported: Path, batch_size: int) -> Encode:
+    """`bert.load(...).encode`."""
+    import bert
+    from bert.compilation_cache import use_compilation_cache
+
+    use_compilation_cache()
+    loaded = bert.load(model)
+    return lambda texts: loaded.encode(texts, batch_size).embeddings
+
+
+def sentence_transformers(model: Path, exported: Path, batch_size: int) -> Encode:
+    """The library's own `encode`."""
+    from sentence_transformers import SentenceTransformer
+
+    loaded = SentenceTransformer(str(model), device="cpu")
+    return lambda texts: loaded.encode(texts, batch_size=batch_size, show_progress_bar=False)
+
+
+def transformers(model: Path, exported: Path, batch_size: int) -> Encode:
+    """The model under SDPA, the mean of the tokens, normalised."""
+    import torch
+    from transformers import AutoModel
+
+    loaded = AutoModel.from_pretrained(model).eval()
+
+    def forward(batch: dict[str, np.ndarray]) -> np.ndarray:
+        with torch.inference_mode():
+            return loaded(**{name: torch.from_numpy(array) for name, array in batch.items()}).last_hidden_state.numpy()
+
+    return _batched(model, batch_size, forward)
+
+
+def onnxruntime(model: Path, exported: Path, batch_size: int) -> Encode:
+    """Our export."""
+    from onnxruntime import InferenceSession, SessionOptions
+
+    options = SessionOptions()
+    options.intra_op_num_threads = len(os.sched_getaffinity(0))
+    session = InferenceSession(str(exported / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    types = {one.name: np.int32 if "int32" in one.type else np.int64 for one in session.get_inputs()}
+    outputs = [one.name for one in session.get_outputs()]
+    wanted = ["last_hidden_state"] if "last_hidden_state" in outputs else outputs[:1]
+    return _batched(
+        model,
+        batch_size,
+        lambda batch: session.run(wanted, {name: batch[name].astype(type_) for name, type_ in types.items()})[0],
+    )
+
+
+def _batched(model: Path, batch_size: int, forward: Callable[[dict[str, np.ndarray]], np.ndarray]) -> Encode:
+    """Sorted by length, padded to the longest of a batch; the mean of the tokens, normalised."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(LONGEST)
+
+    def encode(texts: list[str]) -> np.ndarray:
+        rows = [encoded.ids for encoded in tokenizer.encode_batch(texts)]
+        order = np.argsort([len(row) for row in rows], kind="stable")[::-1]
+        made = []
+        for begin in range(0, len(rows), batch_size):
+            some = [rows[number] for number in order[begin : begin + batch_size]]
+            ids = np.zeros((len(some), max(map(len, some))), np.int64)
+            mask = np.zeros_like(ids)
+            for number, row in enumerate(some):
+                ids[number, : len(row)], mask[number, : len(row)] = row, 1
+            hidden = forward({"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)})
+            mean = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdims=True)
+            made.append(mean / np.linalg.norm(mean, axis=1, keepdims=True))
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return np.concatenate(made)[back]
+
+    return encode
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""A pretraining step against PyTorch's on the same machine, in turns:
+
+    PYTHONPATH=. python benchmarks/train_step.py --output train_step.json
+
+L4 H256 A4, 30,522 pieces, 32 rows of 128 tokens, 20 of them predicted, dropout 0.1, AdamW, clipping at 1, NSP. Sides:
+ours in float32 and bfloat16; "stock", transformers' BertForPreTraining as users run it; "best", the same model with the
+masked positions gathered before the decoder, SDPA and fused AdamW, compiled and not, in float32 and under autocast to
+bfloat16. Every measurement is a process of its own; started again, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from turns import in_turns, table
+
+SIZES = {"layers": 4, "width": 256, "heads": 4, "pieces": 30522, "rows": 32, "length": 128, "predicted": 20}
+SIDES = {
+    "ours float32": ("ours", "float32", ""),
+    "ours bfloat16": ("ours", "bfloat16", ""),
+    "stock float32": ("stock", "float32", ""),
+    "stock bfloat16": ("stock", "bfloat16", ""),
+    "best float32": ("best", "float32", ""),
+    "best float32, compiled": ("best", "float32", "compiled"),
+    "best bfloat16": ("best", "bfloat16", ""),
+    "best bfloat16, compiled": ("best", "bfloat16", "compiled"),
+}
+
+
+def main() -> None:
+    """Measures all sides, or, as a worker, one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("train_step.json"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=15, help="timed in each process, after three that are not")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--worker", nargs=3, metavar=("SIDE", "DTYPE", "HOW"), help=argparse.SUPPRESS)
+    for name, value in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    given = parser.parse_args()
+    sizes = argparse.Namespace(**{name: getattr(given, name) for name in SIZES})
+    if given.worker:
+        side, dtype, how = given.worker
+        step = {"ours": ours, "stock": stock, "best": best}[side](sizes, dtype, how)
+        print(json.dumps(timed(step, given.steps)))
+        return
+    shape = [part for name in SIZES for part in (f"--{name}", str(getattr(given, name)))]
+    sides = {name: [__file__, "--worker", *SIDES[name], "--steps", str(given.steps), *shape] for name in given.sides}
+    found = in_turns(sides, given.rounds, given.output)
+    print(found["hardware"], found["versions"])
+    against = "stock float32" if "stock float32" in given.sides else None
+    print(table(found, ("seconds", "cpu_seconds", "first_seconds"), against))
+
+
+def timed(step: Callable[[], Any], steps: int) -> dict[str, float]:
+    """Median seconds of a step, by the clock and of processor time; of the first one, which compiles."""
+    began = time.perf_counter()
+    step()
+    first = time.perf_counter() - began
+    step(), step()
+    wall, cpu = [], []
+    for _ in range(steps):
+        start, used = time.perf_counter(), time.process_time()
+        step()
+        wall.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - used)
+    return {"seconds": statistics.median(wall), "cpu_seconds": statistics.median(cpu), "first_seconds": first}
+
+
+def batch_of(sizes: Any) -> dict[str, np.ndarray]:
+    """One batch of random pieces, the same for every side."""
+    random = np.random.default_rng(0)
+    shape = (sizes.rows, sizes.length)
+    ids = random.integers(5, sizes.pieces, shape).astype(np.int32)
+    places = np.sort([random.permutation(sizes.length - 2)[: sizes.predicted] + 1 for _ in range(sizes.rows)], axis=1)
+    return {
+        "input_ids": ids,
+        "token_type_ids": np.broadcast_to(np.arange(sizes.length) > sizes.length // 2, shape).astype(np.int32),
+        "attention_mask": np.ones(shape, np.int32),
+        "masked_lm_positions": places.astype(np.int32),
+        "masked_lm_ids": np.take_along_axis(ids, places, 1),
+        "masked_lm_weights": np.ones(places.shape, np.float32),
+        "next_sentence_labels": random.integers(0, 2, sizes.rows).astype(np.int32),
+        "next_sentence_weights": np.ones(sizes.rows, np.float32),
+        "rows": np.arange(sizes.rows, dtype=np.int32),
+    }
+
+
+def ours(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
+    """The step as `bert pretrain` runs it."""
+    import jax
+    import jax.numpy as jnp
+
+    from bert.config import ModelConfig, OptimizerConfig
+    from bert.heads import BertForPreTraining
+    from bert.losses import pretraining_objective
+    from bert.optimizer import make_optimizer
+    from bert.parallel import DataParallel
+    from bert.train import TrainState, make_train_step
+
+    config = ModelConfig(
+        vocab_size=sizes.pieces,
+        hidden_size=sizes.width,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        intermediate_size=4 * sizes.width,
+    )
+    model = BertForPreTraining(config, jnp.dtype(dtype))
+    objective, optimizer = pretraining_objective(model.apply), make_optimizer(OptimizerConfig(), 1_000_000)
+    params = jax.device_get(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
+    parallel = DataParallel(jax.devices()[:1])
+    state = parallel.replicate(TrainState.create(params, optimizer, objective.metrics))
+    train_step = parallel.compile(make_train_step(objective, optimizer, 0), donate=(0,))
+    placed = parallel.place(batch_of(sizes), 1)
+
+    def step() -> None:
+        nonlocal state
+        state, outcome = train_step(state, placed)
+        jax.block_until_ready((state, outcome))
+
+    return step
+
+
+def stock(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
+    """transformers' model and torch's AdamW, as the library's own examples put them together."""
+    import torch
+
+    model, batch = _peer(sizes)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+    labels = torch.full(batch["input_ids"].shape, -100)
+    labels.scatter_(1, batch["masked_lm_positions"], batch["masked_lm_ids"])
+    return _torch_step(
+        model,
+        optimizer,
+        dtype,
+        lambda: (
+            model(
+                input_ids=batch["input_ids"],
+                token_type_ids=batch["token_type_ids"],
+                attention_mask=batch["attention_mask"],
+                labels=labels,
+                next_sentence_label=batch["next_sentence_labels"],
+            ).loss
+        ),
+    )
+
+
+def best(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
+    """Masked positions gathered before the decoder, no mask where there is no padding, SDPA, fused AdamW."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    model, batch = _peer(sizes)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+    rows = torch.arange(sizes.rows)[:, None]
+
+    def loss() -> torch.Tensor:
+        hidden, pooled = model.bert(
+            input_ids=batch["input_ids"], token_type_ids=batch["token_type_ids"], return_dict=False
+        )[:2]
+        logits = model.cls.predictions(hidden[rows, batch["masked_lm_positions"]].flatten(0, 1))
+        mlm = cross_entropy(logits.float(), batch["masked_lm_ids"].flatten())
+        return mlm + cross_entropy(model.cls.seq_relationship(pooled).float(), batch["next_sentence_labels"])
+
+    return _torch_step(model, optimizer, dtype, torch.compile(loss) if how == "compiled" else loss)
+
+
+def _peer(sizes: Any) -> tuple[Any, dict[str, Any]]:
+    import torch
+    from transformers import BertConfig, BertForPreTraining
+
+    torch.manual_seed(0)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    config = BertConfig(
+        vocab_size=sizes.pieces,
+        hidden_size=sizes.width,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        intermediate_size=4 * sizes.width,
+    )
+    batch = {name: torch.tensor(array) for name, array in batch_of(sizes).items()}
+    whole = {name: array.long() for name, array in batch.items() if not array.is_floating_point()}
+    return BertForPreTraining(config).train(), batch | whole  # with SDPA, transformers' default
+
+
+def _torch_step(model: Any, optimizer: Any, dtype: str, loss: Callable[[], Any]) -> Callable[[], None]:
+    import torch
+
+    def step() -> None:
+        low = torch.autocast("cpu", torch.bfloat16) if dtype == "bfloat16" else contextlib.nullcontext()
+        with low:
+            value = loss()
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Sides of a comparison in turns: each measurement is a process of its own, written down at once, and not done again.
+
+The other benchmarks use this; it measures nothing by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("jax", "flax", "torch", "transformers", "sentence-transformers", "onnxruntime")
+
+
+def in_turns(
+    sides: dict[str, list[str]], rounds: int, output: Path, environment: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Runs each side's command ``rounds`` times, one after the other and round by round.
+
+    Args:
+        sides: name -> arguments to Python; the last line that it prints is a JSON object with ``seconds``.
+        rounds: measurements of each side; those that ``output`` has already are not repeated.
+        output: JSON file, whole after every measurement.
+        environment: added to that of every side.
+
+    Returns:
+        {"versions": ..., "hardware": ..., "sides": {name: [what each measurement printed]}}.
+    """
+    found = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else {"sides": {}}
+    found |= {"versions": versions(), "hardware": hardware(), "command": " ".join(sys.argv)}
+    for turn in range(rounds):
+        for name, arguments in sides.items():
+            measured = found["sides"].setdefault(name, [])
+            if len(measured) > turn:
+                continue
+            measured.append(run(arguments, environment or {}))
+            write(output, found)
+            print(f"{name}, {turn + 1} of {rounds}: {json.dumps(measured[-1])}", flush=True)
+    return found
+
+
+def run(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    """One measurement; a side that fails is written down with its last words rather than left out."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1][:300]}
+    return json.loads(lines[-1])
+
+
+def write(output: Path, found: dict[str, Any]) -> None:
+    """The file, whole or not at all."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial = output.with_suffix(".partial")
+    partial.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    partial.replace(output)
+
+
+def table(found: dict[str, Any], keys: tuple[str, ...], against: str | None = None) -> str:
+    """Medians of every side as Markdown, and the ratio of the first key's to that of ``against``."""
+    head = ["side", "runs", *keys] + ([f"{keys[0]} / {against}'s"] if against else [])
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    medians = {name: [_median(runs, key) for key in keys] for name, runs in found["sides"].items()}
+    for name, values in medians.items():
+        runs = found["sides"][name]
+        cells = [name, str(len(runs)), *("-" if value is None else f"{value:.4g}" for value in values)]
+        if against:
+            mine, other = values[0], medians[against][0]
+            cells.append("-" if mine is None or other is None else f"{mine / other:.2f}")
+        lines.append("| " + " | ".join(cells) + " |")
+        lines += [f"|   {run['error']} |" + " |" * (len(head) - 1) for run in runs[:1] if "error" in run]
+    return "\n".join(lines)
+
+
+def _median(runs: list[dict[str, Any]], key: str) -> float | None:
+    values = [run[key] for run in runs if key in run]
+    return statistics.median(values) if values else None
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that are installed."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> str:
+    """The processor's name and how many cores this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{cores} x {name}"

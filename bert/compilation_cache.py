@@ -1,0 +1,79 @@
+"""Where compiled programs are kept from one run to the next. Imports no JAX."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from pathlib import Path
+
+from bert.values import UserError
+
+VARIABLE = "BERT_COMPILATION_CACHE"
+"""Environment variable: another folder, or ``off``."""
+
+GIBIBYTES = 2
+"""Size of the folder; what was used longest ago goes first."""
+
+LEAST_SECONDS = 0.1
+"""What compiles faster than this is not worth a file."""
+
+
+def use_compilation_cache() -> Path | None:
+    """Has JAX keep what it compiles in the user's cache folder, or where $BERT_COMPILATION_CACHE says.
+
+    Settings of JAX's own, where the environment has them, stay. A default folder that cannot be written is done
+    without.
+
+    Returns:
+        The folder; None if compiled programs are not kept, or where JAX's own settings decide.
+
+    Raises:
+        UserError: the folder that $BERT_COMPILATION_CACHE names cannot be written.
+    """
+    named = os.environ.get(VARIABLE)
+    if named == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return None
+    root = Path(named) if named else _caches() / "bert-jax" / "compiled"
+    if not _is_writable(root):
+        if named:
+            raise UserError(f"{VARIABLE} is {named!r}, which cannot be written: name another folder, or off")
+        return None
+    # A program compiled for one kind of processor may end another one: they may share a home.
+    folder = root / _processor()
+    settings = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_compilation_cache_max_size": GIBIBYTES * 2**30,
+        "jax_persistent_cache_min_compile_time_secs": LEAST_SECONDS,
+    }
+    for name, value in settings.items():
+        if name.upper() not in os.environ:
+            os.environ[name.upper()] = str(value)  # for the processes that this one starts, too
+            if "jax" in sys.modules:  # it reads the environment when it is imported
+                sys.modules["jax"].config.update(name, value)
+    return folder
+
+
+def _caches() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether the folder can be made or written into, as its nearest ancestor that is there tells."""
+    try:
+        there = next(part for part in (folder.absolute(), *folder.absolute().parents) if part.exists())
+        return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    except OSError:
+        return False
+
+
+def _processor() -> str:
+    """A short name of the processor's kind: architecture and a digest of the instructions it has."""
+    instructions = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        instructions = next((line for line in lines if line.startswith(("flags", "Features"))), instructions)
+    except OSError:  # not Linux
+        pass
+    return f"{platform.machine()}-{hashlib.sha256(instructions.encode()).hexdigest()[:8]}"

@@ -1,0 +1,98 @@
+"""What JAX compiles is kept between processes, and changes nothing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert.commands import main
+from bert.compilation_cache import VARIABLE, use_compilation_cache
+
+OURS = ("JAX_COMPILATION_CACHE_DIR", "JAX_COMPILATION_CACHE_MAX_SIZE", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+ROOT = Path(__file__).parents[1]
+
+PROGRAM = """
+import hashlib, os
+from bert.compilation_cache import use_compilation_cache
+print(use_compilation_cache())
+import jax, jax.numpy as jnp
+hits = []
+jax.monitoring.register_event_listener(lambda name, **_: hits.append(name) if name.endswith("cache_hits") else None)
+x = jnp.linspace(0, 1, 4096).reshape(64, 64)
+y = jax.jit(jax.grad(lambda x: jnp.sum(jnp.tanh(x @ x.T) ** 2)))(x)
+print(hashlib.sha256(y.tobytes()).hexdigest())
+print(len(hits) > 0, jax.config.jax_compilation_cache_max_size)
+"""
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """The environment without the tests' own cache, and JAX not told of another one."""
+    for name in (*OURS, VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    yield monkeypatch
+    for name in OURS:
+        os.environ.pop(name, None)  # what was set, so that monkeypatch puts back what was there
+
+
+def test_it_lies_in_the_users_cache_folder_and_is_bounded(settings, tmp_path):
+    settings.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = use_compilation_cache()
+    assert folder.parent == tmp_path / "bert-jax" / "compiled"
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(folder)
+    assert 2**28 <= int(os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"]) <= 2**33
+    assert not folder.exists()  # nothing is written before something is compiled
+
+
+def test_it_moves_and_turns_off(settings, tmp_path):
+    settings.setenv(VARIABLE, "off")
+    assert use_compilation_cache() is None
+    assert not set(OURS) & set(os.environ)
+    settings.setenv(VARIABLE, str(tmp_path / "elsewhere"))
+    assert use_compilation_cache().parent == tmp_path / "elsewhere"
+
+
+def test_jaxs_own_settings_stay(settings, tmp_path):
+    settings.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    assert use_compilation_cache() is None
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path)
+    settings.delenv("JAX_COMPILATION_CACHE_DIR")
+    settings.setenv("JAX_COMPILATION_CACHE_MAX_SIZE", "1000")
+    assert use_compilation_cache() is not None
+    assert os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] == "1000"
+
+
+def test_a_default_folder_that_cannot_be_written_is_done_without(settings, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    settings.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert use_compilation_cache() is None
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+
+
+def test_a_named_folder_that_cannot_be_written_is_one_sentence(settings, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    settings.setenv(VARIABLE, str(tmp_path / "file" / "cache"))
+    assert main(["pretrain", "--print_config"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {VARIABLE} is ") and error.endswith("name another folder, or off\n")
+
+
+@pytest.mark.slow
+def test_another_process_finds_what_one_has_compiled_with_the_same_bits(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name not in OURS}
+    environment |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
+    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+    def run():
+        done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    (folder, first, hit, size), (_, second, hit_then, _) = run(), run()
+    assert (hit, hit_then) == ("False", "True")
+    assert first == second
+    assert int(size) == 2 * 2**30
+    assert any(file.name.endswith("-cache") for file in Path(folder).iterdir())

@@ -1,0 +1,124 @@
+"""`training.preset`, attention as one kernel, and the padded vocabulary."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert.commands.pretrain import main as pretrain
+from bert.config import ModelConfig, PretrainConfig, TrainingConfig, UserError, recipe_folder, with_preset
+from bert.config_file import load
+from bert.dropout import Dropout
+from bert.heads import BertForPreTraining
+from bert.losses import pretraining_objective
+from bert.model import Execution
+
+CONFIG = ModelConfig(
+    vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+    max_position_embeddings=16, attention_probs_dropout_prob=0.0,
+)  # fmt: skip
+
+
+def batch():
+    random = np.random.default_rng(0)
+    lengths = np.array([12, 7, 3, 9])
+    return {
+        "input_ids": random.integers(5, 99, (4, 12)),
+        "token_type_ids": np.zeros((4, 12), np.int32),
+        "attention_mask": (np.arange(12) < lengths[:, None]).astype(np.int32),
+        "masked_lm_positions": np.array([[1, 2, 0]] * 4),
+        "masked_lm_ids": random.integers(5, 99, (4, 3)),
+        "masked_lm_weights": np.array([[1.0, 1.0, 0.0]] * 4, np.float32),
+        "next_sentence_labels": np.array([0, 1, 1, 0]),
+        "next_sentence_weights": np.ones(4, np.float32),
+    }
+
+
+def test_one_kernel_and_a_padded_vocabulary_give_the_same_losses_and_gradients():
+    params = BertForPreTraining(CONFIG).init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
+
+    def of(execution):
+        objective = pretraining_objective(BertForPreTraining(CONFIG, execution=execution).apply)
+        dropout = Dropout.of(0, 1, jnp.arange(4))
+
+        def loss(params):
+            losses, counts = objective.forward(params, batch(), dropout)
+            return sum(total for total, _ in losses.values()), {**losses, **counts}
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    plain, fast = of(Execution()), of(Execution(attention="xla", vocab_multiple=64))
+    assert jax.tree.map(jnp.shape, fast) == jax.tree.map(jnp.shape, plain)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6), fast, plain)
+
+
+def test_what_is_beyond_the_vocabulary_is_never_predicted():
+    head = BertForPreTraining(CONFIG, execution=Execution(vocab_multiple=64))
+    params = head.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
+    assert params["predictions"]["bias"].shape == (99,)
+    assert params["bert"]["embeddings"]["word"]["embedding"].shape[0] == 99
+    logits = head.apply({"params": params}, jnp.ones((2, 8), jnp.int32)).prediction_logits
+    assert logits.shape[-1] == 128
+    assert not jax.nn.softmax(logits)[..., 99:].any()
+    assert logits.argmax(-1).max() < 99
+
+
+def test_the_fast_preset_is_one_line():
+    config = load(PretrainConfig, recipe_folder() / "base.yaml")
+    assert with_preset(config) is config
+    assert Execution.of(config.training, "gpu") == Execution()
+    fast = with_preset(dataclasses.replace(config, training=dataclasses.replace(config.training, preset="fast")))
+    assert fast.model == dataclasses.replace(config.model, attention_probs_dropout_prob=0.0)
+    assert fast.training.dtype == "bfloat16"
+    dataclasses.replace(fast, data=dataclasses.replace(fast.data, train=["corpus.txt"])).check()
+    assert Execution.of(fast.training, "gpu") == Execution(attention="cudnn", vocab_multiple=64)
+    assert Execution.of(fast.training, "tpu") == Execution(attention="xla", vocab_multiple=64)
+    packed = dataclasses.replace(fast, data=dataclasses.replace(fast.data, packing=True))
+    assert Execution.of(with_preset(packed).training, "gpu") == Execution(vocab_multiple=64)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_cudnn_elsewhere_is_one_sentence(platform):
+    with pytest.raises(UserError, match=f"is for NVIDIA GPUs, and the devices are {platform}: set it to xla"):
+        Execution.of(TrainingConfig(attention="cudnn"), platform)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--training.dtype=float32"], "training.dtype is float32, which training.attention cudnn cannot do"),
+        (
+            ["--model.attention_probs_dropout_prob=0.1"],
+            "model.attention_probs_dropout_prob is 0.1, which training.attention cudnn cannot do",
+        ),
+        (["--model.attention_probs_dropout_prob=0", "--data.packing=true"], "data.packing is true"),
+        (["--training.preset=quick"], "training.preset is 'quick': choose one of faithful, fast"),
+        (["--training.attention=flash"], "training.attention is 'flash': choose xla or cudnn, or null"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_made(fails, tmp_path, arguments, sentence):
+    folder = tmp_path / "run"
+    given = ["--training.attention=cudnn", "--training.dtype=bfloat16", f"--output_dir={folder}", *arguments]
+    assert sentence in fails(pretrain, *given)
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_a_fast_run_ends_resumes_and_is_exported_without_padding(corpus, tmp_path):
+    import bert
+    from tests.conftest import SMALL_RUN
+
+    folder = tmp_path / "fast"
+    arguments = [f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, "--training.preset=fast"]
+    assert pretrain(arguments) == 0
+    assert pretrain(arguments) == 0  # finds itself, and has nothing left to do
+    stored = load(PretrainConfig, folder / "config.yaml")
+    assert (stored.training.preset, stored.training.vocab_multiple) == ("fast", 64)
+    model = bert.load(folder)
+    size = model.tokenizer.get_vocab_size()
+    assert size % 64
+    assert model.params["predictions"]["bias"].shape == (size,)
+    model.save(tmp_path / "hf")
+    assert bert.load(tmp_path / "hf").params["bert"]["embeddings"]["word"]["embedding"].shape[0] == size
