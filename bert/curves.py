@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 from pathlib import Path
@@ -29,22 +30,30 @@ def draw_curves(folder: Path | str) -> Path | None:
     panels = {title: members for title, members in panels.items() if members}
     if not panels:
         return None
+    path = Path(folder) / "curves.png"
+    if not _draw(path, panels, lines):
+        return None
+    gc.collect()  # a figure is a web of cycles; a run draws many, and Python looks for the old ones rarely
+    return path
+
+
+def _draw(path: Path, panels: dict[str, list[str]], lines: list[dict[str, Any]]) -> bool:
+    """Draws the panels side by side; says whether there is matplotlib."""
     try:
         # The Agg canvas without pyplot: no display, no global state.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
-        return None
+        return False
     figure = Figure(figsize=(5.2 * len(panels), 3.9), dpi=130, layout=ConstrainedLayoutEngine(wspace=0.04))
     FigureCanvasAgg(figure)
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, members) in zip(row, panels.items(), strict=True):
         _draw_panel(axes, title, members, lines)
-    path = Path(folder) / "curves.png"
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png")
-    return path
+    return True
 
 
 def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, Any]]) -> None:

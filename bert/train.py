@@ -277,6 +277,7 @@ def fit(
         if saved != step:
             with clock.paused():
                 saver.save(step, parallel.fetch(state))
+                give_back()
         saved = step
 
     @contextlib.contextmanager

@@ -22,6 +22,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
+from bert.allocator import keep_few_heaps
 from bert.compilation_cache import use_compilation_cache
 from bert.config import Count, UserError, recipe_folder, recipe_names, with_preset
 from bert.config_file import (
@@ -133,6 +134,7 @@ def run_command(main: Callable[[list[str]], int]) -> Command:
     def run(argv: list[str] | None = None) -> int:
         try:
             try:
+                keep_few_heaps()
                 use_compilation_cache()
                 return main(sys.argv[1:] if argv is None else argv)
             finally:

@@ -1,0 +1,72 @@
+"""Heaps of the C library: few of them, and what they have free goes back."""
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert.curves import draw_curves
+from bert.report import MetricsLog
+
+REPOSITORY = Path(__file__).parent.parent
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+
+HEAPS = """
+import ctypes, os, threading
+from pathlib import Path
+from bert.allocator import give_back, keep_few_heaps
+
+keep_few_heaps()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+libc.malloc.argtypes, libc.malloc_info.argtypes = [ctypes.c_size_t], [ctypes.c_int, ctypes.c_void_p]
+libc.free.argtypes = libc.fclose.argtypes = [ctypes.c_void_p]
+count = 16 * (os.cpu_count() or 1)
+together = threading.Barrier(count)
+
+def use():
+    kept = libc.malloc(1000)
+    together.wait()
+    libc.free(kept)
+
+threads = [threading.Thread(target=use) for _ in range(count)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+file = libc.fopen(b"heaps.xml", b"w")
+libc.malloc_info(0, file)
+libc.fclose(file)
+print(Path("heaps.xml").read_text().count("<heap "), os.cpu_count())
+"""
+
+
+def heaps(folder, **environment):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", HEAPS], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    return tuple(map(int, done.stdout.split()))
+
+
+@LINUX
+def test_many_threads_share_few_heaps(tmp_path):
+    found, cores = heaps(tmp_path)
+    assert 1 <= found <= 2 * cores
+    more, cores = heaps(tmp_path, MALLOC_ARENA_MAX=str(3 * cores))
+    assert 2 * cores < more <= 3 * cores  # the environment decides
+
+
+def test_figures_do_not_pile_up(tmp_path):
+    with MetricsLog(tmp_path, 0) as log:
+        log.write("train", 1, {"loss": 5.0, "learning_rate": 1e-4})
+    draw_curves(tmp_path)
+    gc.collect()
+    gc.disable()
+    try:
+        draw_curves(tmp_path)
+        assert gc.collect() < 100  # one figure is some thousands
+    finally:
+        gc.enable()
