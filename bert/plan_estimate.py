@@ -33,7 +33,7 @@ from bert.sharding import AXES
 
 WITHIN = 21
 """Per cent by which an estimated peak is off at most from compilations for TPU v5e, of those that were made
-(`benchmarks/plan.py`). The CPU's compiler merges less and keeps up to two and a half times as much."""
+(`benchmarks/plan.py`). The CPU's keeps 0.9 to 1.7 times as much (`tests/test_plan_estimate.py`)."""
 
 
 class PlannedMesh(MeshParallel):

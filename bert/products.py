@@ -12,10 +12,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-_ROWS_BY_COLUMNS = ((1,), (0,))  # [M, K] [K, N]
-_ROWS_BY_ROWS = ((1,), (1,))  # [M, K] [N, K]
-_COLUMNS_BY_COLUMNS = ((0,), (0,))  # [K, M] [K, N]
-
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -30,8 +26,7 @@ def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array, dtype: jnp.dtype) -
     Returns:
         [..., O].
     """
-    rows = x.astype(dtype).reshape(-1, x.shape[-1])
-    return (_product(rows, kernel.astype(dtype), _ROWS_BY_COLUMNS) + bias.astype(dtype)).reshape(*x.shape[:-1], -1)
+    return _product(x.astype(dtype), kernel.astype(dtype), 0) + bias.astype(dtype)
 
 
 def _linear_forward(
@@ -44,9 +39,8 @@ def _linear_backward(
     dtype: jnp.dtype, kept: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     x, kernel = kept
-    rows, grads = x.astype(dtype).reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
-    of_x = _product(grads, kernel.astype(dtype), _ROWS_BY_ROWS).reshape(x.shape).astype(x.dtype)
-    return of_x, *_of_weights(rows, grads)
+    of_x = _product(grad, kernel.astype(dtype), 1).astype(x.dtype)
+    return of_x, *_of_weights(x.astype(dtype), grad)
 
 
 linear.defvjp(_linear_forward, _linear_backward)
@@ -65,9 +59,7 @@ def decode(x: jax.Array, table: jax.Array, bias: jax.Array, dtype: jnp.dtype) ->
     Returns:
         [..., V] float32.
     """
-    rows = x.astype(dtype).reshape(-1, x.shape[-1])
-    product = _product(rows, table.astype(dtype), _ROWS_BY_ROWS)
-    return (product.astype(jnp.float32) + bias).reshape(*x.shape[:-1], -1)
+    return _product(x.astype(dtype), table.astype(dtype), 1).astype(jnp.float32) + bias
 
 
 def _decode_forward(
@@ -80,66 +72,78 @@ def _decode_backward(
     dtype: jnp.dtype, kept: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     x, table = kept
-    rows, grads = x.astype(dtype).reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
-    of_x = _product(grads.astype(dtype), table.astype(dtype), _ROWS_BY_COLUMNS).reshape(x.shape).astype(x.dtype)
-    of_table, of_bias = _of_decoder(rows, grads)
-    return of_x, of_table, of_bias
+    of_x = _product(grad.astype(dtype), table.astype(dtype), 0).astype(x.dtype)
+    return of_x, *_of_decoder(x.astype(dtype), grad)
 
 
 decode.defvjp(_decode_forward, _decode_backward)
 
 
-def _product(left: jax.Array, right: jax.Array, contracted: tuple[tuple[int, ...], tuple[int, ...]]) -> jax.Array:
-    """A matrix product in the operands' type. In bfloat16 on a CPU, its sums are float32 until they are done."""
+def _product(x: jax.Array, matrix: jax.Array, axis: int) -> jax.Array:
+    """[..., K] times a matrix along one of its axes, in their type. In bfloat16 on a CPU, sums are float32 until they
+    are done."""
+    contracted = ((x.ndim - 1,), (axis,))
 
-    def plain(left: jax.Array, right: jax.Array) -> jax.Array:
-        return jax.lax.dot_general(left, right, (contracted, ((), ())))
+    def plain(x: jax.Array, matrix: jax.Array) -> jax.Array:
+        return jax.lax.dot_general(x, matrix, (contracted, ((), ())))
 
-    def native(left: jax.Array, right: jax.Array) -> jax.Array:
-        return _float32_sums(left, right, contracted).astype(left.dtype)
+    def native(x: jax.Array, matrix: jax.Array) -> jax.Array:
+        return _float32_sums(x, matrix, contracted).astype(x.dtype)
 
-    if left.dtype == jnp.float32:
-        return plain(left, right)
-    return jax.lax.platform_dependent(left, right, cpu=native, default=plain)
-
-
-def _of_weights(rows: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[R, I] inputs, [R, O] gradients -> the gradients of kernel [I, O] and bias [O], float32."""
-
-    def plain(rows: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
-        kernel = jax.lax.dot_general(rows, grads, (_COLUMNS_BY_COLUMNS, ((), ())))
-        return kernel.astype(jnp.float32), jnp.sum(grads, axis=0).astype(jnp.float32)
-
-    if rows.dtype == jnp.float32:
-        return plain(rows, grads)
-    return jax.lax.platform_dependent(rows, grads, cpu=_with_ones, default=plain)
+    if x.dtype == jnp.float32:
+        return plain(x, matrix)
+    return jax.lax.platform_dependent(x, matrix, cpu=native, default=plain)
 
 
-def _of_decoder(rows: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[R, E] inputs, [R, V] float32 gradients -> the gradients of table [V, E] and bias [V], float32."""
+def _of_weights(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """[..., I] inputs, [..., O] gradients -> the gradients of kernel [I, O] and bias [O], float32."""
 
-    def plain(rows: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
-        table = jax.lax.dot_general(grads.astype(rows.dtype), rows, (_COLUMNS_BY_COLUMNS, ((), ())))
-        return table.astype(jnp.float32), jnp.sum(grads, axis=0)
+    def plain(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return _over_rows(x, grad).astype(jnp.float32), _sum_of_rows(grad).astype(jnp.float32)
 
-    def on_cpu(rows: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
-        bias = _float32_sums(jnp.ones((1, len(rows))), grads, _ROWS_BY_COLUMNS)[0]
-        if rows.dtype == jnp.float32:
-            return plain(rows, grads)[0], bias
-        return _with_ones(rows, grads.astype(rows.dtype))[0].T, bias
-
-    return jax.lax.platform_dependent(rows, grads, cpu=on_cpu, default=plain)
+    if x.dtype == jnp.float32:
+        return plain(x, grad)
+    return jax.lax.platform_dependent(x, grad, cpu=_with_ones, default=plain)
 
 
-def _with_ones(rows: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """rows^T grads and the column sums of grads as one product: a row of ones below the first operand.
+def _of_decoder(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """[..., E] inputs, [..., V] float32 gradients -> the gradients of table [V, E] and bias [V], float32."""
+
+    def plain(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return _over_rows(grad.astype(x.dtype), x).astype(jnp.float32), _sum_of_rows(grad)
+
+    def on_cpu(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows = grad.reshape(-1, grad.shape[-1])
+        bias = _float32_sums(jnp.ones((1, len(rows))), rows, ((1,), (0,)))[0]
+        if x.dtype == jnp.float32:
+            return plain(x, grad)[0], bias
+        return _with_ones(x, grad.astype(x.dtype))[0].T, bias
+
+    return jax.lax.platform_dependent(x, grad, cpu=on_cpu, default=plain)
+
+
+def _over_rows(left: jax.Array, right: jax.Array) -> jax.Array:
+    """[..., M], [..., N] -> [M, N]: the sum over all rows of their outer products. They are not laid out as a matrix
+    first: with rows of 20 predictions, a TPU would copy them for that."""
+    rows = tuple(range(left.ndim - 1))
+    return jax.lax.dot_general(left, right, ((rows, rows), ((), ())))
+
+
+def _sum_of_rows(x: jax.Array) -> jax.Array:
+    return jnp.sum(x, axis=tuple(range(x.ndim - 1)))
+
+
+def _with_ones(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The sum over rows of outer products and that of the second operand's rows, as one product: below the first
+    operand stands a row of ones.
 
     The row keeps XLA from taking the transposition back, which makes bfloat16 slow. The barrier keeps what made the
     operand out of the loop that turns it over.
     """
-    rows = jax.lax.optimization_barrier(rows)
+    rows = jax.lax.optimization_barrier(x.reshape(-1, x.shape[-1]))
     ones = jnp.ones((1, len(rows)), rows.dtype)
-    sums = _float32_sums(jnp.concatenate([rows.T, ones]), grads, _ROWS_BY_COLUMNS)
+    grads = grad.reshape(-1, grad.shape[-1])
+    sums = _float32_sums(jnp.concatenate([rows.T, ones]), grads, ((1,), (0,)))
     return sums[:-1], sums[-1]
 
 

@@ -74,13 +74,14 @@ def test_a_mesh_that_cannot_be_is_a_sentence() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remat", ["none", "full"])
-def test_the_cpu_keeps_as_much_and_more(remat) -> None:
-    config = with_training(remat=remat, scan_layers=True, dtype="bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_the_cpu_keeps_as_much_and_more(remat, dtype) -> None:
+    config = with_training(remat=remat, scan_layers=True, dtype=dtype)
     found = step_memory(config, MeshParallel((1, 1, 1), jax.devices()[:1]))
     told = estimate_step(config, one())
     assert told.state == pytest.approx(found.state, rel=0.02)
-    assert 0.35 * found.working < told.working < 1.2 * found.working
+    assert 0.9 < found.working / told.working < 1.7
 
 
 @pytest.mark.slow
