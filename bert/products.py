@@ -101,9 +101,11 @@ def _of_weights(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
     def plain(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
         return _over_rows(x, grad).astype(jnp.float32), _sum_of_rows(grad).astype(jnp.float32)
 
-    if x.dtype == jnp.float32:
-        return plain(x, grad)
-    return jax.lax.platform_dependent(x, grad, cpu=_with_ones, default=plain)
+    def on_cpu(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x, grad = _as_matrix(x), _as_matrix(grad)
+        return plain(x, grad) if x.dtype == jnp.float32 else _with_ones(x, grad)
+
+    return jax.lax.platform_dependent(x, grad, cpu=on_cpu, default=plain)
 
 
 def _of_decoder(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -113,8 +115,8 @@ def _of_decoder(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
         return _over_rows(grad.astype(x.dtype), x).astype(jnp.float32), _sum_of_rows(grad)
 
     def on_cpu(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-        rows = grad.reshape(-1, grad.shape[-1])
-        bias = _float32_sums(jnp.ones((1, len(rows))), rows, ((1,), (0,)))[0]
+        x, grad = _as_matrix(x), _as_matrix(grad)
+        bias = _float32_sums(jnp.ones((1, len(grad))), grad, ((1,), (0,)))[0]
         if x.dtype == jnp.float32:
             return plain(x, grad)[0], bias
         return _with_ones(x, grad.astype(x.dtype))[0].T, bias
@@ -122,9 +124,14 @@ def _of_decoder(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.lax.platform_dependent(x, grad, cpu=on_cpu, default=plain)
 
 
+def _as_matrix(x: jax.Array) -> jax.Array:
+    """[..., N] -> [rows, N]. Sums over rows are quicker so on a CPU, which else turns an operand over by a copy. A TPU
+    would copy both of them for it, where rows are not a multiple of 8."""
+    return x.reshape(-1, x.shape[-1])
+
+
 def _over_rows(left: jax.Array, right: jax.Array) -> jax.Array:
-    """[..., M], [..., N] -> [M, N]: the sum over all rows of their outer products. They are not laid out as a matrix
-    first: with rows of 20 predictions, a TPU would copy them for that."""
+    """[..., M], [..., N] -> [M, N]: the sum over all rows of their outer products."""
     rows = tuple(range(left.ndim - 1))
     return jax.lax.dot_general(left, right, ((rows, rows), ((), ())))
 
@@ -133,16 +140,15 @@ def _sum_of_rows(x: jax.Array) -> jax.Array:
     return jnp.sum(x, axis=tuple(range(x.ndim - 1)))
 
 
-def _with_ones(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The sum over rows of outer products and that of the second operand's rows, as one product: below the first
-    operand stands a row of ones.
+def _with_ones(rows: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """[R, M], [R, N] -> the sum over rows of outer products [M, N] and that of the second operand's rows [N], as one
+    product: below the first operand stands a row of ones.
 
     The row keeps XLA from taking the transposition back, which makes bfloat16 slow. The barrier keeps what made the
     operand out of the loop that turns it over.
     """
-    rows = jax.lax.optimization_barrier(x.reshape(-1, x.shape[-1]))
+    rows = jax.lax.optimization_barrier(rows)
     ones = jnp.ones((1, len(rows)), rows.dtype)
-    grads = grad.reshape(-1, grad.shape[-1])
     sums = _float32_sums(jnp.concatenate([rows.T, ones]), grads, ((1,), (0,)))
     return sums[:-1], sums[-1]
 
