@@ -2,8 +2,9 @@
 
 Counted exactly: parameters, optimizer state and the batch, by the table of places. Traced: what the backward pass finds
 stored of a layer (`stored_of_a_layer`). Beside it live the gradients, twice where micro-batches are added up; the
-layers' parameters, stacked for the loop over layers and cast to the type of the computation; and the logits with their
-gradient, or all that one layer computes, whichever is larger. In the letters of `bert.model`, with b rows of a
+layers' parameters, stacked for the loop over layers and cast to the type of the computation; with FSDP the embedding
+and two layers gathered, and their gradients before they are dealt out; and the logits with their gradient, in float32
+and cast, or all that one layer computes, whichever is larger. In the letters of `bert.model`, with b rows of a
 micro-batch on a device and c bytes a number computed with, BERT's layer stores, in bytes:
 
     none   b T (6 * 4 D + 8 c D + 2 c F + 2 D + 16) + b N T (T (4 + c + 1) + 8)
@@ -75,8 +76,12 @@ def estimate_step(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
     layers = _layers_bytes(config, mesh)
 
     computed = jnp.dtype(training.dtype).itemsize
+    pieces = model.known_vocab_size + -model.known_vocab_size % training.vocab_multiple
     gradients = parameters * (2 if training.gradient_accumulation_steps > 1 else 1)
     weights = (layers if training.scan_layers else 0) + (layers * computed // 4 if computed != 4 else 0)
+
+    layer, embedding = layers * fsdp // model.num_hidden_layers, 4 * pieces * model.embedding_width // tensor
+    gathered = (embedding + 2 * layer) * computed // 4 + embedding + layer if fsdp > 1 else 0
 
     kernel = Execution.of(training, mesh.platform).attention
 
@@ -84,10 +89,9 @@ def estimate_step(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
         sizes = (training.dtype, remat, config.data.sequence_length, config.data.packing, training.dropout_rng)
         return rows * stored_of_a_layer(model, *sizes, kernel, tensor)
 
-    pieces = model.known_vocab_size + -model.known_vocab_size % training.vocab_multiple
-    logits = rows * config.data.max_predictions_per_sequence * pieces // tensor * (4 + computed)
+    logits = rows * config.data.max_predictions_per_sequence * pieces // tensor * (4 + 4 + computed)
     activations = model.num_hidden_layers * stored(training.remat)
-    working = gradients + weights + activations + max(logits, stored("none"))
+    working = gradients + weights + gathered + activations + max(logits, stored("none"))
     return StepMemory(parameters + optimizer + batch // (data * fsdp), working)
 
 

@@ -53,7 +53,7 @@ def fit_rows(config: PretrainConfig, mesh: MeshParallel, memory: int, remat: str
 
     guesses = {rows: estimate_step(split(rows), mesh) for rows in choices}
     if not compiled:
-        possible = [rows for rows in choices if guesses[rows].peak * (1 + WITHIN / 100) <= memory]
+        possible = [rows for rows in choices if guesses[rows].peak <= memory * (1 - WITHIN / 100)]
         return _fit(remat, share, possible, {**guesses})
     measured: dict[int, StepMemory | None] = {}
 
