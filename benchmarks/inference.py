@@ -1,4 +1,4 @@
-"""Sentences a second of `encode`, against sentence-transformers and onnxruntime on our export, in turns:
+"""Sentences a second of `embed`, against sentence-transformers and onnxruntime on our export, in turns:
 
     PYTHONPATH=. python benchmarks/inference.py MODEL --output inference.json
 
@@ -92,13 +92,13 @@ Encode = Callable[[list[str]], np.ndarray]
 
 
 def ours(model: Path, exported: Path, batch_size: int) -> Encode:
-    """`bert.load(...).encode`."""
+    """`bert.load(...).embed`."""
     import bert
     from bert.compilation_cache import use_compilation_cache
 
     use_compilation_cache()
     loaded = bert.load(model)
-    return lambda texts: loaded.encode(texts, batch_size).embeddings
+    return lambda texts: loaded.embed(texts, batch_size)
 
 
 def sentence_transformers(model: Path, exported: Path, batch_size: int) -> Encode:

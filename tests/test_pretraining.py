@@ -260,6 +260,13 @@ def test_load_encodes_and_fills_masks(pretrained: Path) -> None:
     assert model.encode([]).pooled_output.shape == (0, 16)
 
 
+def test_embeddings_alone_are_those_of_encode(pretrained: Path) -> None:
+    model = bert.load(pretrained)
+    texts = ["Ba ko ri. " * count for count in (3, 1, 6, 2, 5, 1, 4)]
+    np.testing.assert_allclose(model.embed(texts, batch_size=2), model.encode(texts).embeddings, atol=1e-6)
+    assert model.embed([]).shape == (0, 16)
+
+
 def test_errors_of_the_corpus(tmp_path: Path, fails) -> None:
     def run(name: str, content: bytes | None, *more: str) -> str:
         file = tmp_path / name
