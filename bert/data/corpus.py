@@ -148,12 +148,12 @@ def _expand(entry: str) -> list[str]:
             f"{entry} holds the splits {', '.join(splits)}: name one of them, for example {entry}/{splits[0]}"
         )
     if os.path.isdir(entry):
-        inside = [
-            os.path.join(folder, name)
-            for folder, _, names in os.walk(entry)
-            for name in names
-            if name.endswith(FOLDER_SUFFIXES) and not name.startswith(".")
-        ]
+        inside = []
+        for folder, below, names in os.walk(entry):
+            saved = [name for name in below if formats.is_dataset(os.path.join(folder, name))]
+            below[:] = [name for name in below if name not in saved]
+            files = [name for name in names if name.lower().endswith(FOLDER_SUFFIXES) and not name.startswith(".")]
+            inside += [os.path.join(folder, name) for name in (*saved, *files)]
         if not inside:
             wanted = ", ".join("*" + suffix for suffix in FOLDER_SUFFIXES)
             raise UserError(f"the folder {entry} holds no corpus file: it needs {wanted}, in it or below it")
@@ -162,11 +162,14 @@ def _expand(entry: str) -> list[str]:
         require_readable_kind(entry)
         return [entry]
     if glob.has_magic(entry):
-        matches = sorted(path for path in glob.glob(entry, recursive=True) if os.path.isfile(path))
+        matches = sorted(
+            path for path in glob.glob(entry, recursive=True) if os.path.isfile(path) or formats.is_dataset(path)
+        )
         if not matches:
             raise UserError(f"no file matches {entry}: mend the glob (and quote it for the shell)")
         for path in matches:
-            require_readable_kind(path)
+            if os.path.isfile(path):
+                require_readable_kind(path)
         return matches
     raise UserError(f"{entry} does not exist: name a file, a glob or a folder of the corpus")
 

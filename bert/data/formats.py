@@ -1,8 +1,8 @@
 """One file, or one data set, of a corpus -> its documents. Streaming: memory holds one document or one batch of rows.
 
-Text files hold a document as a block of lines (paragraphs or sentences) that an empty line ends; ``.jsonl`` files hold
-one object a line whose "text" is a document; Parquet files and data sets of the ``datasets`` library have a "text"
-column. Text and JSONL may be compressed (gzip, bzip2, xz, zstd).
+Text files hold a document as a block of lines (paragraphs or sentences) that an empty line ends; ``.jsonl`` (or
+``.ndjson``) files hold one object a line whose "text" is a document; Parquet files and data sets of the ``datasets``
+library have a "text" column. Text and JSONL may be compressed (gzip, bzip2, xz, zstd).
 """
 
 from __future__ import annotations
@@ -50,10 +50,16 @@ OPENERS: dict[str, Callable[[Path], io.BufferedIOBase]] = {
 }
 """By the end of a file's name; any other is plain."""
 
-FOLDER_SUFFIXES = (*(kind + packed for kind in (".txt", ".jsonl") for packed in ("", *OPENERS)), ".parquet")
+_JSON_LINES = (".jsonl", ".ndjson")
+
+FOLDER_SUFFIXES = (*(kind + packed for kind in (".txt", *_JSON_LINES) for packed in ("", *OPENERS)), ".parquet")
 """Files that are read where a folder is named."""
 
-_UNREADABLE = (".json", ".zip", ".tar", ".tar.gz", ".tgz", ".7z", ".arrow", ".csv", ".parquet.gz")
+_UNREADABLE = (".json", ".csv", ".tsv", ".arrow", ".parquet", ".tar", ".html", ".xml", ".pdf")
+"""No text, plain or compressed."""
+
+_UNPACKED = (".zip", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zstd", ".lz4", ".lzma", ".br", ".z")
+"""Packed in a way that is not unpacked here."""
 
 
 def place_documents(place: str) -> Iterator[Document]:
@@ -77,10 +83,15 @@ def kind_of(place: str) -> str:
     """text, jsonl, parquet or dataset."""
     if place.startswith(HUB) or is_dataset(place):
         return "dataset"
-    if place.endswith(".parquet"):
+    if place.lower().endswith(".parquet"):
         return "parquet"
-    suffix = next((suffix for suffix in OPENERS if place.endswith(suffix)), "")
-    return "jsonl" if place.removesuffix(suffix).endswith(".jsonl") else "text"
+    return "jsonl" if _unpacked_name(place).endswith(_JSON_LINES) else "text"
+
+
+def _unpacked_name(path: str) -> str:
+    """In lower case, without the end of a compressed file."""
+    name = path.lower()
+    return name.removesuffix(next((suffix for suffix in OPENERS if name.endswith(suffix)), ""))
 
 
 def is_dataset(folder: str) -> bool:
@@ -90,8 +101,16 @@ def is_dataset(folder: str) -> bool:
 
 def require_readable_kind(path: str) -> None:
     """Raises UserError for a file whose name says that it is no text."""
-    if path.endswith(_UNREADABLE):
-        wanted = f".txt or .jsonl (plain or with {', '.join(OPENERS)}) or .parquet"
+    if kind_of(path) == "parquet":
+        return
+    wanted = f".txt or .jsonl (plain or with {', '.join(OPENERS)}) or .parquet"
+    name = _unpacked_name(path)
+    if name.endswith(".json"):
+        raise UserError(
+            f'{path} may be one value of JSON: if it has one object with a "text" on each line, call it .jsonl; else '
+            f"convert it to {wanted}"
+        )
+    if name.endswith((*_UNREADABLE, *_UNPACKED)):
         raise UserError(f"{path} is of a kind that is not read: convert it to {wanted}")
 
 
@@ -138,18 +157,20 @@ def _damaged(path: Path, where: str, error: Exception) -> UserError:
 
 
 def _open(path: Path) -> io.BufferedIOBase:
-    return OPENERS.get(path.suffix, lambda path: open(path, "rb"))(path)
+    return OPENERS.get(path.suffix.lower(), lambda path: open(path, "rb"))(path)
 
 
 def numbered_lines(path: Path) -> Generator[tuple[int, str], None, None]:
     """(number, line without its end), decoded line by line, so that an error knows its place."""
     number = 0
     try:
+        if path.suffix.lower() in OPENERS and not path.stat().st_size:  # not all decoders mind
+            raise EOFError("it is empty")
         with _open(path) as file:
             while data := file.readline(MAX_DOCUMENT_BYTES + 1):
                 number += 1
                 if len(data) > MAX_DOCUMENT_BYTES:
-                    raise _too_long(path, number)
+                    raise _too_long(path, number, kind_of(str(path)))
                 if number == 1:
                     data = data.removeprefix(b"\xef\xbb\xbf")
                 try:
@@ -172,7 +193,7 @@ def _text_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Do
             document.append(stripped)
             size += len(stripped)
             if size > MAX_DOCUMENT_BYTES:
-                raise _too_long(path, number)
+                raise _too_long(path, number, "text")
         elif document:
             yield document
             document, size = [], 0
@@ -249,8 +270,6 @@ def _lines_of(text: str) -> Document:
     return [stripped for part in text.split("\n") if (stripped := part.strip())]
 
 
-def _too_long(path: Path, number: int) -> UserError:
-    return UserError(
-        f"{path}, line {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: "
-        "separate documents with an empty line"
-    )
+def _too_long(path: Path, number: int, kind: str) -> UserError:
+    mend = "divide it" if kind == "jsonl" else "separate documents with an empty line"
+    return UserError(f"{path}, line {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: {mend}")
