@@ -30,8 +30,8 @@ class RowObjective:
       special_tokens: [CLS] and [SEP] of a row; a sentence is no longer than T less these.
       documents: least number of documents that rows can be drawn from.
       shortens: whether data.short_seq_prob has a say.
-      draw: (sentences, documents, T, short_seq_prob, random stream) -> rows [R, ...]: the token ranges of each, start
-        and end, and the label where there is one. Arguments as of ``bert.data.pairs.sentence_pairs``.
+      draw: (sentences, documents, T, short_seq_prob, random stream, numbers) -> rows [R, ...]: the token ranges of
+        each, start and end, and the label where there is one. Arguments as of ``bert.data.pairs.sentence_pairs``.
       lay_out: (tokens, boundaries of the documents among the tokens, drawn rows, T, special tokens, dtype) -> columns.
       label: what the label tells: the column NAME_label and the batch's NAME_labels and NAME_weights; None without.
       metric: start of the names of its loss and accuracy in metrics.jsonl.
@@ -41,7 +41,7 @@ class RowObjective:
     special_tokens: int
     documents: int
     shortens: bool
-    draw: Callable[[list[int], list[int], int, float, random.Random], np.ndarray]
+    draw: Callable[[list[int], list[int], int, float, random.Random, list[int]], np.ndarray]
     lay_out: Callable[[np.ndarray, np.ndarray, np.ndarray, int, SpecialTokens, type], Columns]
     label: str | None = None
     metric: str | None = None
@@ -49,16 +49,26 @@ class RowObjective:
 
 
 def _paired(
-    pairs: Callable[[list[int], list[int], int, float, random.Random], Iterator[Pair]],
+    pairs: Callable[..., Iterator[Pair]],
     label: str,
     metric: str,
     documents: int,
     answers: tuple[str, ...],
 ) -> RowObjective:
     def draw(
-        sentences: list[int], documents: list[int], length: int, short_seq_prob: float, stream: random.Random
+        sentences: list[int],
+        documents: list[int],
+        length: int,
+        short_seq_prob: float,
+        stream: random.Random,
+        numbers: list[int],
     ) -> np.ndarray:
-        return np.array(list(pairs(sentences, documents, length, short_seq_prob, stream)), np.int64).reshape(-1, 5)
+        # Where two documents are needed, they are told apart; copies of one are as good as any within a document.
+        more = {"numbers": numbers} if least > 1 else {}
+        found = list(pairs(sentences, documents, length, short_seq_prob, stream, **more))
+        return np.array(found, np.int64).reshape(-1, 5)
+
+    least = documents
 
     def lay_out(
         tokens: np.ndarray, _: np.ndarray, found: np.ndarray, length: int, special: SpecialTokens, dtype: type
@@ -73,7 +83,12 @@ def _paired(
 
 def _unpaired(rows: Callable[[list[int], list[int], int], Iterator[tuple[int, int]]]) -> RowObjective:
     def draw(
-        sentences: list[int], documents: list[int], length: int, short_seq_prob: float, stream: random.Random
+        sentences: list[int],
+        documents: list[int],
+        length: int,
+        short_seq_prob: float,
+        stream: random.Random,
+        numbers: list[int],
     ) -> np.ndarray:
         return np.array(list(rows(sentences, documents, length - 2)), np.int64).reshape(-1, 2)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 IS_NEXT, IS_RANDOM = 0, 1
@@ -44,6 +44,7 @@ def sentence_pairs(
     sequence_length: int,
     short_seq_prob: float,
     draw: random.Random,
+    numbers: Sequence[int] | None = None,
 ) -> Iterator[Pair]:
     """Examples of a set of documents.
 
@@ -60,7 +61,10 @@ def sentence_pairs(
       sequence_length: T; a pair has at most T - 3 tokens.
       short_seq_prob: chance of a target length drawn from [2, T - 3].
       draw: random stream; only its ``.random()`` is used.
+      numbers: which document each is: copies of one, which are not another document to each other, have the same
+        number. At least two of them differ; None where there are no copies.
     """
+    numbers = range(len(documents) - 1) if numbers is None else numbers
     longest = sequence_length - 3
     for number in range(len(documents) - 1):
         start, stop = documents[number], documents[number + 1]
@@ -70,7 +74,7 @@ def sentence_pairs(
             a_stop = start + 1 + _below(draw, end - start - 1) if end - start > 1 else end
             if end - start == 1 or draw.random() < RANDOM_SHARE:
                 room = target - (sentences[a_stop] - sentences[start])
-                b_first, b_stop = _random_segment(sentences, documents, number, room, draw)
+                b_first, b_stop = _random_segment(sentences, documents, numbers, number, room, draw)
                 label, following = IS_RANDOM, a_stop
             else:
                 b_first, b_stop, label, following = a_stop, end, IS_NEXT, end
@@ -125,11 +129,18 @@ def truncated(
 
 
 def _random_segment(
-    sentences: list[int], documents: list[int], number: int, room: int, draw: random.Random
+    sentences: list[int],
+    documents: list[int],
+    numbers: Sequence[int],
+    number: int,
+    room: int,
+    draw: random.Random,
 ) -> tuple[int, int]:
     """Sentences [first, stop) of another document, from a random one on, until ``room`` is filled."""
-    other = _below(draw, len(documents) - 2)
-    other += other >= number
+    other = number
+    while numbers[other] == numbers[number]:
+        other = _below(draw, len(documents) - 2)
+        other += other >= number
     first = documents[other] + _below(draw, documents[other + 1] - documents[other])
     return first, _filled(sentences, first, first + 1, documents[other + 1], room)
 

@@ -103,21 +103,27 @@ def build_shards_of(
     from bert.tokenizer import special_ids
 
     task = tasks[0]
-    numbers = np.load(task.order, mmap_mode="r")[task.first : task.last]
-    tokens, sentences, documents = _tokenized(task, numbers, tokenizer)
+    # A copy: another process may put its own file in place of a mapped one, and some file systems forget the old then.
+    asked = np.array(np.load(task.order, mmap_mode="r")[task.first : task.last])
+    tokens, sentences, documents, numbers = _tokenized(task, asked, tokenizer)
     objective = OBJECTIVES[task.objective]
     if len(documents) - 1 < objective.documents:
         raise UserError(
-            f"only {len(documents) - 1} of {len(numbers)} documents of {task.name} hold more than control "
+            f"only {len(documents) - 1} of {len(asked)} documents of {task.name} hold more than control "
             f"characters, and data.objective {task.objective} needs {objective.documents}: "
             "remove the empty ones from the corpus"
+        )
+    if len(set(numbers)) < objective.documents:
+        raise UserError(
+            f"{task.name} holds copies of one document alone, and data.objective {task.objective} needs "
+            f"{objective.documents}: give that entry of data.train more documents, or less of data.weights"
         )
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
     ends, special = np.array(sentences)[documents], special_ids(tokenizer)
     for task in tasks:
         draw = pairs.stream(task.seed, task.name)
-        found = objective.draw(sentences, documents, task.sequence_length, task.short_seq_prob, draw)
+        found = objective.draw(sentences, documents, task.sequence_length, task.short_seq_prob, draw, numbers)
         if not len(found):
             raise UserError(
                 f"no document of {task.name} has two sentences, which data.objective {task.objective} needs: "
@@ -144,8 +150,10 @@ def build_shards_of(
         yield task, summary, counts
 
 
-def _tokenized(task: ShardTask, numbers: np.ndarray, tokenizer: Tokenizer) -> tuple[np.ndarray, list[int], list[int]]:
-    """Flat tokens, boundaries of the sentences in them, boundaries of the documents among the sentences.
+def _tokenized(
+    task: ShardTask, asked: np.ndarray, tokenizer: Tokenizer
+) -> tuple[np.ndarray, list[int], list[int], list[int]]:
+    """Flat tokens, boundaries of the sentences in them, of the documents among the sentences, and their numbers.
 
     Sentences without a token and documents without a sentence vanish. A sentence that is longer than a row is cut
     into even pieces of about half that: where a corpus has no punctuation, truncation would throw most of it
@@ -154,7 +162,7 @@ def _tokenized(task: ShardTask, numbers: np.ndarray, tokenizer: Tokenizer) -> tu
     parts: list[np.ndarray] = []
     lengths: list[int] = []
     owners: list[int] = []
-    for batch, batch_owners in _batches_of_sentences(task, numbers):
+    for batch, batch_owners in _batches_of_sentences(task, asked):
         ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
         parts.append(np.fromiter(itertools.chain.from_iterable(ids), np.int32))
         lengths += map(len, ids)
@@ -168,7 +176,7 @@ def _tokenized(task: ShardTask, numbers: np.ndarray, tokenizer: Tokenizer) -> tu
     length = length[each] // pieces[each] + (within < length[each] % pieces[each])
     starts = np.flatnonzero(np.diff(owner)) + 1
     documents = [0, *starts.tolist(), len(owner)] if len(owner) else [0]
-    return tokens, [0, *np.cumsum(length).tolist()], documents
+    return tokens, [0, *np.cumsum(length).tolist()], documents, asked[owner[documents[:-1]]].tolist()
 
 
 def _batches_of_sentences(task: ShardTask, numbers: np.ndarray) -> Iterator[tuple[list[str], list[int]]]:

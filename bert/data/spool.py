@@ -17,6 +17,9 @@ import numpy as np
 
 from bert.config import UserError
 
+MOST_PASSES = 1000
+"""Over a source of a mixture. Whoever asks for more has mistaken himself in the weights."""
+
 _TEXT, _OFFSETS, _SOURCES, _DONE = "text", "offsets.int64", "sources.int32", "done.json"
 
 
@@ -60,10 +63,10 @@ class Spool:
         """An order in which every source has its share of the bytes, int64 [at least N].
 
         No document is left out: the source that is largest for its share is read once, the others as often as they
-        must be, in passes one after the other (so that a document hardly ever meets its copy), the last in part.
+        must be, in passes one after the other, the last in part.
 
         Raises:
-          UserError: a source without a document in the order.
+          UserError: a source without a document in the order, or one that would be read more than MOST_PASSES times.
         """
         offsets, sources = self.offsets(), self.sources()[order]
         sizes = np.maximum((offsets[1:] - offsets[:-1])[order], 1)
@@ -75,6 +78,11 @@ class Spool:
             )
         passes = np.array(weights) / totals
         passes /= passes.min()
+        if passes.max() > MOST_PASSES:
+            raise UserError(
+                f"data.weights: entry {int(passes.argmax()) + 1} of data.train would be read {passes.max():,.0f} "
+                f"times, and {MOST_PASSES:,} are the most: give it more text, or less weight"
+            )
         found, done = [], 0
         while (passes > done).any():
             words = np.random.Philox(key=np.array([seed, done], np.uint64)).random_raw(len(order))
@@ -82,8 +90,8 @@ class Spool:
             keep = np.zeros(len(order), bool)
             for source, (times, total) in enumerate(zip(passes, totals, strict=True)):
                 mine = places[sources[places] == source]
-                # Where the last pass would end within a document, it stops before it.
-                keep[mine[np.cumsum(sizes[mine]) <= (times - done) * total + 0.5]] = True
+                # Where the last pass would end within a document, the document is in if most of it is.
+                keep[mine[np.cumsum(sizes[mine]) - sizes[mine] / 2 <= (times - done) * total]] = True
             found.append(order[places[keep[places]]])
             done += 1
         return np.concatenate(found)

@@ -15,7 +15,7 @@ import pytest
 
 from bert.config import DataConfig, UserError
 from bert.data import examples, spool
-from bert.data.corpus import corpus_fingerprint, documents, entries, numbered_documents
+from bert.data.corpus import corpus_fingerprint, documents, entries, numbered_documents, split_sentences
 from bert.data.examples import build_examples, open_rows
 from bert.tokenizer import SPECIAL_TOKENS, load_tokenizer
 
@@ -91,6 +91,47 @@ def test_a_file_that_disappears_is_named(tmp_path) -> None:
     (tmp_path / "b.txt").unlink()
     with pytest.raises(UserError, match=r"b\.txt has disappeared: put it back or leave it out"):
         list(found)
+
+
+@pytest.mark.parametrize("packed", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_compressed_file_of_no_bytes_is_a_download_that_failed(tmp_path, packed) -> None:
+    (tmp_path / "whole.txt").write_text("Text.")
+    (tmp_path / f"b.txt{packed}").write_bytes(b"")
+    with pytest.raises(UserError, match=rf"b\.txt\{packed} is cut short or damaged"):
+        list(documents(str(tmp_path)))
+
+
+def test_the_name_of_a_file_tells_its_kind_in_any_case(tmp_path) -> None:
+    (tmp_path / "a.TXT").write_text("Text.")
+    (tmp_path / "b.JSONL.GZ").write_bytes(gzip.compress(b'{"text": "Lines."}'))
+    (tmp_path / "c.ndjson").write_text('{"text": "More."}')
+    assert list(documents(str(tmp_path))) == [["Text."], ["Lines."], ["More."]]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("c4.json.gz", "may be one value of JSON: if it has one object a line"),
+        ("a.JSON", "may be one value of JSON"),
+        ("a.csv.gz", "is of a kind that is not read"),
+        ("a.tsv", "is of a kind that is not read"),
+        ("a.jsonl.zstd", "is of a kind that is not read"),
+        ("a.tar.gz", "is of a kind that is not read"),
+        ("a.parquet.gz", "is of a kind that is not read"),
+    ],
+)
+def test_what_is_no_text_is_not_read_as_text(tmp_path, name, message) -> None:
+    (tmp_path / name).write_bytes(b'{"text": "Hello"}')
+    for source in (tmp_path / name, tmp_path / "*"):
+        with pytest.raises(UserError, match=f"{re.escape(name)} {message}"):
+            list(documents(str(source)))
+
+
+def test_saved_data_sets_below_a_folder_or_matched_by_a_glob(tmp_path) -> None:
+    (tmp_path / "x.txt").write_text("Text.")
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "below" / "saved")
+    assert list(documents(str(tmp_path))) == [*EXPECTED, ["Text."]]
+    assert list(documents(str(tmp_path / "below" / "*"))) == EXPECTED
 
 
 def test_saved_data_sets(tmp_path) -> None:
@@ -177,6 +218,42 @@ def test_an_entry_without_documents_cannot_have_a_share(tmp_path) -> None:
         found.mixed(found.order(1), [0.5, 0.5], 1)
 
 
+def test_of_a_large_document_a_mixture_has_what_is_nearer_to_its_share(tmp_path) -> None:
+    texts = [(0, ["x" * 1000]), *[(1, ["y" * 100])] * 19]
+    found = spool.write_spool(texts, tmp_path, lambda number: None)
+    order = found.mixed(found.order(1), [0.5, 0.5], 1)
+    assert (found.sources()[order] == 0).sum() == 2, "1.9 passes are two, not one"
+
+
+def test_a_mixture_of_a_thousand_passes_is_a_mistake(tmp_path) -> None:
+    found = spool_of(tmp_path, [100, 100])
+    with pytest.raises(UserError, match=r"entry 1 of data\.train would be read 10,000 times, and 1,000 are the most"):
+        found.mixed(found.order(1), [1.0, 0.0001], 1)
+
+
+def test_a_repeated_document_is_never_its_own_random_partner(tmp_path) -> None:
+    """Of four documents that a mixture repeats until they are half of the text."""
+    words = {name: [f"{name}{number}" for number in range(4 if name == "a" else 100)] for name in "ab"}
+    for name, documents_ in words.items():
+        text = "\n\n".join("\n".join([f"{word} {word} {word}"] * 12) for word in documents_)
+        (tmp_path / f"{name}.txt").write_text(text)
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words["a"], *words["b"]]))
+    config = DataConfig(
+        train=[str(tmp_path / "a.txt"), str(tmp_path / "b.txt")],
+        eval=str(tmp_path / "b.txt"),
+        weights=[0.5, 0.5],
+        sequence_length=16,
+        one_sentence_per_line=True,
+        num_workers=1,
+    )
+    found = build_examples(config, load_tokenizer(tmp_path / "vocab.txt"), tmp_path / "cache")
+    rows = open_rows(found.train).take(np.arange(found.counts["train_rows"]))
+    a = rows["input_ids"][:, 1]
+    b = rows["input_ids"][np.arange(len(a)), rows["segment_a_length"]]
+    assert ((a < 9) & (rows["next_sentence_label"] == 1)).sum() > 100
+    np.testing.assert_array_equal(a == b, rows["next_sentence_label"] == 0)
+
+
 @pytest.fixture
 def two_languages(tmp_path):
     """German and English whose sentences end differently: "z. B." and "e.g." are no ends."""
@@ -187,6 +264,18 @@ def two_languages(tmp_path):
     words = sorted(set(re.findall(r"\w+|[.,]", f"{german} {english}".lower())))
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
     return tmp_path
+
+
+def test_languages_differ_in_where_sentences_end() -> None:
+    german = ["Es geht bzw. es steht. Am 3. Mai kam er."]
+    assert split_sentences(german, "de") == ["Es geht bzw. es steht.", "Am 3. Mai kam er."]
+    assert len(split_sentences(german, "en")) == 4
+
+
+@pytest.mark.parametrize("language", ["german", "DE", "de_DE", ""])
+def test_a_language_is_given_by_its_code(language) -> None:
+    with pytest.raises(UserError, match=rf"data\.language is '{language}': give a code in lower case"):
+        DataConfig(train="a.txt", language=language).check()
 
 
 def test_sentences_end_by_the_language_of_their_source(two_languages, monkeypatch) -> None:

@@ -109,3 +109,23 @@ def test_the_stream_is_pinned():
 
 
 PINNED = 0.564913468555
+
+
+def test_a_copy_is_no_other_document():
+    """Twenty documents stand among the others twice, as where a mixture repeats them."""
+    sentences, documents = many(documents=60)
+    numbers = [place % 20 if place < 40 else place for place in range(60)]
+    found = list(sentence_pairs(sentences, documents, 64, 0.1, stream("copies"), numbers))
+    of = [
+        (
+            numbers[document_of(pair.a_start, sentences, documents)],
+            numbers[document_of(pair.b_start, sentences, documents)],
+        )
+        for pair in found
+        if pair.label == IS_RANDOM
+    ]
+    assert len(of) > 200
+    assert all(a != b for a, b in of)
+    assert list(sentence_pairs(sentences, documents, 64, 0.1, stream(1))) == list(
+        sentence_pairs(sentences, documents, 64, 0.1, stream(1), list(range(60)))
+    )
