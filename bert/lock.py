@@ -1,4 +1,4 @@
-"""One process at a time in a run's folder."""
+"""One process at a time in a folder: a run's, or one where examples or a vocabulary are built."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import errno
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bert.config import UserError
 
 LOCK = ".lock"
 """File whose lock a run holds. It stays behind and means nothing then: the lock is the kernel's."""
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextlib.contextmanager
@@ -42,7 +44,7 @@ def sole_process(folder: Path) -> Iterator[None]:
                 f"{folder} is in use by {_holder(descriptor)}: wait until that has ended, or name another --output_dir"
             ) from None
         except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            if error.errno not in _NO_LOCKS:
                 raise
         with contextlib.suppress(OSError):  # a full disk: the name of the holder is all that is lost
             os.ftruncate(descriptor, 0)
@@ -50,6 +52,32 @@ def sole_process(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def one_builder(folder: Path, waits: Callable[[], None]) -> Iterator[None]:
+    """Waits until no other process builds what comes to stand in ``folder``, and keeps others waiting meanwhile.
+
+    The lock lies beside the folder, and is as that of `sole_process`; but two that write the same files at once would
+    spoil them, so there has to be one.
+
+    Raises:
+        UserError: the file system knows no locks.
+    """
+    with open(folder.with_name(folder.name + LOCK), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waits()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            raise UserError(
+                f"the file system of {folder} knows no locks, which keep two processes from building the same: name "
+                "another folder with data.cache_dir"
+            ) from None
+        yield
 
 
 def _now() -> str:

@@ -11,7 +11,6 @@ often it was killed.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import itertools
@@ -30,6 +29,7 @@ from bert.data import corpus, spool, workers
 from bert.data.objectives import OBJECTIVES
 from bert.data.shards import Rows, ShardSummary, ShardTask, damaged, open_rows
 from bert.files import replacing, write_durably
+from bert.lock import one_builder
 from bert.values import known
 
 if TYPE_CHECKING:
@@ -40,11 +40,13 @@ __all__ = ["ExampleSet", "Rows", "build_examples", "build_part", "cache_folder",
 Progress = Callable[[str, int, int | None], None]
 """Called as (what is being done, how many are done, of how many where that is known)."""
 
-FORMAT = 1
+FORMAT = 2
 """Part of the key: raise it where the same text would give other rows."""
 
 SHARD_BYTES = 4 << 20
 """Text of a shard: about 9,000 rows of 128 tokens, some 60 MB of memory while it is built."""
+
+WAITING = "waiting for another process that builds the same examples"
 
 _INDEX, _COUNTS, _WORK = "index.json", "unigram_counts.npy", "work"
 
@@ -93,7 +95,7 @@ def build_examples(
     progress = progress or _silent
     folder, settings = _folder_of(config, tokenizer, cache_dir, progress)
     if not (folder / _INDEX).exists():
-        with _writing(folder), _locked(folder, progress):
+        with _writing(folder), one_builder(folder, lambda: progress(WAITING, 0, None)):
             if not (folder / _INDEX).exists():
                 tasks = _tasks(folder, config, progress)
                 _build(tasks, tasks, folder, config, tokenizer, progress)
@@ -126,7 +128,7 @@ def build_part(
     index = folder / _INDEX
     if not index.exists():
         with _writing(folder):
-            with _locked(folder, progress):
+            with one_builder(folder, lambda: progress(WAITING, 0, None)):
                 tasks = [] if index.exists() else _tasks(folder, config, progress)
             # Duplicates of a shard have its number: their text is tokenised once.
             mine = [task for task in tasks if int(task.name[-5:]) % count == number - 1]
@@ -135,7 +137,7 @@ def build_part(
             except FileNotFoundError:
                 if not index.exists():  # else another process has built everything, and cleared its work away
                     raise
-            with _locked(folder, progress):
+            with one_builder(folder, lambda: progress(WAITING, 0, None)):
                 if not index.exists():
                     if any(_finished(task, folder / _WORK) is None for task in tasks):
                         return None
@@ -170,14 +172,17 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _verified(found: ExampleSet, cache: Path) -> ExampleSet:
-    """The set, once the bytes of its shards are those that were built; what was verified is remembered by file state.
+    """The set, once the bytes of its files are those that were built.
+
+    What was verified is remembered by path, size and time of change: a file is read for this once, and again when it
+    has changed or been copied, not at every start.
 
     Raises:
-      UserError: a shard with other bytes.
+      UserError: a file with other bytes.
     """
     index = json.loads((found.folder / _INDEX).read_text(encoding="utf-8"))
     memo = corpus.Memo(cache)
-    for entry in [*index["train"], *index["eval"]]:
+    for entry in [*index["train"], *index["eval"], index["unigram_counts"]]:
         path = found.folder / entry["file"]
         state, modified = corpus.file_state(path)
         if memo.get((f"sha256|{state}", modified), lambda: _sha256(path)) != entry["sha256"]:
@@ -287,12 +292,17 @@ def _merge(tasks: list[ShardTask], folder: Path, config: DataConfig, settings: d
         for split in ("train", "eval")
     }
     counts = sum(np.load(work / f"{name}.npy") for name in summaries if name.startswith("train"))
-    np.save(folder / _COUNTS, counts)
+    with replacing(folder / _COUNTS) as temporary, open(temporary, "wb") as file:
+        np.save(file, counts)
     index = {
         "settings": settings,
         "vocab_size": len(counts),
         "counts": _counts(parts, config.duplicates),
-        "unigram_counts": {"file": _COUNTS, "size": (folder / _COUNTS).stat().st_size},
+        "unigram_counts": {
+            "file": _COUNTS,
+            "size": (folder / _COUNTS).stat().st_size,
+            "sha256": _sha256(folder / _COUNTS),
+        },
         **parts,
     }
     write_durably(folder / _INDEX, json.dumps(index, indent=1).encode())
@@ -329,8 +339,10 @@ def _tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardTa
                 f"data.{split} holds {_number(source)}: at least 2 are needed, since next-sentence pairs "
                 "draw from another document; an empty line separates documents"
             )
-        with replacing(work / f"{split}-order.npy") as temporary, open(temporary, "wb") as file:
-            np.save(file, numbers)  # another process may have the old one mapped
+        order_file = work / f"{split}-order.npy"
+        if not order_file.exists():  # it is the same for every process, and another one may be reading it
+            with replacing(order_file) as temporary, open(temporary, "wb") as file:
+                np.save(file, numbers)
         slices = list(enumerate(source.slices(numbers, SHARD_BYTES)))
         copies = range(config.duplicates if split == "train" else 1)
         for copy, (number, (first, last)) in itertools.product(copies, slices):
@@ -339,7 +351,7 @@ def _tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardTa
                     name=f"{split}-{copy}-{number:05d}" if copy else f"{split}-{number:05d}",
                     folder=folder,
                     spool=source,
-                    order=work / f"{split}-order.npy",
+                    order=order_file,
                     first=first,
                     last=last,
                     seed=config.seed,
@@ -389,18 +401,6 @@ def _finished(task: ShardTask, work: Path) -> ShardSummary | None:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, progress: Progress) -> Iterator[None]:
-    """One build of a set at a time; the kernel releases the lock of a process that dies."""
-    with open(folder.with_name(folder.name + ".lock"), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("waiting for another process that builds the same examples", 0, None)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _cores() -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bert.config import DataConfig, TokenizerConfig, UserError, to_dict
 from bert.data.corpus import corpus_fingerprint, documents
 from bert.data.examples import cache_folder
+from bert.lock import one_builder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -29,13 +30,16 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
     folder = cache / "vocabularies" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)
-    say(f"training a vocabulary of up to {config.vocab_size:,} pieces")
-    tokenizer = train_tokenizer((line for document in documents(train) for line in document), config)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_tokenizer(tokenizer, folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with one_builder(folder, lambda: say("waiting for another process that trains the same vocabulary")):
+            if not (folder / "tokenizer.json").is_file():
+                say(f"training a vocabulary of up to {config.vocab_size:,} pieces")
+                tokenizer = train_tokenizer((line for document in documents(train) for line in document), config)
+                folder.mkdir(exist_ok=True)
+                save_tokenizer(tokenizer, folder)
     except OSError as error:
         raise UserError(
             f"the vocabulary cannot be written to {folder} ({error.strerror}): name another folder with data.cache_dir"
         ) from None
-    return tokenizer
+    return load_tokenizer(folder)

@@ -1,5 +1,6 @@
 """Processes that share only a folder build one set between them; what they built is verified when it is opened."""
 
+import errno
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bert import lock
 from bert.commands.examples import main
 from bert.config import UserError
 from bert.data import examples
@@ -66,14 +68,46 @@ def test_four_processes_that_share_only_a_folder(place, tokenizer, tmp_path):  #
     assert digest(again) == digest(build_examples(config, tokenizer, tmp_path / "whole"))
 
 
-def test_a_flipped_byte_is_found_when_the_set_is_opened(place, tokenizer, tmp_path):  # noqa: F811
-    found = build_examples(config_of(place), tokenizer, tmp_path)
-    data = bytearray(found.train[1].read_bytes())
-    data[len(data) // 2] ^= 1
-    found.train[1].write_bytes(data)
-    with pytest.raises(
-        UserError, match=r"train-00001\.arrow is damaged \(its checksum is not that of what was built\)"
-    ):
+@pytest.mark.parametrize("name", ["train-00001.arrow", "unigram_counts.npy"])
+def test_a_flipped_byte_is_found_when_the_set_is_opened(place, tokenizer, tmp_path, name):  # noqa: F811
+    file = build_examples(config_of(place), tokenizer, tmp_path).folder / name
+    data = bytearray(file.read_bytes())
+    data[-len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(UserError, match=rf"{name} is damaged \(its checksum is not that of what was built\)"):
+        build_examples(config_of(place), tokenizer, tmp_path)
+
+
+def test_the_order_of_documents_that_others_read_is_left_alone(place, tokenizer, tmp_path):  # noqa: F811
+    build_part(config_of(place), tokenizer, (1, 3), tmp_path)
+    [order] = tmp_path.rglob("train-order.npy")
+    before = order.stat()
+    build_part(config_of(place), tokenizer, (2, 3), tmp_path)
+    assert (order.stat().st_ino, order.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_parts_train_one_vocabulary_between_them(place, tmp_path):  # noqa: F811
+    arguments = [f"--data.train={place / 'corpus.txt'}", f"--data.cache_dir={tmp_path}", "--tokenizer.vocab_size=200"]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", SHARD, *arguments, "--data.num_workers=1", f"--shard={number}/2"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        for number in (1, 2)
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0], outputs
+    assert "".join(outputs).count("training a vocabulary") == 1
+
+
+def test_a_file_system_without_locks_is_named(place, tokenizer, tmp_path, monkeypatch):  # noqa: F811
+    def flock(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    with pytest.raises(UserError, match=rf"the file system of {tmp_path}.* knows no locks.*data\.cache_dir"):
         build_examples(config_of(place), tokenizer, tmp_path)
 
 
