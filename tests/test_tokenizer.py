@@ -92,6 +92,14 @@ def test_lowercase_and_accents():
     assert "é" in pieces(kept)
 
 
+def test_a_piece_has_to_stand_as_often_as_asked():
+    texts = ["ab ab ab ab ab ab cd cd"]
+    assert {"ab", "cd"} <= set(pieces(train_tokenizer(texts, TokenizerConfig(vocab_size=120, min_frequency=1))))
+    often = pieces(train_tokenizer(texts, TokenizerConfig(vocab_size=120, min_frequency=6)))
+    assert "ab" in often
+    assert "cd" not in often
+
+
 def test_rare_characters_do_not_crowd_out_words():
     texts = [*TEXTS * 20, "".join(map(chr, range(0x4E00, 0x5200)))]
     vocab = pieces(train_tokenizer(texts, TokenizerConfig(vocab_size=400)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from bert.config.checks import at_least, fraction, seed_in_range
@@ -12,6 +13,9 @@ STANDARD_LIBRARY = "stdlib:"
 
 HUB = "hub:"
 """Start of a ``data.train`` that names a data set on the Hugging Face hub: hub:ORG/NAME[:CONFIG][:SPLIT]."""
+
+LANGUAGE = re.compile("[a-z]{2,3}(-[a-z]+)*")
+"""Of a code of a language. To one that is unknown the rules of English apply."""
 
 OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences")
 
@@ -50,7 +54,8 @@ class DataConfig:
     frozen_masks: bool = False
     """Mask a row in the same way at every visit, not afresh; with duplicates each copy has masks of its own."""
     duplicates: int = 1
-    """Times the training text is made into examples, each time with other pairs (Google's dupe_factor)."""
+    """Times the training text is made into examples, each time with other pairs (Google's dupe_factor); full rows get
+    other frozen masks."""
     short_seq_prob: float = 0.1
     """Share of pairs with a random shorter target length, so that short inputs are learned too; full rows have none."""
     packing: bool = False
@@ -80,12 +85,20 @@ class DataConfig:
                 '(or "stdlib:" for the embedded one)'
             )
         self._check_entries()
+        for language in [self.language] if isinstance(self.language, str) else self.language:
+            if not LANGUAGE.fullmatch(language):
+                raise UserError(f"data.language is {language!r}: give a code in lower case, such as en, de or pt-br")
         if self.objective not in OBJECTIVES:
             raise UserError(f"data.objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")
         at_least("data.sequence_length", self.sequence_length, 8)
         at_least("data.max_predictions_per_sequence", self.max_predictions_per_sequence, 1)
         at_least("data.duplicates", self.duplicates, 1)
         at_least("data.max_examples_per_row", self.max_examples_per_row, 2)
+        if self.duplicates > 1 and not self.frozen_masks and self.objective in ("full_sentences", "doc_sentences"):
+            raise UserError(
+                f"data.duplicates is {self.duplicates}, and data.objective {self.objective} has no pairs that would "
+                "differ: leave duplicates out (masks are drawn anew at every visit), or set data.frozen_masks"
+            )
         if self.packing and self.objective == "full_sentences":
             raise UserError(
                 "data.packing is true, and the rows of data.objective full_sentences are full already: leave packing "
