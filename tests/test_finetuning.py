@@ -2,15 +2,20 @@
 
 import io
 import json
+import os
 import shutil
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import bert
+from benchmarks import latency
 from bert.commands.finetune import main
+from bert.commands.predict import LINES_AT_ONCE, lines_as_they_come
 from bert.commands.predict import main as predict
 from tests.conftest import SMALL_MODEL
 from tests.test_pretraining import lines_of
@@ -174,6 +179,44 @@ def test_predict_answers_files_pairs_and_standard_input(finetuned, pretrained, m
     assert set(json.loads(capsys.readouterr().out)["probabilities"]) == {"not_equivalent", "equivalent"}
     results = json.loads((pairs / "results.json").read_text())
     assert set(results["dev"]) == {"loss", "accuracy", "f1"}
+
+
+def test_lines_are_handed_on_as_they_come() -> None:
+    out, into = os.pipe()
+    with os.fdopen(out, "rb") as file:
+        chunks = lines_as_they_come(file)
+        os.write(into, b"one\n")
+        assert next(chunks) == [b"one"], "without waiting for a second line"
+        os.write(into, b"two\nthree\nfo")
+        assert next(chunks) == [b"two", b"three"]
+        os.write(into, b"ur\n" + b"x\n" * (LINES_AT_ONCE + 1) + b"last")
+        os.close(into)
+        assert [len(chunk) for chunk in chunks] == [LINES_AT_ONCE, 2, 1]
+
+
+@pytest.mark.slow
+def test_who_waits_for_an_answer_before_the_next_question_gets_it(finetuned: Path) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-m", "bert", "predict", str(finetuned), "-"], **pipes) as asked:
+        for text in ("ba ri tu", "ko ri", "ba"):
+            asked.stdin.write(text + "\n")
+            asked.stdin.flush()
+            assert json.loads(asked.stdout.readline())["text"] == text
+        asked.stdin.close()
+        assert asked.wait(60) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sst2", "ner", "squad", "multiple_choice"])
+def test_a_short_text_is_answered_in_under_20_ms(name) -> None:
+    """A resident model of the recipe tiny, 30,522 pieces. In processor time: others may be at work."""
+    model = latency.tiny(name)
+    times = []
+    for _ in range(40):
+        start = time.process_time()
+        model.predict([latency.INPUTS[name]])
+        times.append(time.process_time() - start)
+    assert sorted(times[1:])[20] < 0.020
 
 
 def test_predictions_equal_those_of_the_run(finetuned: Path, sst2: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from bert.commands.arguments import MODEL, Arguments, run_command
 from bert.config import UserError
@@ -18,10 +18,12 @@ from bert.values import CONVERT
 DESCRIPTION = """Answers for new inputs, one JSON object a line: a label and the probability of each, a score, the
 answer to a question and its characters in the context, the entities of a text, or the likeliest choice. INPUT holds one
 text a line; a pair of texts, a question and its context, or a question and its choices have tabs between; the latter
-two may also be JSON objects ("question", "context" or "choices"); - is standard input. Inputs longer than a row are
-read in several. A model of others that does not say whether it takes pairs is given each line as it is."""
+two may also be JSON objects ("question", "context" or "choices"); - is standard input, whose lines are answered as they
+come. Inputs longer than a row are read in several. A model of others that does not say whether it takes pairs is given
+each line as it is."""
 
 LINES_AT_ONCE = 1024
+READ_AT_ONCE = 1 << 20
 
 
 @run_command
@@ -47,7 +49,7 @@ def main(argv: list[str]) -> int:
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
     task = model.answering()
     with _input(arguments.input) as lines, _output(arguments.output) as output:
-        for inputs in _chunks(_inputs(lines, arguments.input, task.input_of)):
+        for inputs in _inputs(lines_as_they_come(lines), arguments.input, task.input_of):
             for given, answer in zip(inputs, model.predict(inputs, arguments.batch_size), strict=True):
                 line = {**task.shown(given), **answer._asdict()}
                 output.write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -55,33 +57,42 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _inputs(lines: IO[bytes], name: str, input_of: Callable[[str], Any]) -> Iterator[Any]:
-    """The inputs of a file. An empty line is an error rather than a silent shift of answers against lines."""
+def _inputs(chunks: Iterator[list[bytes]], name: str, input_of: Callable[[str], Any]) -> Iterator[list[Any]]:
+    """The inputs of a file, chunk by chunk. An empty line is an error, not a silent shift of answers against lines."""
     name = "standard input" if name == "-" else name
-    empty = True
-    for number, raw in enumerate(lines, 1):
-        empty = False
-        try:
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise UserError(f"{name}, line {number}: not UTF-8: {CONVERT}") from None
-        try:
-            yield input_of(line)
-        except ValueError as error:
-            raise UserError(f"{name}, line {number}: {error}") from None
-    if empty:
+    number = 0
+    for chunk in chunks:
+        inputs = []
+        for raw in chunk:
+            number += 1
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                raise UserError(f"{name}, line {number}: not UTF-8: {CONVERT}") from None
+            try:
+                inputs.append(input_of(line))
+            except ValueError as error:
+                raise UserError(f"{name}, line {number}: {error}") from None
+        yield inputs
+    if not number:
         raise UserError(f"{name} is empty: put one input a line")
 
 
-def _chunks(inputs: Iterator[Any]) -> Iterator[list[Any]]:
-    while chunk := list(itertools.islice(inputs, LINES_AT_ONCE)):
-        yield chunk
+def lines_as_they_come(file: io.BufferedReader) -> Iterator[list[bytes]]:
+    """The lines that are there, at most LINES_AT_ONCE: whoever waits for an answer before he goes on gets it."""
+    rest = b""
+    while data := file.read1(READ_AT_ONCE):
+        *lines, rest = (rest + data).split(b"\n")
+        for start in range(0, len(lines), LINES_AT_ONCE):
+            yield lines[start : start + LINES_AT_ONCE]
+    if rest:
+        yield [rest]
 
 
 @contextlib.contextmanager
-def _input(name: str) -> Iterator[IO[bytes]]:
+def _input(name: str) -> Iterator[io.BufferedReader]:
     if name == "-":
-        yield sys.stdin.buffer
+        yield cast(io.BufferedReader, sys.stdin.buffer)
         return
     with Path(name).open("rb") as file:
         yield file
