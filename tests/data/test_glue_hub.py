@@ -94,6 +94,78 @@ def test_the_hub_is_asked_for_the_tasks_configuration_and_the_diagnostic_set(mon
     assert asked[-1] == ("me/mine", "rte")
 
 
+DIAGNOSED = """---
+configs:
+- config_name: mnli
+  data_files: [{split: train, path: train.csv}, {split: test_matched, path: test.csv}]
+- config_name: mine
+  data_files: [{split: train, path: train.csv}, {split: test, path: test.csv}]
+"""
+AX = "- config_name: ax\n  data_files: [{split: test, path: ax.csv}]\n"
+
+
+@pytest.fixture
+def hub_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data set as on the hub, which `datasets` itself loads from a folder: its configurations are in README.md."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for name, label, number in (("train", 1, 3), ("test", -1, 7), ("ax", -1, 9)):
+        text = f"premise,hypothesis,label,idx\n{name} a,{name} b,{label},{number}\n"
+        (folder / f"{name}.csv").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("config", ["", ":mnli", ":mine"])
+def test_the_diagnostic_set_is_a_configuration_of_its_own(hub_set: Path, config: str) -> None:
+    """Whatever the task's is: the test rows of that one are not its rows."""
+    place = Path(f"hub:{hub_set}{config}")
+    (hub_set / "README.md").write_text(f"{DIAGNOSED}{AX}---\n")
+    assert TASKS["mnli"].splits(place) == ["train", "dev", "test", "diagnostic"]
+    diagnostic = TASKS["mnli"].read(place, "diagnostic")
+    assert (diagnostic.texts_a, diagnostic.ids) == (["ax a"], ["9"])
+    (hub_set / "README.md").write_text(f"{DIAGNOSED}---\n")
+    assert TASKS["mnli"].splits(place) == ["train", "dev", "test"]
+    with pytest.raises(UserError, match="has no split for diagnostic"):
+        TASKS["mnli"].read(place, "diagnostic")
+
+
+def test_a_data_set_of_one_nameless_configuration_has_no_diagnostic_set(hub_set: Path) -> None:
+    (hub_set / "ax.csv").unlink()
+    assert TASKS["mnli"].splits(Path(f"hub:{hub_set}:default")) == ["train", "dev", "test"]
+
+
+def test_a_diagnostic_set_that_is_there_and_cannot_be_loaded_is_told(
+    hub_set: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (hub_set / "README.md").write_text(f"{DIAGNOSED}{AX}---\n")
+    (hub_set / "ax.csv").write_text('premise,hypothesis\n"a\n')
+    place = Path(f"hub:{hub_set}")
+    with pytest.raises(UserError, match="set cannot be loaded"):
+        TASKS["mnli"].splits(place)
+
+    def unreachable(*_: object) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "get_dataset_config_names", unreachable)
+    with pytest.raises(UserError, match="set cannot be loaded"):
+        TASKS["mnli"].splits(place)
+
+
+def test_empty_texts_are_refused_but_for_those_of_the_original(tmp_path: Path) -> None:
+    for name in ("rte", "qqp"):
+        data = glue_set(name)
+        texts, _ = COLUMNS[name]
+        for part in ("train", "test"):
+            data[part] = data[part].map(lambda _, column=texts[1]: {column: ""})
+        data.save_to_disk(str(tmp_path / name))
+    with pytest.raises(UserError, match="split train, row 1: sentence2 is empty: write it or remove the row"):
+        TASKS["rte"].read(tmp_path, "train")
+    with pytest.raises(UserError, match="split test, row 1: sentence2 is empty"):
+        TASKS["rte"].read(tmp_path, "test")
+    assert TASKS["qqp"].read(tmp_path, "train").texts_b == ["", ""]
+
+
 def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
     def error_of(task: str, folder: Path, name: str = "train") -> str:
         with pytest.raises(UserError) as caught:

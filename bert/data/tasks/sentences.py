@@ -104,11 +104,13 @@ class SentenceTask(Task):
     submissions: Mapping[str, str] = field(default_factory=dict)
     """File that the leaderboard wants for each split without labels."""
     id_column: str = "index"
-    """Column that numbers the rows of a split without labels."""
+    """Column that numbers the rows: of a split without labels, and of one with them where its file has it."""
     unnamed_columns: tuple[str, ...] = ()
     """Columns of the files with labels, where these have no header."""
     skips_short_rows: bool = False
     """Whether rows of too few columns in files with labels are a known flaw of the original: left out, and told."""
+    may_be_empty: bool = False
+    """Whether empty texts are one: they are read as they are."""
     hub_columns: tuple[str, ...] = ()
     """What data sets call the texts, where that is not ``text_columns``."""
     head: str = "classification"
@@ -141,10 +143,12 @@ class SentenceTask(Task):
         if path is None:
             raise self._not_found(Path(folder), split)
         labelled = split not in self.submissions
-        last_column = self.label_column if labelled else self.id_column
-        wanted = (*self.text_columns, last_column)
-        table = read_table(path, self.folder_name, self.unnamed_columns if labelled else (), wanted)
-        *text_places, last_place = table.places(path, wanted)
+        skips_short_rows = self.skips_short_rows and labelled
+        wanted = (*self.text_columns, self.label_column if labelled else self.id_column)
+        # A line feed in a text breaks its row into short ones, and two of them make an empty line.
+        table = read_table(path, self.folder_name, self.unnamed_columns if labelled else (), wanted, skips_short_rows)
+        *text_places, label_place = table.places(path, wanted)
+        id_place = table.names.index(self.id_column) if self.id_column in table.names else None
 
         columns: list[list[str]] = [[] for _ in text_places]
         labels: list[float] = []
@@ -154,7 +158,7 @@ class SentenceTask(Task):
         for number, cells in table.rows:
             if max_rows is not None and rows >= max_rows:
                 break
-            if self.skips_short_rows and labelled and len(cells) < len(table.names):
+            if skips_short_rows and len(cells) < len(table.names):
                 short.append(number)
                 continue
             if len(cells) != len(table.names):
@@ -162,18 +166,21 @@ class SentenceTask(Task):
                     f"{path}, line {number}: {_count(len(cells), 'column')} where {table.described}: "
                     "mend or remove the line"
                 )
-            last = cells[last_place]
+            if id_place is not None and (before := line_of_id.setdefault(cells[id_place], number)) != number:
+                mend = "remove one of the two, or" if labelled else "the leaderboard takes one answer for each,"
+                raise UserError(
+                    f"{path}, line {number}: {self.id_column} {cells[id_place]!r} stands on line {before} already: "
+                    f"{mend} copy the file again"
+                )
             if labelled:
                 try:
-                    labels.append(self._label(last))
+                    labels.append(self._label(cells[label_place]))
                 except ValueError as error:
-                    raise UserError(f"{path}, line {number}: {self.label_column} is {last!r}: {error}") from None
-            elif (before := line_of_id.setdefault(last, number)) != number:
-                raise UserError(
-                    f"{path}, line {number}: {last_column} {last!r} stands on line {before} already: "
-                    "the leaderboard takes one answer for each, copy the file again"
-                )
-            for column, place in zip(columns, text_places, strict=True):
+                    wrong = f"{self.label_column} is {cells[label_place]!r}"
+                    raise UserError(f"{path}, line {number}: {wrong}: {error}") from None
+            for column, name, place in zip(columns, self.text_columns, text_places, strict=True):
+                if not (cells[place].strip() or self.may_be_empty):
+                    raise UserError(f"{path}, line {number}: {name} is empty: mend the line, or copy the file again")
                 column.append(cells[place])
             rows += 1
         if not rows:
@@ -217,7 +224,7 @@ class SentenceTask(Task):
             {"label": "task"} if labelled else {},
             None if labelled else ("idx", "task"),
             max_rows,
-            may_be_empty=True,
+            may_be_empty=self.may_be_empty,
         )
         labels = []
         for number, label in zip(cells.numbers, known(cells.labels, "the labels")[0], strict=True) if labelled else ():
@@ -276,9 +283,9 @@ class ClassificationTask(SentenceTask):
         return self.label_names
 
     def predict(self, outputs: Outputs, features: Features | Parts, examples: Examples) -> Classified:
-        """[L] logits of each row -> the likeliest label; of a text in parts their mean counts."""
+        """[L] logits of each row -> the likeliest label; of a text in parts their mean counts, of a NaN 0."""
         outputs = mean_of_parts(outputs, features)
-        probabilities = metrics.softmax(np.reshape(outputs, (len(outputs), self.num_labels)))
+        probabilities = metrics.softmax(np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels))))
         return Classified(probabilities.argmax(-1), probabilities)
 
     def score(self, predictions: Classified, examples: Examples) -> dict[str, float]:
@@ -289,10 +296,11 @@ class ClassificationTask(SentenceTask):
         return metrics.majority_class(self.metrics, examples.known_labels)
 
     def collapsed(self, predictions: Classified, examples: Examples) -> bool:
-        """One label for every row, or a main metric no better than the majority class's (as Mosbach et al. 2021)."""
+        """One label for every row, or no metric better than the majority class's (after Mosbach et al. 2021)."""
         ours, theirs = self.score(predictions, examples), self.baseline_scores(examples)
         one_label = len(np.unique(predictions.labels)) == 1 < len(np.unique(examples.known_labels))
-        return one_label or ours[self.main_metric] <= theirs[self.main_metric] < 1
+        # One better metric is enough: where most labels are 1, the majority's F1 is above that of many good models.
+        return one_label or all(ours[name] <= theirs[name] < 1 for name in self.metrics)
 
     def write(self, folder: Path, split: str, predictions: Classified, examples: Examples) -> list[Path]:
         if not len(examples) == len(predictions.labels) == len(predictions.probabilities):
@@ -342,9 +350,9 @@ class RegressionTask(SentenceTask):
         return "regression"
 
     def predict(self, outputs: Outputs, features: Features | Parts, examples: Examples) -> np.ndarray:
-        """[1] of each row -> [R]; of a text in parts their mean."""
+        """[1] of each row -> [R]; of a text in parts their mean, of a NaN 0."""
         outputs = mean_of_parts(outputs, features)
-        return np.reshape(outputs, len(outputs))
+        return np.nan_to_num(np.reshape(outputs, len(outputs)))
 
     def score(self, predictions: np.ndarray, examples: Examples) -> dict[str, float]:
         return metrics.scores(self.metrics, predictions, examples.known_labels)
@@ -363,7 +371,7 @@ class RegressionTask(SentenceTask):
             raise ValueError(f"{len(examples)} rows, {len(predictions)} predictions")
         shown = predictions if examples.labelled else self._within(predictions)
         right = examples.known_labels if examples.labelled else np.zeros(0)
-        words = [f"{score:.3f}" for score in shown]
+        words = [f"{score:.6f}" for score in shown]  # fewer digits make ties, and with them another Spearman
         return self._write(folder, split, examples, words, {"score": [f"{score:g}" for score in right]})
 
     def answers(self, predictions: np.ndarray, examples: Any) -> list[Score]:

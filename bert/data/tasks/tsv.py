@@ -29,7 +29,9 @@ class Table(NamedTuple):
         return [self.names.index(name) for name in wanted]
 
 
-def read_table(path: Path, source: str, columns: Sequence[str] = (), needed: Sequence[str] = ()) -> Table:
+def read_table(
+    path: Path, source: str, columns: Sequence[str] = (), needed: Sequence[str] = (), keep_empty: bool = False
+) -> Table:
     """Opens a file.
 
     Args:
@@ -37,11 +39,12 @@ def read_table(path: Path, source: str, columns: Sequence[str] = (), needed: Seq
       source: what it is a copy of, for sentences.
       columns: of a file whose first line is no header; without any, the first line names the columns.
       needed: if the first line holds all these words, it is a header in spite of ``columns``.
+      keep_empty: whether an empty line between others is a row, of one empty cell, and not an error.
 
     Raises:
       UserError: the file is empty, or a line is not text.
     """
-    lines = ((number, line.split("\t")) for number, line in read_lines(path))
+    lines = ((number, line.split("\t")) for number, line in read_lines(path, keep_empty))
     first = next(lines, None)
     if first is None:
         raise UserError(f"{path} is empty: copy it again from the original {source} data")
@@ -58,9 +61,10 @@ def decoded(raw: bytes, path: Path, number: int) -> str:
         raise UserError(f"{path}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8: {CONVERT}") from None
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, keep_empty: bool = False) -> Iterator[tuple[int, str]]:
     """(number from 1, text) of each line, without its end, byte order mark and empty lines at the end.
 
+    Other empty lines are an error, or with ``keep_empty``, but for the first of the file, lines like any other.
     Only ``\\n`` ends a line: sentences hold U+2028, U+0085 and their like. A ``\\r`` right before it belongs
     to it; elsewhere it is white space like any other. A NUL means that the file is no text or was damaged.
     """
@@ -76,8 +80,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
             if not line:
                 empty += 1
                 continue
-            if empty:
-                raise UserError(f"{path}, line {number - empty}: the line is empty: remove it")
+            first_empty = number - empty
+            if empty and (not keep_empty or first_empty == 1):
+                raise UserError(f"{path}, line {first_empty}: the line is empty: remove it")
+            yield from ((before, "") for before in range(first_empty, number))
+            empty = 0
             yield number, line
 
 
