@@ -167,7 +167,7 @@ def test_scores_are_learned_and_predicted(pretrained, tmp_path, capsys) -> None:
         cells = [row.split("\t") for _ in range(rows)]
         for number, line in enumerate(cells):
             line[0] = str(number)
-            line[7] = "ba ko " * (number % 3)
+            line[7] = "ba ko " * (1 + number % 3)
             if split != "test":
                 line[-1] = str(number % 3 * 2)
         (data / f"{split}.tsv").write_text("\n".join(["\t".join(line) for line in [[header], *cells]]) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 from bert.config import UserError
 from bert.data.tasks import ner
 from bert.data.tasks.ner import Rows, Sentences
+from bert.data.tasks.tagging import split_text
 from tests.data.letters import letter_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -102,7 +104,7 @@ def test_broken_sequences_are_errors_or_counted(tmp_path):
         ("a\tO\nb\t\n", "line 2: the tag is empty"),
         ("a O\n\nb B-X\nc Borg\n", "line 4: the tag 'Borg' is none of BIO, IOB1, BIOES"),
         ("a B-\nb B-X\n", "line 1: the tag 'B-' is none of"),
-        (b"a O\ncaf\xe9 O\n", "line 2: byte 0xe9 is not UTF-8"),
+        (b"a O\ncaf\xe9 O\n", "line 2: not UTF-8"),
     ],
 )
 def test_what_is_wrong_is_told_with_file_and_line(tmp_path, content, words):
@@ -110,7 +112,16 @@ def test_what_is_wrong_is_told_with_file_and_line(tmp_path, content, words):
 
 
 def test_missing_files_are_named(tmp_path):
-    assert "cannot be read (No such file or directory)" in error_of(tmp_path / "x")
+    assert "has disappeared: put it back" in error_of(tmp_path / "x")
+
+
+def test_columns_may_be_packed(tmp_path):
+    path = tmp_path / "train.conll.gz"
+    path.write_bytes(gzip.compress(b"a B-X\n\nb O\n"))
+    assert ner.read(path).words == [["a"], ["b"]]
+    assert ner.width(path) == 2
+    path.write_bytes(b"a B-X\n")
+    assert "is cut short or damaged" in error_of(path)
 
 
 def test_labels_the_training_data_lacks_are_told_with_their_line(tmp_path, tokenizer):
@@ -184,14 +195,47 @@ def test_predictions_and_lengths_that_do_not_fit_are_refused(tokenizer):
         ner.tokenize(tokenizer, sentences, LABELS, 3)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("U.N. met AL-AIN O'Neill", "U.N. met AL-AIN O'Neill"),
+        ("(the U.N.), e.g. 3.5% of $10,000.", "( the U.N. ) , e.g. 3.5 % of $ 10,000 ."),
+        ("See example.com. Ph.D. or U.S.S.R.", "See example.com . Ph.D. or U.S.S.R."),
+        ("\u201cWell...\u201d, U.N.-led \u2013 J. said --", "\u201c Well . . . \u201d , U.N.-led \u2013 J . said - -"),
+        ("\u5f20\u4e09\u5728\u5317\u4eac\u3002iPhone15\u6765\u4e86(U.N.)\U00020001x",
+         "\u5f20 \u4e09 \u5728 \u5317 \u4eac \u3002 iPhone15 \u6765 \u4e86 ( U.N. ) \U00020001 x"),
+        ("\u3000a\u2028b\u00a0", "a b"),
+        ("@ann: #fun, @ 5#, (@bob)", "@ann : #fun , @ 5 # , ( @bob )"),
+        ("?! .", "? ! ."),
+        (" \n", ""),
+    ],
+)  # fmt: skip
+def test_a_text_has_the_words_that_training_files_have(text, words):
+    """Only punctuation around a word is split off; each Chinese character is a word."""
+    found, places = split_text(text)
+    assert found == words.split()
+    assert [text[start:end] for start, end in places] == found
+
+
+def test_a_text_is_read_as_the_columns_of_training_are(tmp_path, tokenizer):
+    """Each word's tag is asked of the piece that had the label in training."""
+    trained = ner.read(write(tmp_path, "U.N. B-X\nmet O\nAL-AIN B-X\nO-Neil I-X\n. O\n"))
+    words, places = split_text("U.N. met AL-AIN O-Neil.")
+    rows, asked = (ner.tokenize(tokenizer, given, LABELS) for given in (trained, Sentences(words=[words], tags=None)))
+    assert pieces(asked) == pieces(rows)
+    assert asked.words.tolist() == rows.words.tolist()
+    assert ner.entities("U.N. met AL-AIN O-Neil.", places, trained.tags[0]) == [
+        ("X", "U.N.", 0, 4, None), ("X", "AL-AIN O-Neil", 9, 22, None)]  # fmt: skip
+
+
 def test_entities_of_a_text_stand_at_their_characters():
     text = "Mr. Bob-Ray\u00a0 Smith, of New  York"
-    words, places = ner.split_text(text)
-    assert words == ["Mr", ".", "Bob", "-", "Ray", "Smith", ",", "of", "New", "York"]
-    tags = ["O", "O", "B-PER", "I-PER", "I-PER", "I-PER", "O", "O", "I-LOC", "I-LOC"]
+    words, places = split_text(text)
+    assert words == ["Mr", ".", "Bob-Ray", "Smith", ",", "of", "New", "York"]
+    tags = ["O", "O", "B-PER", "I-PER", "O", "O", "I-LOC", "I-LOC"]
     found = ner.entities(text, places, tags)
     assert found == [("PER", "Bob-Ray\u00a0 Smith", 4, 18, None), ("LOC", "New  York", 23, 32, None)]
-    shares = [0.5] * 8 + [0.9, 0.7]
+    shares = [0.5] * 6 + [0.9, 0.7]
     assert ner.entities(text, places, tags, shares)[1].probability == pytest.approx(0.8)
     assert all(text[entity.start : entity.end] == entity.text for entity in found)
     assert ner.entities("", [], []) == []

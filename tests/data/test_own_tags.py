@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import datasets
@@ -79,7 +82,108 @@ def test_columns_are_named_by_the_header(tmp_path: Path) -> None:
     message = error_of(own(header=header, columns=ColumnsConfig(tags="ner")), tmp_path)
     assert message == "data.columns.tags is 'ner', which is not in data.header: number, word, pos, entity"
     assert "train.conll has 4 columns and data.header names 2" in error_of(own(header=["a", "b"]), tmp_path)
-    assert "name them all in their order as data.header" in error_of(own(columns=ColumnsConfig(words="word")), tmp_path)
+    message = error_of(own(columns=ColumnsConfig(words="word")), tmp_path)
+    assert "train.conll, line 1: no 'word' among '1', 'Ann', 'NNP', 'B-PER': set data.columns.words" in message
+    assert message.endswith("name them all in their order as data.header")
+
+
+NAMED = ColumnsConfig(words="word", tags="tag")
+TABLE = "id,word,tag\n1,Ann,B-PER\n2,left,O\n{}\n3,New York,B-LOC\n"
+"""A CSV file, of which ``{}`` ends the first sentence."""
+
+
+@pytest.mark.parametrize("ending", ["", ",,", " , ,"])
+def test_csv_names_its_columns_and_an_empty_row_ends_a_sentence(tmp_path: Path, ending: str) -> None:
+    (tmp_path / "train.csv").write_text("\ufeff" + TABLE.format(ending).replace("\n", "\r\n"))
+    sentences = own(columns=NAMED).read(tmp_path, "train")
+    assert (sentences.words, sentences.tags, sentences.lines) == (WORDS, TAGS, [2, 5])
+    [path, _] = own().fitted(sentences).write(tmp_path, "dev", Tagged(TAGS, []), sentences)
+    assert path.read_text() == "1\tAnn\tB-PER\tB-PER\n2\tleft\tO\tO\n\n3\tNew York\tB-LOC\tB-LOC\n\n"
+
+
+def test_what_csv_quotes_is_one_cell(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text('word,tag\n",",PUNCT\n"""",PUNCT\n\n\n\n"1,000",NUM\n')
+    sentences = own(columns=NAMED).read(tmp_path, "train")
+    assert (sentences.words, sentences.tags) == ([[",", '"'], ["1,000"]], [["PUNCT", "PUNCT"], ["NUM"]])
+    assert own().fitted(sentences).write(tmp_path, "dev", Tagged([["X", "X"], ["X"]], []), sentences)[
+        0
+    ].read_text() == (', PUNCT X\n" PUNCT X\n\n1,000 NUM X\n\n')
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
+@pytest.mark.parametrize("kind", [".csv", ".tsv"])
+def test_tables_may_be_packed(tmp_path: Path, kind: str, suffix: str, pack: Callable[[bytes], bytes]) -> None:
+    text = TABLE.format("") if kind == ".csv" else TABLE.format("").replace(",", "\t")
+    (tmp_path / f"train{kind}{suffix}").write_bytes(pack(text.encode()))
+    sentences = own(columns=NAMED).read(tmp_path, "train")
+    assert (sentences.words, sentences.tags) == (WORDS, TAGS)
+    (tmp_path / f"train{kind}{suffix}").write_bytes(pack(text.encode())[:-9])
+    assert "is cut short or damaged" in error_of(own(columns=NAMED), tmp_path)
+
+
+def test_the_header_of_tsv_is_no_word(tmp_path: Path) -> None:
+    """Plain tags are the worst case: any word may be one."""
+    (tmp_path / "train.tsv").write_text("word\ttag\nNew York\tNNP\n\nis\tVBZ\n")
+    sentences = own(columns=NAMED).read(tmp_path, "train")
+    assert (sentences.words, sentences.labels, sentences.lines) == ([["New York"], ["is"]], ("NNP", "VBZ"), [2, 4])
+    assert own(columns=ColumnsConfig(tags="tag")).read(tmp_path, "train") == sentences
+    assert own(columns=ColumnsConfig(words="word")).read(tmp_path, "train") == sentences
+    assert own(header=["word", "tag"]).read(tmp_path, "train") == sentences, "named twice"
+    message = error_of(own(), tmp_path)
+    assert message.startswith(f"{tmp_path / 'train.tsv'}, line 1: 'word' and 'tag' look like names of columns: ")
+    (tmp_path / "train.tsv").write_text("tags\twords\nNNP\tAnn\n")
+    assert own().read(tmp_path, "train").words == [["Ann"]], "these need no configuration"
+    (tmp_path / "train.tsv").write_text("Word\tNN\nof\tIN\nhonour\tNN\n")
+    assert own().read(tmp_path, "train").words == [["Word", "of", "honour"]], "a word, for its tag is one"
+
+
+@pytest.mark.parametrize("between", [",", "\t"])
+def test_test_tables_may_lack_the_tags(tmp_path: Path, between: str) -> None:
+    kind = ".csv" if between == "," else ".tsv"
+    (tmp_path / f"train{kind}").write_text(f"tag{between}word\nO{between}a\n")
+    test = tmp_path / f"test{kind}"
+    for columns in (NAMED, ColumnsConfig(words="word")):
+        test.write_text("word\nNew York\n\nb\n")
+        sentences = own(columns=columns).read(tmp_path, "test")
+        assert (sentences.words, sentences.tags) == ([["New York"], ["b"]], None)
+    test.write_text(f"tag{between}word\n{between}a\n")
+    assert not own(columns=NAMED).read(tmp_path, "test").labelled, "the cells are empty"
+    test.write_text(f"tag{between}word\nO{between}a\n")
+    assert own(columns=NAMED).read(tmp_path, "test").tags == [["O"]]
+    test.write_text("a\nb\n")
+    assert own(header=["tag", "word"], columns=NAMED).read(tmp_path, "test").words == [["a", "b"]]
+    assert f"test{kind}, line 1: no 'word' among 'a'" in error_of(own(columns=NAMED), tmp_path, "test")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", " holds no words: "),
+        ("word,tag\n", " holds no words: "),
+        ("Ann,B-PER\n", ", line 1: no 'word' among 'Ann', 'B-PER': set data.columns.words to the right one, or name "),
+        ("\nword,pos\n", ", line 2: no 'tag' among 'word', 'pos': set data.columns.tags to the right one, or name "),
+        ("word,tag,tag\n", ", line 1: the columns are 'word', 'tag', 'tag': give each its own name"),
+        ("word,tag\na,O\nb\n", ", line 3: 1 columns between commas where the lines above have 2"),
+        ("word,tag\na,O,x\n", ", line 2: 3 columns between commas where the lines above have 2"),
+        ("word,tag\na,\n", ", line 2: the tag is empty"),
+        ("word,tag\na,B-X\n\nb,I-Y\n", ", line 4: the tag I-Y after the start of the sentence breaks"),
+        ('word,tag\n"a\nb",O\n', ", line 2: the cell 'a\\nb' has a tab or a line end: take it out"),
+        ('word,tag\n"a,O\n', ", line 2: not CSV (unexpected end of data): mend its quotes"),
+    ],
+)
+def test_what_is_wrong_in_csv_is_told_with_its_line(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "train.csv").write_text(content)
+    assert f"{tmp_path / 'train.csv'}{words}" in error_of(own(columns=NAMED), tmp_path)
+
+
+def test_csv_without_names_has_words_and_tags(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("tags,words\nO,a\n")
+    assert own().read(tmp_path, "train").words == [["a"]]
+    (tmp_path / "train.csv").write_text("a,O\nb,O\n")
+    assert "line 1: no 'words' among 'a', 'O': set data.columns.words" in error_of(own(), tmp_path)
+    assert own(header=["x", "y"]).read(tmp_path, "train").words == [["a", "b"]]
+    (tmp_path / "train.csv").write_text("x,y\na,O\n")
+    assert own(header=["x", "y"]).read(tmp_path, "train").words == [["a"]]
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,70 @@ def test_labels_of_tagging_are_those_of_the_whole_training_file(tmp_path, tokeni
     assert types.read_text().splitlines()[1].split("\t") == ["X", "0.5", "1", "0.666667", "1", "2", "1"]
 
 
+def accuracy_of(path: Path) -> float:
+    """Of the last column against the one before, as conlleval has it."""
+    rows = [line.split()[-2:] for line in path.read_text().splitlines() if line]
+    return sum(right == ours for right, ours in rows) / len(rows)
+
+
+def logits_of(rows: Any, labels: tuple[str, ...], tags: str) -> list[np.ndarray]:
+    """The outputs for one sentence, in one row, that make these tags the likeliest."""
+    output = np.zeros((rows.lengths[0], len(labels)), np.float32)
+    output[np.flatnonzero(rows.words >= 0), [labels.index(tag) for tag in tags.split()]] = 9
+    return [output]
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "expected"),
+    [
+        ("B-X O B-X I-X", "I-X O I-X I-X", 1),  # BIO
+        ("I-X O I-X B-X", "I-X O I-X B-X", 1),  # IOB1
+        ("I-X O I-X B-X", "B-X O B-X I-X", 0.75),
+        ("O I-X O I-X B-X", "B-X B-X O I-X B-X", 0.6),  # in BIO four of five, in IOB1 the second is wrong as well
+        ("B-X E-X S-X O", "I-X I-X B-X O", 1),  # BIOES
+        ("S-X O S-X S-X", "B-X I-X B-X B-X", 0.5),  # in BIO three of four
+    ],
+)
+def test_score_and_file_agree_on_the_accuracy(tmp_path, tokenizer, gold, predicted, expected):
+    """A head may begin an entity with I-: it counts as one that is there, and its tag does as well."""
+    write_columns(tmp_path, "dev", "\n".join(f"{word} {tag}" for word, tag in zip("abcde", gold.split(), strict=False)))
+    task = dataclasses.replace(find_task("ner"), labels=("O", "B-X", "I-X"))
+    dev = task.read(tmp_path, "dev")
+    rows = task.features(tokenizer, dev, DATA)
+    found = task.predict(logits_of(rows, task.labels, predicted), rows, dev)
+    path = task.write(tmp_path / "out", "dev", found, dev)[0]
+    assert task.score(found, dev)["accuracy"] == pytest.approx(accuracy_of(path)) == expected
+    assert (task.score(found, dev)["f1"] == 1) == (expected == 1)
+
+
+def test_predicted_sequences_are_sound(tmp_path, tokenizer):
+    """Of files without tags as well, and in answers; one label everywhere is still a collapse."""
+    write_columns(tmp_path, "train", "a B-X\nb I-X\nc O\nd B-Y\ne I-Y")
+    write_columns(tmp_path, "test", "a\nb\nc\nd\ne")
+    task = find_task("ner").fitted(find_task("ner").read(tmp_path, "train"))
+    test = task.read(tmp_path, "test")
+    rows = task.features(tokenizer, test, DATA)
+    found = task.predict(logits_of(rows, task.labels, "I-X I-Y O I-X I-X"), rows, test)
+    assert found.tags == [["B-X", "B-Y", "O", "B-X", "I-X"]]
+    assert task.write(tmp_path, "test", found, test)[0].read_text() == "a B-X\nb B-Y\nc O\nd B-X\ne I-X\n\n"
+    asked = task.asked(["a b c d e"])
+    [answer] = task.answers(task.predict(logits_of(rows, task.labels, "I-X I-Y O I-X I-X"), rows, asked), asked)
+    assert [entity["text"] for entity in answer.entities] == ["a", "b", "d e"]
+    train = task.read(tmp_path, "train")
+    assert task.collapsed(task.predict(logits_of(rows, task.labels, "I-X I-X I-X I-X I-X"), rows, train), train)
+    half = task.predict(logits_of(rows, task.labels, "I-X I-X O O O"), rows, train)
+    assert not task.collapsed(half, train)
+
+
+def test_the_baseline_is_scored_as_a_model_is(tmp_path):
+    """The commonest tag of a word may be I-X, where it begins an entity, too."""
+    write_columns(tmp_path, "dev", "b B-X\nc O")
+    task = dataclasses.replace(find_task("ner"), labels=("O", "B-X", "I-X"), lexicon={"b": "I-X", "c": "O"})
+    assert task.baseline_scores(task.read(tmp_path, "dev")) == pytest.approx(
+        dict.fromkeys(("precision", "recall", "f1", "accuracy", "macro_f1", "weighted_f1", "f1_X"), 1.0)
+    )
+
+
 def test_plain_tags_are_scored_and_answered_word_by_word(tmp_path, tokenizer):
     for split in ("train", "dev"):
         write_columns(tmp_path, split, "a DT\nb NN", "c NN")

@@ -5,24 +5,26 @@ The first column is the word, the last its tag; an empty line ends a sentence an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer
 
 from bert.config import UserError
 from bert.data.features import IGNORED, ROWS_AT_ONCE, Features, prose_tokenizer
+from bert.data.formats import numbered_lines
 from bert.data.tags import OUTSIDE, SCHEMES, convert, first_fault, join_tag, marks_spans, recognise, spans, split_tag
-from bert.data.tasks.tsv import decoded
 from bert.data.windows import window_starts
 from bert.files import write_durably
 from bert.tokenizer import special_ids
 from bert.values import known
 
 DOCUMENT_START = "-DOCSTART-"
+
+SEPARATORS = {"\t": "tabs", " ": "spaces", ",": "commas"}
 
 PLAIN = "plain"
 """The scheme of tags that mark no spans: parts of speech, say."""
@@ -139,41 +141,60 @@ class Entity(NamedTuple):
 
 def width(path: Path) -> int:
     """The number of columns, by the first line with a word; 0 where there is none."""
-    line = next((line for _, line in _lines(Path(path)) if _has_word(line)), "")
-    return len(line.split("\t")) if "\t" in line else len(line.split())
+    return len(next((cells for _, cells in split_columns(path)[1] if cells), ()))
 
 
-def read(
+def split_columns(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
+    """What separates the columns of a file, plain or packed, and (number from 1, cells) of each of its lines.
+
+    Tabs or else spaces: the first line with a word says which. A line that ends a sentence has no cells.
+    """
+    first = next((line for _, line in numbered_lines(path) if _has_word(line)), "")
+    # Spaces within the only column of a .tsv belong to its words.
+    alone = ".tsv" in path.suffixes and " " not in first.strip(" ")
+    delimiter = "\t" if "\t" in first or alone else " "
+    return delimiter, ((number, _cells(line, delimiter)) for number, line in numbered_lines(path))
+
+
+def read(path: Path, labelled: bool = True, broken: Literal["error", "count"] = "error") -> Sentences:
+    """Reads CoNLL columns, the word first and the tag last, as `read_rows` does."""
+    path = Path(path)
+    delimiter, rows = split_columns(path)
+    return read_rows(path, rows, delimiter, labelled, broken)
+
+
+def read_rows(
     path: Path,
+    rows: Iterable[tuple[int, list[str]]],
+    delimiter: str,
     labelled: bool = True,
     broken: Literal["error", "count"] = "error",
     word: int = 0,
     tag: int = -1,
+    width: int = 0,
 ) -> Sentences:
-    """Reads CoNLL columns, separated by tabs or else by spaces; which of the two, the first line with a word says.
+    """Makes sentences of a file's rows.
 
     Tags of the schemes BIO, IOB1 and BIOES are recognised by what they are and become BIO.
 
     Args:
-      labelled: the last column is the tag; otherwise there are no tags, and one column will do.
+      rows: (line, cells) of each; one without cells ends a sentence.
+      delimiter: a key of SEPARATORS, for sentences of errors.
+      labelled: the column ``tag`` is the tag; otherwise there are no tags, and one column will do.
       broken: what a tag that its scheme does not allow there is: an error, or a fault to count (`Sentences.broken`).
-      word, tag: the columns, where they are not the first and the last.
+      word, tag: the columns.
+      width: the number of columns; 0 takes that of the first row.
 
     Raises:
       UserError: the file and line, what is wrong, and the mend.
     """
-    path = Path(path)
     columns: list[list[list[str]]] = []
     lines: list[int] = []
-    delimiter, width, ended = "", 0, True
-    for number, line in _lines(path):
-        if not _has_word(line):
+    ended = True
+    for number, cells in rows:
+        if not cells:
             ended = True
             continue
-        if not delimiter:
-            delimiter = "\t" if "\t" in line else " "
-        cells = [cell.strip(" ") for cell in line.split("\t")] if delimiter == "\t" else line.strip(" ").split(" ")
-        cells = cells if delimiter == "\t" else [cell for cell in cells if cell]
         width = width or len(cells)
         _check_cells(cells, (word, tag), width, delimiter, labelled, path, number)
         if ended:
@@ -267,16 +288,10 @@ def of_words(rows: Rows, values: np.ndarray) -> np.ndarray:
     return of_word
 
 
-def split_text(text: str) -> tuple[list[str], list[tuple[int, int]]]:
-    """The words of a text that is not in columns, split at white space and around punctuation, and their places."""
-    found = pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text)
-    return [word for word, _ in found], [place for _, place in found]
-
-
 def entities(
     text: str, places: Sequence[tuple[int, int]], tags: Sequence[str], probabilities: Sequence[float] | None = None
 ) -> list[Entity]:
-    """The entities of a text, by the tags of its words, the words' places (see `split_text`) and their shares."""
+    """The entities of a text, by the tags of its words, the words' places and their shares."""
     found = []
     for type, first, end in spans(tags):
         start, stop = places[first][0], places[end - 1][1]
@@ -299,28 +314,24 @@ def write_predictions(path: Path, sentences: Sentences, tags: Sequence[Sequence[
     return path
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number from 1, text) of each line; only ``\\n`` or ``\\r\\n`` ends one, for words may be U+0085 and its like."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): name a file of CoNLL columns") from None
-    for number, raw in enumerate(content.split(b"\n"), start=1):
-        yield number, decoded(raw, path, number).removesuffix("\r")
-
-
 def _has_word(line: str) -> bool:
     return bool(line.strip(" \t")) and not line.startswith(DOCUMENT_START)
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    if not _has_word(line):
+        return []
+    cells = [cell.strip(" ") for cell in line.split(delimiter)]
+    return cells if delimiter == "\t" else [cell for cell in cells if cell]
 
 
 def _check_cells(
     cells: list[str], wanted: tuple[int, int], width: int, delimiter: str, labelled: bool, path: Path, number: int
 ) -> None:
-    between = "tabs" if delimiter == "\t" else "spaces"
     if len(cells) != width:
         raise UserError(
-            f"{path}, line {number}: {len(cells)} columns between {between} where the lines above have {width}: "
-            "mend or remove the line"
+            f"{path}, line {number}: {len(cells)} columns between {SEPARATORS[delimiter]} where the lines above "
+            f"have {width}: mend or remove the line"
         )
     if labelled and width < 2:
         raise UserError(f"{path}, line {number}: one column: the word must come first and its tag last")

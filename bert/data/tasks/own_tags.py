@@ -1,21 +1,31 @@
-"""Tagging of one's own: words and tags in JSONL, in a data set, or in CoNLL columns that the configuration names."""
+"""Tagging of one's own: words and tags in JSONL, in a data set, or in columns that the configuration names.
+
+Columns are those of CSV, TSV and CoNLL files: a row for each word, an empty row behind each sentence.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from bert.config import TaskDataConfig, UserError
-from bert.data.records import Records, is_dataset
+from bert.data.formats import OPENERS
+from bert.data.records import TABLES, Records, is_dataset
 from bert.data.tasks import ner
 from bert.data.tasks.cells import KEYS, split_names, split_path, split_records, word_of
 from bert.data.tasks.ner import Sentences
 from bert.data.tasks.tagging import TaggingTask
 
-KINDS = (".jsonl", ".conll", ".txt", ".tsv")
+KINDS = (".jsonl", ".csv", ".tsv", ".conll", ".txt")
+
+NAMES_OF_WORDS = ("word", "words", "token", "tokens", "form")
+"""What a column of words is called where nobody said so: such a first row is hardly one."""
+
+Row = tuple[int, list[str]]
+"""(line, cells); without cells it ends a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,25 +64,138 @@ class Tagging(TaggingTask):
         return ".jsonl" not in split_path(folder, split, self.data, KINDS).suffixes
 
     def _read_columns(self, folder: Path, split: str, broken: Literal["error", "count"]) -> Sentences:
-        path, header = split_path(folder, split, self.data, KINDS), self.data.header
-        width = ner.width(path)
-        if header is None:
-            if self.data.columns.words or self.data.columns.tags:
-                raise UserError(f"{path} has columns without names: name them all in their order as data.header")
-            labelled = split != "test" or width == ner.width(split_path(folder, "train", self.data, KINDS))
-            return ner.read(path, labelled, broken)
-        if width not in (len(header), len(header) - 1 if split == "test" else 0):
-            raise UserError(f"{path} has {width} columns and data.header names {len(header)}: name each of them")
-        word, tag = self._place("words", 0, header), self._place("tags", len(header) - 1, header)
-        return ner.read(path, width == len(header), broken, word, tag)
+        path = split_path(folder, split, self.data, KINDS)
+        delimiter, found = _rows_of(path)
+        rows = list(found)
+        names = self._names(folder, split, path, rows)
+        if names is None:
+            word, tag, width = 0, -1, len(_first(rows)[1])
+            labelled = split != "test" or width == len(self._train_row(folder))
+            if labelled:
+                _refuse_header(path, rows)
+        else:
+            word, tag, width = self._place("words", 0, names), -1, len(names)
+            labelled = split != "test" or self._has_tags(folder, names)
+            if labelled:
+                tag = self._place("tags", width - 1, names)
+                labelled = split != "test" or _first(rows)[1][tag : tag + 1] != [""]
+        sentences = ner.read_rows(path, rows, delimiter, labelled, broken, word, tag, width)
+        return _in_conll_columns(sentences) if delimiter == "," else sentences
 
-    def _place(self, key: str, default: int, header: list[str]) -> int:
+    def _names(self, folder: Path, split: str, path: Path, rows: list[Row]) -> list[str] | None:
+        """The names of the columns, whose row is taken out of ``rows``; None: they have none.
+
+        Raises:
+          UserError: there are names, or have to be, and those of the configuration are not among them.
+        """
+        number, cells = _first(rows)
+        if not cells:
+            return None
+        if self.data.header is not None:
+            names = self._given_names(split, path, len(cells))
+            if cells == names:
+                rows.remove((number, cells))
+            return names
+        given = {key: name for key in ("words", "tags") if (name := getattr(self.data.columns, key)) is not None}
+        wanted = given or {"words": "words", "tags": "tags"}
+        trained = None if split != "test" or "words" in given else self._train_word(folder)
+        if split == "test":  # it may lack the tags
+            wanted = {"words": given.get("words") or trained or "words"}
+        for key, name in wanted.items():
+            if name not in cells:
+                if not (given or trained or _kind(path) == ".csv"):
+                    return None
+                raise UserError(
+                    f"{path}, line {number}: no {name!r} among {_listed(cells)}: set data.columns.{key} to the right "
+                    "one, or name them all in their order as data.header"
+                )
+        if len(set(cells)) < len(cells):
+            raise UserError(f"{path}, line {number}: the columns are {_listed(cells)}: give each its own name")
+        rows.remove((number, cells))
+        return cells
+
+    def _given_names(self, split: str, path: Path, width: int) -> list[str]:
+        """data.header, for a test file of one column less without that of the tag."""
+        names = list(self.data.header or ())
+        if width != len(names) and not (split == "test" and width == len(names) - 1):
+            raise UserError(f"{path} has {width} columns and data.header names {len(names)}: name each of them")
+        if width < len(names):
+            del names[self._place("tags", width, names)]
+        return names
+
+    def _place(self, key: str, default: int, names: list[str]) -> int:
         name = getattr(self.data.columns, key)
         if name is None:
-            return default
-        if name not in header:
-            raise UserError(f"data.columns.{key} is {name!r}, which is not in data.header: {', '.join(header)}")
-        return header.index(name)
+            return names.index(key) if key in names else default
+        if name not in names:
+            raise UserError(f"data.columns.{key} is {name!r}, which is not in data.header: {', '.join(names)}")
+        return names.index(name)
+
+    def _has_tags(self, folder: Path, names: list[str]) -> bool:
+        if self.data.columns.tags is not None:
+            return self.data.columns.tags in names
+        return "tags" in names or len(names) == len(self._train_row(folder))
+
+    def _train_row(self, folder: Path) -> list[str]:
+        """The first row of the training file; empty where that is not in columns."""
+        if not self._in_columns(folder, "train"):
+            return []
+        return next((cells for _, cells in _rows_of(split_path(folder, "train", self.data, KINDS))[1] if cells), [])
+
+    def _train_word(self, folder: Path) -> str | None:
+        """What the training file calls the column of words; None where its columns have no names."""
+        row = self._train_row(folder)
+        path = split_path(folder, "train", self.data, KINDS)
+        names = self._names(folder, "train", path, [(1, row)])
+        return None if names is None else names[self._place("words", 0, names)]
+
+
+def _kind(path: Path) -> str:
+    suffix = next((suffix for suffix in OPENERS if path.name.endswith(suffix)), "")
+    return Path(path.name.removesuffix(suffix)).suffix
+
+
+def _rows_of(path: Path) -> tuple[str, Iterator[Row]]:
+    """What separates the columns of a file, and its rows."""
+    return (",", _csv_rows(path)) if _kind(path) == ".csv" else ner.split_columns(path)
+
+
+def _csv_rows(path: Path) -> Iterator[Row]:
+    """Rows without any text are without cells, and so is what stands for the lines that the csv module leaves out."""
+    last = 0
+    for number, given in TABLES[".csv"](path):
+        if broken := next((cell for cell in given if set(cell) & set("\t\r\n")), None):
+            raise UserError(f"{path}, line {number}: the cell {broken[:40]!r} has a tab or a line end: take it out")
+        if number > last + 1:
+            yield number - 1, []
+        cells = [cell.strip(" ") for cell in given]
+        yield number, cells if any(cells) and not cells[0].startswith(ner.DOCUMENT_START) else []
+        last = number
+
+
+def _in_conll_columns(sentences: Sentences) -> Sentences:
+    """To be written with spaces between the columns, with tabs where cells are empty or have spaces."""
+    rows = (cells for sentence in sentences.columns or () for cells in sentence)
+    odd = any(" " in cell or not cell for cells in rows for cell in cells)
+    return dataclasses.replace(sentences, delimiter="\t" if odd else " ")
+
+
+def _first(rows: list[Row]) -> Row:
+    return next((row for row in rows if row[1]), (1, []))
+
+
+def _refuse_header(path: Path, rows: list[Row]) -> None:
+    """Raises UserError where the first row looks like names of columns, and its tag is that of no other word."""
+    number, cells = _first(rows)
+    if cells and cells[0].lower() in NAMES_OF_WORDS and sum(row[-1:] == cells[-1:] for _, row in rows) == 1:
+        raise UserError(
+            f"{path}, line {number}: {cells[0]!r} and {cells[-1]!r} look like names of columns: set data.columns.words "
+            "and data.columns.tags to them, or, where they are none, name the columns as data.header"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names))[:200]
 
 
 def read_sentences(records: Records, words: str, tags: str, needed: bool = True, broken: str = "error") -> Sentences:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import string
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +17,7 @@ from tokenizers import Tokenizer
 from bert import metrics
 from bert.config import TaskDataConfig, UserError
 from bert.data.features import padded
-from bert.data.tags import OUTSIDE, marks_spans, split_tag
+from bert.data.tags import OUTSIDE, SCHEMES, convert, join_tag, marks_spans, split_tag
 from bert.data.tasks import files, ner
 from bert.data.tasks.ner import Rows, Sentences
 from bert.data.tasks.task import Outputs, Task
@@ -27,6 +30,13 @@ FILES: files.Names = {
     "test": ("test.txt", "eng.testb", "test.conll", "emerging.test.annotated", "test.tsv"),
 }
 """Of CoNLL-2003's copies and its original, of WNUT-17's, and of what is laid out like them."""
+
+_CJK = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f"
+"""The characters that google-research/bert's ``tokenization.py`` takes for Chinese ones."""
+
+_RUN = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
+_ABBREVIATION = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}")
+"""U.N, e.g or Ph.D, and not example.com: at its end the dot belongs to it."""
 
 
 class Tagged(NamedTuple):
@@ -117,9 +127,14 @@ class TaggingTask(Task):
         return ner.tokenize(tokenizer, examples, self.labels, data.max_length)
 
     def predict(self, outputs: Outputs, features: Rows, examples: Sentences) -> Tagged:
-        """[T, L] logits of each row -> the likeliest tag of each word, where the word is labelled."""
+        """[T, L] logits of each row -> the likeliest tag of each word, where the word is labelled.
+
+        Tags of entities become sound BIO, for a head may well begin an entity with I-; probabilities stay as they were.
+        """
         shares = metrics.softmax(np.nan_to_num(padded(outputs, (0, self.num_labels))))
         tags = ner.answers(examples, features, shares.argmax(-1), self.labels)
+        if self.marks_entities:
+            tags = [convert(sentence, "BIO") for sentence in tags]
         best = iter(ner.of_words(features, shares.max(-1)).tolist())
         return Tagged(tags, [[next(best) for _ in words] for words in examples.words])
 
@@ -128,7 +143,9 @@ class TaggingTask(Task):
         return self._scores(predictions.tags, examples)
 
     def _scores(self, tags: Sequence[Sequence[str]], examples: Sentences) -> dict[str, float]:
-        right = known(examples.tags, "the tags")
+        right: Sequence[Sequence[str]] = known(examples.tags, "the tags")
+        if self.marks_entities and examples.scheme in SCHEMES:  # accuracy depends on the scheme: that of the file
+            tags, right = ([convert(own, examples.scheme) for own in sentences] for sentences in (tags, right))
         scores = metrics.entities(tags, right)
         if not self.marks_entities:
             return {"accuracy": scores["accuracy"]}
@@ -141,10 +158,13 @@ class TaggingTask(Task):
         return self._scores([[self.lexicon.get(word, unknown) for word in words] for words in examples.words], examples)
 
     def collapsed(self, predictions: Tagged, examples: Sentences) -> bool:
-        """One tag for every word where there should be several, or not one entity right."""
+        """One tag (B- and I- count as one) for every word where there should be several, or not one entity right."""
         both = (predictions.tags, known(examples.tags, "the tags"))
-        ours, right = ({tag for sentence in tags for tag in sentence} for tags in both)
+        ours, right = ({self._kind(tag) for sentence in tags for tag in sentence} for tags in both)
         return len(ours) == 1 < len(right) or self.score(predictions, examples)[self.main_metric] == 0
+
+    def _kind(self, tag: str) -> str:
+        return join_tag("B", split_tag(tag)[1]) if self.marks_entities and tag != OUTSIDE else tag
 
     def write(self, folder: Path, split: str, predictions: Tagged, examples: Sentences) -> list[Path]:
         """The columns of the file with the predicted tag as one more, as conlleval reads them; beside the scores of
@@ -162,7 +182,7 @@ class TaggingTask(Task):
         for number, text in enumerate(inputs, 1):
             if not isinstance(text, str):
                 raise UserError(f"text {number} does not fit: {self.name} takes a single text")
-        split = [ner.split_text(text) for text in inputs]
+        split = [split_text(text) for text in inputs]
         return Sentences(
             [words for words, _ in split], None, texts=list(inputs), places=[places for _, places in split]
         )
@@ -188,6 +208,35 @@ class TaggingTask(Task):
 
     def _train(self, folder: Path) -> Path:
         return files.wanted(folder, FILES, "train", "CoNLL columns")
+
+
+def split_text(text: str) -> tuple[list[str], list[tuple[int, int]]]:
+    """The words of a text that is not in columns, as files in columns have them, and their places.
+
+    Words stand between white space; each punctuation character before or behind one is a word of its own, all but the
+    last dot of an abbreviation with dots in it. Those within a word stay (U.N., AL-AIN, O'Neill), as do the signs of
+    tweets before one (@name, #topic). Each Chinese character is a word.
+    """
+    places: list[tuple[int, int]] = []
+    for run in _RUN.finditer(text):
+        start, end = first, last = run.span()
+        while first < end and _is_punctuation(text[first]):
+            first += 1
+        if start < first < end and text[first - 1] in "@#":
+            first -= 1
+        while last > first and _is_punctuation(text[last - 1]):
+            last -= 1
+        if text.startswith(".", last, end) and _ABBREVIATION.fullmatch(text, first, last):
+            last += 1
+        places += [(place, place + 1) for place in range(start, first)]
+        places += [(first, last)] if first < last else []
+        places += [(place, place + 1) for place in range(last, end)]
+    return [text[start:end] for start, end in places], places
+
+
+def _is_punctuation(character: str) -> bool:
+    """As BERT's tokenizer has it: all of ASCII but letters, digits and spaces is."""
+    return character in string.punctuation or unicodedata.category(character).startswith("P")
 
 
 def _write_types(path: Path, tags: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> Path:
