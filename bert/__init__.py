@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bert import metrics
     from bert.data.tasks import register_task
     from bert.heads import (
         BertForMaskedLM,
@@ -35,6 +36,7 @@ _HOMES = {
     "load": "bert.pretrained",
     "register_task": "bert.data.tasks",
 }
+_MODULES = ("metrics",)
 
 __all__ = [
     "Bert",
@@ -47,6 +49,7 @@ __all__ = [
     "BertForTokenClassification",
     "Pretrained",
     "load",
+    "metrics",
     "register_task",
 ]
 
@@ -54,4 +57,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"bert.{name}")
     raise AttributeError(f"module 'bert' has no attribute {name!r}")

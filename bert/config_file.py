@@ -23,11 +23,14 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import register_type
 
 from bert.config import Count, UserError, to_dict
+from bert.config.finetuning import FoundNumber
 from bert.values import CONVERT, known
 
 Config = TypeVar("Config")
 
 NULLS = (None, "null", "~")
+FOUND = "found"
+"""Before a number in config.yaml that nobody has set."""
 
 
 class Key(NamedTuple):
@@ -206,17 +209,21 @@ def _snippet(node: yaml.Node, text: str) -> str:
 
 def dump(config: Any) -> str:
     """The configuration as YAML; ``load`` reads it back into an equal object."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=110)
+    return yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def load(config_class: type[Config], path: Path | str) -> Config:
     """The configuration in a YAML file, defaults filled in, ``check`` not called. Raises UserError."""
     keys = keys_of(config_class)
-    return build(config_class, typed(read_yaml(Path(path), keys), keys))
+    return build(config_class, typed(read_yaml(Path(path), keys), keys, found=True))
 
 
-def typed(given: dict[str, Given], keys: dict[str, Key]) -> dict[str, Any]:
-    """The value of every key, as its type demands. Raises UserError at a text that is not of that type."""
+def typed(given: dict[str, Given], keys: dict[str, Key], found: bool = False) -> dict[str, Any]:
+    """The value of every key, as its type demands. Raises UserError at a text that is not of that type.
+
+    Args:
+      found: keep what a run has found. Without it that is null again: nobody has asked for it.
+    """
     lists = {name: key for name, key in keys.items() if key.item is not None}
     for name in lists:
         given = _without_cleared(name, given)
@@ -224,7 +231,7 @@ def typed(given: dict[str, Given], keys: dict[str, Key]) -> dict[str, Any]:
     leaves |= {name: known(key_of(name, keys), name) for name in given if name not in keys}
     values = _leaves({name: item for name, item in given.items() if name in leaves}, leaves)
     values |= {name: _items(name, key, given, values) for name, key in lists.items()}
-    return {name: values[name] for name in keys}
+    return {name: None if isinstance(values[name], FoundNumber) and not found else values[name] for name in keys}
 
 
 def _leaves(given: dict[str, Given], keys: dict[str, Key]) -> dict[str, Any]:
@@ -288,7 +295,7 @@ def _wrong_type(item: Given, key: Key) -> UserError:
         list[float]: "a list of numbers",
         type(None): "null",
     }
-    expected = " or ".join(names.get(member, str(member)) for member in key.members)
+    expected = " or ".join(names.get(member, str(member)) for member in key.members if member is not FoundNumber)
     return UserError(f"{item.where}: {item.shown}: {expected} is expected")
 
 
@@ -317,4 +324,22 @@ def _count(value: Any) -> Count:
     return Count(number)
 
 
+def _found(value: Any) -> FoundNumber:
+    """``found 1.5`` as FoundNumber; ValueError for anything else."""
+    word, _, number = str(value).partition(" ")
+    if word != FOUND:
+        raise ValueError(f"{value} is not {FOUND} and a number")
+    return FoundNumber(number)
+
+
+def _found_text(value: FoundNumber) -> str:
+    return f"{FOUND} {float(value)!r}"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Plain values, and what a run has found."""
+
+
+_Dumper.add_representer(FoundNumber, lambda dumper, value: dumper.represent_str(_found_text(value)))
 register_type(Count, serializer=int, deserializer=_count)
+register_type(FoundNumber, serializer=_found_text, deserializer=_found)

@@ -138,10 +138,8 @@ def squad(
       ValueError: no questions, or, under v2.0, one without a prediction.
     """
     if not references:
-        raise ValueError("there are no questions to score")
+        raise ValueError(_NO_QUESTIONS)
     v2 = not all(references.values()) if v2 is None else v2
-    if v2 and (missing := [id for id in references if id not in predictions]):
-        raise ValueError(f"{len(missing)} questions have no prediction, {missing[0]} is the first")
     exact, f1 = _squad_scores(predictions, references, v2)
     if not v2:
         return {"exact_match": _percent(exact, references), "f1": _percent(f1, references)}
@@ -159,8 +157,8 @@ def best_null_threshold(
 ) -> dict[str, float]:
     """The thresholds above which to give no answer, by SQuAD v2.0's official search, and the scores they reach.
 
-    As there, 0 is the threshold where no question is better answered, and of two questions with equal odds one may
-    be counted as answered and the other not.
+    As there, 0 is the threshold where no question is better answered, of two questions with equal odds one may be
+    counted as answered and the other not, and odds of ids that are not among the references are passed over.
 
     Args:
       predictions: for each question's id the best answer that is one (`bert.data.spans.Answers.best`).
@@ -169,8 +167,13 @@ def best_null_threshold(
 
     Returns:
       best_exact, best_f1 (percent), best_exact_thresh, best_f1_thresh.
+
+    Raises:
+      ValueError: no questions, or one without a prediction.
     """
-    order = sorted(null_odds, key=null_odds.__getitem__)
+    if not references:
+        raise ValueError(_NO_QUESTIONS)
+    order = sorted((id for id in null_odds if id in references), key=null_odds.__getitem__)
     result: dict[str, float] = {}
     for name, scores in zip(("exact", "f1"), _squad_scores(predictions, references, v2=True), strict=True):
         best = total = float(sum(not golds for golds in references.values()))
@@ -236,7 +239,9 @@ def _prf(correct: int, predicted: int, support: int) -> dict[str, float]:
 def _squad_scores(
     predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], v2: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Exact match and F1 of each question, 0 to 1."""
+    """Exact match and F1 of each question, 0 to 1. Raises ValueError: under v2.0, one without a prediction."""
+    if v2 and (missing := [id for id in references if id not in predictions]):
+        raise ValueError(f"{len(missing)} questions have no prediction, {missing[0]} is the first")
     exact, f1 = {}, {}
     for id, golds in references.items():
         if id not in predictions:
@@ -271,5 +276,6 @@ def _percent(scores: Mapping[str, float], ids: Collection[str]) -> float:
     return 100.0 * sum(scores[id] for id in ids) / len(ids)
 
 
+_NO_QUESTIONS = "there are no questions to score"
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -10,6 +10,13 @@ from bert.config.training import OptimizerConfig, TrainingConfig
 from bert.values import UserError
 
 
+class FoundNumber(float):
+    """A number that a run has found on its own data, and nobody has set: ``found 1.5`` in its config.yaml.
+
+    A run that repeats this one, by its config.yaml, finds its own.
+    """
+
+
 @dataclass(frozen=True)
 class ColumnsConfig:
     """Names of the columns, or of the fields in JSONL, of a task of one's own."""
@@ -23,10 +30,10 @@ class ColumnsConfig:
     id: str | None = None
     """What predictions are numbered by, each once; null counts the rows from 0."""
     words: str | None = None
-    """Tagging: in JSONL the list of a sentence's words, null takes words; in CoNLL columns that data.header names, the
-    one with the word, null takes the first."""
+    """Tagging: in JSONL the list of a sentence's words, null takes words; in columns that data.header or their own
+    first row names, the one with the word, null takes words or the first."""
     tags: str | None = None
-    """Tagging: the list of its tags, null takes tags; or the column with the tag, null takes the last."""
+    """Tagging: the list of its tags, null takes tags; or the column with the tag, null takes tags or the last."""
     question: str = "question"
     """Spans: the question."""
     context: str = "context"
@@ -81,9 +88,9 @@ class TaskDataConfig:
     """SQuAD: longest answer in tokens."""
     n_best: int = 20
     """SQuAD: most answers listed for each question in nbest_predictions.json."""
-    null_threshold: float | None = None
+    null_threshold: float | FoundNumber | None = None
     """SQuAD v2.0: no answer is given where its score is better than the best answer's by more than this; null takes
-    what gives the best F1 on dev."""
+    what gives the best F1 on dev, which config.yaml then has as found X, and a repeat of the run finds anew."""
     misplaced_answers: str = "skip"
     """SQuAD: training questions whose answers do not stand where the file says are skipped and counted (skip), or an
     error (error), in dev too."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,13 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from bert import metrics
-from bert.config import UserError
+from bert.commands.arguments import parse
+from bert.config import FinetuneConfig, TaskDataConfig, UserError
+from bert.config.finetuning import FoundNumber
+from bert.config_file import dump, load
 from bert.data.spans import Answer, Answers, Example, Windows
-from bert.data.tasks import squad
+from bert.data.tasks import find_task, squad, task_of
+from bert.run import open_run
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), *".?'("]
@@ -82,6 +88,25 @@ def test_a_file_to_predict_needs_no_answers(tmp_path):
     assert "question q1: no answers: list one, or set is_impossible" in error_of(write(tmp_path, entry(answers=())))
 
 
+def test_a_test_split_is_labelled_where_every_question_has_an_answer_or_is_impossible(tmp_path):
+    """Then it is scored; one question without either, and it is only predicted."""
+    task = find_task("squad2")
+    answered, impossible = entry(), entry("q2", answers=(), is_impossible=True)
+    for entries, labelled in [
+        ((answered, impossible), True),
+        ((answered, impossible, entry("q3", answers=())), False),
+        ((answered, {"id": "q3", "question": "who ?"}), False),
+        ((entry("q3", answers=(), is_impossible=False),), False),
+    ]:
+        write(tmp_path, *entries).rename(tmp_path / "test-v2.0.json")
+        assert task.read(tmp_path, "test").labelled is labelled
+    write(tmp_path, answered, impossible).rename(tmp_path / "test-v1.1.json")
+    with pytest.raises(
+        UserError, match=r"line 1, question q2: it has no answer, as in SQuAD v2\.0: take the task squad2"
+    ):
+        find_task("squad").read(tmp_path, "test")
+
+
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
@@ -101,6 +126,54 @@ def test_a_file_to_predict_needs_no_answers(tmp_path):
 )
 def test_what_is_wrong_is_told_with_file_and_question(tmp_path, entries, words):
     assert words in error_of(write(tmp_path, *entries))
+
+
+LINES = """{"version": "1.1", "data": [
+  {"title": "\\"id\\": \\"q1\\" [{", "paragraphs": [
+    {"qas": [
+      {"answers": [{"answer_start": 0, "text": "Ada"}],
+       "question": "who ?",
+       "id": "q1"},
+      {"question": "who ?", "answers": [{"answer_start": 0, "text": "Ada"}],
+       "id": "q\\u00e9"}
+     ], "context": "Ada met Bob."}
+  ]},
+  {"paragraphs": [
+    {"context": "Ada met Bob.", "qas": [
+      {"id": "q3", "question": "who ?", "answers": [
+        {"text": "Ada", "answer_start": 0}]}
+    ]}
+  ]}
+]}
+"""
+"""Questions on the lines 6, 8 and 13; the title looks like the first one's id."""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"id": "q3"', '"id": "q1"', "line 13, question q1: the id occurs twice, on line 6 for the first time: give"),
+        ('"id": "q3"', '"id": "qé"', "line 13, question qé: the id occurs twice, on line 8 for the first time: give"),
+        ('"id": "q3", ', "", "line 13, data[1].paragraphs[0].qas[0]: no 'id'"),
+        ('"id": "q3"', '"id": 3', "line 13, data[1].paragraphs[0].qas[0]: 'id' is '3'"),
+        ('{"id": "q3", "question": "who ?"', '{"id": "q3"', "line 13, question q3: no 'question'"),
+        ('"answer_start": 0}]}\n', '"answer_start": 9}]}\n', "line 13, question q3: the answer 'Ada' does not stand"),
+        ('"question": "who ?",\n', '"question": "",\n', "line 6, question q1: the question is empty"),
+        ('{"context": "Ada met Bob.", "qas"', '{"qas"', "line 12, data[1].paragraphs[0]: no 'context'"),
+        ('  {"paragraphs"', '  {"paragraph"', "line 11, data[1]: no 'paragraphs'"),
+        ('"data"', '"date"', "line 1, the file: no 'data'"),
+        ('"qas": [\n', '"qas": 7, "qas": [\n', "line 13, question q3: the answer 'Ada' does not stand"),
+        ('"id": "q3"', '"id": "\\ud800"', "line 13, question ?: the answer 'Ada' does not stand"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line(tmp_path, old, new, told):
+    path = tmp_path / "dev.json"
+    assert old in LINES
+    text = LINES.replace(old, new, 1)
+    if told.endswith("does not stand"):
+        text = text.replace('"answer_start": 0}]}\n', '"answer_start": 9}]}\n')
+    path.write_text(text, encoding="utf-8-sig")
+    assert f"{path}, {told}" in error_of(path, strict=True)
 
 
 def test_files_that_are_not_squad(tmp_path):
@@ -325,3 +398,85 @@ def test_the_best_threshold_is_found_on_answers_that_are_ones(tokenizer):
     assert thresholds == {"best_exact": 100, "best_exact_thresh": -20, "best_f1": 100, "best_f1_thresh": -20}
     again = Answers(found.n_best, found.null_odds, thresholds["best_f1_thresh"])
     assert again.texts == {"q1": "a", "q2": ""}
+
+
+RECIPE = "task: squad2\ninit: none\ndata: {dir: x, max_length: 16, max_query_length: 4}\ntraining: {epochs: 1}\n"
+
+
+def config_of(path: Path, *arguments: str) -> FinetuneConfig:
+    """What ``bert finetune --config path`` takes."""
+    return parse(FinetuneConfig, [f"--config={path}", *arguments], prog="", description="", default_recipe=None)[0]
+
+
+def threshold_of(folder: Path) -> float | None:
+    """As `bert.load`, `bert predict` and the export of a run have it."""
+    return task_of(load(FinetuneConfig, folder / "config.yaml")).null_threshold
+
+
+def tune(config: FinetuneConfig, tokenizer: Tokenizer, null: float) -> float:
+    """The loop's way from the asked-for configuration to config.yaml, for a model whose null scores are about ``null``.
+
+    Returns the threshold at which the final answers of dev are given.
+    """
+    with open_run(config) as run:
+        task = task_of(run.config)
+        run = run.resolve(dataclasses.replace(run.config, data=task.shape(run.config.data)))
+        examples = [example("x", "x", id="q1"), example("x", None, id="q2")]
+        dev = squad.Dataset(examples, [])
+        rows = task.features(tokenizer, dev, run.config.data)
+        outputs = [np.zeros((length, 2), np.float32) for length in rows.lengths]
+        outputs[0][0], outputs[1][0] = null - 1, null + 1
+        tuned = task.tuned(outputs, rows, dev)
+        if tuned is not task:
+            run.resolve(dataclasses.replace(run.config, data=tuned.shape(run.config.data)))
+        answers = tuned.predict(outputs, rows, dev)
+        if config.data.null_threshold is None:
+            assert tuned.score(answers, dev)["f1"] == 100, "the threshold is that of this model"
+        assert answers.null_threshold is not None
+        return answers.null_threshold
+
+
+def test_a_repeated_run_searches_its_own_threshold(tokenizer, tmp_path):
+    """``--config runs/squad2/config.yaml --seed 1 --output_dir runs/again``: another model, another threshold."""
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    first, again = tmp_path / "squad2", tmp_path / "again"
+    recipe = config_of(tmp_path / "recipe.yaml", f"--output_dir={first}")
+    assert tune(recipe, tokenizer, 0) == threshold_of(first) == 0
+    repeat = config_of(first / "config.yaml", "--seed=1", f"--output_dir={again}")
+    assert repeat.data.null_threshold is None
+    assert tune(repeat, tokenizer, 20) == threshold_of(again) == 40
+    # Both are gone on with, by the command that began them and by their own files, and stay as they are.
+    for config in (recipe, config_of(first / "config.yaml")):
+        assert tune(config, tokenizer, 0) == threshold_of(first) == 0
+    for config in (repeat, config_of(again / "config.yaml")):
+        assert tune(config, tokenizer, 20) == threshold_of(again) == 40
+
+
+def test_a_threshold_that_is_set_stays_in_the_run_and_its_repeats_and_is_told(tokenizer, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    first, again = tmp_path / "squad2", tmp_path / "again"
+    given = config_of(tmp_path / "recipe.yaml", f"--output_dir={first}", "--data.null_threshold=-1.5")
+    assert tune(given, tokenizer, 0) == threshold_of(first) == -1.5
+    repeat = config_of(first / "config.yaml", f"--output_dir={again}")
+    assert tune(repeat, tokenizer, 20) == threshold_of(again) == -1.5
+    write(tmp_path, entry()).rename(tmp_path / "dev-v2.0.json")
+    told = "data.null_threshold is -1.5, as it was set: none is searched on dev"
+    assert told in task_of(repeat).read(tmp_path, "dev").notes[-1]
+    for data in (TaskDataConfig(), TaskDataConfig(null_threshold=FoundNumber(-1.5))):
+        assert task_of(FinetuneConfig(task="squad2", data=data)).read(tmp_path, "dev").notes == ()
+
+
+def test_a_found_threshold_is_written_and_read_as_found(tmp_path):
+    path = tmp_path / "config.yaml"
+    for value in (FoundNumber(1.5), FoundNumber(-3.4e38), FoundNumber(1 / 3), 1.5, None):
+        config = FinetuneConfig(task="squad2", data=TaskDataConfig(dir="x", null_threshold=value))
+        path.write_text(dump(config))
+        read = load(FinetuneConfig, path)
+        assert (read, type(read.data.null_threshold)) == (config, type(value))
+    path.write_text(RECIPE.replace("4}", "4, null_threshold: found 1.5}"))
+    assert config_of(path, "--data.null_threshold=0.5").data.null_threshold == 0.5, "what the user sets goes before it"
+    for wrong in ("found", "found x", "lost 1.5"):
+        path.write_text(f"data:\n  null_threshold: {wrong}\n")
+        told = f"config.yaml, line 2: data.null_threshold: {wrong}: a number (0.01 or 1e-2) or null is expected"
+        with pytest.raises(UserError, match=re.escape(told)):
+            config_of(path)

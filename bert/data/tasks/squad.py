@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import TaskDataConfig, UserError
+from bert.config.finetuning import FoundNumber
 from bert.data.features import padded
 from bert.data.spans import Answer, Answers, Example, Windows, answers, windows
 from bert.data.tasks import files
@@ -54,48 +56,56 @@ class Dataset:
         return [example.id for example in self.examples if example.id not in kept]
 
 
-def read(path: Path, strict: bool = False, labelled: bool = True) -> Dataset:
+def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossible: bool = True) -> Dataset:
     """Reads a file in SQuAD's layout, v1.1 or v2.0.
 
     Args:
       strict: an answer that does not stand where the file says is an error, and not only counted.
-      labelled: every question has to come with its answers, or be marked as impossible.
+      labelled: every question has to come with its answers, or be marked as impossible; otherwise the file is
+        labelled where all do.
+      may_be_impossible: a labelled file may have questions without an answer, as v2.0.
 
     Raises:
-      UserError: the file, the question's id (JSON has no lines to name), what is wrong, and the mend.
+      UserError: the file, the line and id of the question, what is wrong, and the mend.
     """
     path = Path(path)
     examples: list[Example] = []
     misplaced: list[str] = []
-    seen: set[str] = set()
+    seen: dict[str, _Place] = {}
     for context, question, place in _questions(path):
-        id = _get(question, "id", str, path, place)
-        place = f"question {id}"
+        id = _get(question, "id", str, place)
+        place = place.inside("id")._replace(question=id)
         if id in seen:
-            raise UserError(f"{path}, {place}: the id occurs twice: give every question an id of its own")
-        seen.add(id)
-        text = _get(question, "question", str, path, place)
+            raise place.error(
+                f"the id occurs twice, on line {seen[id].line} for the first time: give every question an id of its own"
+            )
+        seen[id] = place
+        text = _get(question, "question", str, place)
         if not text.strip():
-            raise UserError(f"{path}, {place}: the question is empty: write it or remove the entry")
-        impossible = "is_impossible" in question and _get(question, "is_impossible", bool, path, place)
-        listed = _get(question, "answers", list, path, place) if labelled or "answers" in question else []
-        answers = tuple(_answer(entry, context, path, place) for entry in listed)
+            raise place.error("the question is empty: write it or remove the entry")
+        impossible = "is_impossible" in question and _get(question, "is_impossible", bool, place)
+        listed = _get(question, "answers", list, place) if labelled or "answers" in question else []
+        answers = tuple(_answer(entry, context, place) for entry in listed)
         if impossible and answers:
-            raise UserError(f"{path}, {place}: is_impossible is true but there are answers: remove one or the other")
+            raise place.error("is_impossible is true but there are answers: remove one or the other")
         if labelled and not impossible and not answers:
-            raise UserError(f"{path}, {place}: no answers: list one, or set is_impossible to true")
+            raise place.error("no answers: list one, or set is_impossible to true")
         if any(answer.start is None for answer in answers):
             if strict:
                 number = next(number for number, answer in enumerate(answers) if answer.start is None)
                 start = listed[number]["answer_start"]
-                raise UserError(
-                    f"{path}, {place}: the answer {answers[number].text[:80]!r} does not stand at character {start} "
+                raise place.error(
+                    f"the answer {answers[number].text[:80]!r} does not stand at character {start} "
                     f"of its context, where there is {context[max(start, 0) :][:40]!r}: mend answer_start or the text"
                 )
             misplaced.append(id)
         examples.append(Example(id, text, context, answers, impossible))
     if not examples:
         raise UserError(f"{path} holds no questions: copy it again")
+    labelled = labelled or all(example.answers or example.is_impossible for example in examples)
+    impossible_id = next((example.id for example in examples if example.is_impossible), None)
+    if labelled and impossible_id is not None and not may_be_impossible:
+        raise seen[impossible_id].error("it has no answer, as in SQuAD v2.0: take the task squad2")
     return Dataset(examples, misplaced, labelled)
 
 
@@ -122,10 +132,61 @@ def write_predictions(folder: Path, answers: Answers) -> list[Path]:
     return [folder / name for name in files]
 
 
-def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
+class _Place(NamedTuple):
+    """The place of a value in a file; its line is looked for only when something is wrong."""
+
+    path: Path
+    text: str
+    """Of the whole file."""
+    keys: tuple[str | int, ...] = ()
+    """Keys and indices that lead to it; all of them do."""
+    question: str | None = None
+    """The question's id, once it is known."""
+
+    def inside(self, *keys: str | int) -> _Place:
+        return self._replace(keys=(*self.keys, *keys))
+
+    @property
+    def line(self) -> int:
+        """From 1."""
+        start = _after_space(self.text, 0)
+        for key in self.keys:
+            start = dict(_entries(self.text, start))[key]  # of equal keys the last one, as json.loads
+        return self.text.count("\n", 0, start) + 1
+
+    def error(self, wrong: str) -> UserError:
+        """With the place as ``question 56be4db0``, or ``data[0].paragraphs[1]``."""
+        name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.keys)[1:] or "the file"
+        name = name if self.question is None else f"question {self.question}"
+        return UserError(f"{self.path}, line {self.line}, {name}: {wrong}")
+
+
+def _entries(text: str, start: int) -> Iterator[tuple[str | int, int]]:
+    """Key, or index, and first character of each value in the JSON object or list that begins at ``start``."""
+    decode = json.JSONDecoder().raw_decode
+    at, index = _after_space(text, start + 1), 0
+    while text[at] not in "]}":
+        key: str | int = index
+        if text[start] == "{":
+            key, at = decode(text, at)
+            at = _after_space(text, _after_space(text, at) + 1)  # past the colon
+        yield key, at
+        at = _after_space(text, decode(text, at)[1])
+        at, index = _after_space(text, at + (text[at] == ",")), index + 1
+
+
+def _after_space(text: str, at: int) -> int:
+    return known(_SPACE.match(text, at), "the end of the white space").end()
+
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], _Place]]:
     """(context, question's entry, its place in the file) of each question."""
     try:
-        content = json.loads(path.read_bytes().decode("utf-8-sig"))
+        text = path.read_bytes().decode("utf-8-sig")
+        content = json.loads(text)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): name a file in SQuAD's JSON layout") from None
     except UnicodeDecodeError as error:
@@ -136,30 +197,30 @@ def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
         ) from None
     except (ValueError, RecursionError) as error:  # thousands of digits in a number, or of brackets in one another
         raise UserError(f"{path}: not JSON that can be read ({error}), the file is damaged: copy it again") from None
-    for a, article in enumerate(_get(content, "data", list, path, "the file")):
-        paragraphs = _get(article, "paragraphs", list, path, f"data[{a}]")
-        for p, paragraph in enumerate(paragraphs):
-            place = f"data[{a}].paragraphs[{p}]"
-            context = _get(paragraph, "context", str, path, place)
-            for q, question in enumerate(_get(paragraph, "qas", list, path, place)):
-                yield context, question, f"{place}.qas[{q}]"
+    file = _Place(path, text)
+    for a, article in enumerate(_get(content, "data", list, file)):
+        for p, paragraph in enumerate(_get(article, "paragraphs", list, file.inside("data", a))):
+            place = file.inside("data", a, "paragraphs", p)
+            context = _get(paragraph, "context", str, place)
+            for q, question in enumerate(_get(paragraph, "qas", list, place)):
+                yield context, question, place.inside("qas", q)
 
 
 _KINDS: dict[type, str] = {str: "a text", list: "a list", bool: "true or false", int: "a whole number"}
 
 
-def _get(entry: Any, key: str, kind: type, path: Path, place: str) -> Any:
+def _get(entry: Any, key: str, kind: type, place: _Place) -> Any:
     if not isinstance(entry, dict) or key not in entry:
-        raise UserError(f"{path}, {place}: no {key!r}: the file must follow SQuAD's layout")
+        raise place.error(f"no {key!r}: the file must follow SQuAD's layout")
     value = entry[key]
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"{path}, {place}: {key!r} is {str(value)[:40]!r}: it must be {_KINDS[kind]}")
+        raise place.error(f"{key!r} is {str(value)[:40]!r}: it must be {_KINDS[kind]}")
     # JSON can spell half a surrogate pair, which UTF-8 cannot: one character takes the place of one, as answers count.
     return str(value).encode("utf-8", "replace").decode("utf-8") if kind is str else value
 
 
-def _answer(entry: Any, context: str, path: Path, place: str) -> Answer:
-    text, start = _get(entry, "text", str, path, place), _get(entry, "answer_start", int, path, place)
+def _answer(entry: Any, context: str, place: _Place) -> Answer:
+    text, start = _get(entry, "text", str, place), _get(entry, "answer_start", int, place)
     placed = start >= 0 and text.strip() and context.startswith(text, start)
     return Answer(text, start if placed else None)
 
@@ -187,8 +248,8 @@ class SquadTask(Task):
     may_be_impossible: bool = False
     n_best: int = 20
     max_answer_length: int = 30
-    null_threshold: float | None = None
-    """None: not found yet; until then it is 0."""
+    null_threshold: float | FoundNumber | None = None
+    """None: not found yet; until then it is 0. Set by the user it is no `FoundNumber`, and none is searched."""
     strict: bool = False
     """Misplaced answers are an error."""
     head: str = "span"
@@ -218,7 +279,7 @@ class SquadTask(Task):
         The official search names the odds of the last question that is answered: new questions that are ever so little
         less sure would have no answer. Where it is best never to answer, it calls that 0.
         """
-        if not self.may_be_impossible or self.null_threshold is not None:
+        if not self.may_be_impossible or self._threshold_is_set:
             return self
         found, right = self.predict(outputs, features, examples), references(examples.examples)
         odds_of = known(found.null_odds, "the odds of no answer")
@@ -229,7 +290,11 @@ class SquadTask(Task):
         def f1(threshold: float) -> float:
             return metrics.squad(replace(found, null_threshold=threshold).texts, right, v2=True)["f1"]
 
-        return replace(self, null_threshold=max(best, never, key=f1))
+        return replace(self, null_threshold=FoundNumber(max(best, never, key=f1)))
+
+    @property
+    def _threshold_is_set(self) -> bool:
+        return self.null_threshold is not None and not isinstance(self.null_threshold, FoundNumber)
 
     def shape(self, data: TaskDataConfig) -> TaskDataConfig:
         return replace(data, null_threshold=self.null_threshold) if self.may_be_impossible else data
@@ -252,14 +317,9 @@ class SquadTask(Task):
         return files.splits_in(Path(folder), self._files)
 
     def read(self, folder: Path, split: str, max_rows: int | None = None) -> Dataset:
-        """The questions; of train those that can be learned from, of a split to predict answers are not looked at."""
+        """The questions; of train those that can be learned from. Those of test need no answers."""
         path = files.wanted(folder, self._files, split, f"SQuAD v{self.version}")
-        dataset = read(path, self.strict, labelled=split != "test")
-        impossible = next((example for example in dataset.examples if example.is_impossible), None)
-        if impossible is not None and not self.may_be_impossible and dataset.labelled:
-            raise UserError(
-                f"{path}, question {impossible.id}: it has no answer, as in SQuAD v2.0: take the task squad2"
-            )
+        dataset = read(path, self.strict, split != "test", self.may_be_impossible)
         return self._kept(dataset, str(path), split, max_rows)
 
     def _kept(self, dataset: Dataset, path: str, split: str, max_rows: int | None) -> Dataset:
@@ -275,6 +335,8 @@ class SquadTask(Task):
                 notes = (f"{notes[0]}; {len(dataset.skipped)} without another answer skipped",)
                 if not examples:
                     raise UserError(f"{path} has no question with an answer that stands where it says: copy it again")
+        if split == "dev" and self.may_be_impossible and self._threshold_is_set:
+            notes += (f"data.null_threshold is {self.null_threshold}, as it was set: none is searched on dev",)
         return replace(dataset, examples=examples[:max_rows], notes=notes)
 
     def features(self, tokenizer: Tokenizer, examples: Dataset, data: TaskDataConfig) -> Windows:
