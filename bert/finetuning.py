@@ -114,9 +114,11 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     outputs_of = _Evaluator(apply, loss, parallel, config)
 
     with hosts.checkpoints_of(run, say) as checkpoints, StopRequest() as stop:
+        newest: list[Outputs] = []  # dev's, of the evaluation that this process has made last
 
         def evaluate(params: Any) -> dict[str, float]:
             outputs, losses = outputs_of(params, dev, stop.check)
+            newest[:] = [outputs]
             predictions = task.predict(outputs, dev.features, dev.examples)
             return {**losses, **task.score(predictions, dev.examples)}
 
@@ -166,7 +168,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                         make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
                         donate=(0,),
                     ),
-                    config.profile,
+                    config.profile and run.writes,
                     run.path,
                     say,
                 ),
@@ -181,8 +183,13 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         best_step, best = known(checkpoints.restore_best_params(), "the best checkpoint")
 
     best = parallel.replicate(best)
-    measured, collapsed = _answer(task, run, splits, lambda split: outputs_of(best, split))
     lines = hosts.from_first(lambda: evaluations(run.path))
+    known_outputs = newest[0] if newest and lines[-1]["step"] == best_step else None
+
+    def answer(split: Split) -> tuple[Outputs, dict[str, float]]:
+        return (known_outputs, {}) if split is dev and known_outputs is not None else outputs_of(best, split)
+
+    measured, collapsed = _answer(task, run, splits, answer)
     best_line = next(_scores(line) for line in lines if line["step"] == best_step)
     results = {
         "task": task.name,

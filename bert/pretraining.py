@@ -364,7 +364,7 @@ def _with_output_bias(how: str, counts: np.ndarray, params: Params) -> Params:
     if how == "zeros":
         return params
     predictions = params["predictions"]
-    bias = np.zeros_like(predictions["bias"])
+    bias = np.zeros(predictions["bias"].shape, np.float32)
     bias[: len(counts)] = metrics.unigram_log_probabilities(counts)
     bias[len(counts) :] = bias[: len(counts)].min()  # rows of the embedding beyond the vocabulary
     return {**params, "predictions": {**predictions, "bias": bias}}

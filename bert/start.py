@@ -64,7 +64,15 @@ def starting_state(
     if restored is not None:
         say(f"goes on at step {restored[0]:,}")
         return restored[1]
-    params = prepare(jax.device_get(jax.jit(init)(jax.random.key(seed))))
+    shapes = _pooler_apart(like.params)
+    moved = () if source is None else _taken(shapes, _pooler_apart(source[1]), parts)
+
+    def fresh(key: jax.Array) -> Params:
+        return {part: tree for part, tree in _pooler_apart(init(key)).items() if part not in moved}
+
+    # What comes from elsewhere is not drawn: for a small head beside a large encoder that is nearly all.
+    drawn = jax.device_get(jax.jit(fresh)(jax.random.key(seed)))
+    params = prepare(_pooler_inside({**shapes, **drawn}))
     if source is None:
         say("starts from random weights")
     else:
@@ -75,12 +83,14 @@ def starting_state(
 def transfer(params: Params, source: Params, name: str, parts: Sequence[str], say: Say) -> Params:
     """``params`` with the ``parts`` of ``source`` in it, saying what came from where.
 
+    Of what is replaced, ``params`` need only have the shapes.
+
     Raises:
         UserError: the encoder is missing, or a part differs in a name or a shape.
     """
     # The pooler is a part as well: models that answer for every token have none.
     params, source = _pooler_apart(params), _pooler_apart(source)
-    taken = [part for part in (*parts, *([POOLER] if "bert" in parts else [])) if part in params and part in source]
+    taken = _taken(params, source, parts)
     if "bert" not in taken:
         raise UserError(f"{name} has no encoder to start from: name another model or run")
     mine, theirs = (
@@ -101,10 +111,13 @@ def transfer(params: Params, source: Params, name: str, parts: Sequence[str], sa
         say(f"starts afresh: {', '.join(fresh)}")
     if unused:
         say(f"not taken over: {', '.join(unused)}")
-    moved = {**params, **{part: source[part] for part in taken}}
-    if (pooler := moved.pop(POOLER, None)) is not None:
-        moved["bert"] = {**moved["bert"], "pooler": pooler}
-    return moved
+    return _pooler_inside({**params, **{part: source[part] for part in taken}})
+
+
+def _taken(params: Params, source: Params, parts: Sequence[str]) -> list[str]:
+    """Those of the parts that both have."""
+    asked = (*parts, *([POOLER] if "bert" in parts else []))
+    return [part for part in asked if part in params and part in source]
 
 
 def _pooler_apart(params: Params) -> Params:
@@ -112,6 +125,13 @@ def _pooler_apart(params: Params) -> Params:
     pooler = bert.pop("pooler", None)
     apart = {**params, **({"bert": bert} if bert else {})}
     return apart if pooler is None else {**apart, POOLER: pooler}
+
+
+def _pooler_inside(params: Params) -> Params:
+    whole = dict(params)
+    if (pooler := whole.pop(POOLER, None)) is not None:
+        whole["bert"] = {**whole["bert"], "pooler": pooler}
+    return whole
 
 
 def sizes_of_source(asked: ModelConfig, source: ModelConfig, name: str) -> ModelConfig:

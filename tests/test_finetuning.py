@@ -181,6 +181,25 @@ def test_predict_answers_files_pairs_and_standard_input(finetuned, pretrained, m
     assert set(results["dev"]) == {"loss", "accuracy", "f1"}
 
 
+def test_a_head_is_drawn_as_if_the_encoder_were_drawn_too(pretrained: Path) -> None:
+    """What the source brings is not drawn, and what is drawn has the same bits."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from bert.heads import HEADS
+    from bert.start import starting_state
+
+    source, said = bert.load(pretrained), []
+    model = HEADS["classification"](source.config, 3)
+    none = type("NoCheckpoint", (), {"restore": lambda self, like: None})()
+    for given in (("X", source.params), None):
+        state = starting_state(model, optax.adam(1e-3), ("loss",), 7, none, given, ("bert",), said.append)
+        whole = model.init(jax.random.key(7), jnp.zeros((1, 8), jnp.int32))["params"]
+        expected = {**whole, "bert": source.params["bert"]} if given else whole
+        jax.tree.map(np.testing.assert_array_equal, state.params, expected)
+
+
 def test_lines_are_handed_on_as_they_come() -> None:
     out, into = os.pipe()
     with os.fdopen(out, "rb") as file:
