@@ -5,7 +5,8 @@
 MODEL is a folder of sentence-transformers (all-MiniLM-L6-v2, say). 5,000 sentences of mixed length, made from the words
 of its vocabulary and a fixed seed; all sides read the same ones. "onnxruntime" is fed as a careful user would feed it:
 sorted by length, padded to the longest of the batch. Without sentence-transformers its row says so; "transformers" is
-the same work by hand. The first call, which loads and compiles, is timed apart. Started again, it goes on where it was.
+the same work by hand. The first call, which loads and compiles (nothing is kept from before), is timed apart. Started
+again, it goes on where it was.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> None:
         common = [__file__, str(given.model), "--sentences", str(given.sentences), "--batch_size"]
         common += [str(given.batch_size), "--worker"]
         sides = {side: [*common, side, str(exported)] for side in given.sides}
-        found = in_turns(sides, given.rounds, given.output, {"HF_HUB_OFFLINE": "1"})
+        found = in_turns(sides, given.rounds, given.output, {"HF_HUB_OFFLINE": "1", "BERT_COMPILATION_CACHE": "off"})
     print(found["hardware"], found["versions"])
     print(table(found, ("sentences_per_second", "first_seconds"), given.sides[0]))
 
