@@ -1,6 +1,6 @@
 """Speed and memory of building examples from English Wikipedia, beside what else makes them from the same text.
 
-    PYTHONPATH=. python benchmarks/examples.py [--megabytes 15 60] [--rounds 3] [--sides raw ours run_mlm google]
+    PYTHONPATH=. python benchmarks/examples.py [--megabytes 60 240] [--rounds 3] [--sides raw ours run_mlm google]
 
     raw      tokenizers' encode_batch_fast over the paragraphs, and nothing else: the ceiling
     ours     bert.data.examples: sentences, pieces, pairs, rows on disk
@@ -38,7 +38,7 @@ LENGTH = 128
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", type=Path, default=Path(__file__).parents[2] / "shared")
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[15, 60])
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[60, 240])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--workers", type=int, nargs="+", default=sorted({1, len(os.sched_getaffinity(0))}))

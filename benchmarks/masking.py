@@ -2,10 +2,11 @@
 
 import statistics
 import time
+from collections.abc import Callable
 
 import numpy as np
 
-from bert.data.masking import Masking, random_words
+from bert.data.masking import Masking, random_words, words_of_rows
 
 ROWS, LENGTH, STEPS, ROUNDS = 256, 128, 100, 7
 
@@ -17,16 +18,18 @@ def main() -> None:
     # A fifth of the pieces continue a word, about as in English text.
     for name, continuing in (("single tokens", ()), ("whole words", range(24200, 30000))):
         masking = Masking(30522, 103, (0, 100, 101, 102, 103), max_predictions=20, continuing_ids=continuing)
-        measure(name, masking, ids)
+        width = masking.words_per_row(LENGTH)
+        measure(f"{name}, fresh", lambda step, width=width: random_words((0, step), 0, ROWS, width), masking, ids)
+        visited = np.random.default_rng(1).integers(0, 10_000_000, (STEPS, ROWS))
+        measure(f"{name}, frozen", lambda step, width=width: words_of_rows((0, 0), visited[step], width), masking, ids)
 
 
-def measure(name: str, masking: Masking, ids: np.ndarray) -> None:
-    width = masking.words_per_row(LENGTH)
+def measure(name: str, drawn: Callable[[int], np.ndarray], masking: Masking, ids: np.ndarray) -> None:
     draw, mask = [], []
     for _ in range(ROUNDS):
         start = time.perf_counter()
         for step in range(STEPS):
-            words = random_words((0, step), 0, ROWS, width)
+            words = drawn(step)
         middle = time.perf_counter()
         for _ in range(STEPS):
             masking(ids, words)

@@ -47,3 +47,11 @@ def test_the_train_step_is_measured_in_turns(tmp_path):
     assert {name: len(runs) for name, runs in found["sides"].items()} == dict.fromkeys(sides, 2)
     assert printed.index("ours bfloat16, 1 of 2") < printed.index("ours float32, 2 of 2")
     assert "of 2:" not in run("train_step.py", "--output", output, "--sides", *sides, *sizes)
+
+
+@pytest.mark.slow
+def test_masking_is_measured_fresh_and_frozen():
+    printed = run("masking.py")
+    for kind in ("single tokens, fresh", "single tokens, frozen", "whole words, fresh", "whole words, frozen"):
+        assert f"{kind}: B 256, T 128" in printed
+    assert printed.count("million tokens a second") == 4

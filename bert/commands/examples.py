@@ -27,6 +27,9 @@ OWN = {
 }
 """The options that are no keys of a configuration."""
 
+PREDICTED = "bold reverse"
+"""How a predicted piece is set off, in the colour of its segment."""
+
 
 @run_command
 def main(argv: list[str]) -> int:
@@ -77,7 +80,8 @@ def main(argv: list[str]) -> int:
         if int(options.show):
             _show(found, tokenizer, one, int(options.show))
     if not whole:
-        print(f"shard {options.shard} is done; the examples are whole when the others are")
+        later = "; --show and --statistics need all of them" if options.statistics or int(options.show) else ""
+        print(f"shard {options.shard} is done; the examples are whole when the others are{later}")
     return 0
 
 
@@ -150,7 +154,7 @@ def _show(found: ExampleSet, tokenizer: Tokenizer, config: PretrainConfig, count
     words = random_words((config.seed, 0), 0, len(numbers), random_words_per_row(masking, examples))
     batch = masked_batch(examples, masking, words, 0)
     console.print(
-        Text.assemble("segment A", ("  segment B", "cyan"), ("  predicted: shown{original}", "bold red"), style="dim")
+        Text.assemble("segment A", ("  segment B", "cyan"), ("  predicted: shown{original}", PREDICTED), style="dim")
     )
     for place, number, start, end in _examples_of(batch):
         used = batch["masked_lm_weights"][place] > 0
@@ -163,12 +167,12 @@ def _show(found: ExampleSet, tokenizer: Tokenizer, config: PretrainConfig, count
         text = Text()
         for position, piece in enumerate(batch["input_ids"][place, start:end].tolist(), start):
             shown = tokenizer.id_to_token(piece)
+            segment = "cyan" if batch["token_type_ids"][place, position] else ""
             if position in original:
-                text.append(f"{shown}{{{tokenizer.id_to_token(original[position])}}} ", "bold red")
-            elif piece in special.all:
-                text.append(f"{shown} ", "dim")
+                text.append(f"{shown}{{{tokenizer.id_to_token(original[position])}}}", f"{PREDICTED} {segment}")
             else:
-                text.append(f"{shown} ", "cyan" if batch["token_type_ids"][place, position] else "")
+                text.append(shown or "", "dim" if piece in special.all else segment)
+            text.append(" ")
         of_row = "" if number is None else f", example {number + 1}"
         heading = f"\nrow {numbers[place]}{of_row}: {end - start} of {found.sequence_length} tokens, "
         heading += f"{len(original)} predicted; {label}"

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bert.commands.arguments import COMMAND_LINE, parse, run_command
-from bert.config import PretrainConfig, UserError
+from bert.config import PretrainConfig, TokenizerConfig, UserError
 from bert.values import known
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 DESCRIPTION = """Trains the vocabulary that the keys under tokenizer describe on data.train and writes it, as
 tokenizer.json and vocab.txt, into a folder, or adds a corpus' words to a published one."""
 
 OWN = {
     "output DIR": "New folder for the vocabulary.",
-    "extend N": "With tokenizer.path: add to that vocabulary the N words of the corpus that save most pieces, into its "
-    "[unused] slots first, which need no new weights, then at its end.",
+    "extend N": "With tokenizer.path, here also a model's name on the hub: add to that vocabulary the N words of the "
+    "corpus that save most pieces, into its [unused] slots first, which need no new weights, then at its end.",
 }
 """The options that are no keys of a configuration."""
 
@@ -47,13 +51,13 @@ def main(argv: list[str]) -> int:
 
     from bert.data.corpus import documents
     from bert.new_words import useful_words, with_words
-    from bert.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer, vocabulary_size
+    from bert.tokenizer import save_tokenizer, train_tokenizer, vocabulary_size
 
     lines = (line for document in documents(config.data.known_train) for line in document)
     if options.extend is None:
         tokenizer = train_tokenizer(lines, config.tokenizer)
     else:
-        published = load_tokenizer(known(config.tokenizer.path, "tokenizer.path"), config.tokenizer)
+        published = _published(known(config.tokenizer.path, "tokenizer.path"), config.tokenizer)
         found = useful_words(published, lines, int(options.extend), config.tokenizer.min_frequency)
         tokenizer = with_words(published, [new.word for new in found])
         print(f"{len(found):,} new words, {sum(new.saved for new in found):,} pieces fewer in the corpus; the first:")
@@ -63,6 +67,18 @@ def main(argv: list[str]) -> int:
     print(f"{folder} holds tokenizer.json and vocab.txt with {vocabulary_size(tokenizer):,} pieces; "
           f"use it with --tokenizer.path {folder}")  # fmt: skip
     return 0
+
+
+def _published(path: str, config: TokenizerConfig) -> Tokenizer:
+    """The vocabulary of a folder or file, or of a model on the hub."""
+    from bert.interchange.hub import is_hub_name
+    from bert.tokenizer import load_tokenizer
+
+    if Path(path).exists() or not is_hub_name(path):
+        return load_tokenizer(path, config)
+    from bert.pretrained import load_vocabulary  # which imports JAX
+
+    return load_vocabulary(path, print)
 
 
 def _free_folder(name: str | None) -> Path:

@@ -252,7 +252,14 @@ def words_of_rows(
     key: tuple[int, int], rows: Integer[np.ndarray, " B"], words_per_row: int
 ) -> UInt64[np.ndarray, "B {words_per_row}"]:
     """[B, words_per_row] uint64 of the same stream for rows [B] in any order: each is addressed by its own number."""
-    return np.concatenate([random_words(key, int(row), 1, words_per_row) for row in rows])
+    stream = np.random.Philox(key=np.array(key, dtype=np.uint64))  # one: to make it takes longer than to draw a row
+    blocks, place = words_per_row // _PHILOX_WORDS, 0
+    words = np.empty((len(rows), words_per_row), np.uint64)
+    for drawn, row in zip(words, rows.tolist(), strict=True):
+        stream.advance(row * blocks - place)  # backwards, too
+        drawn[:] = stream.random_raw(words_per_row)
+        place = (row + 1) * blocks
+    return words
 
 
 def _share(fraction: float) -> np.uint32:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from bert.data.masking import Masking, random_words
+from bert.data.masking import Masking, random_words, words_of_rows
 
 V, MASK, SPECIAL = 1000, 4, (0, 1, 2, 3, 4)
 
@@ -212,3 +212,15 @@ def test_no_word_that_fits_predicts_nothing(row) -> None:
     result = masked(ids, whole_words())
     assert result["masked_lm_weights"].sum() == 0
     np.testing.assert_array_equal(result["input_ids"], ids)
+
+
+@pytest.mark.parametrize("words_per_row", [4, 84])
+def test_rows_in_any_order_have_the_words_of_their_numbers(words_per_row) -> None:
+    rows = np.array([7, 2**40, 0, 7, 8, 3])
+    words = words_of_rows((5, 6), rows, words_per_row)
+    for number, drawn in zip(rows, words, strict=True):
+        np.testing.assert_array_equal(drawn, random_words((5, 6), int(number), 1, words_per_row)[0])
+    np.testing.assert_array_equal(
+        words_of_rows((5, 6), np.arange(9), words_per_row), random_words((5, 6), 0, 9, words_per_row)
+    )
+    assert words_of_rows((5, 6), rows[:0], words_per_row).shape == (0, words_per_row)

@@ -15,6 +15,7 @@ import bert
 from bert.commands.export import main as export
 from bert.commands.finetune import main as finetune
 from bert.commands.predict import main as predict
+from bert.commands.tokenizer import main as extend
 from bert.interchange.hub import is_hub_name
 from bert.pretrained import load_vocabulary
 
@@ -46,6 +47,21 @@ def test_a_name_is_fetched_and_nothing_that_runs_or_is_not_read(made, hub: Path,
     assert (loaded.source, loaded.config) == ("someone/some-bert", model.config)
     fetched = {path.name for path in (tmp_path / "cache" / "someone" / "some-bert").iterdir()}
     assert fetched == written - {"README.md"}
+
+
+def test_a_vocabulary_on_the_hub_is_extended(made, hub: Path, tmp_path: Path, fails) -> None:
+    from bert.tokenizer import load_tokenizer
+
+    model = made("BertForMaskedLM")
+    model.save(hub / "someone" / "some-bert")
+    (tmp_path / "corpus.txt").write_text("ba ri\n\n" + "baba baba\n\n" * 9)
+    arguments = [f"--data.train={tmp_path / 'corpus.txt'}", "--tokenizer.min_frequency=1", "--extend=1"]
+    assert extend([*arguments, "--tokenizer.path=someone/some-bert", f"--output={tmp_path / 'longer'}"]) == 0
+    before, after = model.tokenizer.get_vocab(), load_tokenizer(tmp_path / "longer").get_vocab()
+    assert before.items() <= after.items()
+    assert len(after) == len(before) + 1
+    gone = fails(extend, *arguments, "--tokenizer.path=no/such/folder", f"--output={tmp_path / 'other'}")
+    assert "no/such/folder" in gone
 
 
 def test_a_pickle_is_fetched_only_where_there_is_nothing_else(made, hub: Path, tmp_path: Path, fails) -> None:
