@@ -111,7 +111,7 @@ def test_the_name_of_a_file_tells_its_kind_in_any_case(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("c4.json.gz", "may be one value of JSON: if it has one object a line"),
+        ("c4.json.gz", "may be one value of JSON: if it has one object with"),
         ("a.JSON", "may be one value of JSON"),
         ("a.csv.gz", "is of a kind that is not read"),
         ("a.tsv", "is of a kind that is not read"),
