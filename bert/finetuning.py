@@ -30,7 +30,7 @@ from bert.model import Execution
 from bert.optimizer import ParameterPath, describe_decay, frozen_parts, learning_rate_schedule, make_optimizer
 from bert.parallel import Parallel, add_up, parallel_of
 from bert.pretrained import Params, load
-from bert.profiling import profiled
+from bert.profiling import profiling
 from bert.run import RunFolder
 from bert.start import sizes_of_source, sizes_of_vocabulary, starting_state
 from bert.stop import StopRequest
@@ -113,7 +113,11 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     optimizer = make_optimizer(config.optimizer, total_steps, frozen)
     outputs_of = _Evaluator(apply, loss, parallel, config)
 
-    with hosts.checkpoints_of(run, say) as checkpoints, StopRequest() as stop:
+    with (
+        hosts.checkpoints_of(run, say) as checkpoints,
+        StopRequest() as stop,
+        profiling(config.profile and run.writes, run.path, say) as profiled,
+    ):
         newest: list[Outputs] = []  # dev's, of the evaluation that this process has made last
 
         def evaluate(params: Any) -> dict[str, float]:
@@ -167,10 +171,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                     parallel.compile(
                         make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
                         donate=(0,),
-                    ),
-                    config.profile and run.writes,
-                    run.path,
-                    say,
+                    )
                 ),
                 learning_rate=learning_rate_schedule(config.optimizer, total_steps),
                 evaluate=evaluate,

@@ -30,7 +30,7 @@ from bert.optimizer import describe_decay, learning_rate_schedule, make_optimize
 from bert.parallel import Parallel, parallel_of
 from bert.phases import Phase, phase_configs, phases_of
 from bert.pretrained import Pretrained, load
-from bert.profiling import profiled
+from bert.profiling import profiling
 from bert.run import RunFolder
 from bert.start import Params, sizes_of_source, sizes_of_vocabulary, starting_state
 from bert.stop import StopRequest
@@ -131,7 +131,11 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     optimizers = [make_optimizer(part.phase.config.optimizer, total_steps) for part in parts]
     eval_step = parallel.compile(make_eval_step(objective, parallel.axis))
 
-    with hosts.checkpoints_of(run, say) as checkpoints, StopRequest() as stop:
+    with (
+        hosts.checkpoints_of(run, say) as checkpoints,
+        StopRequest() as stop,
+        profiling(config.profile and run.writes, run.path, say) as profiled,
+    ):
 
         def evaluate(part: _Part, params: Any) -> dict[str, float]:
             def sums() -> Iterator[Any]:
@@ -160,10 +164,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
                     parallel.compile(
                         make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
                         donate=(0,),
-                    ),
-                    config.profile and run.writes,
-                    run.path,
-                    say,
+                    )
                 ),
                 learning_rate=learning_rate_schedule(part.phase.config.optimizer, total_steps),
                 evaluate=partial(evaluate, part),

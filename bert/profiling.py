@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ LEFT_OUT = 5
 """Steps before the trace: two that time the step before the run begins, and some in which caches fill."""
 
 STEPS = 5
-"""Steps in the trace, with what the host does between them."""
+"""Steps in the trace, with what the host does between them. Fewer where a batch of another length, which has to be
+compiled, or the end of the run comes before."""
+
+Step = Callable[..., Any]
 
 
 class ProfiledStep:
@@ -26,32 +30,67 @@ class ProfiledStep:
         say: told where the trace lies and how to open it.
     """
 
-    def __init__(self, step: Callable[..., Any], folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, step: Step, folder: Path, say: Callable[[str], None]) -> None:
         self._step, self._folder, self._say = step, folder / FOLDER, say
-        self._calls = 0
+        self._calls = self._traced = 0
+        self._tracing = self._done = False
+        self._compiled: set[tuple[Any, ...]] = set()
+        self._result: Any = None
 
     def __call__(self, state: Any, batch: Any) -> Any:
         self._calls += 1
-        if self._calls == LEFT_OUT + 1:
-            jax.profiler.start_trace(str(self._folder), create_perfetto_trace=True)
-        if not LEFT_OUT < self._calls <= LEFT_OUT + STEPS:
+        shapes = tuple(array.shape for array in jax.tree.leaves(batch))
+        if shapes not in self._compiled:
+            self._compiled.add(shapes)
+            self.end()
             return self._step(state, batch)
-        with jax.profiler.StepTraceAnnotation("train", step_num=self._calls - LEFT_OUT):
-            result = self._step(state, batch)
-        if self._calls == LEFT_OUT + STEPS:
-            self._finish(result)
+        if self._calls > LEFT_OUT and not (self._tracing or self._done):
+            jax.profiler.start_trace(str(self._folder), create_perfetto_trace=True)
+            self._tracing = True
+        if not self._tracing:
+            return self._step(state, batch)
+        self._traced += 1
+        with jax.profiler.StepTraceAnnotation("train", step_num=self._traced):
+            result = self._result = self._step(state, batch)
+        if self._traced == STEPS:
+            self.end()
         return result
 
-    def _finish(self, result: Any) -> None:
-        jax.block_until_ready(result)
+    def end(self) -> None:
+        """Writes the trace, if one has begun."""
+        if not self._tracing:
+            return
+        jax.block_until_ready(self._result)
         jax.profiler.stop_trace()
+        self._tracing, self._done, self._result = False, True, None
         [*_, trace] = sorted(self._folder.rglob("perfetto_trace.json.gz"))
+        steps = f"{self._traced} step{'s' * (self._traced != 1)}"
         self._say(
-            f"the trace of {STEPS} steps is in {self._folder}: open it by tensorboard --logdir {self._folder} "
+            f"the trace of {steps} is in {self._folder}: open it by tensorboard --logdir {self._folder} "
             f"(with xprof installed), or {trace} on https://ui.perfetto.dev"
         )
 
+    def say_if_none(self) -> None:
+        """Tells of a run that was too short."""
+        if not self._done:
+            self._say(f"no step was traced: the trace begins after {LEFT_OUT - 2} steps of a run")
 
-def profiled(step: Callable[..., Any], asked: bool, folder: Path, say: Callable[[str], None]) -> Callable[..., Any]:
-    """The step, with a trace of it if one is asked for."""
-    return ProfiledStep(step, folder, say) if asked else step
+
+@contextlib.contextmanager
+def profiling(asked: bool, folder: Path, say: Callable[[str], None]) -> Iterator[Callable[[Step], Step]]:
+    """What makes a train step write a trace, if one is asked for; at the end of the block it is written in any case."""
+    made: list[ProfiledStep] = []
+
+    def profiled(step: Step) -> Step:
+        if not asked:
+            return step
+        made.append(ProfiledStep(step, folder, say))
+        return made[-1]
+
+    try:
+        yield profiled
+    finally:
+        for step in made:
+            step.end()
+    for step in made:
+        step.say_if_none()

@@ -1,5 +1,6 @@
 """`--profile`: the trace is there, and the numbers are those of a run without it."""
 
+import contextlib
 import gzip
 import json
 
@@ -8,26 +9,59 @@ import jax.numpy as jnp
 import pytest
 
 from bert.commands.pretrain import main as pretrain
-from bert.profiling import LEFT_OUT, STEPS, profiled
+from bert.profiling import LEFT_OUT, STEPS, profiling
 from tests.conftest import SMALL_RUN
 
 
 def test_the_trace_can_be_opened_and_the_step_gives_its_own(tmp_path):
     said = []
     step = jax.jit(lambda state, batch: (state + batch, state @ batch))
-    traced = profiled(step, True, tmp_path, said.append)
-    assert profiled(step, False, tmp_path, said.append) is step
+    with profiling(False, tmp_path, said.append) as profiled:
+        assert profiled(step) is step
     state = plain = batch = jnp.ones((8, 8))
-    for _ in range(LEFT_OUT + STEPS + 1):
-        (state, found), (plain, expected) = traced(state, batch), step(plain, batch)
-        assert (state == plain).all() and (found == expected).all()
-    [sentence] = said
+    with profiling(True, tmp_path, said.append) as profiled:
+        traced = profiled(step)
+        for _ in range(LEFT_OUT + STEPS + 1):
+            (state, found), (plain, expected) = traced(state, batch), step(plain, batch)
+            assert (state == plain).all() and (found == expected).all()
+        [sentence] = said
+    assert said == [sentence]
+    assert sentence.startswith(f"the trace of {STEPS} steps is in ")
     assert f"tensorboard --logdir {tmp_path / 'profile'} " in sentence
-    [perfetto] = tmp_path.glob("profile/plugins/profile/*/perfetto_trace.json.gz")
+    assert steps_in(tmp_path, sentence) == STEPS
+
+
+def steps_in(folder, sentence):
+    [perfetto] = folder.glob("profile/plugins/profile/*/perfetto_trace.json.gz")
     assert str(perfetto) in sentence
-    events = json.loads(gzip.decompress(perfetto.read_bytes()))["traceEvents"]
-    assert sum(event.get("name") == "train" for event in events) == STEPS
     assert list(perfetto.parent.glob("*.xplane.pb"))
+    events = json.loads(gzip.decompress(perfetto.read_bytes()))["traceEvents"]
+    return sum(event.get("name") == "train" for event in events)
+
+
+@pytest.mark.parametrize("ends", ["another length", "the run", "an error"])
+def test_a_trace_that_cannot_be_whole_is_written_all_the_same(tmp_path, ends):
+    said, step = [], jax.jit(lambda state, batch: (state + batch.sum(), batch))
+    with contextlib.suppress(ZeroDivisionError), profiling(True, tmp_path, said.append) as profiled:
+        traced, batch = profiled(step), jnp.ones((8, 8))
+        for _ in range(LEFT_OUT + 2):
+            traced(0.0, batch)
+        assert not said
+        if ends == "another length":
+            for length in (4, 8, 4, 8, 4):
+                traced(0.0, jnp.ones((8, length)))
+        if ends == "an error":
+            raise ZeroDivisionError
+    [sentence] = said
+    assert sentence.startswith("the trace of 2 steps is in ")
+    assert steps_in(tmp_path, sentence) == 2
+
+
+def test_a_run_that_is_too_short_for_a_trace_says_so(tmp_path):
+    said = []
+    with profiling(True, tmp_path, said.append) as profiled:
+        profiled(lambda state, batch: (state, batch))(0, jnp.ones(2))
+    assert said == ["no step was traced: the trace begins after 3 steps of a run"]
 
 
 @pytest.mark.slow
