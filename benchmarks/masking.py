@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -19,9 +20,16 @@ def main() -> None:
     for name, continuing in (("single tokens", ()), ("whole words", range(24200, 30000))):
         masking = Masking(30522, 103, (0, 100, 101, 102, 103), max_predictions=20, continuing_ids=continuing)
         width = masking.words_per_row(LENGTH)
-        measure(f"{name}, fresh", lambda step, width=width: random_words((0, step), 0, ROWS, width), masking, ids)
-        visited = np.random.default_rng(1).integers(0, 10_000_000, (STEPS, ROWS))
-        measure(f"{name}, frozen", lambda step, width=width: words_of_rows((0, 0), visited[step], width), masking, ids)
+        measure(f"{name}, fresh", partial(fresh, width), masking, ids)
+        measure(f"{name}, frozen", partial(frozen, width), masking, ids)
+
+
+def fresh(width: int, step: int) -> np.ndarray:
+    return random_words((0, step), 0, ROWS, width)
+
+
+def frozen(width: int, step: int) -> np.ndarray:
+    return words_of_rows((0, 0), np.random.default_rng(step).integers(0, 10_000_000, ROWS), width)
 
 
 def measure(name: str, drawn: Callable[[int], np.ndarray], masking: Masking, ids: np.ndarray) -> None:
