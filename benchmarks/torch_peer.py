@@ -12,6 +12,7 @@ SQUAD_DIR holds train.json and dev.json (see squad_split.py); WNUT_DIR train.con
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import time
@@ -136,11 +137,13 @@ def ner(arguments: Any) -> dict[str, Any]:
 
 
 def columns(path: Path) -> list[tuple[list[str], list[str]]]:
+    """Sentences end with a line of nothing or, as in WNUT-17's training file, of a tab."""
     sentences = []
-    for block in path.read_text(encoding="utf-8").split("\n\n"):
-        lines = [line.split("\t") for line in block.splitlines() if line.strip()]
-        if lines:
-            sentences.append(([cells[0] for cells in lines], [cells[-1] for cells in lines]))
+    lines = [line.split("\t") if line.strip() else [] for line in path.read_text(encoding="utf-8").split("\n")]
+    for ended, rows in itertools.groupby(lines, key=lambda cells: not cells):
+        if not ended:
+            words, *_, tags = zip(*rows, strict=True)
+            sentences.append((list(words), list(tags)))
     return sentences
 
 
