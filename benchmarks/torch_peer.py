@@ -3,7 +3,8 @@
     PYTHONPATH=. python benchmarks/torch_peer.py ner MODEL WNUT_DIR --seed 0
     PYTHONPATH=. python benchmarks/torch_peer.py squad MODEL SQUAD_DIR --seed 0
 
-Prints one JSON line: settings, seconds of training, scores. The recipe is that of `bert finetune`: AdamW with decay not
+Prints one JSON line: settings, seconds of training, scores; `--keep FILE` saves the training every 50 steps and goes on
+from there. The recipe is that of `bert finetune`: AdamW with decay not
 on biases and LayerNorm, 10% warm-up and linear decay, clipping at 1, dynamic padding. Tokenization, windows, labels and
 spans are transformers' own; only the last step, from words and texts to scores, is ours on both sides (`bert.metrics`).
 SQUAD_DIR holds train.json and dev.json (see squad_split.py); WNUT_DIR train.conll and dev.conll (and test.conll).
@@ -14,7 +15,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,6 +49,7 @@ def main() -> None:
     parser.add_argument("--max_length", type=int, default=None, help="128 for ner, 384 for squad")
     parser.add_argument("--doc_stride", type=int, default=128)
     parser.add_argument("--max_train_rows", type=int, default=None)
+    parser.add_argument("--keep", type=Path, default=None, help="where training is saved and goes on from")
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -64,18 +68,31 @@ def train(model: Any, rows: Sequence[dict[str, Any]], collate: Callable[..., Any
     schedule = get_linear_schedule_with_warmup(optimizer, int(0.1 * steps), steps)
     model.train()
     shuffled = np.random.default_rng(arguments.seed)
-    began, step = time.time(), 0
-    while step < steps:
-        order = shuffled.permutation(len(rows))
-        for first in range(0, len(order), size):
-            if step == steps:
-                break
-            model(**collate([rows[i] for i in order[first : first + size]])).loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            step += 1
+    orders = [shuffled.permutation(len(rows)) for _ in range(math.ceil(arguments.epochs))]
+    batches = [order[first : first + size] for order in orders for first in range(0, len(order), size)][:steps]
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    done, seconds = 0, 0.0
+    if arguments.keep and arguments.keep.exists():
+        kept = torch.load(arguments.keep, weights_only=True)
+        for name, part in parts.items():
+            part.load_state_dict(kept[name])
+        torch.set_rng_state(kept["random"])
+        done, seconds = kept["step"], kept["seconds"]
+    began = time.time() - seconds
+    for step, batch in enumerate(batches[done:], start=done + 1):
+        loss = model(**collate([rows[i] for i in batch])).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if step % 50 == 0:
+            print(f"step {step} of {steps}, loss {loss.item():.3f}, {time.time() - began:.0f} s", file=sys.stderr)
+            if arguments.keep:
+                state = {name: part.state_dict() for name, part in parts.items()}
+                state |= {"random": torch.get_rng_state(), "step": step, "seconds": time.time() - began}
+                torch.save(state, arguments.keep.with_suffix(".new"))
+                arguments.keep.with_suffix(".new").replace(arguments.keep)
     return round(time.time() - began, 1)
 
 
