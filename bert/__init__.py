@@ -34,9 +34,9 @@ _HOMES = {
     "BertForTokenClassification": "bert.heads",
     "Pretrained": "bert.pretrained",
     "load": "bert.pretrained",
+    "metrics": "bert.metrics",
     "register_task": "bert.data.tasks",
 }
-_MODULES = ("metrics",)
 
 __all__ = [
     "Bert",
@@ -55,8 +55,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(f"bert.{name}")
-    raise AttributeError(f"module 'bert' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bert' has no attribute {name!r}")
+    home = importlib.import_module(_HOMES[name])
+    return home if home.__name__ == f"bert.{name}" else getattr(home, name)

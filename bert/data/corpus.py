@@ -142,15 +142,13 @@ def _visible(document: Document) -> bool:
 def _expand(entry: str) -> list[str]:
     if formats.is_dataset(entry):
         return [entry]
-    if os.path.isfile(os.path.join(entry, "dataset_dict.json")):
-        splits = sorted(name for name in os.listdir(entry) if formats.is_dataset(os.path.join(entry, name)))
-        raise UserError(
-            f"{entry} holds the splits {', '.join(splits)}: name one of them, for example {entry}/{splits[0]}"
-        )
     if os.path.isdir(entry):
         inside = []
         for folder, below, names in os.walk(entry):
-            saved = [name for name in below if formats.is_dataset(os.path.join(folder, name))]
+            saved = sorted(name for name in below if formats.is_dataset(os.path.join(folder, name)))
+            if "dataset_dict.json" in names:
+                listed = ", ".join(saved) or "none"
+                raise UserError(f"{folder} is a data set of splits ({listed}): name one of them, as {folder}/SPLIT")
             below[:] = [name for name in below if name not in saved]
             files = [name for name in names if name.lower().endswith(FOLDER_SUFFIXES) and not name.startswith(".")]
             inside += [os.path.join(folder, name) for name in (*saved, *files)]

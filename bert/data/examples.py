@@ -343,6 +343,8 @@ def _tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardTa
         if not order_file.exists():  # it is the same for every process, and another one may be reading it
             with replacing(order_file) as temporary, open(temporary, "wb") as file:
                 np.save(file, numbers)
+                file.flush()
+                os.fsync(file.fileno())
         slices = list(enumerate(source.slices(numbers, SHARD_BYTES)))
         copies = range(config.duplicates if split == "train" else 1)
         for copy, (number, (first, last)) in itertools.product(copies, slices):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -55,20 +55,8 @@ def _paired(
     documents: int,
     answers: tuple[str, ...],
 ) -> RowObjective:
-    def draw(
-        sentences: list[int],
-        documents: list[int],
-        length: int,
-        short_seq_prob: float,
-        stream: random.Random,
-        numbers: list[int],
-    ) -> np.ndarray:
-        # Where two documents are needed, they are told apart; copies of one are as good as any within a document.
-        more = {"numbers": numbers} if least > 1 else {}
-        found = list(pairs(sentences, documents, length, short_seq_prob, stream, **more))
-        return np.array(found, np.int64).reshape(-1, 5)
-
-    least = documents
+    def draw(*arguments: Any) -> np.ndarray:
+        return np.array(list(pairs(*arguments)), np.int64).reshape(-1, 5)
 
     def lay_out(
         tokens: np.ndarray, _: np.ndarray, found: np.ndarray, length: int, special: SpecialTokens, dtype: type
@@ -82,14 +70,7 @@ def _paired(
 
 
 def _unpaired(rows: Callable[[list[int], list[int], int], Iterator[tuple[int, int]]]) -> RowObjective:
-    def draw(
-        sentences: list[int],
-        documents: list[int],
-        length: int,
-        short_seq_prob: float,
-        stream: random.Random,
-        numbers: list[int],
-    ) -> np.ndarray:
+    def draw(sentences: list[int], documents: list[int], length: int, *_: Any) -> np.ndarray:
         return np.array(list(rows(sentences, documents, length - 2)), np.int64).reshape(-1, 2)
 
     return RowObjective(2, 1, False, draw, _full_columns)

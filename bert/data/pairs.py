@@ -91,8 +91,10 @@ def ordered_pairs(
     sequence_length: int,
     short_seq_prob: float,
     draw: random.Random,
+    numbers: Sequence[int] | None = None,
 ) -> Iterator[Pair]:
-    """Two consecutive segments of one document, half of the pairs swapped. Arguments as of ``sentence_pairs``.
+    """Two consecutive segments of one document, half of the pairs swapped. Arguments as of ``sentence_pairs``; numbers
+    have no say, since no pair needs another document.
 
     Chunks are gathered and cut in two as for next-sentence pairs, but hold two sentences at least. Departing from
     ALBERT's code, which gives a chunk of one sentence a random partner and calls it swapped: the last sentence of a

@@ -61,8 +61,7 @@ def read_records(path: Path, header: Sequence[str] | None = None) -> Records:
     Raises:
       UserError: a name of another kind, an empty file; while reading: the line, what is wrong with it, and the mend.
     """
-    suffix = next((suffix for suffix in OPENERS if path.name.endswith(suffix)), "")
-    kind = Path(path.name.removesuffix(suffix)).suffix
+    kind = kind_of(path)
     if kind not in KINDS:
         raise UserError(f"{path} is of a kind that is not read: name a file of {', '.join(KINDS)}, plain or packed")
     if not path.is_file():
@@ -76,6 +75,12 @@ def read_records(path: Path, header: Sequence[str] | None = None) -> Records:
     if len(set(names)) < len(names):
         raise UserError(f"{path}, line 1: the columns are {', '.join(map(repr, names))[:200]}: give each its own name")
     return Records(str(path), _table_rows(path, cells, names, "the header" if header is None else "data.header"), names)
+
+
+def kind_of(path: Path) -> str:
+    """The end of a file's name in lower case, without that of a packed file: ``.csv`` of train.csv.gz."""
+    name = path.name.lower()
+    return Path(name.removesuffix(next((packed for packed in OPENERS if name.endswith(packed)), ""))).suffix
 
 
 def is_dataset(place: str) -> bool:

@@ -116,7 +116,8 @@ def build_shards_of(
     if len(set(numbers)) < objective.documents:
         raise UserError(
             f"{task.name} holds copies of one document alone, and data.objective {task.objective} needs "
-            f"{objective.documents}: give that entry of data.train more documents, or less of data.weights"
+            f"{objective.documents}: give entry {task.spool.sources()[numbers[0]] + 1} of data.train more documents, "
+            "or less of data.weights"
         )
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
@@ -221,7 +222,8 @@ def _write(file: Path, columns: dict[str, np.ndarray]) -> tuple[int, str]:
         writer.write_table(pa.table(arrays), writer_batch_size=len(columns["length"]))
         writer.finalize(close_stream=False)
     data = sink.getvalue()
-    write_durably(file, data)
+    if not (file.is_file() and data == file.read_bytes()):  # another process may have built it, and read it by now
+        write_durably(file, data)
     return len(data), hashlib.sha256(data).hexdigest()
 
 

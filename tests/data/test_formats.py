@@ -144,10 +144,11 @@ def test_saved_data_sets(tmp_path) -> None:
     datasets.Dataset.from_dict({"text": TEXTS[:1]}).save_to_disk(tmp_path / "other")
     assert corpus_fingerprint(str(tmp_path / "other")) != fingerprint
     datasets.DatasetDict(train=whole, test=whole).save_to_disk(tmp_path / "dict")
-    with pytest.raises(
-        UserError, match=r"dict holds the splits test, train: name one of them, for example .*dict/test"
-    ):
-        list(documents(str(tmp_path / "dict")))
+    for above in (tmp_path / "dict", tmp_path):  # else its test split would be trained on
+        with pytest.raises(
+            UserError, match=r"dict is a data set of splits \(test, train\): name one of them, as .*dict/SPLIT$"
+        ):
+            list(documents(str(above)))
     assert list(documents(str(tmp_path / "dict" / "train"))) == EXPECTED
     whole.remove_columns("text").save_to_disk(tmp_path / "no-text")
     with pytest.raises(UserError, match='no-text has no column "text" but id'):

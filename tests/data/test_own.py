@@ -100,6 +100,16 @@ def test_scores_and_their_range(tmp_path: Path) -> None:
     assert within.answers(np.array([99.0]), None)[0].score == 7
 
 
+def test_written_scores_keep_their_order(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"text": "a", "label": label}) + "\n" for label in (1234567.8, 1234568.9, 2e-7))
+    made(tmp_path, dev_jsonl=rows)
+    task = own("regression")
+    [path] = task.write(tmp_path, "dev", np.array([3e-7, 2e-7, 1e-7], np.float32), task.read(tmp_path, "dev"))
+    _, *lines = (line.split("\t") for line in path.read_text().splitlines())
+    assert [line[1] for line in lines] == ["0.0000003", "0.0000002", "0.0000001"]
+    assert [line[2] for line in lines] == ["1234567.8", "1234568.9", "0.0000002"]
+
+
 def test_a_data_set_is_read_by_the_names_of_its_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["ham", "spam"])})
     table = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=labels)

@@ -97,7 +97,7 @@ def test_a_question_without_an_answer_in_train_makes_it_like_squad2(tmp_path: Pa
     questions(tmp_path, ROW)
     plain = task.fitted(task.read(tmp_path, "train"))
     assert (plain.main_metric, plain.baseline) == ("f1", "")
-    with pytest.raises(UserError, match=r"dev\.jsonl, question q2: it has no answer, but every training question has"):
+    with pytest.raises(UserError, match=r"dev\.jsonl, line 1: no answer, but every training question has"):
         plain.read(tmp_path, "dev")
     questions(tmp_path, ROW, none)
     fitted = task.fitted(task.read(tmp_path, "train"))

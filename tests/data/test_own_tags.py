@@ -81,7 +81,8 @@ def test_columns_are_named_by_the_header(tmp_path: Path) -> None:
     assert own().read(tmp_path, "train").words[0] == ["1", "2"]
     message = error_of(own(header=header, columns=ColumnsConfig(tags="ner")), tmp_path)
     assert message == "data.columns.tags is 'ner', which is not in data.header: number, word, pos, entity"
-    assert "train.conll has 4 columns and data.header names 2" in error_of(own(header=["a", "b"]), tmp_path)
+    message = error_of(own(header=["a", "b"]), tmp_path)
+    assert message.endswith("train.conll, line 1: 4 columns, and data.header names 2: name each of them")
     message = error_of(own(columns=ColumnsConfig(words="word")), tmp_path)
     assert "train.conll, line 1: no 'word' among '1', 'Ann', 'NNP', 'B-PER': set data.columns.words" in message
     assert message.endswith("name them all in their order as data.header")
@@ -207,3 +208,38 @@ def test_broken_tags_are_counted_when_asked(tmp_path: Path) -> None:
     jsonl(tmp_path, "train", {"words": ["c", "d", "e"], "tags": ["B-X", "I-X", "B-X"]},
           {"words": ["a", "b"], "tags": ["O", "I-PER"]})  # fmt: skip
     assert own(broken_tags="count").read(tmp_path, "train").broken == [2]
+
+
+def test_a_fault_in_a_data_set_is_told_with_its_row(tmp_path: Path) -> None:
+    rows = {"words": [["c", "d"], ["a", "b"]], "tags": [["B-X", "I-X"], ["O", "I-PER"]]}
+    datasets.DatasetDict(train=datasets.Dataset.from_dict(rows)).save_to_disk(tmp_path)
+    assert ", row 2: the tag I-PER after O breaks" in error_of(own(), tmp_path)
+    [note] = own(broken_tags="count").read(tmp_path, "train").notes
+    assert note.endswith("(row 2)")
+
+
+def test_spaces_never_separate_the_columns_of_tsv(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("EU\tB-ORG\nleft\tO\n")
+    (tmp_path / "test.tsv").write_text("New York\nLos Angeles\n")
+    test = own().read(tmp_path, "test")
+    assert test.words == [["New York", "Los Angeles"]]
+    assert not test.labelled
+
+
+@pytest.mark.parametrize("first", ["words", "words O"])
+def test_the_word_words_is_no_header_of_columns_without_names(tmp_path: Path, first: str) -> None:
+    (tmp_path / "train.txt").write_text("EU B-ORG\nleft O\n")
+    rest = first.replace("words", "fail")
+    (tmp_path / "test.txt").write_text(f"{first}\n{rest}\n")
+    assert own().read(tmp_path, "test").words == [["words", "fail"]]
+
+
+def test_tags_of_several_words_are_written_between_tabs(tmp_path: Path) -> None:
+    train = own().read(jsonl(tmp_path, "train", {"words": ["a", "b"], "tags": ["proper noun", "verb"]}), "train")
+    [path, *_] = own().fitted(train).write(tmp_path, "dev", Tagged(train.tags, []), train)
+    assert path.read_text() == "a\tproper noun\tproper noun\nb\tverb\tverb\n\n"
+
+
+def test_names_of_files_may_end_in_capitals(tmp_path: Path) -> None:
+    (tmp_path / "A.CSV").write_text("words,tags\nEU,B-ORG\n")
+    assert own(train="A.CSV").read(tmp_path, "train").words == [["EU"]]

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bert import lock
 from bert.commands.examples import main
 from bert.config import UserError
-from bert.data import examples
-from bert.data.examples import build_examples, build_part
+from bert.data import examples, shards
+from bert.data.examples import build_examples, build_part, open_rows
 from tests.data.test_examples import config_of, digest, place, tokenizer  # noqa: F401
 
 SHARD = """
@@ -84,6 +85,23 @@ def test_the_order_of_documents_that_others_read_is_left_alone(place, tokenizer,
     before = order.stat()
     build_part(config_of(place), tokenizer, (2, 3), tmp_path)
     assert (order.stat().st_ino, order.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_process_that_comes_late_does_not_replace_what_others_read(place, tokenizer, tmp_path, monkeypatch):  # noqa: F811
+    merged = []
+    write = shards._write
+
+    def late(file, columns):
+        if not merged:  # the whole set is built, and read, before this one's first shard is written
+            merged.append(None)
+            found = build_examples(config_of(place), tokenizer, tmp_path / "cache")
+            merged[0] = rows = open_rows([*found.train, *found.eval])
+            rows.take(np.arange(len(rows)))
+        return write(file, columns)
+
+    monkeypatch.setattr(shards, "_write", late)
+    build_part(config_of(place), tokenizer, (1, 2), tmp_path / "cache")
+    merged[0].take(np.arange(len(merged[0])))
 
 
 def test_parts_train_one_vocabulary_between_them(place, tmp_path):  # noqa: F811

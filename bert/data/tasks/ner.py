@@ -54,6 +54,8 @@ class Sentences:
     """First character of every word in its text, and one past the last."""
     labels: tuple[str, ...] = ()
     """The labels that a model of them needs, where `labels_of` was asked."""
+    unit: str = "line"
+    """What the numbers in ``lines`` count: lines, or the rows of a data set."""
     lines_a_word: int = 1
     """1 in columns; 0 where a whole sentence stands on one line."""
 
@@ -73,7 +75,7 @@ class Sentences:
         lines = ", ".join(map(str, self.broken[:10])) + (", ..." if len(self.broken) > 10 else "")
         return (
             f"{self.path}: the tags of {len(self.broken)} sentence(s) break the file's scheme, {self.scheme}, and are "
-            f"read as conlleval reads them (line {lines})",
+            f"read as conlleval reads them ({self.unit} {lines})",
         )
 
     def line(self, sentence: int, word: int) -> int:
@@ -147,12 +149,11 @@ def width(path: Path) -> int:
 def split_columns(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
     """What separates the columns of a file, plain or packed, and (number from 1, cells) of each of its lines.
 
-    Tabs or else spaces: the first line with a word says which. A line that ends a sentence has no cells.
+    Tabs in a ``.tsv``, and where the first line with a word has one; else spaces. A line that ends a sentence has no
+    cells.
     """
     first = next((line for _, line in numbered_lines(path) if _has_word(line)), "")
-    # Spaces within the only column of a .tsv belong to its words.
-    alone = ".tsv" in path.suffixes and " " not in first.strip(" ")
-    delimiter = "\t" if "\t" in first or alone else " "
+    delimiter = "\t" if "\t" in first or ".tsv" in path.suffixes else " "
     return delimiter, ((number, _cells(line, delimiter)) for number, line in numbered_lines(path))
 
 
@@ -349,8 +350,8 @@ def tagged(untagged: Sentences, tags: list[list[str]], broken: str = "error") ->
     if not all(marking):
         sentence, place = _place(tags, marking.index(False))
         raise UserError(
-            f"{untagged.path}, line {untagged.line(sentence, place)}: the tag {tags[sentence][place]!r} is none of "
-            f"{', '.join(SCHEMES)}: write O, or B-, I-, E- or S- and a type"
+            f"{untagged.path}, {untagged.unit} {untagged.line(sentence, place)}: the tag {tags[sentence][place]!r} is "
+            f"none of {', '.join(SCHEMES)}: write O, or B-, I-, E- or S- and a type"
         )
     scheme = recognise(tags)
     faults = []
@@ -361,8 +362,9 @@ def tagged(untagged: Sentences, tags: list[list[str]], broken: str = "error") ->
             if broken == "error":
                 last = own[fault - 1] if fault else "the start of the sentence"
                 raise UserError(
-                    f"{untagged.path}, line {faults[0]}: the tag {own[fault]} after {last} breaks the file's "
-                    f"scheme, {scheme}: mend the tag, or read such faults as conlleval does: --data.broken_tags count"
+                    f"{untagged.path}, {untagged.unit} {faults[0]}: the tag {own[fault]} after {last} breaks the "
+                    f"file's scheme, {scheme}: mend the tag, or read such faults as conlleval does: "
+                    "--data.broken_tags count"
                 )
     return replace(untagged, tags=[convert(sentence, "BIO") for sentence in tags], scheme=scheme, broken=faults)
 
@@ -381,7 +383,7 @@ def _label_numbers(sentences: Sentences, labels: Sequence[str]) -> np.ndarray | 
     for sentence, tags in enumerate(sentences.tags):
         for place, tag in enumerate(tags):
             if tag not in numbers:
-                line = f", line {sentences.line(sentence, place)}" if sentences.lines else ""
+                line = f", {sentences.unit} {sentences.line(sentence, place)}" if sentences.lines else ""
                 raise UserError(
                     f"{sentences.path or 'the sentences'}{line}: the tag {tag} does not occur in the training "
                     f"data, whose labels are {', '.join(labels)[:200]}: mend the tag, or name all labels in data.labels"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from bert.config import ColumnsConfig, TaskDataConfig, UserError
+from bert.config import ColumnsConfig, TaskDataConfig
 from bert.data.records import Records
 from bert.data.spans import Answer, Example
 from bert.data.tasks.cells import KEYS, read_cells, split_names, split_records
@@ -32,13 +32,8 @@ class Span(SquadTask):
 
     def read(self, folder: Path, split: str, max_rows: int | None = None) -> Dataset:
         records = self.records(Path(folder), split)
-        dataset = read_questions(records, self.data.columns, split != "test", self.strict)
-        impossible = next((example for example in dataset.examples if example.is_impossible), None)
-        if split != "train" and impossible is not None and not self.may_be_impossible:
-            raise UserError(
-                f"{records.place}, question {impossible.id}: it has no answer, but every training question has one: "
-                "remove it, or train with such questions"
-            )
+        may_be_impossible = self.may_be_impossible or split == "train"
+        dataset = read_questions(records, self.data.columns, split != "test", self.strict, may_be_impossible)
         return self._kept(dataset, records.place, split, max_rows)
 
     def fitted(self, train: Dataset) -> Span:
@@ -51,7 +46,7 @@ class Span(SquadTask):
 
 
 def read_questions(
-    records: Records, columns: ColumnsConfig, needed: bool = True, strict: bool = False, max_rows: int | None = None
+    records: Records, columns: ColumnsConfig, needed: bool = True, strict: bool = False, may_be_impossible: bool = True
 ) -> Dataset:
     """The questions of a split, R examples.
 
@@ -72,8 +67,7 @@ def read_questions(
         {columns.question: "data.columns.question", columns.context: "data.columns.context"},
         labels,
         None if columns.id is None else (columns.id, "data.columns.id"),
-        max_rows,
-        needed,
+        needed=needed,
     )
     examples, misplaced = [], []
     for row, (id, question, context) in enumerate(zip(cells.ids, *cells.texts, strict=True)):
@@ -82,6 +76,10 @@ def read_questions(
             continue
         number, given = cells.numbers[row], [column[row] for column in cells.labels]
         answers = _answers(records, number, columns, context, *given)
+        if not (answers or may_be_impossible):
+            raise records.error(
+                number, "no answer, but every training question has one: remove it, or train with such questions"
+            )
         if wrong := next((answer for answer in answers if answer.start is None), None):
             if strict or columns.answer_start is None:
                 where = "at its place in" if columns.answer_start is not None else "in"

@@ -6,14 +6,13 @@ Columns are those of CSV, TSV and CoNLL files: a row for each word, an empty row
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from bert.config import TaskDataConfig, UserError
-from bert.data.formats import OPENERS
-from bert.data.records import TABLES, Records, is_dataset
+from bert.data.records import TABLES, Records, is_dataset, kind_of
 from bert.data.tasks import ner
 from bert.data.tasks.cells import KEYS, split_names, split_path, split_records, word_of
 from bert.data.tasks.ner import Sentences
@@ -61,7 +60,7 @@ class Tagging(TaggingTask):
     def _in_columns(self, folder: Path, split: str) -> bool:
         if is_dataset(folder.as_posix()):
             return False
-        return ".jsonl" not in split_path(folder, split, self.data, KINDS).suffixes
+        return kind_of(split_path(folder, split, self.data, KINDS)) != ".jsonl"
 
     def _read_columns(self, folder: Path, split: str, broken: Literal["error", "count"]) -> Sentences:
         path = split_path(folder, split, self.data, KINDS)
@@ -92,18 +91,18 @@ class Tagging(TaggingTask):
         if not cells:
             return None
         if self.data.header is not None:
-            names = self._given_names(split, path, len(cells))
+            names = self._given_names(split, f"{path}, line {number}", len(cells))
             if cells == names:
                 rows.remove((number, cells))
             return names
         given = {key: name for key in ("words", "tags") if (name := getattr(self.data.columns, key)) is not None}
         wanted = given or {"words": "words", "tags": "tags"}
         trained = None if split != "test" or "words" in given else self._train_word(folder)
-        if split == "test":  # it may lack the tags
+        if split == "test" and (given or trained or kind_of(path) == ".csv"):  # it may lack the tags
             wanted = {"words": given.get("words") or trained or "words"}
         for key, name in wanted.items():
             if name not in cells:
-                if not (given or trained or _kind(path) == ".csv"):
+                if not (given or trained or kind_of(path) == ".csv"):
                     return None
                 raise UserError(
                     f"{path}, line {number}: no {name!r} among {_listed(cells)}: set data.columns.{key} to the right "
@@ -114,11 +113,11 @@ class Tagging(TaggingTask):
         rows.remove((number, cells))
         return cells
 
-    def _given_names(self, split: str, path: Path, width: int) -> list[str]:
+    def _given_names(self, split: str, place: str, width: int) -> list[str]:
         """data.header, for a test file of one column less without that of the tag."""
         names = list(self.data.header or ())
         if width != len(names) and not (split == "test" and width == len(names) - 1):
-            raise UserError(f"{path} has {width} columns and data.header names {len(names)}: name each of them")
+            raise UserError(f"{place}: {width} columns, and data.header names {len(names)}: name each of them")
         if width < len(names):
             del names[self._place("tags", width, names)]
         return names
@@ -140,7 +139,7 @@ class Tagging(TaggingTask):
         """The first row of the training file; empty where that is not in columns."""
         if not self._in_columns(folder, "train"):
             return []
-        return next((cells for _, cells in _rows_of(split_path(folder, "train", self.data, KINDS))[1] if cells), [])
+        return _first(_rows_of(split_path(folder, "train", self.data, KINDS))[1])[1]
 
     def _train_word(self, folder: Path) -> str | None:
         """What the training file calls the column of words; None where its columns have no names."""
@@ -150,14 +149,9 @@ class Tagging(TaggingTask):
         return None if names is None else names[self._place("words", 0, names)]
 
 
-def _kind(path: Path) -> str:
-    suffix = next((suffix for suffix in OPENERS if path.name.endswith(suffix)), "")
-    return Path(path.name.removesuffix(suffix)).suffix
-
-
 def _rows_of(path: Path) -> tuple[str, Iterator[Row]]:
     """What separates the columns of a file, and its rows."""
-    return (",", _csv_rows(path)) if _kind(path) == ".csv" else ner.split_columns(path)
+    return (",", _csv_rows(path)) if kind_of(path) == ".csv" else ner.split_columns(path)
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
@@ -180,7 +174,7 @@ def _in_conll_columns(sentences: Sentences) -> Sentences:
     return dataclasses.replace(sentences, delimiter="\t" if odd else " ")
 
 
-def _first(rows: list[Row]) -> Row:
+def _first(rows: Iterable[Row]) -> Row:
     return next((row for row in rows if row[1]), (1, []))
 
 
@@ -225,11 +219,11 @@ def read_sentences(records: Records, words: str, tags: str, needed: bool = True,
                 raise records.error(number, f"{len(found[-1])} {words} and {len(right[-1])} {tags}: give each word one")
     if not lines:
         raise UserError(f"{records.place} has no rows: it needs a {records.unit} for each sentence")
-    delimiter = "\t" if any(" " in word for sentence in found for word in sentence) else " "
     right_of = right if labelled else [[] for _ in found]
     columns = [_columns(sentence, given) for sentence, given in zip(found, right_of, strict=True)]
     place = Path(records.place)
-    untagged = Sentences(found, None, ner.PLAIN, columns, lines, delimiter=delimiter, path=place, lines_a_word=0)
+    untagged = Sentences(found, None, ner.PLAIN, columns, lines, path=place, unit=records.unit, lines_a_word=0)
+    untagged = _in_conll_columns(untagged)
     return ner.tagged(untagged, right, broken) if labelled else untagged
 
 

@@ -371,8 +371,9 @@ class RegressionTask(SentenceTask):
             raise ValueError(f"{len(examples)} rows, {len(predictions)} predictions")
         shown = predictions if examples.labelled else self._within(predictions)
         right = examples.known_labels if examples.labelled else np.zeros(0)
-        words = [f"{score:.6f}" for score in shown]  # fewer digits make ties, and with them another Spearman
-        return self._write(folder, split, examples, words, {"score": [f"{score:g}" for score in right]})
+        # Fewer digits make ties, and with them another Spearman.
+        words = [f"{score:.6f}" if math.isfinite(self.highest) else _exact(score) for score in shown]
+        return self._write(folder, split, examples, words, {"score": list(map(_exact, right))})
 
     def answers(self, predictions: np.ndarray, examples: Any) -> list[Score]:
         return [Score(float(score)) for score in self._within(predictions)]
@@ -394,6 +395,11 @@ class RegressionTask(SentenceTask):
 
     def _labels(self, numbers: list[float]) -> np.ndarray:
         return np.array(numbers, np.float32)
+
+
+def _exact(score: np.floating) -> str:
+    """The fewest decimals that are read as the same number."""
+    return np.format_float_positional(score, trim="-")
 
 
 def _count(number: int, noun: str) -> str:

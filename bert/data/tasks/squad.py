@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from bert import metrics
 from bert.config import TaskDataConfig, UserError
 from bert.config.finetuning import FoundNumber
 from bert.data.features import padded
+from bert.data.json_place import Place
 from bert.data.spans import Answer, Answers, Example, Windows, answers, windows
 from bert.data.tasks import files
 from bert.data.tasks.task import Outputs, Task, json_input
@@ -71,10 +71,10 @@ def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossi
     path = Path(path)
     examples: list[Example] = []
     misplaced: list[str] = []
-    seen: dict[str, _Place] = {}
+    seen: dict[str, Place] = {}
     for context, question, place in _questions(path):
         id = _get(question, "id", str, place)
-        place = place.inside("id")._replace(question=id)
+        place = place.inside("id")._replace(name=f"question {id}")
         if id in seen:
             raise place.error(
                 f"the id occurs twice, on line {seen[id].line} for the first time: give every question an id of its own"
@@ -132,57 +132,7 @@ def write_predictions(folder: Path, answers: Answers) -> list[Path]:
     return [folder / name for name in files]
 
 
-class _Place(NamedTuple):
-    """The place of a value in a file; its line is looked for only when something is wrong."""
-
-    path: Path
-    text: str
-    """Of the whole file."""
-    keys: tuple[str | int, ...] = ()
-    """Keys and indices that lead to it; all of them do."""
-    question: str | None = None
-    """The question's id, once it is known."""
-
-    def inside(self, *keys: str | int) -> _Place:
-        return self._replace(keys=(*self.keys, *keys))
-
-    @property
-    def line(self) -> int:
-        """From 1."""
-        start = _after_space(self.text, 0)
-        for key in self.keys:
-            start = dict(_entries(self.text, start))[key]  # of equal keys the last one, as json.loads
-        return self.text.count("\n", 0, start) + 1
-
-    def error(self, wrong: str) -> UserError:
-        """With the place as ``question 56be4db0``, or ``data[0].paragraphs[1]``."""
-        name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.keys)[1:] or "the file"
-        name = name if self.question is None else f"question {self.question}"
-        return UserError(f"{self.path}, line {self.line}, {name}: {wrong}")
-
-
-def _entries(text: str, start: int) -> Iterator[tuple[str | int, int]]:
-    """Key, or index, and first character of each value in the JSON object or list that begins at ``start``."""
-    decode = json.JSONDecoder().raw_decode
-    at, index = _after_space(text, start + 1), 0
-    while text[at] not in "]}":
-        key: str | int = index
-        if text[start] == "{":
-            key, at = decode(text, at)
-            at = _after_space(text, _after_space(text, at) + 1)  # past the colon
-        yield key, at
-        at = _after_space(text, decode(text, at)[1])
-        at, index = _after_space(text, at + (text[at] == ",")), index + 1
-
-
-def _after_space(text: str, at: int) -> int:
-    return known(_SPACE.match(text, at), "the end of the white space").end()
-
-
-_SPACE = re.compile(r"[ \t\n\r]*")
-
-
-def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], _Place]]:
+def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], Place]]:
     """(context, question's entry, its place in the file) of each question."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -197,7 +147,7 @@ def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], _Place]]:
         ) from None
     except (ValueError, RecursionError) as error:  # thousands of digits in a number, or of brackets in one another
         raise UserError(f"{path}: not JSON that can be read ({error}), the file is damaged: copy it again") from None
-    file = _Place(path, text)
+    file = Place(path, text)
     for a, article in enumerate(_get(content, "data", list, file)):
         for p, paragraph in enumerate(_get(article, "paragraphs", list, file.inside("data", a))):
             place = file.inside("data", a, "paragraphs", p)
@@ -209,7 +159,7 @@ def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], _Place]]:
 _KINDS: dict[type, str] = {str: "a text", list: "a list", bool: "true or false", int: "a whole number"}
 
 
-def _get(entry: Any, key: str, kind: type, place: _Place) -> Any:
+def _get(entry: Any, key: str, kind: type, place: Place) -> Any:
     if not isinstance(entry, dict) or key not in entry:
         raise place.error(f"no {key!r}: the file must follow SQuAD's layout")
     value = entry[key]
@@ -219,7 +169,7 @@ def _get(entry: Any, key: str, kind: type, place: _Place) -> Any:
     return str(value).encode("utf-8", "replace").decode("utf-8") if kind is str else value
 
 
-def _answer(entry: Any, context: str, place: _Place) -> Answer:
+def _answer(entry: Any, context: str, place: Place) -> Answer:
     text, start = _get(entry, "text", str, place), _get(entry, "answer_start", int, place)
     placed = start >= 0 and text.strip() and context.startswith(text, start)
     return Answer(text, start if placed else None)
