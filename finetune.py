@@ -2,7 +2,10 @@
 
 import sys
 
-from bert.commands.finetune import main
+from bert.allocator import use_huge_pages
 
 if __name__ == "__main__":
+    use_huge_pages()
+    from bert.commands.finetune import main  # not before: it would be loaded twice
+
     sys.exit(main())

@@ -1,8 +1,17 @@
-"""``python -m bert`` is ``bert``."""
+"""The program ``bert``, which ``python -m bert`` is as well."""
 
 import sys
 
-from bert.commands import main
+from bert.allocator import use_huge_pages
+
+
+def main() -> int:
+    """Runs the command line of this process and returns its exit status."""
+    use_huge_pages()
+    from bert import commands  # not before: it would be loaded twice
+
+    return commands.main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bert import allocator
+from bert.allocator import _huge_pages_on_demand, use_huge_pages
 from bert.curves import draw_curves
 from bert.report import MetricsLog
 
@@ -57,6 +59,45 @@ def test_many_threads_share_few_heaps(tmp_path):
     assert 1 <= found <= 2 * cores
     more, cores = heaps(tmp_path, MALLOC_ARENA_MAX=str(3 * cores))
     assert 2 * cores < more <= 3 * cores  # the environment decides
+
+
+STARTS = """
+import os, sys
+print("starts")
+from bert.allocator import use_huge_pages
+use_huge_pages()
+print(os.environ.get("GLIBC_TUNABLES"), sys.argv[1:], sys.stdin.read())
+"""
+
+
+def starts(folder, tunables):
+    (folder / "program.py").write_text(STARTS)
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    environment |= {"PYTHONPATH": str(REPOSITORY), **({} if tunables is None else {"GLIBC_TUNABLES": tunables})}
+    command = [sys.executable, "-u", str(folder / "program.py"), "an argument", "--another"]
+    done = subprocess.run(command, env=environment, input="text", capture_output=True, text=True, check=True)
+    *began, last = done.stdout.splitlines()
+    setting, _, rest = last.partition(" ")
+    assert rest == "['an argument', '--another'] text"
+    return len(began), setting
+
+
+@pytest.mark.skipif(not _huge_pages_on_demand(), reason="no huge pages on demand here")
+def test_a_program_starts_anew_with_huge_pages_and_once(tmp_path):
+    assert starts(tmp_path, None) == (2, "glibc.malloc.hugetlb=1")
+    assert starts(tmp_path, "glibc.malloc.arena_max=3") == (2, "glibc.malloc.arena_max=3:glibc.malloc.hugetlb=1")
+    assert starts(tmp_path, "glibc.malloc.hugetlb=0") == (1, "glibc.malloc.hugetlb=0")  # the environment decides
+
+
+@pytest.mark.parametrize("kernel", ["[always] madvise never", "always madvise [never]", None])
+def test_nothing_happens_where_it_would_change_nothing(tmp_path, monkeypatch, kernel):
+    file = tmp_path / "enabled"
+    if kernel is not None:
+        file.write_text(kernel)
+    monkeypatch.setattr(allocator, "_KERNEL", file)
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started anew"))
+    use_huge_pages()
 
 
 def test_figures_do_not_pile_up(tmp_path):

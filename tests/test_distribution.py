@@ -59,7 +59,7 @@ def test_the_wheel_is_the_package_and_its_recipes(wheel: Path) -> None:
         [metadata] = (name for name in names if name.endswith(".dist-info/METADATA"))
         facts = HeaderParser().parsestr(archive.read(metadata).decode())
         [entries] = (name for name in names if name.endswith(".dist-info/entry_points.txt"))
-        assert "bert = bert.commands:main" in archive.read(entries).decode()
+        assert "bert = bert.__main__:main" in archive.read(entries).decode()
     source = {path.relative_to(ROOT).as_posix() for path in (ROOT / "bert").rglob("*") if path.is_file()}
     source = {name for name in source if "__pycache__" not in name}
     recipes = {f"bert/configs/{path.name}" for path in (ROOT / "configs").iterdir()}
