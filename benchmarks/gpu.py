@@ -51,6 +51,8 @@ from bert.train import TrainState, Work, fit, make_train_step
 
 FAITHFUL = Execution()
 ROUNDS = 3
+GRACE = 50
+"""Seconds that a row may take beyond the end of its process's share."""
 SHARES = {"ours": 0.5, "torch": 0.9, "parts": 1.0}
 """The processes in their order, and when, as a share of the budget, each begins its last row."""
 
@@ -108,7 +110,7 @@ def main(argv: list[str] | None = None) -> None:
         command = [sys.executable, __file__, *own, *(["--small"] if given.small else [])]
         environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         try:
-            subprocess.run(command, env=environment, timeout=max(until - time.time(), 0) + 50)
+            subprocess.run(command, env=environment, timeout=max(until - time.time(), 0) + GRACE)
         except subprocess.TimeoutExpired:
             print(f"a row of {process} took longer than there was time: it was ended")
     found = read(given.output)

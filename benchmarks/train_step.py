@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from turns import in_turns, table
 
+from bert.allocator import use_huge_pages
+
 SIZES = {"layers": 4, "width": 256, "heads": 4, "pieces": 30522, "rows": 32, "length": 128, "predicted": 20}
 SIDES = {
     "ours float32": ("ours", "float32", ""),
@@ -50,6 +52,8 @@ def main() -> None:
     sizes = argparse.Namespace(**{name: getattr(given, name) for name in SIZES})
     if given.worker:
         side, dtype, how = given.worker
+        if side != "stock":  # as `bert pretrain` does for itself, and as one would who makes the best of PyTorch
+            use_huge_pages()
         step = {"ours": ours, "stock": stock, "best": best}[side](sizes, dtype, how)
         print(json.dumps(timed(step, given.steps)))
         return

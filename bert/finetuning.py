@@ -35,7 +35,7 @@ from bert.run import RunFolder
 from bert.start import sizes_of_source, sizes_of_vocabulary, starting_state
 from bert.stop import StopRequest
 from bert.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer, vocabulary_size
-from bert.train import Work, add_sums, count_parameters, divide, fit, make_train_step, steps_of
+from bert.train import Work, add_sums, compile_for_lengths, count_parameters, divide, fit, steps_of
 from bert.values import known
 
 Say = Callable[[str], None]
@@ -168,10 +168,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                 batch=batches,
                 rows=batches.rows,
                 train_step=profiled(
-                    parallel.compile(
-                        make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
-                        donate=(0,),
-                    )
+                    compile_for_lengths(objective, optimizer, config.seed, config.training.dropout_rng, parallel)
                 ),
                 learning_rate=learning_rate_schedule(config.optimizer, total_steps),
                 evaluate=evaluate,

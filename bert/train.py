@@ -1,4 +1,4 @@
-"""The training state, the two step bodies, and the loop that every kind of training shares."""
+"""The training state, the bodies of steps, and the loop that every kind of training shares."""
 
 from __future__ import annotations
 
@@ -112,18 +112,40 @@ def make_train_step(
     dropout_rng: str = "hash",
     axis: str | None = AXIS,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, Outcome]]:
-    """The body of a step: (state, batch) -> (state, outcome).
+    """The body of a step: (state, batch) -> (state, outcome); `make_gradients` and `make_update` in one program."""
+    gradients, update = make_gradients(objective, seed, dropout_rng, axis), make_update(optimizer)
+
+    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Outcome]:
+        return update(state, *gradients(state.params, state.step, batch))
+
+    return train_step
+
+
+def make_gradients(
+    objective: Objective, seed: int, dropout_rng: str = "hash", axis: str | None = AXIS
+) -> Callable[[Any, jax.Array, dict[str, jax.Array]], tuple[Any, Sums]]:
+    """The body of a step's first half: (params, step, batch) -> what `total_gradients` gives."""
+
+    def gradients(params: Any, step: jax.Array, batch: dict[str, jax.Array]) -> tuple[Any, Sums]:
+        def dropout(rows: jax.Array) -> Dropout:
+            return Dropout.of(seed, step, rows, dropout_rng)
+
+        return total_gradients(params, batch, objective, dropout, axis)
+
+    return gradients
+
+
+def make_update(
+    optimizer: optax.GradientTransformation,
+) -> Callable[[TrainState, Any, Sums], tuple[TrainState, Outcome]]:
+    """The body of a step's second half: (state, gradients, their sums) -> (state, outcome).
 
     A step whose loss, gradient or update is not finite changes nothing but the count of steps: the parameters, the
     optimizer and the metrics stay as if its batch had never been. It looks at numbers that are summed over the devices
     alone, so all of them decide alike, and nobody waits: the host reads of it in the outcome, some steps later.
     """
 
-    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Outcome]:
-        def dropout(rows: jax.Array) -> Dropout:
-            return Dropout.of(seed, state.step, rows, dropout_rng)
-
-        grads, sums = total_gradients(state.params, batch, objective, dropout, axis)
+    def update(state: TrainState, grads: Any, sums: Sums) -> tuple[TrainState, Outcome]:
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         squares = _squares_by_group(grads)
@@ -139,6 +161,27 @@ def make_train_step(
         skipped = jnp.stack([(state.skipped[0] + 1) * bad, state.skipped[1] + bad])
         after = TrainState(state.step + 1, params, opt_state, running, skipped)
         return after, Outcome(jnp.asarray(loss), norms, skipped)
+
+    return update
+
+
+def compile_for_lengths(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    dropout_rng: str,
+    parallel: Parallel,
+) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, Outcome]]:
+    """A compiled step for batches of several lengths: (state, batch) -> (state, outcome), donating the state.
+
+    It is two programs, as more than half of what there is to compile is the update, which no length changes.
+    """
+    gradients = parallel.compile(make_gradients(objective, seed, dropout_rng, parallel.axis))
+    update = parallel.compile(make_update(optimizer), donate=(0,))
+
+    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Outcome]:
+        after: tuple[TrainState, Outcome] = update(state, *gradients(state.params, state.step, batch))
+        return after
 
     return train_step
 
@@ -207,7 +250,7 @@ class Work:
         eval_every: steps between evaluations; one more follows the last step.
         batch: step -> this host's rows of its batch.
         rows: step -> the numbers of these rows in the training data, for those who ask what was in a batch.
-        train_step: the body from `make_train_step`, compiled and donating its state.
+        train_step: (state, batch) -> (state, outcome), compiled and donating its state.
         learning_rate: update number -> rate, for the log.
         evaluate: replicated parameters -> metrics; may end in `Stopped` between two batches.
         evaluated: called with (step, metrics) after each evaluation; says whether its state is to be kept.
