@@ -268,6 +268,11 @@ def _short(metrics: dict[str, Any]) -> str:
     return "  ".join(_formatted({name: metrics[name] for name in names if name in metrics}))
 
 
+SECONDS_A_DRAWING = 20
+"""At least between two pictures of the curves, each of which takes up to a second of a processor; the last is always
+drawn."""
+
+
 class RunReport:
     """What `bert.train.fit` tells goes to metrics.jsonl, TensorBoard, curves.png and the eyes of people."""
 
@@ -280,6 +285,7 @@ class RunReport:
         self._log = MetricsLog(folder, start_step)
         self._evaluated = {line["step"] for line in read_metrics(folder) if line["split"] == "eval"}
         self._progress = Progress(total_steps, start_step, every=log_every, pace=pace)
+        self._draw_again = time.monotonic() + SECONDS_A_DRAWING
 
     def __enter__(self) -> RunReport:
         self._progress.__enter__()
@@ -288,6 +294,8 @@ class RunReport:
     def __exit__(self, *error: Any) -> None:
         self._progress.__exit__(*error)
         self._log.close()
+        with contextlib.suppress(*([OSError] if any(error) else [])):  # what went wrong first is what is told
+            self._draw()
 
     def enters(self, facts: dict[str, Any]) -> None:
         """A phase begins: from here on each line of figures has these facts as well."""
@@ -321,9 +329,8 @@ class RunReport:
             return
         self._evaluated.add(step)
         self._progress.say(format_metrics(split, step, metrics))
-        from bert.curves import draw_curves
-
-        draw_curves(self._folder)
+        if time.monotonic() > self._draw_again:
+            self._draw()
 
     def evaluated(self, step: int) -> bool:
         """Whether metrics.jsonl has an evaluation at this step."""
@@ -332,3 +339,9 @@ class RunReport:
     def say(self, text: str) -> None:
         """A line for people."""
         self._progress.say(text)
+
+    def _draw(self) -> None:
+        from bert.curves import draw_curves
+
+        draw_curves(self._folder)
+        self._draw_again = time.monotonic() + SECONDS_A_DRAWING

@@ -6,6 +6,8 @@ import sys
 import numpy as np
 import pytest
 
+from bert import report
+from bert.config import UserError
 from bert.curves import draw_curves
 from bert.report import (
     MetricsLog,
@@ -239,6 +241,28 @@ def test_curves_of_any_length(tmp_path, count):
     assert path == tmp_path / "curves.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.glob(".*"))
+
+
+def test_curves_are_drawn_now_and_then_and_at_the_end(tmp_path, monkeypatch):
+    picture, now = tmp_path / "curves.png", 100.0
+    monkeypatch.setattr(report.time, "monotonic", lambda: now)
+    with RunReport(tmp_path, 9, 0, 1) as run:
+        run.metrics(1, "eval", {"loss": 5.0})
+        assert not picture.exists()
+        now += report.SECONDS_A_DRAWING + 1
+        run.metrics(2, "eval", {"loss": 4.0})
+        first = picture.read_bytes()
+        run.metrics(3, "eval", {"loss": 3.0})
+        assert picture.read_bytes() == first
+    assert picture.read_bytes() != first
+
+
+def test_a_picture_that_cannot_be_drawn_hides_no_other_mistake(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunReport, "_draw", lambda self: (tmp_path / "none" / "curves.png").write_bytes(b""))
+    with pytest.raises(UserError, match="the first"), RunReport(tmp_path, 9, 0, 1):
+        raise UserError("the first")
+    with pytest.raises(FileNotFoundError), RunReport(tmp_path, 9, 0, 1):
+        pass
 
 
 def test_curves_of_nothing(tmp_path):
