@@ -23,6 +23,7 @@ from bert.train import (
     StopRequest,
     TrainState,
     Work,
+    compile_for_lengths,
     divide,
     fit,
     make_eval_step,
@@ -109,6 +110,34 @@ def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: in
     assert_same_gradients(grads, expected)
     for name, pair in expected_sums.items():
         np.testing.assert_allclose(sums[name], pair, rtol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_step_for_lengths_is_the_step_and_traces_its_update_once(
+    devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced = []
+    update = OPTIMIZER.update
+
+    def counted(*arguments):
+        traced.append(None)
+        return update(*arguments)
+
+    parallel = DataParallel(jax.devices()[:devices])
+    optimizer = OPTIMIZER._replace(update=counted)
+    in_two = compile_for_lengths(OBJECTIVE, optimizer, 3, "hash", parallel)
+    in_one = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, 3), donate=(0,))
+    states = [parallel.replicate(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics)) for _ in range(2)]
+    for number, length in enumerate((T, T - 4, T)):
+        batch = batch_of(number)
+        cut = {name: batch[name][:, :length] for name in ("input_ids", "token_type_ids", "attention_mask")}
+        placed = parallel.place({**batch, **cut}, 2)
+        (states[0], outcome), (states[1], expected) = in_two(states[0], placed), in_one(states[1], placed)
+        np.testing.assert_allclose(parallel.fetch(outcome.loss), parallel.fetch(expected.loss), rtol=1e-6)
+    assert len(traced) == 1
+    two, one = (parallel.fetch(state.params) for state in states)
+    # Adam's first steps are of the size of the learning rate wherever a gradient is only rounding.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), two, one)
 
 
 def test_a_mean_of_means_would_have_been_noticed() -> None:
