@@ -384,7 +384,8 @@ def gaps(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int) ->
             evaluate=lambda params: {},
         )
         config = TrainingConfig(steps=Count(steps), log_every=Count(10 * steps), checkpoint_every=Count(10 * steps))
-        fit(work, step.fresh, config, step.parallel, Silent(), Silent(), StopRequest().__enter__())
+        with StopRequest() as stop:
+            fit(work, step.fresh, config, step.parallel, Silent(), Silent(), stop)
         profiled.end()
         [trace] = Path(folder).rglob("perfetto_trace.json.gz")
         events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]

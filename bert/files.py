@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bert.config import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def write_durably(path: Path, content: bytes | str) -> None:
@@ -18,6 +23,15 @@ def write_durably(path: Path, content: bytes | str) -> None:
         file.flush()
         os.fsync(file.fileno())
     sync_folder(path.parent)
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """`write_durably` for an array, as ``.npy``."""
+    import numpy as np  # not needed by those who write text
+
+    content = io.BytesIO()
+    np.save(content, array, allow_pickle=False)
+    write_durably(path, content.getvalue())
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from bert.config import DataConfig, UserError
 from bert.data import corpus, spool, workers
 from bert.data.objectives import OBJECTIVES
 from bert.data.shards import Rows, ShardSummary, ShardTask, damaged, open_rows
-from bert.files import replacing, write_durably
+from bert.files import write_array, write_durably
 from bert.lock import one_builder
 from bert.values import known
 
@@ -292,8 +292,7 @@ def _merge(tasks: list[ShardTask], folder: Path, config: DataConfig, settings: d
         for split in ("train", "eval")
     }
     counts = sum(np.load(work / f"{name}.npy") for name in summaries if name.startswith("train"))
-    with replacing(folder / _COUNTS) as temporary, open(temporary, "wb") as file:
-        np.save(file, counts)
+    write_array(folder / _COUNTS, counts)
     index = {
         "settings": settings,
         "vocab_size": len(counts),
@@ -341,10 +340,7 @@ def _tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardTa
             )
         order_file = work / f"{split}-order.npy"
         if not order_file.exists():  # it is the same for every process, and another one may be reading it
-            with replacing(order_file) as temporary, open(temporary, "wb") as file:
-                np.save(file, numbers)
-                file.flush()
-                os.fsync(file.fileno())
+            write_array(order_file, numbers)
         slices = list(enumerate(source.slices(numbers, SHARD_BYTES)))
         copies = range(config.duplicates if split == "train" else 1)
         for copy, (number, (first, last)) in itertools.product(copies, slices):

@@ -16,11 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from bert.config import UserError
 from bert.data.shards import ShardTask, build_shards_of
-from bert.files import replacing, write_durably
+from bert.files import write_array, write_durably
 from bert.values import known
 
 if TYPE_CHECKING:
@@ -95,7 +93,6 @@ def _build_in_worker(tasks: list[ShardTask], work: Path) -> None:
 
 def _build_and_record(tasks: list[ShardTask], tokenizer: Tokenizer, work: Path) -> None:
     for task, summary, counts in build_shards_of(tasks, tokenizer):
-        with replacing(work / f"{task.name}.npy") as temporary, open(temporary, "wb") as file:
-            np.save(file, counts)
+        write_array(work / f"{task.name}.npy", counts)
         # Last: a shard without its summary is built again.
         write_durably(work / f"{task.name}.json", json.dumps(asdict(summary)).encode())

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from bert.config import UserError
 from bert.data.features import IGNORED, ROWS_AT_ONCE, Features, prose_tokenizer
 from bert.data.formats import numbered_lines
+from bert.data.records import kind_of
 from bert.data.tags import OUTSIDE, SCHEMES, convert, first_fault, join_tag, marks_spans, recognise, spans, split_tag
 from bert.data.windows import window_starts
 from bert.files import write_durably
@@ -153,7 +154,7 @@ def split_columns(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
     cells.
     """
     first = next((line for _, line in numbered_lines(path) if _has_word(line)), "")
-    delimiter = "\t" if "\t" in first or ".tsv" in path.suffixes else " "
+    delimiter = "\t" if "\t" in first or kind_of(path) == ".tsv" else " "
     return delimiter, ((number, _cells(line, delimiter)) for number, line in numbered_lines(path))
 
 
