@@ -38,8 +38,9 @@ from bert.metrics import unigram_log_probabilities
 from bert.optimizer import make_optimizer
 from bert.parallel import DataParallel
 from bert.pretrained import Pretrained
+from bert.step import TrainState, make_eval_step, make_train_step
 from bert.tokenizer import load_tokenizer, special_ids, vocabulary_size
-from bert.train import TrainState, add_sums, divide, make_eval_step, make_train_step
+from bert.train import add_sums, divide
 
 matplotlib.use("Agg")
 from matplotlib import pyplot

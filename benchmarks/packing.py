@@ -30,8 +30,8 @@ from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.losses import pretraining_objective
 from bert.optimizer import make_optimizer
 from bert.parallel import DataParallel
+from bert.step import TrainState, make_train_step
 from bert.tokenizer import load_tokenizer, vocabulary_size
-from bert.train import TrainState, make_train_step
 
 
 class OneExampleARow:

@@ -109,7 +109,7 @@ def ours(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
     from bert.losses import pretraining_objective
     from bert.optimizer import make_optimizer
     from bert.parallel import DataParallel
-    from bert.train import TrainState, make_train_step
+    from bert.step import TrainState, make_train_step
 
     config = ModelConfig(
         vocab_size=sizes.pieces,

@@ -33,9 +33,10 @@ from bert.pretrained import Params, load
 from bert.profiling import profiling
 from bert.run import RunFolder
 from bert.start import sizes_of_source, sizes_of_vocabulary, starting_state
+from bert.step import compile_for_lengths
 from bert.stop import StopRequest
 from bert.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer, vocabulary_size
-from bert.train import Work, add_sums, compile_for_lengths, count_parameters, divide, fit, steps_of
+from bert.train import Work, add_sums, count_parameters, divide, fit, steps_of
 from bert.values import known
 
 Say = Callable[[str], None]

@@ -36,7 +36,7 @@ from bert.model import Execution
 from bert.optimizer import make_optimizer
 from bert.parallel import MeshParallel
 from bert.sharding import path_of, spec_of
-from bert.train import TrainState, make_train_step
+from bert.step import TrainState, make_train_step
 from bert.values import Count, known
 
 

@@ -33,20 +33,10 @@ from bert.pretrained import Pretrained, load
 from bert.profiling import profiling
 from bert.run import RunFolder
 from bert.start import Params, sizes_of_source, sizes_of_vocabulary, starting_state
+from bert.step import TrainState, make_eval_step, make_train_step
 from bert.stop import StopRequest
 from bert.tokenizer import load_tokenizer, save_tokenizer, special_ids, vocabulary_size
-from bert.train import (
-    TrainState,
-    Work,
-    add_sums,
-    count_parameters,
-    divide,
-    fit,
-    make_eval_step,
-    make_train_step,
-    seconds_per_step,
-    steps_of,
-)
+from bert.train import Work, add_sums, count_parameters, divide, fit, seconds_per_step, steps_of
 from bert.values import known
 
 Say = Callable[[str], None]

@@ -16,7 +16,7 @@ from flax import traverse_util
 from bert.config import ModelConfig, UserError
 from bert.interchange.names import POOLER
 from bert.run import OWN
-from bert.train import TrainState
+from bert.step import TrainState
 
 Params = dict[str, Any]
 Say = Callable[[str], None]

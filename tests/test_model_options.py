@@ -15,7 +15,7 @@ from bert.heads import BertForPreTraining
 from bert.losses import pretraining_objective
 from bert.optimizer import make_optimizer
 from bert.parallel import DataParallel
-from bert.train import TrainState, make_train_step
+from bert.step import TrainState, make_train_step
 from tests.conftest import SMALL_RUN
 from tests.test_model import OPTIONS, SINGLE
 from tests.test_train import T, V, batch_of

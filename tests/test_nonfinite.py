@@ -14,7 +14,8 @@ from bert.nonfinite import MOST, SkippedStep
 from bert.optimizer import learning_rate_schedule
 from bert.parallel import DataParallel
 from bert.report import RunReport, read_metrics
-from bert.train import StopRequest, TrainState, Work, fit, make_train_step
+from bert.step import TrainState, make_train_step
+from bert.train import StopRequest, Work, fit
 from tests.test_train import OBJECTIVE, OPTIMIZER, PARAMS, B, batch_of
 
 STEPS = 8

@@ -22,7 +22,7 @@ from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.losses import pretraining_objective
 from bert.model import Bert, Packing
 from bert.parallel import DataParallel
-from bert.train import total_gradients
+from bert.step import total_gradients
 from tests.conftest import SMALL_RUN
 
 V, T, K, ROWS = 61, 32, 6, 8

@@ -15,7 +15,7 @@ from bert.losses import pretraining_objective
 from bert.optimizer import make_optimizer
 from bert.parallel import DataParallel, MeshParallel, Parallel, _share, parallel_of
 from bert.sharding import path_of, spec_of
-from bert.train import TrainState, make_eval_step, make_train_step, total_gradients
+from bert.step import TrainState, make_eval_step, make_train_step, total_gradients
 from tests.test_train import T, assert_same_gradients, batch_of
 
 CONFIG = ModelConfig(64, 16, 1, 8, 32, max_position_embeddings=T, initializer_range=0.1)

@@ -18,19 +18,8 @@ from bert.losses import LOSSES, pretraining_objective, task_objective
 from bert.nonfinite import SkippedStep
 from bert.optimizer import learning_rate_schedule, make_optimizer
 from bert.parallel import AXIS, DataParallel
-from bert.train import (
-    Interrupted,
-    StopRequest,
-    TrainState,
-    Work,
-    compile_for_lengths,
-    divide,
-    fit,
-    make_eval_step,
-    make_train_step,
-    steps_of,
-    total_gradients,
-)
+from bert.step import TrainState, compile_for_lengths, make_eval_step, make_train_step, total_gradients
+from bert.train import Interrupted, StopRequest, Work, divide, fit, steps_of
 
 V, T, P, B = 61, 16, 4, 16
 CONFIG = ModelConfig(V, 16, 1, 2, 32, max_position_embeddings=T, initializer_range=0.1)

@@ -9,7 +9,7 @@ from bert.heads import BertForPreTraining
 from bert.losses import pretraining_objective
 from bert.optimizer import make_optimizer
 from bert.parallel import DataParallel
-from bert.train import TrainState, make_train_step
+from bert.step import TrainState, make_train_step
 from tests.real.test_model_parity import LAYERS, params_of
 
 pytestmark = pytest.mark.real

@@ -1,0 +1,115 @@
+"""Parts of a step for gpu.py: products, attention, dropout. It measures nothing by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from gpu_steps import Scale, jax_seconds
+
+from bert.dot_product import dot_product_attention, fused_attention, padding_mask
+from bert.dropout import Dropout
+
+
+def ceiling_shapes(scale: Scale) -> dict[str, tuple[int, int, int]]:
+    """[M, K] times [K, N] of the layers and of the decoder."""
+    shapes, tokens = {}, scale.tokens[1]
+    for model, (_, width, _) in (("base", scale.base), ("large", scale.large)):
+        shapes[f"{model} projection"] = (tokens, width, width)
+        shapes[f"{model} feed-forward"] = (tokens, width, 4 * width)
+        shapes[f"{model} decoder"] = (tokens // 6, width, -(-scale.pieces // 64) * 64)
+    return shapes
+
+
+def normal(shape: tuple[int, ...], seed: int, scale: float = 1.0) -> jax.Array:
+    """bfloat16 noise: products of ones would draw less power, and so run at a higher clock."""
+    return (scale * jax.random.normal(jax.random.key(seed), shape)).astype(jnp.bfloat16)
+
+
+def matmul(shape: tuple[int, int, int], steps: int) -> dict[str, float]:
+    """[M, K] by [K, N] and back by [N, K], many in a row, with nothing in between."""
+    count, inner, columns = shape
+    there, back = normal((inner, columns), 1, inner**-0.5), normal((columns, inner), 2, columns**-0.5)
+    pairs = 8
+
+    @jax.jit
+    def run(x: jax.Array, there: jax.Array, back: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, pairs, lambda _, x: (x @ there) @ back, x)
+
+    found = jax_seconds(run, normal((count, inner), 0), there, back, steps=steps)
+    return {**found, "tflops": 4 * count * inner * columns * pairs / found["seconds"] / 1e12}
+
+
+def attention(scale: Scale, length: int, tokens: int, kind: str) -> dict[str, float]:
+    """Forward and backward of one layer's attention in bfloat16, a quarter of each row being padding.
+
+    ``difference`` is how far its gradients are from those of attention as written out, as a share of their norm.
+    """
+    _, width, heads = scale.base
+    shape = (max(tokens // length, 1), length, heads, width // heads)
+    query, key, value, upstream = (normal(shape, number) for number in range(4))
+    lengths = jnp.full(shape[0], 3 * length // 4, jnp.int32)
+    real = jnp.arange(length) < lengths[:, None]
+
+    def gradients(kind: str) -> Callable[..., Any]:
+        def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+            if kind == "written":
+                mixed = dot_product_attention(query, key, value, padding_mask(real))[0]
+            else:
+                mixed = fused_attention(query, key, value, lengths, kind)
+            return jnp.sum(jnp.where(real[:, :, None, None], mixed * upstream, 0), dtype=jnp.float32)
+
+        return jax.jit(jax.grad(attend, (0, 1, 2)))
+
+    run = gradients(kind)
+    found = jax_seconds(run, query, key, value, steps=scale.steps)
+    mine, other = (
+        jnp.concatenate([part.astype(jnp.float32).ravel() for part in of(query, key, value)])
+        for of in (run, gradients("written"))
+    )
+    return {**found, "difference": float(jnp.linalg.norm(mine - other) / jnp.linalg.norm(other))}
+
+
+def dropout(scale: Scale, tokens: int, generator: str) -> dict[str, float]:
+    """Dropout with the addition and the sum around it, of the feed-forward's width, forward and backward."""
+    length = scale.lengths[0]
+    count = max(tokens // length, 1)
+
+    def drop(x: jax.Array, step: jax.Array) -> jax.Array:
+        if generator == "none":
+            return x
+        if generator == "rbg":
+            keep = jax.random.bernoulli(jax.random.fold_in(jax.random.key(0, impl="rbg"), step), 0.9, x.shape)
+            return jnp.where(keep, x / 0.9, 0)
+        return Dropout.of(0, step, jnp.arange(count), generator)(x, 0.1, "site")
+
+    @jax.jit
+    def run(x: jax.Array, step: jax.Array) -> jax.Array:
+        return jax.grad(lambda x: jnp.sum(jnp.square(x + drop(x, step)).astype(jnp.float32)))(x)
+
+    x = normal((count, length, 4 * scale.base[1]), 0)
+    return jax_seconds(run, x, jnp.int32(1), steps=scale.steps)
+
+
+def projections(scale: Scale, tokens: int, glued: bool) -> dict[str, float]:
+    """Query, key and value of one layer from float32 parameters, forward and backward."""
+    width = scale.base[1]
+    weights = tuple(normal((width, width), number, width**-0.5).astype(jnp.float32) for number in range(3))
+    x, upstream = normal((tokens, width), 3), normal((tokens, 3 * width), 4)
+
+    @jax.jit
+    def run(weights: tuple[jax.Array, ...], x: jax.Array, upstream: jax.Array) -> Any:
+        def total(weights: tuple[jax.Array, ...], x: jax.Array) -> jax.Array:
+            if glued:
+                products = jnp.split(x @ jnp.concatenate(weights, 1).astype(x.dtype), 3, axis=1)
+            else:
+                products = [x @ weight.astype(x.dtype) for weight in weights]
+            parts = zip(products, jnp.split(upstream, 3, axis=1), strict=True)
+            return jnp.stack([jnp.sum(one * other, dtype=jnp.float32) for one, other in parts]).sum()
+
+        return jax.grad(total, (0, 1))(weights, x)
+
+    found = jax_seconds(run, weights, x, upstream, steps=scale.steps)
+    return {**found, "tflops": 2 * 6 * tokens * width * width / found["seconds"] / 1e12}

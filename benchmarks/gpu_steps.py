@@ -1,0 +1,340 @@
+"""Whole steps of pretraining for gpu.py: ours, the loop's, and PyTorch's. It measures nothing by itself."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import gzip
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from bert.config import Count, ModelConfig, OptimizerConfig, TrainingConfig
+from bert.data.loader import PretrainingLoader
+from bert.data.masking import Masking
+from bert.flops import TRAINING, forward_flops
+from bert.heads import BertForPreTraining
+from bert.losses import pretraining_objective
+from bert.model import Execution
+from bert.optimizer import make_optimizer
+from bert.parallel import DataParallel
+from bert.profiling import LEFT_OUT, STEPS, ProfiledStep
+from bert.step import TrainState, make_train_step
+from bert.stop import StopRequest
+from bert.train import Work, fit
+
+FAITHFUL = Execution()
+ROUNDS = 3
+
+
+def fast(scan: bool = False) -> Execution:
+    """As `training.preset: fast` has it on these devices."""
+    return Execution.of(TrainingConfig(preset="fast", vocab_multiple=64, scan_layers=scan))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large everything is.
+
+    Attributes:
+        base: sizes of the smaller model, as layers, width, heads.
+        large: of the larger one.
+        pieces: V.
+        lengths: T of both phases.
+        tokens: of the batches of the sweep; the second is that of all other rows.
+        steps: timed at a time, three times for a row.
+    """
+
+    base: tuple[int, int, int] = (12, 768, 12)
+    large: tuple[int, int, int] = (24, 1024, 16)
+    pieces: int = 30522
+    lengths: tuple[int, int] = (128, 512)
+    tokens: tuple[int, ...] = (32768, 65536, 131072, 262144)
+    steps: int = 8
+
+
+SMALL = Scale((1, 32, 2), (2, 32, 2), 99, (16, 32), (32, 64), 2)
+
+
+def seconds(call: Callable[[], Any], wait: Callable[[Any], Any], steps: int) -> dict[str, float]:
+    """Median seconds of a call among ``steps`` queued one after the other; and of the first, which compiles."""
+    start = time.perf_counter()
+    wait(call())
+    first = time.perf_counter() - start
+    wait(call())
+    taken = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        for _ in range(steps):
+            result = call()
+        wait(result)
+        taken.append((time.perf_counter() - start) / steps)
+    return {"seconds": statistics.median(taken), "first_seconds": first}
+
+
+def jax_seconds(function: Callable[..., Any], *given: Any, steps: int) -> dict[str, float]:
+    return seconds(lambda: function(*given), jax.block_until_ready, steps)
+
+
+def model_config(scale: Scale, sizes: tuple[int, int, int], rate: float) -> ModelConfig:
+    """A model of these sizes; ``rate`` is the dropout on attention weights alone."""
+    layers, width, heads = sizes
+    return ModelConfig(
+        vocab_size=scale.pieces,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        attention_probs_dropout_prob=rate,
+    )
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Pairs of random pieces without padding; 0 to 4 are special."""
+
+    pieces: int
+    length: int
+    count: int = 4096
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The columns of `bert.data.examples` at these rows."""
+        ids, follows = self._columns
+        return {
+            "input_ids": ids[indices],
+            "length": np.full(len(indices), self.length),
+            "segment_a_length": np.full(len(indices), self.length // 2 + 1),
+            "next_sentence_label": follows[indices],
+        }
+
+    @functools.cached_property
+    def _columns(self) -> tuple[np.ndarray, np.ndarray]:
+        random = np.random.default_rng(0)
+        ids = random.integers(5, self.pieces, (self.count, self.length)).astype(np.uint16)
+        ids[:, 0], ids[:, self.length // 2], ids[:, -1] = 2, 3, 3
+        return ids, random.integers(0, 2, self.count).astype(np.uint8)
+
+
+def loader_of(scale: Scale, length: int, tokens: int) -> PretrainingLoader:
+    """Batches as pretraining has them, 15% of the tokens predicted."""
+    masking = Masking(scale.pieces, 4, range(5), max_predictions=round(0.15 * length))
+    return PretrainingLoader(Corpus(scale.pieces, length), masking, max(tokens // length, 1), seed=0)
+
+
+class Step:
+    """The train step at its sizes, with its state: each call is one step."""
+
+    def __init__(self, scale: Scale, sizes: tuple[int, int, int], is_fast: bool, scan: bool) -> None:
+        self.config = model_config(scale, sizes, 0.0 if is_fast else 0.1)
+        model = BertForPreTraining(self.config, jnp.bfloat16, fast(scan) if is_fast else FAITHFUL)
+        objective, optimizer = pretraining_objective(model.apply), make_optimizer(OptimizerConfig(), 1_000_000)
+        self.parallel = DataParallel(jax.devices()[:1])
+        self.fresh = TrainState.create(parameters(self.config), optimizer, objective.metrics)
+        self.state = self.parallel.replicate(self.fresh)
+        self.run = self.parallel.compile(make_train_step(objective, optimizer, 0), donate=(0,))
+
+    def __call__(self, placed: dict[str, jax.Array]) -> Any:
+        self.state, outcome = self.run(self.state, placed)
+        return outcome
+
+
+step_of = functools.lru_cache(maxsize=1)(Step)  # rows that follow each other share what is compiled
+
+
+def parameters(config: ModelConfig) -> Any:
+    """Noise of BERT's width, made without compiling anything."""
+    shapes = jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
+    noise = np.random.default_rng(0).normal(0, 0.02, 1 << 20).astype(np.float32)
+    constant = {"scale": 1.0, "bias": 0.0}
+
+    def leaf(path: tuple[str, ...], shape: tuple[int, ...]) -> np.ndarray:
+        return np.full(shape, constant[path[-1]], np.float32) if path[-1] in constant else np.resize(noise, shape)
+
+    flat = traverse_util.flatten_dict(shapes)
+    return traverse_util.unflatten_dict({path: leaf(path, value.shape) for path, value in flat.items()})
+
+
+def train(
+    scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, is_fast: bool, scan: bool = False
+) -> dict[str, float]:
+    """A step of pretraining. ``loss`` is that after all steps, on one batch: learnt by heart on both sides."""
+    step, batch = step_of(scale, sizes, is_fast, scan), loader_of(scale, length, tokens).batch(0)
+    placed = step.parallel.place(batch, 1)
+    found = jax_seconds(step, placed, steps=scale.steps)
+    outcome = step.parallel.fetch(step(placed))
+    return {
+        **rates(found, step.config, batch["masked_lm_positions"].shape[1], batch["input_ids"].shape),
+        "loss": float(outcome.loss),
+        "skipped": int(outcome.skipped[1]),
+    }
+
+
+def rates(found: dict[str, float], config: ModelConfig, predicted: int, shape: tuple[int, ...]) -> dict[str, float]:
+    """Figures of a step on [B, T] = ``shape``; of its operations, those of the decoded positions alone."""
+    count, length = shape
+    parts = forward_flops(config, length, ("pooler", "predictions"), predicted, {})
+    operations = TRAINING * sum(parts.values()) * count * length
+    return {
+        **found,
+        "sequences_per_second": count / found["seconds"],
+        "tflops": operations / found["seconds"] / 1e12,
+    }
+
+
+class Silent:
+    """A listener for the loop."""
+
+    def begins(self, step: int, seconds_per_step: float) -> None: ...
+
+    def step(self, step: int, loss: float) -> None: ...
+
+    def skipped(self, step: Any) -> None: ...
+
+    def metrics(self, step: int, split: str, metrics: dict[str, float]) -> None: ...
+
+    def evaluated(self, step: int) -> bool:
+        return True
+
+    def save(self, step: int, state: Any) -> None: ...
+
+
+def gaps(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int) -> dict[str, Any]:
+    """The loop of `bert pretrain` with its loader, under the profiler.
+
+    ``device_idle`` is the share of the traced time in which no kernel runs, whatever for; ``input`` what the host
+    takes to make a batch, as a share of a step: the device does not wait for it while it is below 1.
+    """
+    step, loader = step_of(scale, sizes, True, False), loader_of(scale, length, tokens)
+    made: list[float] = []
+
+    def batch(number: int) -> dict[str, np.ndarray]:
+        start = time.perf_counter()
+        rows_of_step = loader.batch(number)
+        made.append(time.perf_counter() - start)
+        return rows_of_step
+
+    with tempfile.TemporaryDirectory() as folder:
+        profiled = ProfiledStep(step.run, Path(folder), lambda said: None)
+        steps = LEFT_OUT + STEPS + 2
+        work = Work(
+            total_steps=steps,
+            eval_every=10 * steps,
+            batch=batch,
+            rows=loader.numbers,
+            train_step=profiled,
+            learning_rate=lambda number: 0.0,
+            evaluate=lambda params: {},
+        )
+        config = TrainingConfig(steps=Count(steps), log_every=Count(10 * steps), checkpoint_every=Count(10 * steps))
+        with StopRequest() as stop:
+            fit(work, step.fresh, config, step.parallel, Silent(), Silent(), stop)
+        profiled.end()
+        [trace] = Path(folder).rglob("perfetto_trace.json.gz")
+        events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    placed = step.parallel.place(loader.batch(0), 1)
+    found = jax_seconds(step, placed, steps=scale.steps)
+    return {**found, "input": statistics.median(made) / found["seconds"], "device_idle": idle(events)}
+
+
+def idle(events: list[dict[str, Any]]) -> float | None:
+    """Share of the time from the first kernel to the last in which none ran; None without a GPU's lines."""
+    devices = {
+        event["pid"]
+        for event in events
+        if event.get("name") == "process_name" and "/device:GPU" in event.get("args", {}).get("name", "")
+    }
+    spans = sorted(
+        (event["ts"], event["ts"] + event.get("dur", 0))
+        for event in events
+        if event.get("pid") in devices and event.get("ph") == "X"
+    )
+    if not spans:
+        return None
+    busy, end = 0.0, spans[0][0]
+    for begins, ends in spans:
+        busy += max(0.0, ends - max(begins, end))
+        end = max(end, ends)
+    return 1 - busy / (end - spans[0][0])
+
+
+def torch_step(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, best: bool) -> dict[str, float]:
+    """The peer: transformers' model with SDPA under torch.compile and autocast to bfloat16, decoding every position
+    (stock); or with the masked ones gathered before the decoder and fused AdamW (best)."""
+    import torch
+    from torch.nn.functional import cross_entropy
+    from transformers import BertConfig, BertForPreTraining
+
+    layers, width, heads = sizes
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    gc.collect()  # the model of the row before is still in its closures
+    torch._dynamo.reset()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    config = BertConfig(
+        vocab_size=-(-scale.pieces // 64) * 64 if best else scale.pieces,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        attention_probs_dropout_prob=0.0 if best else 0.1,
+    )
+    model = BertForPreTraining(config).train()  # with SDPA, transformers' default
+    model.to(torch.device(device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=best)
+    arrays = loader_of(scale, length, tokens).batch(0)
+    decoded = arrays["masked_lm_weights"] > 0
+    every = np.full(arrays["input_ids"].shape, -100)
+    every[np.nonzero(decoded)[0], arrays["masked_lm_positions"][decoded]] = arrays["masked_lm_ids"][decoded]
+    arrays |= {"labels": every, "masked_lm_ids": np.where(decoded, arrays["masked_lm_ids"], -100)}
+    batch = {name: torch.tensor(array, device=device) for name, array in arrays.items()}
+    names = ("input_ids", "token_type_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels", "labels")
+    ids, segments, places, targets, follows, labels = (batch[name].long() for name in names)
+    numbers = torch.arange(len(ids), device=device)[:, None]
+
+    def gathered() -> torch.Tensor:
+        hidden, pooled = model.bert(input_ids=ids, token_type_ids=segments, return_dict=False)[:2]
+        logits = model.cls.predictions(hidden[numbers, places].flatten(0, 1)).float()
+        return cross_entropy(logits, targets.flatten()) + cross_entropy(
+            model.cls.seq_relationship(pooled).float(), follows
+        )
+
+    def published() -> torch.Tensor:
+        mask = batch["attention_mask"].long()
+        given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
+        return model(**given, labels=labels, next_sentence_label=follows).loss
+
+    loss = gathered if best else published
+    if device == "cuda":
+        loss = torch.compile(loss, dynamic=False)
+
+    def step() -> Any:
+        with torch.autocast(device, torch.bfloat16):
+            value = loss()
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return value
+
+    def wait(value: Any) -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    found = seconds(step, wait, scale.steps)
+    sizes_of_step = (arrays["masked_lm_positions"].shape[1], arrays["input_ids"].shape)
+    return {**rates(found, model_config(scale, sizes, 0.0), *sizes_of_step), "loss": float(step())}
