@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from bert.data.masking import Masking, random_words, words_of_rows
+from bert.data.masking import Masking, _splitmix64, random_words, words_of_rows
 
 V, MASK, SPECIAL = 1000, 4, (0, 1, 2, 3, 4)
 
@@ -218,9 +218,56 @@ def test_no_word_that_fits_predicts_nothing(row) -> None:
 def test_rows_in_any_order_have_the_words_of_their_numbers(words_per_row) -> None:
     rows = np.array([7, 2**40, 0, 7, 8, 3])
     words = words_of_rows((5, 6), rows, words_per_row)
+    assert len(np.unique(words)) == 5 * words_per_row
     for number, drawn in zip(rows, words, strict=True):
-        np.testing.assert_array_equal(drawn, random_words((5, 6), int(number), 1, words_per_row)[0])
-    np.testing.assert_array_equal(
-        words_of_rows((5, 6), np.arange(9), words_per_row), random_words((5, 6), 0, 9, words_per_row)
-    )
+        np.testing.assert_array_equal(drawn, words_of_rows((5, 6), np.array([number]), words_per_row)[0])
+    for other in ((5, 7), (6, 6), (6, 5)):
+        assert not np.isin(words_of_rows(other, rows, words_per_row), words).any()
     assert words_of_rows((5, 6), rows[:0], words_per_row).shape == (0, words_per_row)
+
+
+def test_words_of_rows_are_those_of_the_published_generator() -> None:
+    numbers = np.uint64(1234567) + np.arange(1, 6, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    assert _splitmix64(numbers).tolist() == [  # of seed 1234567, as its other implementations print them
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+def test_words_of_rows_are_uniform_and_have_nothing_to_do_with_each_other() -> None:
+    words = words_of_rows((5, 0), np.arange(4096), 84).view(np.uint32)
+    counts = np.bincount((words >> 24).ravel(), minlength=256)
+    expected = words.size / 256
+    assert ((counts - expected) ** 2 / expected).sum() < 350  # 255 on average, 22.6 its standard deviation
+    uniform = words / 2**32 - 0.5
+    for step_row, step_word in ((1, 0), (0, 1), (1, 1), (2, 0)):
+        one, other = uniform[step_row:, step_word:], uniform[: 4096 - step_row, : 168 - step_word]
+        assert abs(np.mean(one * other)) * 12 * one.size**0.5 < 4  # standard deviations
+
+
+@pytest.mark.parametrize("sizes", [[1] * 100, [3] * 30, [9, 1, 9, 1, 40], [21] * 6 + [1] * 2, [2] * 60])
+def test_whole_words_are_taken_in_the_order_of_their_draws(sizes) -> None:
+    """As the plain loop takes them, also where the first words of the order are too long or too few."""
+    masking = whole_words()
+    pieces = [piece for size in sizes for piece in [10] + [800] * (size - 1)]
+    ids = np.array([[2, *pieces, 3]] * 64, dtype=np.uint16)
+    words = random_words((1, 2), 0, len(ids), masking.words_per_row(ids.shape[1]))
+    starts = np.cumsum([1, *sizes])[:-1]
+    found = masking(ids, words)
+    for row, draws in enumerate(words.view(np.uint32)):
+        left, chosen = int(masking.predictions_of[sum(sizes)]), []
+        for word in sorted(range(len(sizes)), key=lambda word: (draws[starts[word]], starts[word])):
+            if sizes[word] <= left:
+                chosen += range(starts[word], starts[word] + sizes[word])
+                left -= sizes[word]
+        taken = found["masked_lm_weights"][row] > 0
+        assert found["masked_lm_positions"][row][taken].tolist() == sorted(chosen)
+
+
+def test_the_order_of_the_memory_does_not_matter() -> None:
+    ids = corpus(16)
+    for name, value in masked(np.asfortranarray(ids), whole_words()).items():
+        np.testing.assert_array_equal(value, masked(ids, whole_words())[name])
