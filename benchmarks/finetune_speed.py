@@ -1,12 +1,11 @@
 """One epoch of fine-tuning from the start of the process to the final dev score, against a PyTorch loop, in turns:
 
-    PYTHONPATH=. python benchmarks/finetune_speed.py MODEL GLUE --peer torch_finetune.py --output finetune_speed.json
+    PYTHONPATH=. python benchmarks/finetune_speed.py MODEL GLUE --output finetune_speed.json
 
 MODEL is a folder of Hugging Face's layout (MiniLM's, say), GLUE a folder with MRPC and SST-2. Both sides read the same
 files: MRPC whole, SST-2's first 10,000 rows. Imports, reading, compilation, the epoch, the evaluation and what is saved
 are all in the seconds. Ours runs with an empty compilation cache ("cold") and with one that the same command has filled
-("warm"). The peer is a script called as PEER MODEL GLUE TASK SEED EPOCHS LEARNING_RATE BATCH that prints one JSON line
-with ``accuracy``. Started again, it goes on where it was.
+("warm"). The peer is `torch_peer.py glue`. Started again, it goes on where it was.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("glue", type=Path)
-    parser.add_argument("--peer", type=Path, help="the PyTorch loop; without it ours alone is measured")
     parser.add_argument("--output", type=Path, default=Path("finetune_speed.json"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, help="of every training file, to try the script")
@@ -48,15 +46,14 @@ def main() -> None:
         sides = {}
         for task in given.tasks:
             cache = Path(made, "cache", task)
-            for side in ("ours cold", "ours warm", *(["torch"] if given.peer else [])):
-                peer = ["--peer", str(given.peer.resolve())] if given.peer else []
+            for side in ("ours cold", "ours warm", "torch"):
                 places = [str(given.model.resolve()), str(cut[task])]
-                sides[f"{task}, {side}"] = [__file__, *places, *peer, "--worker", side, task, str(cache)]
+                sides[f"{task}, {side}"] = [__file__, *places, "--worker", side, task, str(cache)]
         found = in_turns(sides, given.rounds, given.output)
     print(found["hardware"], found["versions"])
     for task in given.tasks:
         of_task = {"sides": {name: runs for name, runs in found["sides"].items() if name.startswith(f"{task},")}}
-        print("\n" + table(of_task, ("seconds", "accuracy"), f"{task}, torch" if given.peer else None))
+        print("\n" + table(of_task, ("seconds", "accuracy"), f"{task}, torch"))
 
 
 def _cut(glue: Path, task: str, rows: int | None, out: Path) -> Path:
@@ -71,8 +68,8 @@ def _cut(glue: Path, task: str, rows: int | None, out: Path) -> Path:
 def measured(side: str, task: str, cache: str, given: argparse.Namespace) -> dict[str, float]:
     """Seconds of the whole process, and dev's accuracy."""
     if side == "torch":
-        words = [given.model, given.glue, task, 0, 1, LEARNING_RATE, BATCH]
-        seconds, printed = _run([given.peer, *words], {})
+        peer = [Path(__file__).with_name("torch_peer.py"), "glue", given.model, given.glue / task, "--epochs", 1]
+        seconds, printed = _run([*peer, "--learning_rate", LEARNING_RATE, "--batch_size", BATCH], {})
         return {"seconds": seconds, "accuracy": json.loads(printed.splitlines()[-1])["accuracy"]}
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["-m", "bert", "finetune", "--config", task.lower().replace("-", ""), "--init", given.model]

@@ -1,13 +1,14 @@
-"""The peer of our tagging and question answering: transformers' models under PyTorch, fed as its examples feed them.
+"""The peer of our fine-tuning: transformers' models under PyTorch, fed as its examples feed them.
 
+    PYTHONPATH=. python benchmarks/torch_peer.py glue MODEL GLUE/MRPC --seed 0
     PYTHONPATH=. python benchmarks/torch_peer.py ner MODEL WNUT_DIR --seed 0
     PYTHONPATH=. python benchmarks/torch_peer.py squad MODEL SQUAD_DIR --seed 0
 
 Prints one JSON line: settings, seconds of training, scores; `--keep FILE` saves the training every 50 steps and goes on
-from there. The recipe is that of `bert finetune`: AdamW with decay not
-on biases and LayerNorm, 10% warm-up and linear decay, clipping at 1, dynamic padding. Tokenization, windows, labels and
-spans are transformers' own; only the last step, from words and texts to scores, is ours on both sides (`bert.metrics`).
-SQUAD_DIR holds train.json and dev.json (see squad_split.py); WNUT_DIR train.conll and dev.conll (and test.conll).
+from there. The recipe is that of `bert finetune`: AdamW with decay not on biases and LayerNorm, 10% warm-up and linear
+decay, clipping at 1, dynamic padding. Tokenization, windows, labels and spans are transformers' own; only the last
+step, from words and texts to scores, is ours on both sides (`bert.metrics`). SQUAD_DIR holds train.json and dev.json
+(see squad_split.py); WNUT_DIR train.conll and dev.conll (and test.conll).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 from transformers import (
     AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
     get_linear_schedule_with_warmup,
@@ -39,21 +41,21 @@ IGNORED = -100
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=["ner", "squad"])
+    parser.add_argument("task", choices=["glue", "ner", "squad"])
     parser.add_argument("model", help="folder of Hugging Face's layout")
     parser.add_argument("data", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--learning_rate", type=float, default=5e-5)
     parser.add_argument("--batch_size", type=int, default=32)
-    parser.add_argument("--max_length", type=int, default=None, help="128 for ner, 384 for squad")
+    parser.add_argument("--max_length", type=int, default=None, help="384 for squad, else 128")
     parser.add_argument("--doc_stride", type=int, default=128)
     parser.add_argument("--max_train_rows", type=int, default=None)
     parser.add_argument("--keep", type=Path, default=None, help="where training is saved and goes on from")
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    scores = {"ner": ner, "squad": squad}[arguments.task](arguments)
+    scores = {"glue": glue, "ner": ner, "squad": squad}[arguments.task](arguments)
     print(json.dumps({**{name: str(value) for name, value in vars(arguments).items()}, **scores}), flush=True)
 
 
@@ -106,6 +108,38 @@ def padded(rows: Sequence[dict[str, Any]], fill: dict[str, int]) -> dict[str, to
 
 
 TEXT = {"input_ids": 0, "token_type_ids": 0, "attention_mask": 0}
+
+
+GLUE = {"CoLA": (0, 3, None, 1), "MRPC": (1, 3, 4, 0), "RTE": (1, 1, 2, 3), "SST-2": (1, 0, None, 1)}
+"""Lines of header, columns of the texts and of the label."""
+
+
+def glue(arguments: Any) -> dict[str, Any]:
+    header, first, second, label = GLUE[arguments.data.name]
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    model = AutoModelForSequenceClassification.from_pretrained(arguments.model, num_labels=2)
+
+    def rows_of(split: str, most: int | None = None) -> list[dict[str, Any]]:
+        lines = (arguments.data / f"{split}.tsv").read_text(encoding="utf-8-sig").split("\n")[header:]
+        cells = [line.split("\t") for line in lines if line][:most]
+        texts = [[row[column] for row in cells] for column in (first, second) if column is not None]
+        encoded = tokenizer(*texts, truncation=True, max_length=arguments.max_length or 128)
+        return [
+            {**{name: encoded[name][place] for name in TEXT}, "label": int(row[label] in ("1", "not_entailment"))}
+            for place, row in enumerate(cells)
+        ]
+
+    def collate(rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        return {**padded(rows, TEXT), "labels": torch.tensor([row["label"] for row in rows])}
+
+    seconds = train(model, rows_of("train", arguments.max_train_rows), collate, arguments)
+    model.eval()
+    dev, answered = rows_of("dev"), []
+    with torch.no_grad():
+        for begin in range(0, len(dev), 32):
+            answered += model(**collate(dev[begin : begin + 32])).logits.argmax(-1).tolist()
+    right = np.array([row["label"] for row in dev])
+    return {"train_seconds": seconds, **metrics.scores(("accuracy", "f1", "matthews"), np.array(answered), right)}
 
 
 def ner(arguments: Any) -> dict[str, Any]:
