@@ -7,7 +7,8 @@ BertForPreTraining under torch's AdamW as its users write the loop (decay not on
 schedule), but that its decoder reads the masked positions alone, which halves its time: each run begins with a check
 that the loss and the gradients are those of the model's own call. Of each seed both start from the same weights and see
 the same batches; dropout is each side's own. Every (side, seed) is one JSON file in OUT, and those that are there
-already are not run again; at the end OUT/curve.png and a table are made of them.
+already are not run again, so that processes can share the work (`--only torch-1`); at the end OUT/curve.png and a table
+are made of them.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--learning_rate", type=float, default=5e-4)
     parser.add_argument("--eval_rows", type=int, default=512, help="held-out rows, the first ones")
+    parser.add_argument("--only", nargs="+", metavar="SIDE-SEED", help="the runs that this process makes")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     experiment = prepare(arguments)
@@ -90,17 +92,18 @@ def main() -> None:
     for seed in range(arguments.seeds):
         for side in SIDES if seed % 2 == 0 else SIDES[::-1]:
             file = arguments.out / f"{side}-{seed}.json"
-            if not file.is_file():
+            if not file.is_file() and file.stem in (arguments.only or [file.stem]):
                 began = time.perf_counter()
                 curve = runs[side](experiment, seed)
                 seconds = round(time.perf_counter() - began)
                 file.write_text(json.dumps({"settings": settings_of(arguments), "curve": curve, "seconds": seconds}))
                 print(f"{side} seed {seed}: {curve[-1][1]:.4f} after {curve[-1][0]} steps, {seconds} s", flush=True)
-    show(arguments)
+    if arguments.only is None:
+        show(arguments)
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {name: value for name, value in vars(arguments).items() if name not in ("out", "seeds")}
+    return {name: value for name, value in vars(arguments).items() if name not in ("out", "seeds", "only")}
 
 
 def prepare(arguments: argparse.Namespace) -> Experiment:
