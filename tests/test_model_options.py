@@ -37,10 +37,11 @@ def test_all_options_at_once_learn_a_batch_by_heart() -> None:
 
 
 def learns_by_heart(option: str) -> None:
-    config = ModelConfig(V, 16, 2, 2, 32, max_position_embeddings=T, initializer_range=0.1, **OPTIONS[option])
+    sizes = {"max_position_embeddings": T, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = ModelConfig(V, 16, 2, 2, 32, initializer_range=0.1, **sizes, **OPTIONS[option])
     model = BertForPreTraining(config)
     objective = pretraining_objective(model.apply)
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=2e-2, warmup_steps=5), 80)
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=5e-3, warmup_steps=20), 200)
     parallel = DataParallel(jax.devices()[:1])
     batch = batch_of(0)
     batch["masked_lm_positions"][:] = np.arange(4) + 1  # no place asked for two different pieces
@@ -52,11 +53,11 @@ def learns_by_heart(option: str) -> None:
         parallel.compile(make_train_step(objective, optimizer, 0)),
     )
     losses = []
-    for _ in range(80):
+    for _ in range(200):
         state, outcome = step(state, parallel.place(batch, 1))
         losses.append(float(outcome.loss[0]))
     assert losses[0] > 4  # ln 61 + ln 2 = 4.8
-    assert min(losses[-5:]) < losses[0] / 3
+    assert losses[-1] < 0.1
 
 
 def options_of(model: bert.Pretrained) -> dict:
@@ -82,7 +83,7 @@ def test_a_run_with_all_options_is_loaded_and_fine_tuned(corpus: Path, sst2: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("option", [None, *OPTIONS])
 def test_an_option_beats_word_frequencies_on_the_embedded_corpus(option: str | None, tmp_path: Path) -> None:
-    """400 steps on the docstrings of the standard library, no option for comparison."""
+    """400 steps on the docstrings of the standard library, no option for comparison; narrow is half as wide."""
     run = tmp_path / "run"
     arguments = [
         "--tokenizer.vocab_size=1024",
@@ -96,7 +97,8 @@ def test_an_option_beats_word_frequencies_on_the_embedded_corpus(option: str | N
         "--training.checkpoint_every=400",
         "--optimizer.warmup_steps=40",
     ]
-    assert main(["--config=quickstart", f"--output_dir={run}", *arguments, *(flags(option) if option else [])]) == 0
+    chosen = [flag.replace("embedding_size=8", "embedding_size=32") for flag in (flags(option) if option else [])]
+    assert main(["--config=quickstart", f"--output_dir={run}", *arguments, *chosen]) == 0
     results = json.loads((run / "results.json").read_text())
     ours, unigram = results["eval"]["mlm_loss"], results["baselines"]["unigram"]["loss"]
     print(f"{option}: {ours:.3f}, word frequencies {unigram:.3f}")
