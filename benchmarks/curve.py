@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--learning_rate", type=float, default=5e-4)
     parser.add_argument("--eval_rows", type=int, default=512, help="held-out rows, the first ones")
+    parser.add_argument("--dropout", type=float, default=0.1, help="0: then both sides are to be equal")
     parser.add_argument("--only", nargs="+", metavar="SIDE-SEED", help="the runs that this process makes")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -110,7 +111,8 @@ def prepare(arguments: argparse.Namespace) -> Experiment:
     recipe = load_config(PretrainConfig, recipe_folder() / f"{arguments.config}.yaml")
     data: DataConfig = replace(recipe.data, train=arguments.train, eval=arguments.eval)
     tokenizer = load_tokenizer(arguments.tokenizer, recipe.tokenizer)
-    model = replace(recipe.model, vocab_size=vocabulary_size(tokenizer))
+    rates = {"hidden_dropout_prob": arguments.dropout, "attention_probs_dropout_prob": arguments.dropout}
+    model = replace(recipe.model, vocab_size=vocabulary_size(tokenizer), **rates)
     examples = build_examples(data, tokenizer)
     masking = masking_of(data, tokenizer)
     train = open_rows(examples.train)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
+from bert.allocator import use_huge_pages
 from bert.config import DataConfig, ModelConfig, OptimizerConfig
 from bert.data.examples import build_examples, open_rows
 from bert.data.loader import PretrainingLoader, Rows, masking_of
@@ -135,4 +136,5 @@ def speed(config: DataConfig, options: argparse.Namespace, tokenizer: Tokenizer,
 
 
 if __name__ == "__main__":
+    use_huge_pages()  # as `bert pretrain` does for itself
     main()
