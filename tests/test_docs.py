@@ -30,7 +30,7 @@ BY_HAND = ("main", "tests")
 """Blocks of the README that install: continuous integration runs them."""
 
 OTHERS = {
-    "--xla_force_host_platform_device_count", "--check", "--signal", "--requeue", "--logdir", "--small", "--dropout", "--help",
+    "--xla_force_host_platform_device_count", "--check", "--signal", "--requeue", "--logdir", "--small", "--dropout",
 }  # fmt: skip
 """Options of other programs, the benchmarks among them, that pages mention."""
 
