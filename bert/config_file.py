@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import os
 import re
 import types
 import typing
 from argparse import ArgumentError
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -99,7 +100,8 @@ def keys_near(name: str, keys: dict[str, Key]) -> dict[str, Key]:
     return keys_of(item, f"{match[1]}.{match[2]}.")
 
 
-def help_texts(config_class: type) -> dict[str, str]:
+@functools.cache
+def help_texts(config_class: type) -> Mapping[str, str]:
     """The text under each field of a dataclass, on one line."""
     fields = docstring_parser.parse_from_object(config_class).params
     return {field.arg_name: " ".join((field.description or "").split()) for field in fields}

@@ -5,6 +5,9 @@ import tempfile
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most of the fast tests' time would go into compiling tiny models: their kernels are not optimised, nor built by the
+# emitters that take longest. The other tiers, and every user, have XLA's own choice.
+QUICK_TO_COMPILE = " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 # The loop compiles its steps anew in every run, and runs of the command line are processes of their own: what one test
 # has compiled, the next one takes from here.
 if "PYTEST_XDIST_WORKER" not in os.environ:  # worker processes share that of the process that starts them
@@ -45,6 +48,12 @@ SMALL_RUN = [
     "--training.checkpoint_every=3",
     "--optimizer.warmup_steps=1",
 ]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test module is imported, and so before JAX reads its flags."""
+    if config.getoption("markexpr") == "not real and not slow":
+        os.environ["XLA_FLAGS"] += QUICK_TO_COMPILE
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ def test_features_of_tokens_are_the_last_layers_side_by_side():
     """Paper, section 5.3: the tagger over them is a dense layer and no more."""
     model = HEADS["tagging"](CONFIG, 5, None, jnp.float32, 2)
     ids = jnp.arange(16).reshape(2, 8)
-    params = model.init(jax.random.key(1), ids)["params"]
+    params = jax.jit(model.init)(jax.random.key(1), ids)["params"]
     states = model.apply({"params": params}, ids, method=lambda m, x: m.bert(x, intermediates=True).hidden_states)
     read = np.concatenate(states[-2:], axis=-1)
     dense = params["classifier"]

@@ -25,7 +25,7 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 MODEL = Bert(CONFIG)
 IDS = jax.random.randint(jax.random.key(1), (3, 12), 0, 99)
-PARAMS = MODEL.init(jax.random.key(0), IDS)
+PARAMS = jax.jit(MODEL.init)(jax.random.key(0), IDS)
 apply = jax.jit(MODEL.apply, static_argnames="intermediates")
 
 SIZES = {
@@ -80,7 +80,7 @@ def test_a_query_that_may_look_nowhere_gives_no_nan() -> None:
 def test_self_attention_is_cross_attention_over_itself_and_heads_are_apart() -> None:
     attention = Attention(CONFIG)
     x = jax.random.normal(jax.random.key(2), (2, 5, 32))
-    params = attention.init(jax.random.key(0), x, x, None)
+    params = jax.jit(attention.init)(jax.random.key(0), x, x, None)
     out, weights = attention.apply(params, x, x, None)
     assert out.shape == (2, 5, 32)
     assert weights.shape == (2, 4, 5, 5)
@@ -102,7 +102,7 @@ def test_self_attention_is_cross_attention_over_itself_and_heads_are_apart() -> 
 def test_causal_attention_does_not_see_the_future() -> None:
     attention = Attention(CONFIG)
     x = jax.random.normal(jax.random.key(2), (2, 6, 32))
-    params = attention.init(jax.random.key(0), x, x, None)
+    params = jax.jit(attention.init)(jax.random.key(0), x, x, None)
     changed = x.at[:, 4:].set(9.0)
     before, after = (attention.apply(params, y, y, causal_mask(6))[0] for y in (x, changed))
     np.testing.assert_allclose(before[:, :4], after[:, :4], atol=1e-6)
@@ -112,7 +112,7 @@ def test_causal_attention_does_not_see_the_future() -> None:
 def test_the_encoder_without_positions_is_permutation_equivariant() -> None:
     encoder = Encoder(CONFIG)
     x = jax.random.normal(jax.random.key(2), (2, 9, 32))
-    params = encoder.init(jax.random.key(0), x, None)
+    params = jax.jit(encoder.init)(jax.random.key(0), x, None)
     order = np.random.default_rng(0).permutation(9)
     straight, permuted = encoder.apply(params, x, None)[0], encoder.apply(params, x[:, order], None)[0]
     np.testing.assert_allclose(straight[:, order], permuted, atol=1e-5)
@@ -139,12 +139,12 @@ def test_intermediates_on_request_only() -> None:
 
 def test_bfloat16_computes_in_bfloat16_over_float32_parameters() -> None:
     model = BertForPreTraining(CONFIG, jnp.bfloat16)
-    params = model.init(jax.random.key(0), IDS)
+    params = jax.jit(model.init)(jax.random.key(0), IDS)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-    output = model.apply(params, IDS)
+    output = jax.jit(model.apply)(params, IDS)
     assert output.prediction_logits.dtype == output.seq_relationship_logits.dtype == jnp.float32
-    assert Bert(CONFIG, jnp.bfloat16).apply(PARAMS, IDS).last_hidden_state.dtype == jnp.bfloat16
-    exact = BertForPreTraining(CONFIG).apply(params, IDS)
+    assert jax.jit(Bert(CONFIG, jnp.bfloat16).apply)(PARAMS, IDS).last_hidden_state.dtype == jnp.bfloat16
+    exact = jax.jit(BertForPreTraining(CONFIG).apply)(params, IDS)
     # bfloat16 has 8 bits of mantissa; over two layers the logits (of size 1) keep about two digits.
     assert 0 < np.abs(exact.prediction_logits - output.prediction_logits).max() < 0.1
 
@@ -175,25 +175,28 @@ def test_activations_have_their_names(act: str) -> None:
 
 def test_the_mlm_head_decodes_the_asked_places_with_the_tied_embedding() -> None:
     model = BertForPreTraining(CONFIG)
-    params = model.init(jax.random.key(0), IDS)
+    params = jax.jit(model.init)(jax.random.key(0), IDS)
+    run = jax.jit(model.apply)
     places = jnp.array([[1, 5, 0], [2, 3, 11], [7, 7, 7]])
-    everywhere = model.apply(params, IDS).prediction_logits
-    some = model.apply(params, IDS, None, None, places).prediction_logits
+    everywhere = run(params, IDS).prediction_logits
+    some = run(params, IDS, None, None, places).prediction_logits
     np.testing.assert_allclose(some, np.take_along_axis(everywhere, places[:, :, None], axis=1), atol=1e-5)
     moved = jax.tree.map(lambda x: x, params)
     moved["params"]["predictions"]["bias"] = params["params"]["predictions"]["bias"].at[9].add(2.0)
-    np.testing.assert_allclose(model.apply(moved, IDS).prediction_logits[..., 9], everywhere[..., 9] + 2, atol=1e-5)
+    np.testing.assert_allclose(run(moved, IDS).prediction_logits[..., 9], everywhere[..., 9] + 2, atol=1e-5)
 
 
 def test_dropout_acts_in_training_only_and_the_classifier_has_its_own_rate() -> None:
     model = BertForSequenceClassification(CONFIG, num_labels=3, classifier_dropout=0.5)
-    params = model.init(jax.random.key(0), IDS)
+    params = jax.jit(model.init)(jax.random.key(0), IDS)
     dropout = Dropout.of(0, 0, jnp.arange(3))
-    assert model.apply(params, IDS).shape == (3, 3)
-    assert np.abs(model.apply(params, IDS, dropout=dropout) - model.apply(params, IDS)).max() > 1e-3
+    run = jax.jit(model.apply)
+    plain = run(params, IDS)
+    assert plain.shape == (3, 3)
+    assert np.abs(run(params, IDS, dropout=dropout) - plain).max() > 1e-3
     still = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     model = BertForSequenceClassification(still, num_labels=3, classifier_dropout=0.0)
-    np.testing.assert_array_equal(model.apply(params, IDS, dropout=dropout), model.apply(params, IDS))
+    np.testing.assert_array_equal(jax.jit(model.apply)(params, IDS, dropout=dropout), plain)
 
 
 def test_a_sequence_over_the_position_table_is_refused() -> None:
@@ -286,7 +289,7 @@ def test_pre_ln_by_hand() -> None:
     config = dataclasses.replace(CONFIG, num_hidden_layers=1, pre_layer_norm=True)
     x = jax.random.normal(jax.random.key(2), (2, 5, 32))
     encoder = Encoder(config)
-    params = encoder.init(jax.random.key(0), x, None)["params"]
+    params = jax.jit(encoder.init)(jax.random.key(0), x, None)["params"]
     layer = params["layer_0"]
 
     def norm(x):
@@ -302,7 +305,7 @@ def test_pre_ln_by_hand() -> None:
 def test_the_pre_ln_encoder_is_permutation_equivariant() -> None:
     encoder = Encoder(dataclasses.replace(CONFIG, pre_layer_norm=True))
     x = jax.random.normal(jax.random.key(2), (2, 9, 32))
-    params = encoder.init(jax.random.key(0), x, None)
+    params = jax.jit(encoder.init)(jax.random.key(0), x, None)
     order = np.random.default_rng(0).permutation(9)
     straight, permuted = encoder.apply(params, x, None)[0], encoder.apply(params, x[:, order], None)[0]
     np.testing.assert_allclose(straight[:, order], permuted, atol=1e-5)
@@ -319,7 +322,7 @@ def test_fixed_positions_are_those_of_vaswani_at_norm_1() -> None:
     np.testing.assert_allclose(table[:, 1::2] * 4, np.cos(angles), atol=1e-4)
     # The model adds exactly these: a model with a learned table that holds them answers the same.
     learned = dataclasses.replace(config, position_embedding="learned")
-    params = Bert(config).init(jax.random.key(0), IDS)
+    params = jax.jit(Bert(config).init)(jax.random.key(0), IDS)
     assert "position" not in params["params"]["embeddings"]
     embeddings = {**params["params"]["embeddings"], "position": {"embedding": table}}
     same = Bert(learned).apply({"params": {**params["params"], "embeddings": embeddings}}, IDS)

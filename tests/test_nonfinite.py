@@ -74,7 +74,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace_in_the_weights(tmp_path: Path
     if devices == 1:
         jax.tree.map(np.testing.assert_array_equal, kept, wanted)
     else:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), kept, wanted)
+        # 1e-5: the gradient of the key's bias is rounding, of which Adam makes up to 1e-6; what else moves does by 1e-2
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), kept, wanted)
     assert state.skipped.tolist() == [0, 3]
     lines = {line["step"]: line for line in read_metrics(tmp_path) if line["split"] == "train"}
     assert lines[4]["loss"] is None  # steps 3 and 4 were both skipped: there is no loss to tell

@@ -37,7 +37,7 @@ def batch():
 
 
 def test_one_kernel_and_a_padded_vocabulary_give_the_same_losses_and_gradients():
-    params = BertForPreTraining(CONFIG).init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
+    params = jax.jit(BertForPreTraining(CONFIG).init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
 
     def of(execution):
         objective = pretraining_objective(BertForPreTraining(CONFIG, execution=execution).apply)
@@ -56,7 +56,7 @@ def test_one_kernel_and_a_padded_vocabulary_give_the_same_losses_and_gradients()
 
 def test_what_is_beyond_the_vocabulary_is_never_predicted():
     head = BertForPreTraining(CONFIG, execution=Execution(vocab_multiple=64))
-    params = head.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
+    params = jax.jit(head.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
     assert params["predictions"]["bias"].shape == (99,)
     assert params["bert"]["embeddings"]["word"]["embedding"].shape[0] == 99
     logits = head.apply({"params": params}, jnp.ones((2, 8), jnp.int32)).prediction_logits

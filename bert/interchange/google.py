@@ -94,6 +94,7 @@ def read(folder: Path, say: Say = lambda text: None) -> tuple[ModelConfig, Param
             "whose checkpoint holds bert/embeddings/word_embeddings and its like"
         )
     architecture = next((head for head, sign in HEADS.items() if sign in entries), "BertForPreTraining")
+    names.check_layers(config.num_hidden_layers, len(entries), name, CONFIG)
     table = names.tensors(config.num_hidden_layers, names.GOOGLE, architecture)
     parts = {tensor.part for tensor in table if tensor.theirs in entries} | {names.ENCODER, names.POOLER}
     table = [tensor for tensor in table if tensor.part in parts]

@@ -226,6 +226,7 @@ def _placed(
     stored: dict[str, np.ndarray], source: Path, config: ModelConfig, family: str, architecture: str, say: Say
 ) -> tuple[dict[str, np.ndarray], ModelConfig]:
     """Tensors under our names, as float32, and the config with what the decoder turned out to be."""
+    names.check_layers(config.num_hidden_layers, len(stored), source, "config.json")
     table = {tensor.theirs: tensor for tensor in names.tensors(config.num_hidden_layers, family, architecture)}
     left_out = {name for name in stored if BUFFERS.search(name)}
     by_name: dict[str, str] = {}

@@ -5,7 +5,10 @@ A path of ours names modules from the top of the parameters, with ``/`` between 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
+
+from bert.config import UserError
 
 BERT, ROBERTA, GOOGLE = "bert", "roberta", "google"
 """Whose names: those of Hugging Face's models, by the ``model_type`` of config.json, and of google-research/bert."""
@@ -132,6 +135,18 @@ def tensors(layers: int, family: str, architecture: str) -> list[Tensor]:
                     Tensor(row.ours.format(number) + our_end, theirs.format(number) + their_end, transposed),
                 )
     return [tensor for tensor in found if tensor.part in parts]
+
+
+def check_layers(layers: int, held: int, source: Path | str, config: Path | str) -> None:
+    """Raises UserError where ``source`` holds fewer arrays than the configuration has layers.
+
+    To be called before the names of all layers are written out: a number that is wrong may be so by millions.
+    """
+    if layers > held:
+        raise UserError(
+            f"{source} holds {held:,} tensors, too few for the {layers:,} layers of {config}: mend num_hidden_layers "
+            "there, or copy both again"
+        )
 
 
 def _name(row: Row, family: str, architecture: str) -> str | None:
