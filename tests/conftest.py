@@ -1,13 +1,18 @@
 """Eight CPU devices for every test (each says how many it uses), and one compilation cache for all of them."""
 
+import importlib.metadata
 import os
 import tempfile
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of the fast tests' time would go into compiling tiny models: their kernels are not optimised, nor built by the
-# emitters that take longest. The other tiers, and every user, have XLA's own choice.
-QUICK_TO_COMPILE = " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+# Most of the fast tests' time would go into compiling tiny models: their kernels are not optimised, and built in the
+# quickest way there is (either version of XLA ends at a flag of the other). Other tiers, and users, have XLA's choice.
+QUICK_TO_COMPILE = " --xla_backend_optimization_level=0 " + (
+    "--xla_cpu_use_fusion_emitters=false"
+    if importlib.metadata.version("jax").startswith("0.10.")
+    else "--xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"
+)
 # The loop compiles its steps anew in every run, and runs of the command line are processes of their own: what one test
 # has compiled, the next one takes from here.
 if "PYTEST_XDIST_WORKER" not in os.environ:  # worker processes share that of the process that starts them

@@ -64,12 +64,6 @@ def test_files_globs_and_folders_each_file_once_and_sorted(tmp_path):
     assert corpus_files(odd) == [odd], "a file that exists is a file, whatever its name looks like"
 
 
-def test_standard_library_mixes_with_files(tmp_path):
-    found = list(documents([write(tmp_path / "a.txt", "mine"), STANDARD_LIBRARY]))
-    assert found[0] == ["mine"]
-    assert len(found) > 250
-
-
 def test_an_empty_file_among_others_is_passed_over(tmp_path):
     write(tmp_path / "a.txt", "")
     write(tmp_path / "b.txt", "text")

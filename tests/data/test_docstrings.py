@@ -2,7 +2,9 @@ import sys
 
 import pytest
 
+from bert.config import STANDARD_LIBRARY
 from bert.data import docstrings
+from bert.data.corpus import documents
 
 DOC = """\
 frobnicate(x, y=None) -> int
@@ -57,6 +59,11 @@ def test_a_megabyte_of_english(harvest):
     assert words.count("the") / len(words) > 0.05, "prose in English has one word in twenty 'the'"
     assert not any(paragraph.startswith(">>>") or "\n" in paragraph for paragraph in text)
     assert all(len(" ".join(document).split()) >= 30 for document in harvest)
+
+
+def test_it_mixes_with_files(harvest, tmp_path):
+    (tmp_path / "a.txt").write_text("mine")
+    assert list(documents([str(tmp_path / "a.txt"), STANDARD_LIBRARY])) == [["mine"], *harvest]
 
 
 def test_harvest_is_the_same_twice_and_sorted(harvest, monkeypatch):
