@@ -5,7 +5,8 @@
 MODEL is a folder of Hugging Face's layout (MiniLM's, say), GLUE a folder with MRPC and SST-2. Both sides read the same
 files: MRPC whole, SST-2's first 10,000 rows. Imports, reading, compilation, the epoch, the evaluation and what is saved
 are all in the seconds. Ours runs with an empty compilation cache ("cold") and with one that the same command has filled
-("warm"). The peer is `torch_peer.py glue`. Started again, it goes on where it was.
+("warm"). The peer is `torch_peer.py glue`, as its users run it and ("best") with memory in huge pages, which ours has,
+and a fused optimizer. Started again, it goes on where it was.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ def main() -> None:
         sides = {}
         for task in given.tasks:
             cache = Path(made, "cache", task)
-            for side in ("ours cold", "ours warm", "torch"):
+            for side in ("ours cold", "ours warm", "torch", "torch best"):
                 places = [str(given.model.resolve()), str(cut[task])]
                 sides[f"{task}, {side}"] = [__file__, *places, "--worker", side, task, str(cache)]
-        found = in_turns(sides, given.rounds, given.output)
+        found = in_turns(sides, given)
     print(found["hardware"], found["versions"])
     for task in given.tasks:
         of_task = {"sides": {name: runs for name, runs in found["sides"].items() if name.startswith(f"{task},")}}
@@ -67,8 +68,9 @@ def _cut(glue: Path, task: str, rows: int | None, out: Path) -> Path:
 
 def measured(side: str, task: str, cache: str, given: argparse.Namespace) -> dict[str, float]:
     """Seconds of the whole process, and dev's accuracy."""
-    if side == "torch":
+    if side in ("torch", "torch best"):
         peer = [Path(__file__).with_name("torch_peer.py"), "glue", given.model, given.glue / task, "--epochs", 1]
+        peer += ["--best"] if side == "torch best" else []
         seconds, printed = _run([*peer, "--learning_rate", LEARNING_RATE, "--batch_size", BATCH], {})
         return {"seconds": seconds, "accuracy": json.loads(printed.splitlines()[-1])["accuracy"]}
     with tempfile.TemporaryDirectory() as folder:

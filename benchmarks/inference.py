@@ -1,12 +1,13 @@
-"""Sentences a second of `embed`, against sentence-transformers and onnxruntime on our export, in turns:
+"""Sentences a second of `embed` and of `encode`, against sentence-transformers and onnxruntime on our export, in turns:
 
     PYTHONPATH=. python benchmarks/inference.py MODEL --output inference.json
 
 MODEL is a folder of sentence-transformers (all-MiniLM-L6-v2, say). 5,000 sentences of mixed length, made from the words
-of its vocabulary and a fixed seed; all sides read the same ones. "onnxruntime" is fed as a careful user would feed it:
-sorted by length, padded to the longest of the batch. Without sentence-transformers its row says so; "transformers" is
-the same work by hand. The first call, which loads and compiles (nothing is kept from before), is timed apart. Started
-again, it goes on where it was.
+of its vocabulary and a fixed seed; all sides read the same ones. `embed` gives what sentence-transformers' `encode`
+gives; our `encode` ("all states") keeps the hidden states of all tokens, too. "onnxruntime" is fed as a careful user
+would feed it: sorted by length, padded to the longest of the batch. Without sentence-transformers its row says so;
+"transformers" is the same work by hand. The first call, which loads and compiles (nothing is kept from before), is
+timed apart. Started again, it goes on where it was.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from turns import in_turns, table
 
-SIDES = ("ours", "sentence-transformers", "transformers", "onnxruntime")
+SIDES = ("ours", "ours, all states", "sentence-transformers", "transformers", "onnxruntime")
 LONGEST = 128
 
 
@@ -49,7 +50,7 @@ def main() -> None:
         common = [__file__, str(given.model), "--sentences", str(given.sentences), "--batch_size"]
         common += [str(given.batch_size), "--worker"]
         sides = {side: [*common, side, str(exported)] for side in given.sides}
-        found = in_turns(sides, given.rounds, given.output, {"HF_HUB_OFFLINE": "1", "BERT_COMPILATION_CACHE": "off"})
+        found = in_turns(sides, given, {"HF_HUB_OFFLINE": "1", "BERT_COMPILATION_CACHE": "off"})
     print(found["hardware"], found["versions"])
     print(table(found, ("sentences_per_second", "first_seconds"), given.sides[0]))
 
@@ -72,6 +73,7 @@ def measured(given: argparse.Namespace) -> dict[str, float]:
     start = time.perf_counter()
     encode = {
         "ours": ours,
+        "ours, all states": all_states,
         "sentence-transformers": sentence_transformers,
         "transformers": transformers,
         "onnxruntime": onnxruntime,
@@ -100,6 +102,18 @@ def ours(model: Path, exported: Path, batch_size: int) -> Encode:
     use_compilation_cache()
     loaded = bert.load(model)
     return lambda texts: loaded.embed(texts, batch_size)
+
+
+def all_states(model: Path, exported: Path, batch_size: int) -> Encode:
+    """`bert.load(...).encode`."""
+    import bert
+
+    loaded = bert.load(model)
+
+    def encode(texts: list[str]) -> np.ndarray:
+        return loaded.encode(texts, batch_size).embeddings
+
+    return encode
 
 
 def sentence_transformers(model: Path, exported: Path, batch_size: int) -> Encode:

@@ -46,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         last = ["--quickstart", *given.quickstart]
         sides = {side: [__file__, "--worker", side, str(Path(folder, "caches")), *last] for side in given.sides}
-        found = in_turns(sides, given.rounds, given.output)
+        found = in_turns(sides, given)
     print(found["hardware"], found["versions"])
     print(table(found, ("seconds",)))
 

@@ -59,7 +59,7 @@ def main() -> None:
         return
     shape = [part for name in SIZES for part in (f"--{name}", str(getattr(given, name)))]
     sides = {name: [__file__, "--worker", *SIDES[name], "--steps", str(given.steps), *shape] for name in given.sides}
-    found = in_turns(sides, given.rounds, given.output)
+    found = in_turns(sides, given)
     print(found["hardware"], found["versions"])
     against = "stock float32" if "stock float32" in given.sides else None
     print(table(found, ("seconds", "cpu_seconds", "first_seconds"), against))

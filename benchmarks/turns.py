@@ -5,6 +5,7 @@ The other benchmarks use this; it measures nothing by itself.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -18,33 +19,42 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 CACHES = ("JAX_COMPILATION", "JAX_PERSISTENT", "BERT_COMPILATION")
 """Settings of the environment that no side gets: what is compiled already is for the benchmark to say."""
-PACKAGES = ("jax", "flax", "torch", "transformers", "sentence-transformers", "onnxruntime")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "transformers", "sentence-transformers", "onnxruntime")
+CHOICES = ("output", "rounds", "sides", "tasks", "worker")
+"""Arguments that say which measurements are made, and not of what."""
 
 
 def in_turns(
-    sides: dict[str, list[str]], rounds: int, output: Path, environment: dict[str, str] | None = None
+    sides: dict[str, list[str]], given: argparse.Namespace, environment: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """Runs each side's command ``rounds`` times, one after the other and round by round.
+    """Runs each side's command ``given.rounds`` times, one after the other and round by round.
 
     Args:
         sides: name -> arguments to Python; the last line that it prints is a JSON object with ``seconds``.
-        rounds: measurements of each side; those that ``output`` has already are not repeated.
-        output: JSON file, whole after every measurement.
+        given: the benchmark's arguments. What the JSON file ``output`` has already is not measured again, unless it
+            failed; the file is whole after every measurement, and of one setting on one machine.
         environment: added to that of every side.
 
     Returns:
-        {"versions": ..., "hardware": ..., "sides": {name: [what each measurement printed]}}.
+        {"versions": ..., "hardware": ..., "settings": ..., "sides": {name: [what each measurement printed]}}.
     """
-    found = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else {"sides": {}}
-    found |= {"versions": versions(), "hardware": hardware(), "command": " ".join(sys.argv)}
-    for turn in range(rounds):
+    output: Path = given.output
+    settings = {name: str(value) for name, value in vars(given).items() if name not in CHOICES}
+    settings["GLIBC_TUNABLES"] = os.environ.get("GLIBC_TUNABLES", "")
+    here: dict[str, Any] = {"versions": versions(), "hardware": hardware(), "settings": settings}
+    found: dict[str, Any] = {**here, "sides": {}}
+    if output.is_file():
+        found = json.loads(output.read_text(encoding="utf-8"))
+    if other := [name for name, value in here.items() if found.get(name) != value]:
+        sys.exit(f"{output} holds measurements of other {' and '.join(other)}: name another file with --output")
+    for turn in range(given.rounds):
         for name, arguments in sides.items():
             measured = found["sides"].setdefault(name, [])
-            if len(measured) > turn:
+            if len(measured) > turn and "error" not in measured[turn]:
                 continue
-            measured.append(run(arguments, environment or {}))
+            measured[turn:] = [run(arguments, environment or {}), *measured[turn + 1 :]]
             write(output, found)
-            print(f"{name}, {turn + 1} of {rounds}: {json.dumps(measured[-1])}", flush=True)
+            print(f"{name}, {turn + 1} of {given.rounds}: {json.dumps(measured[turn])}", flush=True)
     return found
 
 
@@ -79,12 +89,13 @@ def table(found: dict[str, Any], keys: tuple[str, ...], against: str | None = No
     medians = {name: [_median(runs, key) for key in keys] for name, runs in found["sides"].items()}
     for name, values in medians.items():
         runs = found["sides"][name]
-        cells = [name, str(len(runs)), *("-" if value is None else f"{value:.4g}" for value in values)]
+        good = sum("error" not in run for run in runs)
+        cells = [name, str(good), *("-" if value is None else f"{value:.4g}" for value in values)]
         if against:
             mine, other = values[0], medians[against][0]
             cells.append("-" if mine is None or other is None else f"{mine / other:.2f}")
         lines.append("| " + " | ".join(cells) + " |")
-        lines += [f"|   {run['error']} |" + " |" * (len(head) - 1) for run in runs[:1] if "error" in run]
+        lines += [f"|   {run['error']} |" + " |" * (len(head) - 1) for run in runs if "error" in run]
     return "\n".join(lines)
 
 
