@@ -28,23 +28,28 @@ class ProfiledStep:
         step: (state, batch) -> (state, outcome), compiled.
         folder: the run's; the trace goes to ``profile/`` in it.
         say: told where the trace lies and how to open it.
+        all_steps: the steps of all phases, this one among them. JAX writes one trace at a time, and a phase may be
+            over before its trace is whole.
     """
 
-    def __init__(self, step: Step, folder: Path, say: Callable[[str], None]) -> None:
-        self._step, self._folder, self._say = step, folder / FOLDER, say
+    def __init__(self, step: Step, folder: Path, say: Callable[[str], None], all_steps: list[ProfiledStep]) -> None:
+        self._step, self._folder, self._say, self._all = step, folder / FOLDER, say, all_steps
         self._calls = self._traced = 0
-        self._tracing = self._done = False
+        self._tracing = self.done = False
         self._compiled: set[tuple[Any, ...]] = set()
         self._result: Any = None
 
     def __call__(self, state: Any, batch: Any) -> Any:
+        for other in self._all:
+            if other is not self:
+                other.end()
         self._calls += 1
         shapes = tuple(array.shape for array in jax.tree.leaves(batch))
         if shapes not in self._compiled:
             self._compiled.add(shapes)
             self.end()
             return self._step(state, batch)
-        if self._calls > LEFT_OUT and not (self._tracing or self._done):
+        if self._calls > LEFT_OUT and not (self._tracing or self.done):
             jax.profiler.start_trace(str(self._folder), create_perfetto_trace=True)
             self._tracing = True
         if not self._tracing:
@@ -62,18 +67,13 @@ class ProfiledStep:
             return
         jax.block_until_ready(self._result)
         jax.profiler.stop_trace()
-        self._tracing, self._done, self._result = False, True, None
+        self._tracing, self.done, self._result = False, True, None
         [*_, trace] = sorted(self._folder.rglob("perfetto_trace.json.gz"))
         steps = f"{self._traced} step{'s' * (self._traced != 1)}"
         self._say(
             f"the trace of {steps} is in {self._folder}: open it by tensorboard --logdir {self._folder} "
             f"(with xprof installed), or {trace} on https://ui.perfetto.dev"
         )
-
-    def say_if_none(self) -> None:
-        """Tells of a run that was too short."""
-        if not self._done:
-            self._say(f"no step was traced: the trace begins after {LEFT_OUT - 2} steps of a run")
 
 
 @contextlib.contextmanager
@@ -84,7 +84,7 @@ def profiling(asked: bool, folder: Path, say: Callable[[str], None]) -> Iterator
     def profiled(step: Step) -> Step:
         if not asked:
             return step
-        made.append(ProfiledStep(step, folder, say))
+        made.append(ProfiledStep(step, folder, say, made))
         return made[-1]
 
     try:
@@ -92,5 +92,5 @@ def profiling(asked: bool, folder: Path, say: Callable[[str], None]) -> Iterator
     finally:
         for step in made:
             step.end()
-    for step in made:
-        step.say_if_none()
+    if made and not any(step.done for step in made):
+        say(f"no step was traced: the trace begins after {LEFT_OUT - 2} steps of a run")

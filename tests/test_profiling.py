@@ -64,6 +64,23 @@ def test_a_run_that_is_too_short_for_a_trace_says_so(tmp_path):
     assert said == ["no step was traced: the trace begins after 3 steps of a run"]
 
 
+@pytest.mark.parametrize(("calls", "traced"), [(LEFT_OUT + 1, [1, STEPS]), (LEFT_OUT, [STEPS])])
+def test_a_phase_that_ends_within_its_trace_or_before_it_leaves_the_next_one_its_own(tmp_path, calls, traced):
+    """Both steps are made, and timed, before the first phase begins, as a run of phases does."""
+    said, step = [], jax.jit(lambda state, batch: (state + batch.sum(), batch))
+    with profiling(True, tmp_path, said.append) as profiled:
+        first, second = profiled(step), profiled(step)
+        for one, length in ((first, 8), (second, 16), (first, 8), (second, 16)):
+            one(0.0, jnp.ones((4, length)))
+        for _ in range(calls - 2):
+            first(0.0, jnp.ones((4, 8)))
+        for _ in range(LEFT_OUT + STEPS):
+            second(0.0, jnp.ones((4, 16)))
+    assert [sentence.split(" is in ")[0].removeprefix("the trace of ") for sentence in said] == [
+        f"{steps} step{'s' * (steps > 1)}" for steps in traced
+    ]
+
+
 @pytest.mark.slow
 def test_a_run_with_a_trace_is_the_run_without(corpus, tmp_path, capsys):
     runs = {}
