@@ -79,6 +79,45 @@ def test_the_fast_preset_is_one_line():
     assert Execution.of(with_preset(packed).training, "gpu") == Execution(vocab_multiple=64)
 
 
+@pytest.mark.parametrize(
+    ("file", "arguments", "expected"),
+    [
+        ("", "--training.preset fast", ("bfloat16", 64, 0.0, None)),
+        ("", "--training.preset fast --training.dtype float32", ("float32", 64, 0.0, "xla")),
+        ("", "--training.preset fast --training.vocab_multiple 128", ("bfloat16", 128, 0.0, None)),
+        ("", "--training.preset fast --model.attention_probs_dropout_prob 0.1", ("bfloat16", 64, 0.1, "xla")),
+        ("", "--training.preset fast --training.attention cudnn", ("bfloat16", 64, 0.0, "cudnn")),
+        ("training: {preset: fast, dtype: float32}", "", ("float32", 64, 0.0, "xla")),
+        ("training: {preset: fast, vocab_multiple: 128}", "--training.dtype float32", ("float32", 128, 0.0, "xla")),
+        ("training: {dtype: float32, vocab_multiple: 1}", "--training.preset fast", ("bfloat16", 64, 0.0, None)),
+        ("training: {preset: faithful, dtype: float32}", "--training.preset fast", ("bfloat16", 64, 0.0, None)),
+    ],
+)
+def test_what_is_given_beside_the_preset_wins_and_the_stored_configuration_repeats_it(
+    tmp_path, capsys, file, arguments, expected
+):
+    def printed(name, text, *arguments):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(SystemExit):
+            pretrain(["--config", str(tmp_path / name), *arguments, "--print_config"])
+        return capsys.readouterr().out
+
+    stored = printed("given.yaml", file, *arguments.split())
+    (tmp_path / "config.yaml").write_text(stored)
+    config = load(PretrainConfig, tmp_path / "config.yaml")
+    training = config.training
+    found = (training.dtype, training.vocab_multiple, config.model.attention_probs_dropout_prob, training.attention)
+    assert found == expected
+    assert printed("again.yaml", stored) == stored
+
+
+def test_one_kernel_by_name_and_packed_rows_are_not_reconciled_by_the_preset(fails, tmp_path):
+    given = ["--training.preset=fast", "--training.attention=cudnn", "--data.packing=true"]
+    assert "data.packing is true, which training.attention cudnn cannot do" in fails(
+        pretrain, *given, f"--output_dir={tmp_path / 'run'}"
+    )
+
+
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_cudnn_elsewhere_is_one_sentence(platform):
     with pytest.raises(UserError, match=f"is for NVIDIA GPUs, and the devices are {platform}: set it to xla"):

@@ -101,7 +101,7 @@ def parse(
     given |= {key: _from_command_line(key, values, known(key_of(key, keys), key)) for key, values in options.items()}
     if name in recipe_names():
         given = _without_sizes_beside_init(given)
-    config = with_preset(build(config_class, typed(given, keys)))
+    config = with_preset(build(config_class, typed(given, keys)), _beside_preset(given))
     if print_config:
         print(dump(config), end="")
         raise SystemExit(0)
@@ -270,6 +270,14 @@ def _without_sizes_beside_init(given: dict[str, Given]) -> dict[str, Given]:
         return section != "model" or name in OWN or item.source == COMMAND_LINE
 
     return {key: item for key, item in given.items() if counts(key, item)}
+
+
+def _beside_preset(given: dict[str, Given]) -> set[str]:
+    """The keys that win over the preset: those of the command line, and those of a file that names the preset itself,
+    as a run's config.yaml does."""
+    preset = given.get("training.preset")
+    places = {COMMAND_LINE} if preset is None else {COMMAND_LINE, preset.source}
+    return {key for key, item in given.items() if item.source in places}
 
 
 def _with_origin(sentence: str, given: dict[str, Given]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 from bert.config.finetuning import FinetuneConfig
@@ -14,13 +15,25 @@ Config = TypeVar("Config")
 VOCAB_MULTIPLE = 64
 
 
-def with_preset(config: Config) -> Config:
-    """The configuration with what ``training.preset`` stands for; as it is with the faithful one."""
+def with_preset(config: Config, own: Collection[str] = ()) -> Config:
+    """The configuration with what ``training.preset`` stands for; as it is with the faithful one.
+
+    Args:
+        config: as it was written.
+        own: the keys that were set beside the preset, ``training.dtype`` say: these stay as they are.
+    """
     if not isinstance(config, PretrainConfig | FinetuneConfig) or config.training.preset != "fast":
         return config
-    training = dataclasses.replace(config.training, dtype="bfloat16", vocab_multiple=VOCAB_MULTIPLE)
-    if isinstance(config, PretrainConfig) and config.data.packing:  # whose mask no length tells
-        training = dataclasses.replace(training, attention="xla")
+    sets = {"dtype": "bfloat16", "vocab_multiple": VOCAB_MULTIPLE}
+    training = dataclasses.replace(
+        config.training, **{name: value for name, value in sets.items() if f"training.{name}" not in own}
+    )
     run: Any = config
-    model = dataclasses.replace(run.model, attention_probs_dropout_prob=0.0)
+    model = run.model
+    if "model.attention_probs_dropout_prob" not in own:
+        model = dataclasses.replace(model, attention_probs_dropout_prob=0.0)
+    packed = isinstance(config, PretrainConfig) and config.data.packing  # whose mask no length tells
+    no_kernel = packed or model.attention_probs_dropout_prob > 0 or training.dtype != "bfloat16"
+    if training.attention is None and no_kernel:
+        training = dataclasses.replace(training, attention="xla")
     return dataclasses.replace(run, training=training, model=model)
