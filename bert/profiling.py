@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,13 @@ class ProfiledStep:
         step: (state, batch) -> (state, outcome), compiled.
         folder: the run's; the trace goes to ``profile/`` in it.
         say: told where the trace lies and how to open it.
-        all_steps: the steps of all phases, this one among them. JAX writes one trace at a time, and a phase may be
-            over before its trace is whole.
+        all_steps: the steps of all phases, which may be none but this one. JAX writes one trace at a time, and a
+            phase may be over before its trace is whole.
     """
 
-    def __init__(self, step: Step, folder: Path, say: Callable[[str], None], all_steps: list[ProfiledStep]) -> None:
+    def __init__(
+        self, step: Step, folder: Path, say: Callable[[str], None], all_steps: Sequence[ProfiledStep] = ()
+    ) -> None:
         self._step, self._folder, self._say, self._all = step, folder / FOLDER, say, all_steps
         self._calls = self._traced = 0
         self._tracing = self.done = False

@@ -24,7 +24,7 @@ def with_preset(config: Config, own: Collection[str] = ()) -> Config:
     """
     if not isinstance(config, PretrainConfig | FinetuneConfig) or config.training.preset != "fast":
         return config
-    sets = {"dtype": "bfloat16", "vocab_multiple": VOCAB_MULTIPLE}
+    sets: dict[str, Any] = {"dtype": "bfloat16", "vocab_multiple": VOCAB_MULTIPLE}
     training = dataclasses.replace(
         config.training, **{name: value for name, value in sets.items() if f"training.{name}" not in own}
     )

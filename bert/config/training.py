@@ -74,8 +74,8 @@ class TrainingConfig:
     """Computation in float32 or bfloat16; parameters stay float32."""
     preset: str = "faithful"
     """faithful keeps the paper's computation; fast sets dtype to bfloat16, model.attention_probs_dropout_prob to 0 and
-    vocab_multiple to 64, each unless it is given beside the preset, and takes attention as one kernel, cuDNN's on NVIDIA
-    GPUs."""
+    vocab_multiple to 64, each unless it is given beside the preset, and takes attention as one kernel, cuDNN's on
+    NVIDIA GPUs."""
     attention: str | None = None
     """Attention as xla compiles it, or by cuDNN's kernel (cudnn): bfloat16, no dropout on the weights, no packed rows;
     null leaves it to preset."""
