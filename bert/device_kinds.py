@@ -31,6 +31,9 @@ GPUS = {
 }
 """GiB of a card, roughly: the published size, less half a GiB to a few for the driver. None was measured here."""
 
+BEFORE_AMPERE = ("t4", "v100", "v100-32gb")
+SINCE_HOPPER = ("h100", "h200", "b200", "rtx5090")
+
 GPU_SHARE = 0.75
 """Of a GPU's memory, what JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
 
@@ -55,9 +58,11 @@ class Devices:
         return f"TPU {self.kind}" if self.kind in TPUS else self.kind.upper()
 
     @property
-    def platform(self) -> str:
-        """As JAX calls what it runs on."""
-        return "tpu" if self.kind in TPUS else "gpu"
+    def cudnn_head(self) -> int:
+        """As `bert.dot_product.largest_cudnn_head` would say of them."""
+        if self.kind in TPUS or self.kind in BEFORE_AMPERE:
+            return 0
+        return 256 if self.kind in SINCE_HOPPER else 128
 
 
 def devices_named(text: str) -> Devices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import jax
@@ -83,6 +84,21 @@ def fused_attention(
     return jax.nn.dot_product_attention(
         query, key, value, key_value_seq_lengths=lengths, implementation=cast(Any, implementation)
     )
+
+
+def largest_cudnn_head(devices: Iterable[Any]) -> int:
+    """The largest head size that cuDNN's attention takes on all these devices, as JAX has it; 0 where one has none.
+
+    JAX calls AMD's GPUs "gpu", too, and asks for compute capability 8.0 (Ampere), for heads over 128 for 9.0 (Hopper).
+    """
+
+    def largest(device: Any) -> int:
+        if device.platform not in ("gpu", "cuda") or "cuda" not in device.client.platform_version:
+            return 0
+        capability = tuple(map(int, device.compute_capability.split(".")))
+        return 256 if capability >= (9, 0) else 128 if capability >= (8, 0) else 0
+
+    return min(map(largest, devices))
 
 
 def key_lengths(attention_mask: Num[Array, "B S"] | Bool[Array, "B S"]) -> Int[Array, "B"]:

@@ -68,7 +68,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     """
     began = time.perf_counter()
     say = hosts.spoken(say)
-    execution = _execution(run.config)  # what these devices cannot do is said first
+    Execution.of(run.config.training)  # what these devices cannot do is said first
     task, folder = task_of(run.config), Path(run.config.data.dir or ".")
     names = task.splits(folder)
     read = {"train": task.read(folder, "train", run.config.data.max_train_rows)}
@@ -90,6 +90,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     train, dev = splits["train"].features, splits["dev"]
     config = _resolved(dataclasses.replace(run.config, data=data, model=origin.config), len(train))
     config.check_layers()
+    execution = _execution(config)
     parallel = parallel_of(config.training, config.model)
     eval_batch_size = known(config.training.eval_batch_size, "training.eval_batch_size")
     parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
@@ -310,7 +311,7 @@ def _forward(model: nn.Module, frozen: Callable[[ParameterPath], bool] | None) -
 
 def _execution(config: FinetuneConfig) -> dict[str, Execution]:
     """What a head is told of how to run its layers: nothing where it is as ever, so that few heads need to know."""
-    execution = Execution.of(config.training)
+    execution = Execution.of(config.training, config.model.head_size)
     return {} if execution == Execution() else {"execution": execution}
 
 

@@ -20,7 +20,14 @@ from jaxtyping import Bool, Float, Int, Num
 
 from bert.arrays import Array
 from bert.config import ModelConfig, TrainingConfig, UserError
-from bert.dot_product import dot_product_attention, fused_attention, key_lengths, padding_mask, same_example_mask
+from bert.dot_product import (
+    dot_product_attention,
+    fused_attention,
+    key_lengths,
+    largest_cudnn_head,
+    padding_mask,
+    same_example_mask,
+)
 from bert.dropout import Dropout
 from bert.initializers import fixed_positions, initializer, position_initializer
 from bert.products import gelu, linear
@@ -70,19 +77,27 @@ class Execution:
     vocab_multiple: int = 1
 
     @classmethod
-    def of(cls, config: TrainingConfig, platform: str | None = None) -> Execution:
-        """What a run asks for on devices of a platform; None for the one that JAX has.
+    def of(cls, config: TrainingConfig, head_size: int | None = None, cudnn_head: int | None = None) -> Execution:
+        """What a run asks for.
+
+        Args:
+            config: asks.
+            head_size: H of the model; None where it is not known yet, and taken for one that fits.
+            cudnn_head: of the devices, as `largest_cudnn_head` has it; None for those that JAX has.
 
         Raises:
-            UserError: cuDNN is asked for where there is none.
+            UserError: cuDNN is asked for where there is none, or for heads that it does not take.
         """
-        platform = jax.default_backend() if platform is None else platform
-        cudnn = platform in ("gpu", "cuda")
+        largest = largest_cudnn_head(jax.local_devices()) if cudnn_head is None else cudnn_head
+        cudnn = largest > 0 and (head_size is None or (head_size % 8 == 0 and head_size <= largest))
         if config.attention == "cudnn" and not cudnn:
-            raise UserError(
-                f"training.attention is cudnn, which is for NVIDIA GPUs, and the devices are {platform}: set it to "
-                "xla, or leave it to training.preset"
+            reason = (
+                f"whose heads have a multiple of 8 features and at most {largest} on these devices, and the model's "
+                f"have {head_size} (model.hidden_size / model.num_attention_heads)"
+                if largest
+                else "which is for NVIDIA GPUs of compute capability 8.0 or more, and the devices are none"
             )
+            raise UserError(f"training.attention is cudnn, {reason}: set it to xla, or leave it to training.preset")
         kernel = "cudnn" if config.attention == "cudnn" or (config.preset == "fast" and cudnn) else "xla"
         fused = config.attention == "cudnn" or (config.preset == "fast" and config.attention is None)
         return cls(config.remat, config.scan_layers, kernel if fused else "written", config.vocab_multiple)

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert.barrier import wait
 from bert.config import ModelConfig, TrainingConfig, UserError
+from bert.dot_product import largest_cudnn_head
 from bert.sharding import AXES, ROWS, in_place, path_of, spec_of
 
 AXIS = "devices"
@@ -163,11 +164,11 @@ class MeshParallel:
         devices = jax.devices() if devices is None else list(devices)
         name = "x".join(map(str, shape))
         check_mesh(shape, len(devices))
-        self.shape, self.platform = shape, devices[0].platform
+        self.shape, self.cudnn_head = shape, largest_cudnn_head(devices)
         self.mesh = Mesh(np.array(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
         self.process = _share(self.mesh, name)
         # gloo, which connects CPUs of several hosts, may let two steps wait for each other.
-        self._gloo = jax.process_count() > 1 and self.platform == "cpu"
+        self._gloo = jax.process_count() > 1 and devices[0].platform == "cpu"
         self.steps_in_flight = 0 if self._gloo else 2
 
     def describe(self) -> str:

@@ -74,7 +74,7 @@ def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered
     training = config.training
     mesh.check_model(config.model)
     mesh.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
-    _, objective, optimizer = _parts(config, mesh.platform)
+    _, objective, optimizer = _parts(config, mesh.cudnn_head)
     step = make_train_step(objective, optimizer, config.seed, training.dropout_rng, mesh.axis)
     return mesh.lower(step, state_shapes(config), batch_shapes(config), donate=(0,))
 
@@ -98,12 +98,13 @@ def _state_shapes(model: ModelConfig, optimizer: OptimizerConfig, objective: str
 
 
 def _parts(
-    config: PretrainConfig, platform: str | None = None
+    config: PretrainConfig, cudnn_head: int | None = None
 ) -> tuple[nn.Module, Objective, optax.GradientTransformation]:
     """Model, objective and optimizer of a run, as `bert.pretraining.pretrain` puts them together."""
     training, rows = config.training, OBJECTIVES[config.data.objective]
     heads = BertForPreTraining if rows.label else BertForMaskedLM
-    model = heads(config.model, jnp.dtype(training.dtype), Execution.of(training, platform))
+    execution = Execution.of(training, config.model.head_size, cudnn_head)
+    model = heads(config.model, jnp.dtype(training.dtype), execution)
     optimizer = make_optimizer(config.optimizer, int(training.steps or 1_000_000))
     return model, pretraining_objective(model.apply, rows.label, rows.metric), optimizer
 

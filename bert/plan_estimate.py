@@ -44,15 +44,15 @@ class PlannedMesh(MeshParallel):
         shape: devices along data, fsdp and tensor.
         kind: what they are called.
         count: how many there are.
-        platform: "gpu" or "tpu".
+        cudnn_head: as `bert.dot_product.largest_cudnn_head` would say of them.
 
     Raises:
         UserError: the mesh takes more or fewer.
     """
 
-    def __init__(self, shape: tuple[int, int, int], kind: str, count: int, platform: str) -> None:
+    def __init__(self, shape: tuple[int, int, int], kind: str, count: int, cudnn_head: int) -> None:
         check_mesh(shape, count)
-        self.shape, self.kind, self.platform = shape, kind, platform
+        self.shape, self.kind, self.cudnn_head = shape, kind, cudnn_head
         self.mesh = cast(Mesh, AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES)))
 
     def describe(self) -> str:
@@ -83,7 +83,7 @@ def estimate_step(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
     layer, embedding = layers * fsdp // model.num_hidden_layers, 4 * pieces * model.embedding_width // tensor
     gathered = (embedding + 2 * layer) * computed // 4 + embedding + layer if fsdp > 1 else 0
 
-    kernel = Execution.of(training, mesh.platform).attention
+    kernel = Execution.of(training, model.head_size, mesh.cudnn_head).attention
 
     def stored(remat: str) -> int:
         sizes = (training.dtype, remat, config.data.sequence_length, config.data.packing, training.dropout_rng)

@@ -79,7 +79,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     say = hosts.spoken(say)
     config = _with_defaults(run.config)
     parallel = parallel_of(config.training, config.model)
-    execution = Execution.of(config.training)
+    Execution.of(config.training)  # what these devices cannot do is said first
     _check_batches(parallel, config)
     source = None if config.init is None else _source(run, say)
     if source is not None:
@@ -90,6 +90,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
             f"model.type_vocab_size is {config.model.type_vocab_size}, and data.objective {config.data.objective} "
             "reads pairs of segments: start from a model with two, or set data.objective to full_sentences"
         )
+    execution = Execution.of(config.training, config.model.head_size)
     run = run.resolve(config)
 
     with hosts.first_goes_first():

@@ -15,6 +15,10 @@ def test_a_kind_a_number_of_them_or_a_slice() -> None:
     assert devices_named("rtx4090").name == "RTX4090"
 
 
+def test_whether_they_have_cudnns_attention() -> None:
+    assert [devices_named(kind).cudnn_head for kind in ("v5e:2x4", "t4", "a100", "h100:8")] == [0, 0, 128, 256]
+
+
 def test_what_is_no_device_is_told_what_is() -> None:
     with pytest.raises(UserError, match=r"--device h900 is no kind that is known: choose one of v4, v5e, .*h100, h200"):
         devices_named("h900")

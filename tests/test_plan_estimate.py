@@ -18,7 +18,7 @@ CONFIG = recipe(MODEL, T, batch_size=64, mesh="1x1x1")
 
 
 def one(count: int = 1, shape: tuple[int, int, int] = (1, 1, 1)) -> PlannedMesh:
-    return PlannedMesh(shape, "H100", count, "gpu")
+    return PlannedMesh(shape, "H100", count, 256)
 
 
 def with_training(**training: object) -> PretrainConfig:

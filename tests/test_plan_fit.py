@@ -10,7 +10,7 @@ from tests.test_plan import recipe
 
 MODEL = ModelConfig(64, 16, 2, 4, 32, max_position_embeddings=16)
 CONFIG = recipe(MODEL, 16, batch_size=64)
-MESH = PlannedMesh((1, 1, 1), "H100", 1, "gpu")
+MESH = PlannedMesh((1, 1, 1), "H100", 1, 256)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """`training.preset`, attention as one kernel, and the padded vocabulary."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 from bert.commands.pretrain import main as pretrain
 from bert.config import ModelConfig, PretrainConfig, TrainingConfig, UserError, recipe_folder, with_preset
 from bert.config_file import load
+from bert.dot_product import largest_cudnn_head
 from bert.dropout import Dropout
 from bert.heads import BertForPreTraining
 from bert.losses import pretraining_objective
@@ -68,15 +70,15 @@ def test_what_is_beyond_the_vocabulary_is_never_predicted():
 def test_the_fast_preset_is_one_line():
     config = load(PretrainConfig, recipe_folder() / "base.yaml")
     assert with_preset(config) is config
-    assert Execution.of(config.training, "gpu") == Execution()
+    assert Execution.of(config.training, 64, 128) == Execution()
     fast = with_preset(dataclasses.replace(config, training=dataclasses.replace(config.training, preset="fast")))
     assert fast.model == dataclasses.replace(config.model, attention_probs_dropout_prob=0.0)
     assert fast.training.dtype == "bfloat16"
     dataclasses.replace(fast, data=dataclasses.replace(fast.data, train=["corpus.txt"])).check()
-    assert Execution.of(fast.training, "gpu") == Execution(attention="cudnn", vocab_multiple=64)
-    assert Execution.of(fast.training, "tpu") == Execution(attention="xla", vocab_multiple=64)
+    assert Execution.of(fast.training, 64, 128) == Execution(attention="cudnn", vocab_multiple=64)
+    assert Execution.of(fast.training, 64, 0) == Execution(attention="xla", vocab_multiple=64)
     packed = dataclasses.replace(fast, data=dataclasses.replace(fast.data, packing=True))
-    assert Execution.of(with_preset(packed).training, "gpu") == Execution(vocab_multiple=64)
+    assert Execution.of(with_preset(packed).training, 64, 128) == Execution(vocab_multiple=64)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +120,53 @@ def test_one_kernel_by_name_and_packed_rows_are_not_reconciled_by_the_preset(fai
     )
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_cudnn_elsewhere_is_one_sentence(platform):
-    with pytest.raises(UserError, match=f"is for NVIDIA GPUs, and the devices are {platform}: set it to xla"):
-        Execution.of(TrainingConfig(attention="cudnn"), platform)
+class Device:
+    """A device, as far as the choice of attention looks at it."""
+
+    def __init__(self, platform, version, capability=None):
+        self.platform, self.client = platform, SimpleNamespace(platform_version=version)
+        if capability is not None:
+            self.compute_capability = capability
+
+
+TURING, AMPERE, ADA, HOPPER, BLACKWELL = (
+    Device("gpu", "PJRT C API\ncuda 12090", capability) for capability in ("7.5", "8.0", "8.9", "9.0", "10.0")
+)
+AMD = Device("gpu", "PJRT C API\nrocm 60300", "gfx942")
+CPU, TPU = Device("cpu", "cpu"), Device("tpu", "PJRT C API\nTFRT TPU v5 lite")
+
+
+@pytest.mark.parametrize(
+    ("devices", "largest"),
+    [
+        ([CPU], 0), ([TPU], 0), ([AMD], 0), ([TURING], 0), ([AMPERE], 128), ([ADA], 128), ([HOPPER], 256),
+        ([BLACKWELL], 256), ([HOPPER, AMPERE], 128), ([AMPERE, TURING], 0),
+    ],
+)  # fmt: skip
+def test_cudnns_attention_is_for_nvidias_gpus_since_ampere(monkeypatch, devices, largest):
+    assert largest_cudnn_head(devices) == largest
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    assert Execution.of(TrainingConfig(preset="fast"), 64).attention == ("cudnn" if largest else "xla")
+    if not largest:
+        for size in (64, None):
+            with pytest.raises(UserError, match=r"NVIDIA GPUs of compute capability 8\.0 or more, .*: set it to xla"):
+                Execution.of(TrainingConfig(attention="cudnn"), size)
+
+
+@pytest.mark.parametrize(
+    ("head_size", "largest", "fits"),
+    [(64, 128, True), (128, 128, True), (136, 128, False), (256, 256, True), (264, 256, False), (12, 256, False)],
+)
+def test_heads_that_cudnn_does_not_take_are_left_to_xla_by_the_preset_and_told_else(head_size, largest, fits):
+    fast, asked = TrainingConfig(preset="fast"), TrainingConfig(attention="cudnn")
+    assert Execution.of(fast, head_size, largest).attention == ("cudnn" if fits else "xla")
+    if fits:
+        assert Execution.of(asked, head_size, largest).attention == "cudnn"
+        return
+    with pytest.raises(UserError) as error:
+        Execution.of(asked, head_size, largest)
+    assert f"a multiple of 8 features and at most {largest} on these devices" in str(error.value)
+    assert f"the model's have {head_size} (model.hidden_size / model.num_attention_heads): set it" in str(error.value)
 
 
 @pytest.mark.parametrize(

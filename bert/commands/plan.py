@@ -122,7 +122,7 @@ def _target(config: PretrainConfig, text: str | None) -> Target:
         devices = tpu_devices(text.lower())
     else:
         count = named.count or math.prod(shape or (1,))
-        mesh: MeshParallel = PlannedMesh(shape or (count, 1, 1), named.name, count, named.platform)
+        mesh: MeshParallel = PlannedMesh(shape or (count, 1, 1), named.name, count, named.cudnn_head)
         return Target(mesh, lambda: named.memory, False)
     mesh = MeshParallel(shape or (len(devices), 1, 1), devices)
     return Target(mesh, lambda: _memory_of(devices[0]) if named is None else named.memory, True)

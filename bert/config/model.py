@@ -60,6 +60,11 @@ class ModelConfig:
         return known(self.vocab_size, "model.vocab_size")
 
     @property
+    def head_size(self) -> int:
+        """H."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
     def embedding_width(self) -> int:
         """E, as a number."""
         return self.embedding_size or self.hidden_size
