@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -15,6 +16,12 @@ VARIABLE = "BERT_COMPILATION_CACHE"
 
 GIBIBYTES = 2
 """Size of the folder; what was used longest ago goes first."""
+
+UNBOUNDED = "-1"
+"""As JAX has it; it then writes no times of use, and no program lacks its own."""
+
+LOCK_SECONDS = 1
+"""What a start waits for another process that reads or writes a program."""
 
 LEAST_SECONDS = 0.1
 """What compiles faster than this is not worth a file."""
@@ -35,7 +42,9 @@ def use_compilation_cache() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return None
-    root = Path(named) if named else _caches() / "bert-jax" / "compiled"
+    root = Path(named) if named else _default_folder()
+    if root is None:
+        return None
     if not _is_writable(root):
         if named:
             raise UserError(f"{VARIABLE} is {named!r}, which cannot be written: name another folder, or off")
@@ -52,11 +61,40 @@ def use_compilation_cache() -> Path | None:
             os.environ[name.upper()] = str(value)  # for the processes that this one starts, too
             if "jax" in sys.modules:  # it reads the environment when it is imported
                 sys.modules["jax"].config.update(name, value)
+    if os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] != UNBOUNDED:
+        _remove_incomplete(folder)
     return folder
 
 
-def _caches() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+def _default_folder() -> Path | None:
+    """None for a user who has no home, as in some containers."""
+    try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return caches / "bert-jax" / "compiled"
+
+
+def _remove_incomplete(folder: Path) -> None:
+    """Removes programs that a kill has left half written.
+
+    JAX writes a program and then the time of its last use. It takes a program that is there for a whole one, and before
+    0.11 keeps no further one while a time is missing. Its lock tells a kill from a process that is writing right now.
+    """
+    with contextlib.suppress(OSError, NotImplementedError):  # a lock that is held, or file systems without any
+        if not _incomplete(folder):
+            return
+        from filelock import FileLock  # not quick to import, and seldom needed
+
+        with FileLock(folder / ".lockfile", timeout=LOCK_SECONDS):
+            for program in _incomplete(folder):
+                program.unlink(missing_ok=True)
+
+
+def _incomplete(folder: Path) -> list[Path]:
+    names = set(os.listdir(folder)) if folder.is_dir() else set()
+    programs = (name.removesuffix("-cache") for name in names if name.endswith("-cache"))
+    return [folder / f"{key}-cache" for key in programs if f"{key}-atime" not in names]
 
 
 def _is_writable(folder: Path) -> bool:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from jax._src.lru_cache import LRUCache
 
 from bert.commands import main
 from bert.compilation_cache import VARIABLE, use_compilation_cache
@@ -70,6 +71,57 @@ def test_a_default_folder_that_cannot_be_written_is_done_without(settings, tmp_p
     settings.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert use_compilation_cache() is None
     assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+
+
+def test_a_user_without_a_home_does_without(settings):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    settings.delenv("XDG_CACHE_HOME", raising=False)
+    settings.setattr(Path, "home", home)
+    assert use_compilation_cache() is None
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+
+
+def killed_between_its_writes(folder):
+    """A cache of JAX's with a whole program, and one whose time of last use is missing."""
+    cache = LRUCache(str(folder), max_size=10**6)
+    cache.put("whole", b"program")
+    (folder / "half-cache").write_bytes(b"prog")
+    return cache
+
+
+def test_what_a_kill_left_half_written_is_removed_at_the_start(settings, tmp_path):
+    settings.setenv(VARIABLE, str(tmp_path))
+    folder = use_compilation_cache()
+    for name in OURS:
+        settings.delenv(name)
+    cache = killed_between_its_writes(folder)
+    assert use_compilation_cache() == folder
+    assert {path.name for path in folder.iterdir()} == {"whole-cache", "whole-atime", ".lockfile"}
+    cache.put("half", b"program")  # else it stays as it is, or JAX fails
+    assert cache.get("half") == b"program"
+
+
+def test_what_another_process_is_writing_stays(settings, tmp_path):
+    settings.setenv(VARIABLE, str(tmp_path))
+    settings.setattr("bert.compilation_cache.LOCK_SECONDS", 0.05)
+    folder = use_compilation_cache()
+    for name in OURS:
+        settings.delenv(name)
+    with killed_between_its_writes(folder).lock:
+        assert use_compilation_cache() == folder
+    assert (folder / "half-cache").is_file()
+
+
+def test_an_unbounded_cache_has_no_times_of_use_and_stays(settings, tmp_path):
+    settings.setenv(VARIABLE, str(tmp_path))
+    settings.setenv("JAX_COMPILATION_CACHE_MAX_SIZE", "-1")
+    folder = use_compilation_cache()
+    LRUCache(str(folder), max_size=-1).put("whole", b"program")
+    settings.delenv("JAX_COMPILATION_CACHE_DIR")
+    assert use_compilation_cache() == folder
+    assert (folder / "whole-cache").is_file()
 
 
 def test_a_named_folder_that_cannot_be_written_is_one_sentence(settings, tmp_path, capsys):

@@ -253,11 +253,17 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
 
 
 def cache_folder(config: DataConfig, cache_dir: Path | None = None) -> Path:
-    """Where built examples, and vocabularies of corpora, lie."""
+    """Where built examples, and vocabularies of corpora, lie. Raises UserError where nobody says and there is no home."""
     named = cache_dir or config.cache_dir
     if named:
         return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bert-jax" / "examples"
+    try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        raise UserError(
+            "data.cache_dir is null, and the user has no home folder: name a folder, --data.cache_dir DIR"
+        ) from None
+    return caches / "bert-jax" / "examples"
 
 
 def _build(

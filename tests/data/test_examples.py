@@ -342,6 +342,14 @@ def test_cache_lies_where_the_user_keeps_caches(place, monkeypatch, tmp_path):
     assert examples.cache_folder(config_of(place), None) == tmp_path / "bert-jax" / "examples"
     assert examples.cache_folder(config_of(place, cache_dir="/c"), None) == Path("/c")
 
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(UserError, match=r"no home folder: name a folder, --data\.cache_dir DIR"):
+        examples.cache_folder(config_of(place), None)
+
 
 def test_many_pieces_need_wider_ids(place, tmp_path):
     words = [f"x{i}" for i in range(70_000)]
