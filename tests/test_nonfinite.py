@@ -58,7 +58,7 @@ def saved(folder: Path) -> TrainState:
 def without(skipped: set[int]) -> TrainState:
     """The state after the other steps alone."""
     parallel = DataParallel(jax.devices()[:1])
-    step_fn = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3))
+    step_fn = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3), donate=(0,))
     state = TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics)
     for step in set(range(STEPS)) - skipped:
         state = state.replace(step=np.int32(step))
@@ -97,7 +97,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace_in_the_weights(tmp_path: Path
 
 def test_every_device_decides_alike() -> None:
     parallel = DataParallel(jax.devices()[:8])
-    step_fn = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3))
+    step_fn = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3), donate=(0,))
     state = parallel.replicate(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics))
     for batch, skipped in ((damaged(0), [1, 1]), (damaged(1), [2, 2]), (batch_of(2), [0, 2])):
         state, outcome = step_fn(state, parallel.place(batch, 1))
