@@ -253,7 +253,7 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
 
 
 def cache_folder(config: DataConfig, cache_dir: Path | None = None) -> Path:
-    """Where built examples, and vocabularies of corpora, lie. Raises UserError where nobody says and there is no home."""
+    """Where built examples, and vocabularies of corpora, lie. Raises UserError where nobody says: there is no home."""
     named = cache_dir or config.cache_dir
     if named:
         return Path(named).expanduser()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -41,9 +41,9 @@ class Features:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
-        """[R] tokens of each row."""
+        """[R] tokens of each row. Kept: every batch asks for some, and there may be millions."""
         return np.diff(self.offsets)
 
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
@@ -106,12 +106,12 @@ class ChoiceFeatures:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
         """[R] tokens of each row's longest choice."""
         return np.maximum.reduceat(self.sequences.lengths, self.offsets[:-1])
 
-    @property
+    @cached_property
     def choices(self) -> np.ndarray:
         """[R] choices of each row."""
         return np.diff(self.offsets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -21,6 +22,19 @@ def test_scores_and_spans_keep_their_shape() -> None:
     assert batch["labels"].tolist() == [2.5, 0.5, 0]
     spans = dataclasses.replace(PLAIN, labels=np.array([[1, 2], [0, 1], [2, 3], [0, 0]], np.int32))
     assert spans.batch(np.array([2, 0]), 4, 3)["labels"].tolist() == [[2, 3], [1, 2], [0, 0]]
+
+
+def test_lengths_are_taken_once_and_are_no_part_of_what_the_rows_are() -> None:
+    rows = dataclasses.replace(PLAIN)
+    digest = rows.digest()
+    rows.batch(np.array([2, 0]), 4, 3)
+    assert rows.lengths is rows.lengths
+    assert rows.digest() == digest
+    assert pickle.loads(pickle.dumps(rows)).lengths.tolist() == [3, 2, 4, 2]
+    assert dataclasses.replace(rows, offsets=np.array([0, 1, 11])).lengths.tolist() == [1, 10]
+    choices = ChoiceFeatures(rows, np.array([0, 1, 4]), None)
+    assert choices.lengths is choices.lengths
+    assert choices.choices is choices.choices
 
 
 def test_labels_of_tokens_are_padded_with_ignored_ones() -> None:
