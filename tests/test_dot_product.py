@@ -34,6 +34,15 @@ def test_the_twin_of_the_kernel_is_attention_written_out():
         np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
+def test_in_bfloat16_the_twin_and_attention_written_out_differ_by_their_roundings():
+    """Each rounds numbers to 8 significant bits, at places of its own, and so is off by 2**-8 of a number at most a
+    time: by one such rounding on either side, over a whole array, where they add up by chance."""
+    for found, expected in compared("xla", jnp.bfloat16):
+        assert found.dtype == expected.dtype == jnp.bfloat16
+        found, expected = np.asarray(found, np.float32), np.asarray(expected, np.float32)
+        assert np.linalg.norm(found - expected) <= 2 * 2**-8 * np.linalg.norm(expected)
+
+
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="cuDNN's kernel needs an NVIDIA GPU")
 def test_cudnns_kernel_is_attention_written_out():
     for found, expected in compared("cudnn", jnp.bfloat16):

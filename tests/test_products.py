@@ -67,6 +67,31 @@ def test_bfloat16_rounds_less_than_what_jax_derives(name):
         assert mine <= 1.01 * derived + 1e-6
 
 
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-6), ("bfloat16", 1e-2)])
+def test_what_other_platforms_compute_is_what_a_cpu_does(monkeypatch, name, dtype, limit):
+    """Over rows in two dimensions. In bfloat16 a CPU sums in float32 and rounds once, others round as JAX does."""
+    ours, _, shape = PRODUCTS[name]
+    given, target = (normal(0, *ROWS, WIDTH), normal(1, *shape), normal(2, OUT)), normal(3, *ROWS, OUT)
+    taken = []
+
+    def default_alone(*operands, default, **platforms):
+        taken.append(platforms.keys())
+        return default(*operands)
+
+    def of(*given):
+        return jnp.sum(ours(*given, jnp.dtype(dtype)).astype(jnp.float32) * target)
+
+    on_cpu = value_and_grads(of, *given)
+    monkeypatch.setattr(jax.lax, "platform_dependent", default_alone)
+    elsewhere = value_and_grads(of, *given)
+    # Products forward and back in bfloat16, and the gradients of the weights in both types.
+    assert taken == [{"cpu"}] * (1 if dtype == "float32" else 3)
+    for one, other in zip(jax.tree.leaves(elsewhere), jax.tree.leaves(on_cpu), strict=True):
+        assert one.shape == other.shape and one.dtype == other.dtype
+        assert relative(one, other) <= limit
+
+
 @pytest.mark.parametrize(("dtype", "limit"), [(jnp.float32, 3e-7), (jnp.bfloat16, 5e-3)])
 def test_gelu_is_as_derived(dtype, limit):
     x = jnp.linspace(-9, 9, 2001)
