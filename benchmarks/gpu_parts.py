@@ -1,16 +1,28 @@
-"""Parts of a step for gpu.py: products, attention, dropout. It measures nothing by itself."""
+"""Parts of a step for gpu.py: products, attention, dropout, and the gaps between. It measures nothing by itself."""
 
 from __future__ import annotations
 
+import gzip
+import itertools
+import json
+import statistics
+import tempfile
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from gpu_steps import Scale, jax_seconds
+import numpy as np
+from gpu_steps import INPUT, Scale, jax_seconds, loader_of, step_of
 
+from bert.config import Count, TrainingConfig
 from bert.dot_product import dot_product_attention, fused_attention, padding_mask
 from bert.dropout import Dropout
+from bert.profiling import LEFT_OUT, STEPS, ProfiledStep
+from bert.stop import StopRequest
+from bert.train import Work, fit
 
 
 def ceiling_shapes(scale: Scale) -> dict[str, tuple[int, int, int]]:
@@ -113,3 +125,100 @@ def projections(scale: Scale, tokens: int, glued: bool) -> dict[str, float]:
 
     found = jax_seconds(run, weights, x, upstream, steps=scale.steps)
     return {**found, "tflops": 2 * 6 * tokens * width * width / found["seconds"] / 1e12}
+
+
+class Silent:
+    """A listener for the loop."""
+
+    def begins(self, step: int, seconds_per_step: float) -> None: ...
+
+    def step(self, step: int, loss: float) -> None: ...
+
+    def skipped(self, step: Any) -> None: ...
+
+    def metrics(self, step: int, split: str, metrics: dict[str, float]) -> None: ...
+
+    def evaluated(self, step: int) -> bool:
+        return True
+
+    def save(self, step: int, state: Any) -> None: ...
+
+
+def gaps(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int) -> dict[str, Any]:
+    """The loop of `bert pretrain` with its loader, under the profiler: `gaps_of`, and ``making_a_batch``, the host's
+    time for it as a share of a step: the device need not wait for it while it is below 1."""
+    step, loader = step_of(scale, sizes, True, False, "none"), loader_of(scale, length, tokens)
+    made: list[float] = []
+
+    def batch(number: int) -> dict[str, np.ndarray]:
+        start = time.perf_counter()
+        with jax.profiler.TraceAnnotation(INPUT):
+            rows_of_step = loader.batch(number)
+        made.append(time.perf_counter() - start)
+        return rows_of_step
+
+    with tempfile.TemporaryDirectory() as folder:
+        profiled = ProfiledStep(step.run, Path(folder), lambda said: None)
+        steps = LEFT_OUT + STEPS + 2
+        work = Work(
+            total_steps=steps,
+            eval_every=10 * steps,
+            batch=batch,
+            rows=loader.numbers,
+            train_step=profiled,
+            learning_rate=lambda number: 0.0,
+            evaluate=lambda params: {},
+        )
+        config = TrainingConfig(steps=Count(steps), log_every=Count(10 * steps), checkpoint_every=Count(10 * steps))
+        with StopRequest() as stop:
+            fit(work, step.fresh, config, step.parallel, Silent(), Silent(), stop)
+        profiled.end()
+        [trace] = Path(folder).rglob("perfetto_trace.json.gz")
+        events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    placed = step.parallel.place(loader.batch(0), 1)
+    found = jax_seconds(step, placed, steps=scale.steps)
+    return {**found, **gaps_of(events), "making_a_batch": statistics.median(made) / found["seconds"]}
+
+
+def gaps_of(events: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Shares of the time from the first kernel to the last, by the events of a trace; None without a GPU's.
+
+    ``host_gap`` is that in which no kernel runs, whatever for; ``waiting_for_input`` the part of it in which the host
+    makes or places a batch, or one is being copied to the device. The GPU's other lines repeat what its streams run,
+    as whole steps and modules that have no gaps.
+    """
+    names = {
+        (event["name"], event["pid"], event.get("tid")): event["args"]["name"]
+        for event in events
+        if event.get("name") in ("process_name", "thread_name")
+    }
+    gpus = {pid for (kind, pid, _), name in names.items() if kind == "process_name" and "/device:GPU" in name}
+    streams = {(pid, tid) for (_, pid, tid), name in names.items() if pid in gpus and name.startswith("Stream #")}
+    kernels, inputs = [], []
+    for event in events:
+        if event.get("ph") != "X":
+            continue
+        span = (event["ts"], event["ts"] + event.get("dur", 0))
+        on_stream = (event["pid"], event.get("tid")) in streams
+        if event["name"] == INPUT or (on_stream and event["name"].startswith("MemcpyH2D")):
+            inputs.append(span)
+        elif on_stream:
+            kernels.append(span)
+    kernels, inputs = united(kernels), united(inputs)
+    if not kernels:
+        return {"host_gap": None, "waiting_for_input": None}
+    idle = [(begins, ends) for (_, begins), (ends, _) in itertools.pairwise(kernels)]
+    waiting = sum(max(0.0, min(ends, end) - max(begins, begin)) for begins, ends in idle for begin, end in inputs)
+    traced = kernels[-1][1] - kernels[0][0]
+    return {"host_gap": sum(ends - begins for begins, ends in idle) / traced, "waiting_for_input": waiting / traced}
+
+
+def united(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """In order, those that overlap as one."""
+    found: list[tuple[float, float]] = []
+    for begins, ends in sorted(spans):
+        if found and begins <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], ends))
+        else:
+            found.append((begins, ends))
+    return found

@@ -1,17 +1,13 @@
-"""Whole steps of pretraining for gpu.py: ours, the loop's, and PyTorch's. It measures nothing by itself."""
+"""Whole steps of pretraining for gpu.py: ours and PyTorch's. It measures nothing by itself."""
 
 from __future__ import annotations
 
 import functools
 import gc
-import gzip
-import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from bert.config import Count, ModelConfig, OptimizerConfig, TrainingConfig
+from bert.config import ModelConfig, OptimizerConfig, TrainingConfig
 from bert.data.loader import PretrainingLoader
 from bert.data.masking import Masking
 from bert.flops import TRAINING, forward_flops
@@ -28,18 +24,18 @@ from bert.losses import pretraining_objective
 from bert.model import Execution
 from bert.optimizer import make_optimizer
 from bert.parallel import DataParallel
-from bert.profiling import LEFT_OUT, STEPS, ProfiledStep
 from bert.step import TrainState, make_train_step
-from bert.stop import StopRequest
-from bert.train import Work, fit
 
-FAITHFUL = Execution()
 ROUNDS = 3
+INPUT = "input"
+"""Name of what the host does for a batch, in a trace."""
 
 
-def fast(scan: bool = False) -> Execution:
-    """As `training.preset: fast` has it on these devices."""
-    return Execution.of(TrainingConfig(preset="fast", vocab_multiple=64, scan_layers=scan))
+def execution(is_fast: bool, scan: bool, remat: str) -> Execution:
+    """As `training.preset` has it on these devices, fast or faithful."""
+    if is_fast:
+        return Execution.of(TrainingConfig(preset="fast", vocab_multiple=64, scan_layers=scan, remat=remat))
+    return Execution(remat, scan)
 
 
 @dataclass(frozen=True)
@@ -53,6 +49,7 @@ class Scale:
         lengths: T of both phases.
         tokens: of the batches of the sweep; the second is that of all other rows.
         steps: timed at a time, three times for a row.
+        memory: bytes of the device: an H200's.
     """
 
     base: tuple[int, int, int] = (12, 768, 12)
@@ -61,9 +58,21 @@ class Scale:
     lengths: tuple[int, int] = (128, 512)
     tokens: tuple[int, ...] = (32768, 65536, 131072, 262144)
     steps: int = 8
+    memory: int = 139 * 2**30
 
 
-SMALL = Scale((1, 32, 2), (2, 32, 2), 99, (16, 32), (32, 64), 2)
+SMALL = Scale((1, 32, 2), (2, 32, 2), 99, (16, 32), (32, 64, 256), 2, 400_000)
+
+
+def remat_of(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, is_fast: bool) -> str:
+    """`Execution.remat` of a row: "dots" where a step that stores everything would fill 70% of the memory.
+
+    Of a token, a layer stores 42 D + 4 F bytes in bfloat16, and 7 N T more with attention written out
+    (`bert.plan_estimate.stored_of_a_layer` counts the same); of a decoded position, each piece takes 10.
+    """
+    layers, width, heads = sizes
+    stored = layers * (58 * width + (0 if is_fast else 7 * heads * length))
+    return "dots" if tokens * (stored + 0.15 * 10 * scale.pieces) > 0.7 * scale.memory else "none"
 
 
 def seconds(call: Callable[[], Any], wait: Callable[[Any], Any], steps: int) -> dict[str, float]:
@@ -134,14 +143,22 @@ def loader_of(scale: Scale, length: int, tokens: int) -> PretrainingLoader:
     return PretrainingLoader(Corpus(scale.pieces, length), masking, max(tokens // length, 1), seed=0)
 
 
+class Watched(DataParallel):
+    """Devices that a trace shows being given their batches."""
+
+    def place(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
+        with jax.profiler.TraceAnnotation(INPUT):
+            return super().place(batch, micro_batches)
+
+
 class Step:
     """The train step at its sizes, with its state: each call is one step."""
 
-    def __init__(self, scale: Scale, sizes: tuple[int, int, int], is_fast: bool, scan: bool) -> None:
+    def __init__(self, scale: Scale, sizes: tuple[int, int, int], is_fast: bool, scan: bool, remat: str) -> None:
         self.config = model_config(scale, sizes, 0.0 if is_fast else 0.1)
-        model = BertForPreTraining(self.config, jnp.bfloat16, fast(scan) if is_fast else FAITHFUL)
+        model = BertForPreTraining(self.config, jnp.bfloat16, execution(is_fast, scan, remat))
         objective, optimizer = pretraining_objective(model.apply), make_optimizer(OptimizerConfig(), 1_000_000)
-        self.parallel = DataParallel(jax.devices()[:1])
+        self.parallel = Watched(jax.devices()[:1])
         self.fresh = TrainState.create(parameters(self.config), optimizer, objective.metrics)
         self.state = self.parallel.replicate(self.fresh)
         self.run = self.parallel.compile(make_train_step(objective, optimizer, 0), donate=(0,))
@@ -151,7 +168,21 @@ class Step:
         return outcome
 
 
-step_of = functools.lru_cache(maxsize=1)(Step)  # rows that follow each other share what is compiled
+_made: dict[tuple[Any, ...], Step] = {}
+
+
+def step_of(*settings: Any) -> Step:
+    """The step of these settings. Rows that follow each other share one; of two, both states need not fit."""
+    if settings not in _made:
+        let_go()
+        _made[settings] = Step(*settings)
+    return _made[settings]
+
+
+def let_go() -> None:
+    """Frees the step made last; one that failed has lost its state, which it had given away."""
+    _made.clear()
+    gc.collect()
 
 
 def parameters(config: ModelConfig) -> Any:
@@ -168,10 +199,10 @@ def parameters(config: ModelConfig) -> Any:
 
 
 def train(
-    scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, is_fast: bool, scan: bool = False
-) -> dict[str, float]:
+    scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, is_fast: bool, scan: bool, remat: str
+) -> dict[str, Any]:
     """A step of pretraining. ``loss`` is that after all steps, on one batch: learnt by heart on both sides."""
-    step, batch = step_of(scale, sizes, is_fast, scan), loader_of(scale, length, tokens).batch(0)
+    step, batch = step_of(scale, sizes, is_fast, scan, remat), loader_of(scale, length, tokens).batch(0)
     placed = step.parallel.place(batch, 1)
     found = jax_seconds(step, placed, steps=scale.steps)
     outcome = step.parallel.fetch(step(placed))
@@ -182,97 +213,26 @@ def train(
     }
 
 
-def rates(found: dict[str, float], config: ModelConfig, predicted: int, shape: tuple[int, ...]) -> dict[str, float]:
+def rates(found: dict[str, float], config: ModelConfig, predicted: int, shape: tuple[int, ...]) -> dict[str, Any]:
     """Figures of a step on [B, T] = ``shape``; of its operations, those of the decoded positions alone."""
     count, length = shape
     parts = forward_flops(config, length, ("pooler", "predictions"), predicted, {})
     operations = TRAINING * sum(parts.values()) * count * length
     return {
         **found,
+        "batch": list(shape),
         "sequences_per_second": count / found["seconds"],
         "tflops": operations / found["seconds"] / 1e12,
     }
 
 
-class Silent:
-    """A listener for the loop."""
-
-    def begins(self, step: int, seconds_per_step: float) -> None: ...
-
-    def step(self, step: int, loss: float) -> None: ...
-
-    def skipped(self, step: Any) -> None: ...
-
-    def metrics(self, step: int, split: str, metrics: dict[str, float]) -> None: ...
-
-    def evaluated(self, step: int) -> bool:
-        return True
-
-    def save(self, step: int, state: Any) -> None: ...
-
-
-def gaps(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int) -> dict[str, Any]:
-    """The loop of `bert pretrain` with its loader, under the profiler.
-
-    ``device_idle`` is the share of the traced time in which no kernel runs, whatever for; ``input`` what the host
-    takes to make a batch, as a share of a step: the device does not wait for it while it is below 1.
-    """
-    step, loader = step_of(scale, sizes, True, False), loader_of(scale, length, tokens)
-    made: list[float] = []
-
-    def batch(number: int) -> dict[str, np.ndarray]:
-        start = time.perf_counter()
-        rows_of_step = loader.batch(number)
-        made.append(time.perf_counter() - start)
-        return rows_of_step
-
-    with tempfile.TemporaryDirectory() as folder:
-        profiled = ProfiledStep(step.run, Path(folder), lambda said: None)
-        steps = LEFT_OUT + STEPS + 2
-        work = Work(
-            total_steps=steps,
-            eval_every=10 * steps,
-            batch=batch,
-            rows=loader.numbers,
-            train_step=profiled,
-            learning_rate=lambda number: 0.0,
-            evaluate=lambda params: {},
-        )
-        config = TrainingConfig(steps=Count(steps), log_every=Count(10 * steps), checkpoint_every=Count(10 * steps))
-        with StopRequest() as stop:
-            fit(work, step.fresh, config, step.parallel, Silent(), Silent(), stop)
-        profiled.end()
-        [trace] = Path(folder).rglob("perfetto_trace.json.gz")
-        events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    placed = step.parallel.place(loader.batch(0), 1)
-    found = jax_seconds(step, placed, steps=scale.steps)
-    return {**found, "input": statistics.median(made) / found["seconds"], "device_idle": idle(events)}
-
-
-def idle(events: list[dict[str, Any]]) -> float | None:
-    """Share of the time from the first kernel to the last in which none ran; None without a GPU's lines."""
-    devices = {
-        event["pid"]
-        for event in events
-        if event.get("name") == "process_name" and "/device:GPU" in event.get("args", {}).get("name", "")
-    }
-    spans = sorted(
-        (event["ts"], event["ts"] + event.get("dur", 0))
-        for event in events
-        if event.get("pid") in devices and event.get("ph") == "X"
-    )
-    if not spans:
-        return None
-    busy, end = 0.0, spans[0][0]
-    for begins, ends in spans:
-        busy += max(0.0, ends - max(begins, end))
-        end = max(end, ends)
-    return 1 - busy / (end - spans[0][0])
-
-
-def torch_step(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, best: bool) -> dict[str, float]:
+def torch_step(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, best: bool) -> dict[str, Any]:
     """The peer: transformers' model with SDPA under torch.compile and autocast to bfloat16, decoding every position
-    (stock); or with the masked ones gathered before the decoder and fused AdamW (best)."""
+    (stock); or with the masked ones gathered before the decoder and fused AdamW (best).
+
+    Embeddings, a layer, and heads with their losses are compiled apart, a layer once for all of them: the whole at
+    once would be minutes, and all that it could still unite is what lies between two layers.
+    """
     import torch
     from torch.nn.functional import cross_entropy
     from transformers import BertConfig, BertForPreTraining
@@ -295,7 +255,8 @@ def torch_step(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: i
     )
     model = BertForPreTraining(config).train()  # with SDPA, transformers' default
     model.to(torch.device(device))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=best)
+    # None, and not False, which would take from stock what PyTorch chooses by itself.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=best or None)
     arrays = loader_of(scale, length, tokens).batch(0)
     decoded = arrays["masked_lm_weights"] > 0
     every = np.full(arrays["input_ids"].shape, -100)
@@ -306,30 +267,32 @@ def torch_step(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: i
     ids, segments, places, targets, follows, labels = (batch[name].long() for name in names)
     numbers = torch.arange(len(ids), device=device)[:, None]
 
-    def gathered() -> torch.Tensor:
-        hidden, pooled = model.bert(input_ids=ids, token_type_ids=segments, return_dict=False)[:2]
+    given = {} if best else {"attention_mask": batch["attention_mask"].long()}
+
+    def gathered(hidden: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
         logits = model.cls.predictions(hidden[numbers, places].flatten(0, 1)).float()
         return cross_entropy(logits, targets.flatten()) + cross_entropy(
             model.cls.seq_relationship(pooled).float(), follows
         )
 
-    def published() -> torch.Tensor:
-        mask = batch["attention_mask"].long()
-        given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
-        return model(**given, labels=labels, next_sentence_label=follows).loss
+    def published(hidden: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
+        logits, answers = model.cls(hidden, pooled)
+        return cross_entropy(logits.flatten(0, 1), labels.flatten()) + cross_entropy(answers, follows)
 
     loss = gathered if best else published
     if device == "cuda":
         loss = torch.compile(loss, dynamic=False)
+        for part in (model.bert.embeddings, *model.bert.encoder.layer):
+            part.compile(dynamic=False)
 
     def step() -> Any:
         with torch.autocast(device, torch.bfloat16):
-            value = loss()
+            value = loss(*model.bert(input_ids=ids, token_type_ids=segments, return_dict=False, **given)[:2])
         value.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return value
+        return value.detach()
 
     def wait(value: Any) -> None:
         if device == "cuda":

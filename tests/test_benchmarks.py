@@ -1,5 +1,6 @@
 """The benchmarks run, at toy sizes, and write down what they measure as they go."""
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -36,6 +37,40 @@ def shared(corpus, pretrained, tmp_path):
     return tmp_path / "shared"
 
 
+def test_gaps_are_told_from_the_streams_of_a_trace(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from gpu_parts import gaps_of
+
+    def named(kind, pid, tid, name):
+        return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+    def span(name, pid, tid, begins, ends):
+        return {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": begins, "dur": ends - begins}
+
+    host = [
+        named("process_name", 9, None, "/host:CPU"),
+        named("thread_name", 9, 1, "Stream #1 of nothing"),
+        span("input", 9, 1, 5.0, 20.0),  # while the device works
+        span("input", 9, 1, 35.0, 55.0),
+        span("train", 9, 1, 0.0, 100.0),
+    ]
+    device = [
+        named("process_name", 1, None, "/device:GPU:0 NVIDIA H200"),
+        named("thread_name", 1, 7, "Stream #7(Compute)"),
+        named("thread_name", 1, 8, "Stream #8(Compute,MemcpyD2D)"),
+        named("thread_name", 1, 9, "Stream #9(MemcpyH2D)"),
+        named("thread_name", 1, 2, "XLA Modules"),
+        span("jit_train_step", 1, 2, 0.0, 100.0),  # has no gaps
+        span("gemm", 1, 7, 0.0, 40.0),
+        span("fusion", 1, 8, 30.0, 50.0),
+        span("MemcpyH2D", 1, 9, 53.0, 58.0),  # a step waits for its batch; two of the five are the host's already
+        span("gemm", 1, 7, 60.0, 80.0),
+        span("gemm", 1, 7, 85.0, 100.0),
+    ]
+    assert gaps_of(device + host) == pytest.approx({"host_gap": 0.15, "waiting_for_input": 0.08})
+    assert gaps_of(host) == {"host_gap": None, "waiting_for_input": None}
+
+
 @pytest.mark.slow
 def test_gpu_measures_every_row_and_goes_on_where_it_was(tmp_path):
     output = tmp_path / "gpu.json"
@@ -45,10 +80,23 @@ def test_gpu_measures_every_row_and_goes_on_where_it_was(tmp_path):
     printed = run("gpu.py", "--small", "--output", output)
     rows = json.loads(output.read_text())["rows"]
     for name, row in rows.items():
-        missing = "cudnn" in name or "torch" in name
-        assert row["seconds"] > 0 if "error" not in row else missing, (name, row)
+        if "error" in row:
+            missing = "cuDNN is not detected" if "cudnn" in name else "ModuleNotFoundError" if "torch" in name else None
+            assert missing and missing in row["error"], (name, row)
+        else:
+            assert row["seconds"] > 0
         assert name in printed
     assert rows["base T16 faithful"]["sequences_per_second"] > 0
+    assert {name for name in rows if "remat" in name} == {  # what would not fit, if the device were as small
+        "base T16 fast, 256 tokens, remat dots",
+        "large T32 faithful, remat dots",
+    }
+    cells = {line.split(" | ")[0].lstrip("| "): line.split(" | ") for line in printed.splitlines() if "|" in line}
+    if "error" not in rows["base T16 torch best"]:
+        assert float(cells["base T16 fast"][5]) > 0
+        assert not cells["base T16 fast, 32 tokens"][5]  # the peer has no such batch
+    assert f"jaxlib {importlib.metadata.version('jaxlib')}" in printed
+    assert f"gpu.py --small --output {output}`, {rows['base T16 fast']['date']}" in printed
     failed = sum("error" in row for row in rows.values())
     assert run("gpu.py", "--small", "--output", output).count('"took"') == failed  # they alone are tried again
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--output", str(output)]
