@@ -417,7 +417,7 @@ def small_disk(tmp_path: Path):
     if sys.platform != "linux" or not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("needs the right to mount a tmpfs")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

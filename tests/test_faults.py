@@ -80,7 +80,7 @@ def disk(tmp_path: Path):
     if sys.platform != "linux" or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("needs the right to mount a tmpfs")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.mark.slow

@@ -100,4 +100,4 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             with pytest.raises(UserError, match=reason), open_run(config_of(folder)):
                 pass
     finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
