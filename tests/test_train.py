@@ -236,7 +236,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory):
     return params, lines, state
 
 
-@pytest.mark.parametrize("stop_at", [1, 6, 7])
+@pytest.mark.parametrize("stop_at", [pytest.param(1, marks=pytest.mark.slow), 6, 7])
 def test_interruption_does_not_matter_bit_for_bit(tmp_path: Path, uninterrupted, stop_at: int) -> None:
     expected, expected_lines, expected_state = uninterrupted
     _, before = train(tmp_path, stop_at=stop_at)
