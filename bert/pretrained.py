@@ -118,14 +118,16 @@ class Pretrained:
         longest = int(features.lengths.max(initial=0))
         hidden = np.zeros((len(texts), longest, self.config.hidden_size), np.float32)
         pooled = np.zeros((len(texts), self.config.hidden_size), np.float32)
+        embeddings = np.zeros_like(pooled)
         mask = (np.arange(longest) < features.lengths[:, None]).astype(np.int32)
         for rows, output in self._run(self._encoder, features, batch_size):
-            length = min(longest, output.last_hidden_state.shape[1])
-            hidden[rows, :length] = output.last_hidden_state[: len(rows), :length]
+            states = output.last_hidden_state[: len(rows), :longest]
+            own = mask[rows, : states.shape[1]]
+            hidden[rows, : states.shape[1]] = states * own[:, :, None]
+            embeddings[rows] = pooling(states, own)
             if output.pooled_output is not None:
                 pooled[rows] = output.pooled_output[: len(rows)]
-        embeddings = pooling(hidden, mask) if len(texts) else np.zeros_like(pooled)
-        return Encoded(hidden * mask[:, :, None], pooled if self._has_pooler else None, mask, embeddings)
+        return Encoded(hidden, pooled if self._has_pooler else None, mask, embeddings)
 
     def embed(self, texts: Sequence[Text], batch_size: int = 32) -> np.ndarray:
         """The embeddings of `encode` alone, [B, D] float32: in memory are the hidden states of two batches at once."""
