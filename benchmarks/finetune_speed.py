@@ -68,7 +68,7 @@ def _cut(glue: Path, task: str, rows: int | None, out: Path) -> Path:
 
 def measured(side: str, task: str, cache: str, given: argparse.Namespace) -> dict[str, float]:
     """Seconds of the whole process, and dev's accuracy."""
-    if side in ("torch", "torch best"):
+    if side.startswith("torch"):
         peer = [Path(__file__).with_name("torch_peer.py"), "glue", given.model, given.glue / task, "--epochs", 1]
         peer += ["--best"] if side == "torch best" else []
         seconds, printed = _run([*peer, "--learning_rate", LEARNING_RATE, "--batch_size", BATCH], {})

@@ -18,12 +18,13 @@ from flax import traverse_util
 from bert.config import ModelConfig, OptimizerConfig, TrainingConfig
 from bert.data.loader import PretrainingLoader
 from bert.data.masking import Masking
+from bert.execution import Execution
 from bert.flops import TRAINING, forward_flops
 from bert.heads import BertForPreTraining
 from bert.losses import pretraining_objective
-from bert.model import Execution
 from bert.optimizer import make_optimizer
 from bert.parallel import DataParallel
+from bert.plan_estimate import stored_of_a_layer
 from bert.step import TrainState, make_train_step
 
 ROUNDS = 3
@@ -67,12 +68,14 @@ SMALL = Scale((1, 32, 2), (2, 32, 2), 99, (16, 32), (32, 64, 256), 2, 400_000)
 def remat_of(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, is_fast: bool) -> str:
     """`Execution.remat` of a row: "dots" where a step that stores everything would fill 70% of the memory.
 
-    Of a token, a layer stores 42 D + 4 F bytes in bfloat16, and 7 N T more with attention written out
-    (`bert.plan_estimate.stored_of_a_layer` counts the same); of a decoded position, each piece takes 10.
+    `bert plan` counts the same; here of the layers and of the logits, of which each piece takes 10 bytes a decoded
+    position.
     """
-    layers, width, heads = sizes
-    stored = layers * (58 * width + (0 if is_fast else 7 * heads * length))
-    return "dots" if tokens * (stored + 0.15 * 10 * scale.pieces) > 0.7 * scale.memory else "none"
+    config = model_config(scale, sizes, 0.0 if is_fast else 0.1)
+    kernel = "cudnn" if is_fast else "written"
+    layer = stored_of_a_layer(config, "bfloat16", "none", length, False, "hash", kernel)
+    stored = sizes[0] * layer * tokens / length + 0.15 * 10 * scale.pieces * tokens
+    return "dots" if stored > 0.7 * scale.memory else "none"
 
 
 def seconds(call: Callable[[], Any], wait: Callable[[Any], Any], steps: int) -> dict[str, float]:
@@ -230,8 +233,8 @@ def torch_step(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: i
     """The peer: transformers' model with SDPA under torch.compile and autocast to bfloat16, decoding every position
     (stock); or with the masked ones gathered before the decoder and fused AdamW (best).
 
-    Embeddings, a layer, and heads with their losses are compiled apart, a layer once for all of them: the whole at
-    once would be minutes, and all that it could still unite is what lies between two layers.
+    Embeddings, a layer, and heads with their losses are compiled apart, a layer once for all of them: the budget
+    has no time to compile the whole, which could still unite what lies between two layers.
     """
     import torch
     from torch.nn.functional import cross_entropy

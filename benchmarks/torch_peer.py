@@ -38,7 +38,6 @@ from bert import metrics
 from bert.allocator import use_huge_pages
 
 IGNORED = -100
-BEST: dict[str, Any] = {"fused": True}
 
 
 def main() -> None:
@@ -69,7 +68,7 @@ def train(model: Any, rows: Sequence[dict[str, Any]], collate: Callable[..., Any
     decayed = [p for n, p in model.named_parameters() if "bias" not in n and "LayerNorm" not in n]
     spared = [p for n, p in model.named_parameters() if "bias" in n or "LayerNorm" in n]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": spared, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=arguments.learning_rate, eps=1e-6, **BEST if arguments.best else {})
+    optimizer = torch.optim.AdamW(groups, lr=arguments.learning_rate, eps=1e-6, fused=arguments.best or None)
     size = arguments.batch_size
     steps = int(arguments.epochs * -(-len(rows) // size))
     schedule = get_linear_schedule_with_warmup(optimizer, int(0.1 * steps), steps)

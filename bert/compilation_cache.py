@@ -9,6 +9,7 @@ import platform
 import sys
 from pathlib import Path
 
+from bert.files import user_caches
 from bert.values import UserError
 
 VARIABLE = "BERT_COMPILATION_CACHE"
@@ -42,8 +43,11 @@ def use_compilation_cache() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return None
-    root = Path(named) if named else _default_folder()
-    if root is None:
+    if named:
+        root = Path(named)
+    elif caches := user_caches():
+        root = caches / "compiled"
+    else:
         return None
     if not _is_writable(root):
         if named:
@@ -64,15 +68,6 @@ def use_compilation_cache() -> Path | None:
     if os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] != UNBOUNDED:
         _remove_incomplete(folder)
     return folder
-
-
-def _default_folder() -> Path | None:
-    """None for a user who has no home, as in some containers."""
-    try:
-        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:
-        return None
-    return caches / "bert-jax" / "compiled"
 
 
 def _remove_incomplete(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Writing files that are never half there."""
+"""Where files go, and writing them so that they are never half there."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ from bert.config import UserError
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+def user_caches() -> Path | None:
+    """Where the user's caches lie; None for a user who has no home, as in some containers."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bert-jax"
+    except RuntimeError:
+        return None
 
 
 def write_durably(path: Path, content: bytes | str) -> None:

@@ -24,9 +24,9 @@ from bert.data.ids import require_known_ids_of_rows
 from bert.data.tasks import task_of
 from bert.data.tasks.task import Examples, Outputs, Rows, Task
 from bert.dropout import Dropout
+from bert.execution import Execution
 from bert.heads import HEADS
 from bert.losses import LOSSES, Batch, TaskLoss, task_objective
-from bert.model import Execution
 from bert.optimizer import ParameterPath, describe_decay, frozen_parts, learning_rate_schedule, make_optimizer
 from bert.parallel import Parallel, add_up, parallel_of
 from bert.pretrained import Params, load

@@ -10,8 +10,9 @@ from jaxtyping import Bool, Float, Int, Num
 from bert.arrays import Array
 from bert.config import ModelConfig
 from bert.dropout import Dropout
+from bert.execution import Execution
 from bert.initializers import initializer
-from bert.model import ACTIVATIONS, Bert, Dtype, Execution, Packing, at_positions, dense, layer_norm
+from bert.model import ACTIVATIONS, Bert, Dtype, Packing, at_positions, dense, layer_norm
 from bert.products import decode
 from bert.sharding import apart
 from bert.values import known

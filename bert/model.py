@@ -8,7 +8,6 @@ Parameters are float32; ``dtype`` is that of the computation. Softmax and LayerN
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -19,16 +18,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Bool, Float, Int, Num
 
 from bert.arrays import Array
-from bert.config import ModelConfig, TrainingConfig, UserError
-from bert.dot_product import (
-    dot_product_attention,
-    fused_attention,
-    key_lengths,
-    largest_cudnn_head,
-    padding_mask,
-    same_example_mask,
-)
+from bert.config import ModelConfig
+from bert.dot_product import dot_product_attention, fused_attention, key_lengths, padding_mask, same_example_mask
 from bert.dropout import Dropout
+from bert.execution import Execution
 from bert.initializers import fixed_positions, initializer, position_initializer
 from bert.products import gelu, linear
 from bert.sharding import apart, gathered
@@ -55,52 +48,6 @@ REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.save_only_these_names(LINEAR),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-
-
-@dataclass(frozen=True)
-class Execution:
-    """How the layers are run. None of it changes parameters, or results and gradients by more than rounding.
-
-    Attributes:
-        remat: what the backward pass computes anew: "none", "dots" (all but the results of linear layers) or "full"
-            (a layer from its input; Chen et al. 2016).
-        scan: compile one layer and loop over stacked weights; they are stacked within the step, so that every layer
-            has its own parameters to optimizer, checkpoints and exports.
-        attention: "written" out, with dropout, any mask and its weights to look at; or one kernel with neither
-            (`bert.dot_product.fused_attention`), "cudnn" or "xla".
-        vocab_multiple: of the width that the MLM head decodes to; pieces beyond the vocabulary have no probability.
-    """
-
-    remat: str = "none"
-    scan: bool = False
-    attention: str = "written"
-    vocab_multiple: int = 1
-
-    @classmethod
-    def of(cls, config: TrainingConfig, head_size: int | None = None, cudnn_head: int | None = None) -> Execution:
-        """What a run asks for.
-
-        Args:
-            config: asks.
-            head_size: H of the model; None where it is not known yet, and taken for one that fits.
-            cudnn_head: of the devices, as `largest_cudnn_head` has it; None for those that JAX has.
-
-        Raises:
-            UserError: cuDNN is asked for where there is none, or for heads that it does not take.
-        """
-        largest = largest_cudnn_head(jax.local_devices()) if cudnn_head is None else cudnn_head
-        cudnn = largest > 0 and (head_size is None or (head_size % 8 == 0 and head_size <= largest))
-        if config.attention == "cudnn" and not cudnn:
-            reason = (
-                f"whose heads have a multiple of 8 features and at most {largest} on these devices, and the model's "
-                f"have {head_size} (model.hidden_size / model.num_attention_heads)"
-                if largest
-                else "which is for NVIDIA GPUs of compute capability 8.0 or more, and the devices are none"
-            )
-            raise UserError(f"training.attention is cudnn, {reason}: set it to xla, or leave it to training.preset")
-        kernel = "cudnn" if config.attention == "cudnn" or (config.preset == "fast" and cudnn) else "xla"
-        fused = config.attention == "cudnn" or (config.preset == "fast" and config.attention is None)
-        return cls(config.remat, config.scan_layers, kernel if fused else "written", config.vocab_multiple)
 
 
 class EncoderOutput(struct.PyTreeNode):

@@ -30,9 +30,9 @@ from bert.data.loader import masked_batch, random_words_per_row
 from bert.data.masking import Masking, random_words
 from bert.data.objectives import OBJECTIVES
 from bert.data.packing import EXAMPLE_LENGTH
+from bert.execution import Execution
 from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.losses import Objective, pretraining_objective
-from bert.model import Execution
 from bert.optimizer import make_optimizer
 from bert.parallel import MeshParallel
 from bert.sharding import path_of, spec_of

@@ -27,7 +27,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from bert.config import ModelConfig, PretrainConfig
 from bert.dropout import Dropout
-from bert.model import REMAT_POLICIES, Execution, Layer
+from bert.execution import Execution
+from bert.model import REMAT_POLICIES, Layer
 from bert.parallel import MeshParallel, check_mesh
 from bert.plan import StepMemory, batch_shapes, placed_bytes, state_bytes, state_shapes
 from bert.sharding import AXES
@@ -119,7 +120,7 @@ def stored_of_a_layer(
         length: T.
         packed: whether several examples share a row, so that every row has a mask [T, T] of its own.
         dropout_rng: as ``training.dropout_rng`` has it.
-        kernel: as `bert.model.Execution.attention`; cuDNN's is counted as its twin without all that is T x T.
+        kernel: as `bert.execution.Execution.attention`; cuDNN's is counted as its twin without all that is T x T.
         tensor: devices over which heads and feed-forward features are dealt out.
     """
     kind = Layer if remat == "none" else nn.remat(Layer, prevent_cse=False, policy=REMAT_POLICIES[remat])

@@ -22,9 +22,9 @@ from bert.data.ids import require_known_ids, share_of_unknown_pieces
 from bert.data.loader import Batch, PretrainingLoader, Rows, held_out_batches, masking_of
 from bert.data.objectives import OBJECTIVES, RowObjective
 from bert.data.vocabulary import corpus_vocabulary
+from bert.execution import Execution
 from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.losses import pretraining_objective
-from bert.model import Execution
 from bert.new_words import old_pieces, with_new_rows
 from bert.optimizer import describe_decay, learning_rate_schedule, make_optimizer
 from bert.parallel import Parallel, parallel_of

@@ -74,8 +74,13 @@ def test_a_step_that_is_not_finite_leaves_no_trace_in_the_weights(tmp_path: Path
     if devices == 1:
         jax.tree.map(np.testing.assert_array_equal, kept, wanted)
     else:
-        # 1e-5: the gradient of the key's bias is rounding, of which Adam makes up to 1e-6; what else moves does by 1e-2
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), kept, wanted)
+
+        def close(path, ours, theirs) -> None:
+            # The gradient of the key's bias is rounding alone, which Adam enlarges; the rest moves by 1e-2 a step.
+            is_rounding = "'key'" in jax.tree_util.keystr(path) and np.ndim(ours) == 1
+            np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5 if is_rounding else 1e-6)
+
+        jax.tree_util.tree_map_with_path(close, kept, wanted)
     assert state.skipped.tolist() == [0, 3]
     lines = {line["step"]: line for line in read_metrics(tmp_path) if line["split"] == "train"}
     assert lines[4]["loss"] is None  # steps 3 and 4 were both skipped: there is no loss to tell

@@ -13,9 +13,9 @@ from bert.config import ModelConfig, PretrainConfig, TrainingConfig, UserError, 
 from bert.config_file import load
 from bert.dot_product import largest_cudnn_head
 from bert.dropout import Dropout
+from bert.execution import Execution
 from bert.heads import BertForPreTraining
 from bert.losses import pretraining_objective
-from bert.model import Execution
 
 CONFIG = ModelConfig(
     vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,

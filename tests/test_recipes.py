@@ -11,8 +11,8 @@ from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, recipe_fold
 from bert.config_file import load
 from bert.data.objectives import OBJECTIVES
 from bert.data.tasks import TASKS
+from bert.execution import Execution
 from bert.heads import HEADS, BertForMaskedLM, BertForPreTraining
-from bert.model import Execution
 from bert.phases import phases_of
 from bert.train import count_parameters
 

@@ -102,9 +102,7 @@ def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: in
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
-def test_a_step_for_lengths_is_the_step_and_traces_its_update_once(
-    devices: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_for_lengths_is_the_step_and_traces_its_update_once(devices: int) -> None:
     traced = []
     update = OPTIMIZER.update
 

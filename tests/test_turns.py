@@ -2,13 +2,11 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import turns
+from benchmarks import turns
 
 
 def given(output: Path, rounds: int = 2, **settings: int) -> argparse.Namespace:

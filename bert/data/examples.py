@@ -28,7 +28,7 @@ from bert.config import DataConfig, UserError
 from bert.data import corpus, spool, workers
 from bert.data.objectives import OBJECTIVES
 from bert.data.shards import Rows, ShardSummary, ShardTask, damaged, open_rows
-from bert.files import write_array, write_durably
+from bert.files import user_caches, write_array, write_durably
 from bert.lock import one_builder
 from bert.values import known
 
@@ -257,13 +257,10 @@ def cache_folder(config: DataConfig, cache_dir: Path | None = None) -> Path:
     named = cache_dir or config.cache_dir
     if named:
         return Path(named).expanduser()
-    try:
-        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:
-        raise UserError(
-            "data.cache_dir is null, and the user has no home folder: name a folder, --data.cache_dir DIR"
-        ) from None
-    return caches / "bert-jax" / "examples"
+    caches = user_caches()
+    if caches is None:
+        raise UserError("data.cache_dir is null, and the user has no home folder: name a folder, --data.cache_dir DIR")
+    return caches / "examples"
 
 
 def _build(

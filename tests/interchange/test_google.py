@@ -170,6 +170,8 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     assert "bert/encoder/layer_10/attention/output/LayerNorm/beta" in message and "and 11 more" in message
     write_folder(tmp_path, tensors, num_hidden_layers=12)
     assert "lacks bert/encoder/layer_11/attention/output/LayerNorm/beta" in error_of(tmp_path)
+    write_folder(tmp_path, tensors, num_hidden_layers=10**6)
+    assert "tensors, too few for the 1,000,000 layers of bert_config.json" in error_of(tmp_path)
     write_folder(tmp_path, {name: array for name, array in tensors.items() if "pooler/dense/bias" not in name})
     assert "lacks bert/pooler/dense/bias: " in error_of(tmp_path)
     write_folder(tmp_path, {name: array for name, array in tensors.items() if name != "cls/predictions/output_bias"})
