@@ -28,8 +28,9 @@ DATA = "data.digest"
 OWN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "position_init")
 """What a run sets of its own in ``model`` where its weights come from elsewhere."""
 
-# What may change when a run goes on: none of these changes what is trained. (Evaluations and log lines that are set
-# otherwise stand at other steps, and the best of other evaluations may be another one: whoever sets them asks for it.)
+# What may change when a run resumes: none of these changes the result beyond the rounding of sums. (Evaluations and log
+# lines with other intervals are at other steps, and the best of other evaluations may be another one: the user asked
+# for it.) Every remedy of `bert.commands.arguments.OUT_OF_MEMORY` is one of these. Keys of phases have no number here.
 FREE = (
     "output_dir",
     "profile",
@@ -42,12 +43,13 @@ FREE = (
     "training.keep_checkpoints",
     "training.max_skipped_steps",
     "training.eval_batch_size",
+    "training.gradient_accumulation_steps",
     "training.mesh",
     "training.remat",
     "training.scan_layers",
     "training.vocab_multiple",
+    "phases.gradient_accumulation_steps",
 )
-
 
 RESOLVED = ("model.vocab_size", "data.labels", "data.null_threshold")
 """What null asks for and the data tells: config.yaml then has the value."""
@@ -186,7 +188,7 @@ def _difference(asked: Config, stored: Config) -> tuple[str, Any, Any] | None:
         comes_along = section in ("model", "tokenizer") and name not in OWN
         if key == "tokenizer.path" and isinstance(asked, PretrainConfig):
             comes_along = False  # the source's vocabulary may be extended
-        taken = (source and comes_along) or key in FREE
+        taken = (source and comes_along) or re.sub(r"^phases\.\d+\.", "phases.", key) in FREE
         if key == "seeds":  # more of several may come; one run and several are different folders
             taken = (value > 1) == (theirs[key] > 1)
         resolved = key in RESOLVED and value is None
@@ -196,17 +198,21 @@ def _difference(asked: Config, stored: Config) -> tuple[str, Any, Any] | None:
 
 
 def _with_free(stored: Config, asked: Config) -> Config:
+    """The stored configuration with the values of FREE as asked for."""
     for key in FREE:
-        *section, name = key.split(".")
+        section, _, name = key.rpartition(".")
         if not section:
-            if hasattr(asked, name):
-                stored = dataclasses.replace(stored, **{name: getattr(asked, name)})
-            continue
-        mine, theirs = getattr(stored, section[0]), getattr(asked, section[0])
-        if hasattr(theirs, name):
-            part = dataclasses.replace(mine, **{name: getattr(theirs, name)})
-            stored = dataclasses.replace(stored, **{section[0]: part})
+            stored = _with_value(stored, asked, name)
+        elif (mine := getattr(stored, section, None)) and (theirs := getattr(asked, section, None)):
+            stored = dataclasses.replace(stored, **{section: _with_value(mine, theirs, name)})
     return stored
+
+
+def _with_value(stored: Any, asked: Any, name: str) -> Any:
+    """A section, or each of a list of sections, with one value of another; as it is without such a key."""
+    if isinstance(stored, list):
+        return [_with_value(mine, theirs, name) for mine, theirs in zip(stored, asked, strict=True)]
+    return dataclasses.replace(stored, **{name: getattr(asked, name)}) if hasattr(asked, name) else stored
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -28,7 +28,7 @@ from bert.phases import PhaseConfig, phases_of
 from bert.report import Pace
 from tests.conftest import SMALL_MODEL
 from tests.data.test_loader import MASKING, NumberedRows, originals
-from tests.test_pretraining import lines_of, state_of
+from tests.test_pretraining import assert_same_but_for_rounding, lines_of, state_of
 
 PAPER = [PhaseConfig(share=0.9), PhaseConfig(sequence_length=512)]
 
@@ -319,6 +319,19 @@ def test_killed_and_resumed_from_each_checkpoint(whole: Path, tmp_path: Path, st
     assert main([f"--config={run / 'config.yaml'}", f"--output_dir={run}"]) == 0
     assert lines_of(run) == lines_of(whole)
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(whole))
+
+
+def test_a_phase_resumes_with_other_micro_batches_and_ends_the_same(whole: Path, corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    (run / "results.json").unlink()
+    for step in (8, 10):
+        shutil.rmtree(run / "checkpoints" / str(step))
+    other = ["--phases.1.gradient_accumulation_steps=4", "--phases.2.gradient_accumulation_steps=1"]
+    assert main([f"--data.train={corpus}", f"--output_dir={run}", *TWO, *other]) == 0
+    stored = yaml.safe_load((run / "config.yaml").read_text())["phases"]
+    assert [phase["gradient_accumulation_steps"] for phase in stored] == [4, 1]
+    assert_same_but_for_rounding(run, whole)
 
 
 def test_a_phase_is_compiled_once_and_before_the_first_step(run_of_two: Run) -> None:

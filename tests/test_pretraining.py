@@ -125,6 +125,31 @@ def test_accumulation_is_one_larger_batch(pretrained: Path, corpus: Path, tmp_pa
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+def test_a_run_resumes_with_the_remedies_for_out_of_memory_and_ends_the_same(pretrained, corpus, tmp_path) -> None:
+    """From the checkpoint in the middle: smaller micro-batches, activations computed again, a mesh of two devices."""
+    run = tmp_path / "run"
+    shutil.copytree(pretrained, run)
+    shutil.rmtree(run / "checkpoints" / "6")
+    (run / "results.json").unlink()
+    smaller = ["--training.gradient_accumulation_steps=4", "--training.remat=full", "--training.mesh=1x2x1"]
+    smaller += ["--training.eval_batch_size=2", "--training.scan_layers=true"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "local_devices", lambda: jax.devices()[:2])
+        assert main([f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, *smaller]) == 0
+    stored = yaml.safe_load((run / "config.yaml").read_text())["training"]
+    assert (stored["gradient_accumulation_steps"], stored["remat"], stored["mesh"]) == (4, "full", "1x2x1")
+    assert_same_but_for_rounding(run, pretrained)
+
+
+def assert_same_but_for_rounding(run: Path, uninterrupted: Path) -> None:
+    """Logged values and parameters of two runs, whose sums were added in another order."""
+    for ours, theirs in zip(lines_of(run), lines_of(uninterrupted), strict=True):
+        assert ours.pop("split") == theirs.pop("split")
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    ours, theirs = state_of(run)["params"], state_of(uninterrupted)["params"]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
+
+
 def test_a_mended_mistake_does_not_find_the_folder_taken(corpus: Path, tmp_path: Path, fails) -> None:
     folder = f"--output_dir={tmp_path / 'run'}"
     assert "nope.txt does not exist" in fails(main, "--data.train=nope.txt", folder, *SMALL_RUN)
