@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -165,6 +164,9 @@ class Pretrained:
     def predict(self, inputs: Sequence[Any], batch_size: int = 32) -> list[Any]:
         """The fine-tuned task's answers, in the order of ``inputs``: named tuples, as the task has them.
 
+        Rows are made as those of dev were: an input longer than ``data.max_length`` is cut, by tasks with windows read
+        through several. A published model, whose ``max_length`` is not known, cuts where its position table ends.
+
         Args:
             inputs: texts, or what else the task takes (pairs of texts, a question with its context, ...).
             batch_size: rows at once.
@@ -175,8 +177,7 @@ class Pretrained:
         """
         task = self.answering()
         examples = task.asked(inputs)
-        length = self.data.max_length if task.windows else self.config.max_position_embeddings
-        features = task.features(self.tokenizer, examples, dataclasses.replace(self.data, max_length=length))
+        features = task.features(self.tokenizer, examples, self.data)
         predictions = task.predict(self.outputs(features, batch_size), features, examples)
         return task.answers(predictions, examples)
 
@@ -352,13 +353,15 @@ def _is_run(folder: Path) -> bool:
 
 def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pretrained:
     read = hf.read(folder, say) if hf.is_published(folder) else google.published(folder, say)
-    length = min(PUBLISHED_LENGTH, read.config.max_position_embeddings)
+    task = published_task(HEAD_OF.get(read.architecture), name, read.labels, read.problem_type, read.null_threshold)
+    longest = read.config.max_position_embeddings
+    length = min(PUBLISHED_LENGTH, longest) if task is not None and task.windows else longest
     data = TaskDataConfig(max_length=length, max_query_length=min(TaskDataConfig.max_query_length, length // 2))
     return Pretrained(
         config=read.config,
         params=read.params,
         tokenizer=read.tokenizer,
-        task=published_task(HEAD_OF.get(read.architecture), name, read.labels, read.problem_type, read.null_threshold),
+        task=task,
         step=None,
         source=name,
         architecture=read.architecture,

@@ -19,7 +19,7 @@ DESCRIPTION = """Answers for new inputs, one JSON object a line: a label and the
 answer to a question and its characters in the context, the entities of a text, or the likeliest choice. INPUT holds one
 text a line; a pair of texts, a question and its context, or a question and its choices have tabs between; the latter
 two may also be JSON objects ("question", "context" or "choices"); - is standard input, whose lines are answered as they
-come. Inputs longer than a row are read in several. A model of others that does not say whether it takes pairs is given
+come. Long inputs are read as those of dev were. A model of others that does not say whether it takes pairs is given
 each line as it is."""
 
 LINES_AT_ONCE = 1024

@@ -22,7 +22,6 @@ from bert.data.records import csv_rows
 from bert.data.tasks import files
 from bert.data.tasks.task import Outputs, Task, json_input
 from bert.data.tasks.tsv import write_rows
-from bert.data.windows import UNCUT, Parts, mean_of_parts, split_text
 from bert.values import CONVERT, known
 
 FILES: files.Names = {
@@ -45,8 +44,6 @@ class Examples:
     """[E] int32: place of the right choice; None for a split without labels."""
     ids: list[str]
     notes: tuple[str, ...] = ()
-    whole: bool = False
-    """Contexts that are too long for a row are read in several, and not cut."""
 
     def __len__(self) -> int:
         return len(self.contexts)
@@ -103,25 +100,6 @@ def tokenize(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Choic
     ]
     offsets = np.cumsum([0, *map(len, examples.choices)], dtype=np.int64)
     return ChoiceFeatures(features.tokenize(tokenizer, pairs, max_length), offsets, examples.labels)
-
-
-def tokenize_whole(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Parts:
-    """As `tokenize`, but with several rows for a question whose context does not fit; no choice takes half of one."""
-    uncut = tokenize(tokenizer, examples, UNCUT)
-    if uncut.lengths.max(initial=0) <= max_length:
-        return Parts(uncut, np.arange(len(examples), dtype=np.int32))
-    own, room = features.prose_tokenizer(tokenizer), max_length - 3
-    contexts, numbers = [], []
-    for number, (context, length) in enumerate(zip(examples.contexts, uncut.lengths, strict=True)):
-        longest = max(len(own.encode(text, add_special_tokens=False).ids) for text in examples.choices[number])
-        fits = length <= max_length
-        parts = [context] if fits else split_text(tokenizer, context, room - min(longest, room // 2))
-        contexts += parts
-        numbers += [number] * len(parts)
-    choices, names = ([given[number] for number in numbers] for given in (examples.choices, examples.names))
-    ids = [examples.ids[number] for number in numbers]
-    rows = tokenize(tokenizer, Examples(contexts, choices, names, None, ids), max_length)
-    return Parts(rows, np.array(numbers, np.int32))
 
 
 def write_predictions(
@@ -289,12 +267,12 @@ class MultipleChoiceTask(Task):
         path = files.wanted(folder, FILES, split, "multiple choice")
         return read(path, split != "test" or has_labels(path), max_rows)
 
-    def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> ChoiceFeatures | Parts:
-        return (tokenize_whole if examples.whole else tokenize)(tokenizer, examples, data.max_length)
+    def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> ChoiceFeatures:
+        return tokenize(tokenizer, examples, data.max_length)
 
-    def predict(self, outputs: Outputs, features: ChoiceFeatures | Parts, examples: Examples) -> Chosen:
-        """[C] scores of each row, of which its own come first -> the likeliest choice; of parts their mean counts."""
-        own = zip(mean_of_parts(outputs, features), examples.choices, strict=True)
+    def predict(self, outputs: Outputs, features: ChoiceFeatures, examples: Examples) -> Chosen:
+        """[C] scores of each row, of which its own come first -> the likeliest choice."""
+        own = zip(outputs, examples.choices, strict=True)
         shares = [metrics.softmax(np.nan_to_num(scores[: len(choices)])) for scores, choices in own]
         return Chosen(np.array([share.argmax() for share in shares], np.int64), shares)
 
@@ -345,7 +323,7 @@ class MultipleChoiceTask(Task):
             choices.append(own)
         names = [[str(place) for place in range(len(own))] for own in choices]
         ids = [str(number) for number in range(len(questions))]
-        return Examples(questions, choices, names, None, ids, whole=True)
+        return Examples(questions, choices, names, None, ids)
 
     def answers(self, predictions: Chosen, examples: Examples) -> list[Choice]:
         found = zip(examples.choices, *predictions, strict=True)

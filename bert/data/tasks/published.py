@@ -24,7 +24,7 @@ class _AsGiven:
             if not isinstance(text, str) and len(text) != 2:
                 raise UserError(f"text {number} does not fit: a text or a pair of texts is taken")
         first = [text if isinstance(text, str) else text[0] for text in inputs]
-        return _Mixed(first, None, None, [str(row) for row in range(len(inputs))], whole=True, given=inputs)
+        return _Mixed(first, None, None, [str(row) for row in range(len(inputs))], given=inputs)
 
     def input_of(self, line: str) -> str | tuple[str, ...]:
         columns = line.split("\t")

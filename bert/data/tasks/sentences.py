@@ -20,7 +20,7 @@ from bert.data.tasks.cells import read_cells
 from bert.data.tasks.hub import glue_records, is_glue
 from bert.data.tasks.task import Outputs, Task
 from bert.data.tasks.tsv import read_table, write_rows
-from bert.data.windows import Parts, Text, mean_of_parts, tokenize_whole
+from bert.data.windows import Text
 from bert.values import known
 
 
@@ -37,8 +37,6 @@ class Examples:
     """As the file numbers its rows where it has no labels, else counted from 0."""
     notes: tuple[str, ...] = ()
     """Sentences on rows that were left out."""
-    whole: bool = False
-    """Texts that are too long for a row are read in several, and not cut."""
 
     def __len__(self) -> int:
         return len(self.texts_a)
@@ -194,9 +192,7 @@ class SentenceTask(Task):
             notes=(f"{path}: {_count(len(short), 'row')} of too few columns left out (line {lines})",) if short else (),
         )
 
-    def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> Features | Parts:
-        if examples.whole:
-            return tokenize_whole(tokenizer, examples.texts, data.max_length)
+    def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> Features:
         return features.tokenize(tokenizer, examples.texts, data.max_length, examples.labels)
 
     def asked(self, inputs: Sequence[str | tuple[str, str]]) -> Examples:
@@ -207,9 +203,9 @@ class SentenceTask(Task):
                 raise UserError(f"text {number} does not fit: {self.name} takes {wanted}")
         ids = [str(row) for row in range(len(inputs))]
         if parts == 1:
-            return Examples([text for text in inputs if isinstance(text, str)], None, None, ids, whole=True)
+            return Examples([text for text in inputs if isinstance(text, str)], None, None, ids)
         pairs = [text for text in inputs if not isinstance(text, str)]
-        return Examples([a for a, _ in pairs], [b for _, b in pairs], None, ids, whole=True)
+        return Examples([a for a, _ in pairs], [b for _, b in pairs], None, ids)
 
     def _read_dataset(self, folder: Path, split: str, max_rows: int | None) -> Examples:
         records = glue_records(folder, self.name, split)
@@ -282,9 +278,8 @@ class ClassificationTask(SentenceTask):
     def output_names(self) -> tuple[str, ...]:
         return self.label_names
 
-    def predict(self, outputs: Outputs, features: Features | Parts, examples: Examples) -> Classified:
-        """[L] logits of each row -> the likeliest label; of a text in parts their mean counts, of a NaN 0."""
-        outputs = mean_of_parts(outputs, features)
+    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> Classified:
+        """[L] logits of each row -> the likeliest label; a NaN counts as 0."""
         probabilities = metrics.softmax(np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels))))
         return Classified(probabilities.argmax(-1), probabilities)
 
@@ -349,9 +344,8 @@ class RegressionTask(SentenceTask):
     def problem_type(self) -> str:
         return "regression"
 
-    def predict(self, outputs: Outputs, features: Features | Parts, examples: Examples) -> np.ndarray:
-        """[1] of each row -> [R]; of a text in parts their mean, of a NaN 0."""
-        outputs = mean_of_parts(outputs, features)
+    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> np.ndarray:
+        """[1] of each row -> [R]; a NaN counts as 0."""
         return np.nan_to_num(np.reshape(outputs, len(outputs)))
 
     def score(self, predictions: np.ndarray, examples: Examples) -> dict[str, float]:

@@ -94,7 +94,7 @@ class Task(ABC):
     baseline: str
     """What `baseline_scores` are those of, such as ``majority_class``; "" for none."""
     windows: ClassVar[bool] = False
-    """Whether long inputs become several rows. They are then as long as in training; else as the model can read."""
+    """Whether long inputs become several rows; else they are cut to ``data.max_length``."""
     own_keys: ClassVar[tuple[str, ...]] = ()
     """Which keys of ``data`` that are there for tasks of one's own, such as train and columns, it reads."""
 
