@@ -194,7 +194,9 @@ class Pretrained:
                 f"{self.source} is fine-tuned for {self.problem_type}, which bert predict does not answer: "
                 "name another model"
             )
-        raise UserError(f"{self.source} is not fine-tuned for a task: fine-tune it first (finetune.py --init)")
+        raise UserError(
+            f"{self.source} is not fine-tuned for a task: fine-tune it first with bert finetune --init {self.source}"
+        )
 
     def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
         """What the task's head says of each row, in the order of the rows: see `bert.data.tasks.task.Outputs`."""

@@ -34,6 +34,10 @@ OTHERS = {
 }  # fmt: skip
 """Options of other programs, the benchmarks among them, that pages mention."""
 
+PARTS = ("bert", "configs", "tests", "benchmarks", "docs", "notebooks", ".ci")
+TEXTS = (".py", ".md", ".yaml", ".ipynb", ".html", ".svg", "")
+"""The parts of the project, and the ends of their text files."""
+
 FILES = ("safetensors", "onnx", "json", "txt", "digest", "py")
 
 
@@ -148,6 +152,15 @@ def test_paths_and_links_exist() -> None:
                     titles = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
                     anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
                     assert heading in anchors, f"{page.name}: {target}"
+
+
+def test_pages_that_files_name_exist() -> None:
+    there = {path.name for folder in (ROOT, ROOT / "docs", ROOT / "benchmarks") for path in folder.glob("*.md")}
+    files = [file for part in PARTS for file in (ROOT / part).rglob("*") if file.suffix in TEXTS and file.is_file()]
+    assert len(files) > 200
+    for file in files:
+        named = set(re.findall(r"\b[A-Z]+\.md\b", file.read_text(encoding="utf-8")))
+        assert named <= there, f"{file.relative_to(ROOT)}: {named - there}"
 
 
 def test_what_is_yaml_is_read() -> None:

@@ -1,4 +1,4 @@
-"""The guarantees of DESIGN.md about training: devices, accumulation and interruption do not matter."""
+"""What training promises: devices, accumulation and interruption do not matter."""
 
 import dataclasses
 import functools
@@ -51,11 +51,11 @@ def batch_of(step: int, rows: int = B) -> dict[str, np.ndarray]:
 
 
 def assert_same_gradients(grads, expected) -> None:
-    """Equal within DESIGN.md's tolerance, tensor by tensor; prints the largest difference."""
+    """Equal within 1e-6 of a tensor's norm, tensor by tensor; prints the largest difference."""
 
     def close(path, ours: np.ndarray, theirs: np.ndarray) -> float:
-        # DESIGN.md: 1e-6 of the tensor's norm; float32 sums in another order differ by rounding only. The gradient of
-        # the key's bias is zero in theory (it moves all scores alike), so its rounding is measured by the bias's peers.
+        # float32 sums in another order differ by rounding only. The gradient of the key's bias is zero in theory (it
+        # moves all scores alike), so its rounding is measured by the bias's peers.
         norm = np.linalg.norm(theirs)
         if "key" in jax.tree_util.keystr(path) and ours.ndim == 1:
             norm = max(norm, 1.0)

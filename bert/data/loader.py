@@ -62,7 +62,7 @@ class PretrainingLoader:
         object.__setattr__(self, "_permutation", lru_cache(maxsize=2)(self._draw_permutation))
 
     def batch(self, step: int) -> Batch:
-        """This host's rows of the batch of ``step``, counted from 0: the arrays of DESIGN.md, plus ``rows`` [B].
+        """This host's rows of the batch of ``step``, counted from 0: the arrays of `masked_batch`.
 
         ``rows`` numbers the rows within the global batch, so that dropout can be drawn for a row wherever it runs.
         """

@@ -228,10 +228,10 @@ def _placed(
     """Tensors under our names, as float32, and the config with what the decoder turned out to be."""
     names.check_layers(config.num_hidden_layers, len(stored), source, "config.json")
     table = {tensor.theirs: tensor for tensor in names.tensors(config.num_hidden_layers, family, architecture)}
-    left_out = {name for name in stored if BUFFERS.search(name)}
+    left_out: set[str] = set()
     by_name: dict[str, str] = {}
     for name in stored:
-        if name in left_out:
+        if BUFFERS.search(name):
             continue
         plain = _current_name(name, family)
         if plain in by_name:
