@@ -40,9 +40,9 @@ class DataConfig:
     language: list[str] | str = "en"
     """Language code by which sentence boundaries are found; several: one for each entry of data.train."""
     objective: str = "nsp"
-    """What is learned beside masked words: nsp (does B follow A, or is it from another document), sop (are two
-    consecutive segments swapped, as in ALBERT), or nothing, with rows full of whole sentences as in RoBERTa: across
-    documents (full_sentences) or within one (doc_sentences)."""
+    """What is learned beside masked words: nsp (does B follow A, or is it from another document, as in half of the rows
+    of long documents and in more of short ones), sop (are two consecutive segments swapped, as in ALBERT), or nothing,
+    with rows full of whole sentences as in RoBERTa: across documents (full_sentences) or within one (doc_sentences)."""
     sequence_length: int = 128
     """Tokens T a row, special ones included."""
     max_predictions_per_sequence: int = 20

@@ -1,6 +1,7 @@
 """Next-sentence pairs against the rules of the paper's appendix A.2, by where their tokens come from."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,18 @@ def test_half_of_the_pairs_are_random_where_there_is_a_choice_and_all_where_ther
     assert len(alone) > 100
     assert all(pair.label == IS_RANDOM for pair in alone)
     assert all(pair.a_start in starts for pair in found if pair.b_end - pair.b_start + pair.a_end - pair.a_start < 125)
+
+
+@pytest.mark.parametrize(("fewest", "most", "share"), [(100, 100, 0.52), (1, 15, 0.59), (1, 1, 1.0)])
+def test_short_documents_have_more_random_pairs_than_half(fewest, most, share):
+    """The shares in docs/how_it_works.md: the last sentence of a document, where it is alone, has no next one."""
+    draw = stream("lengths", fewest, most)
+    counts = [fewest + int(draw.random() * (most - fewest + 1)) for _ in range(20_000 // (fewest + most))]
+    sentences, documents = corpus([[3 + int(draw.random() * 40) for _ in range(count)] for count in counts])
+    found = [pair.label == IS_RANDOM for pair in sentence_pairs(sentences, documents, 128, 0.1, stream(1))]
+    assert sum(found) / len(found) == pytest.approx(share, abs=0.02)
+    page = (Path(__file__).parents[2] / "docs" / "how_it_works.md").read_text(encoding="utf-8")
+    assert f"{share:.0%} for " in page
 
 
 def test_next_is_next_random_is_elsewhere_and_both_are_there_and_fit():
