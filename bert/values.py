@@ -7,6 +7,15 @@ from typing import TypeVar
 CONVERT = "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
 """The mend of any text that is not UTF-8."""
 
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+"""Byte order marks that begin a file in UTF-16."""
+
+
+def convert(content: bytes) -> str:
+    """The fix for a file that is not UTF-8, by its first bytes."""
+    return CONVERT.replace("WINDOWS-1252", "UTF-16") if content.startswith(UTF16_MARKS) else CONVERT
+
+
 Value = TypeVar("Value")
 
 

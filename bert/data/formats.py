@@ -17,10 +17,10 @@ import os
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from bert.config import HUB, UserError
-from bert.values import CONVERT
+from bert.values import UTF16_MARKS, convert
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -160,23 +160,42 @@ def _open(path: Path) -> io.BufferedIOBase:
     return OPENERS.get(path.suffix.lower(), lambda path: open(path, "rb"))(path)
 
 
-def numbered_lines(path: Path) -> Generator[tuple[int, str], None, None]:
-    """(number, line without its end), decoded line by line, so that an error knows its place."""
+def _raw_lines(path: Path, utf_16: bool) -> Iterator[bytes]:
+    """The lines of a file with their ends, cut at one byte over the longest; those of UTF-16 become UTF-8."""
+    with _open(path) as file:
+        line = file.readline(MAX_DOCUMENT_BYTES + 1)
+        if not (utf_16 and line.startswith(UTF16_MARKS)):
+            while line:
+                yield line
+                line = file.readline(MAX_DOCUMENT_BYTES + 1)
+            return
+    with _open(path) as file, io.TextIOWrapper(cast(io.BufferedReader, file), "utf-16", newline="\n") as text:
+        while characters := text.readline(MAX_DOCUMENT_BYTES + 1):
+            yield characters.encode("utf-8")
+
+
+def numbered_lines(path: Path, utf_16: bool = False) -> Generator[tuple[int, str], None, None]:
+    """(number, line without its end), decoded line by line, so that an error knows its place.
+
+    Args:
+      utf_16: whether a file that begins with a byte order mark of UTF-16 is read as such; otherwise it is an error.
+    """
     number = 0
     try:
         if path.suffix.lower() in OPENERS and not path.stat().st_size:  # not all decoders mind
             raise EOFError("it is empty")
-        with _open(path) as file:
-            while data := file.readline(MAX_DOCUMENT_BYTES + 1):
-                number += 1
-                if len(data) > MAX_DOCUMENT_BYTES:
-                    raise _too_long(path, number, kind_of(str(path)))
-                if number == 1:
-                    data = data.removeprefix(b"\xef\xbb\xbf")
-                try:
-                    yield number, data.decode("utf-8").rstrip("\r\n")
-                except UnicodeDecodeError:
-                    raise UserError(f"{path}, line {number}: not UTF-8: {CONVERT}") from None
+        for data in _raw_lines(path, utf_16):
+            number += 1
+            if len(data) > MAX_DOCUMENT_BYTES:
+                raise _too_long(path, number, kind_of(str(path)))
+            if number == 1:
+                data = data.removeprefix(b"\xef\xbb\xbf")
+            try:
+                yield number, data.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                raise UserError(f"{path}, line {number}: not UTF-8: {convert(data)}") from None
+    except UnicodeDecodeError as error:
+        raise _damaged(path, f" after line {number}", error) from None
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise _damaged(path, f" after line {number}", error) from None
     except OSError as error:

@@ -1,11 +1,13 @@
 """Labelled data as rows with named fields, one at a time: TSV, CSV and JSONL files, plain or packed, and data sets.
 
-TSV has no quoting, as in GLUE: a ``"`` is a character, a line is a row. CSV has the csv module's: a quoted cell may
-hold commas, doubled quotes and line ends. In both the first line names the columns, unless the names are given.
+The delimiter of a CSV file (comma, tab or semicolon) is that of its first row; a quoted cell may hold delimiters,
+doubled quotes and line ends. TSV has no quoting, as in GLUE (a ``"`` is a character, a line is a row), unless all its
+quotes are those of a CSV writer (`bert.data.dialects`). The first line names the columns, unless the names are given.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert.config import HUB, UserError
+from bert.data.dialects import DELIMITERS, Dialect, csv_reader, dialect_of
 from bert.data.formats import OPENERS, numbered_lines
 
 if TYPE_CHECKING:
@@ -21,6 +24,14 @@ if TYPE_CHECKING:
 
 Rows = Iterator[tuple[int, Mapping[str, Any]]]
 """(number of the line or row, its fields)."""
+
+Table = Iterator[tuple[int, list[str]]]
+"""(number of the line, cells) of the rows of a table."""
+
+TABLES = (".tsv", ".txt", ".csv")
+"""Ends of the names of tables."""
+
+KINDS = (*TABLES, ".jsonl")
 
 
 @dataclass(frozen=True)
@@ -34,6 +45,8 @@ class Records:
     """The fields that every row has; None where each row names its own."""
     unit: str = "line"
     """What the rows' numbers count, from 1."""
+    notes: tuple[str, ...] = ()
+    """Sentences on how the file is read, where its name does not tell."""
 
     def error(self, number: int, what: str) -> UserError:
         """The error for a row."""
@@ -68,13 +81,14 @@ def read_records(path: Path, header: Sequence[str] | None = None) -> Records:
         raise UserError(f"{path} does not exist or is not a file: name one of {', '.join(KINDS)}, plain or packed")
     if kind == ".jsonl":
         return Records(str(path), _json_rows(path))
-    cells = TABLES[kind](path)
-    names = tuple(header or next(cells, (1, ()))[1])
+    cells, notes = table_cells(path, header)
+    names = tuple(header or (name.strip() for name in next(cells, (1, ()))[1]))
     if not names:
         raise UserError(f"{path} is empty: it needs a line for each row, below one that names the columns")
     if len(set(names)) < len(names):
         raise UserError(f"{path}, line 1: the columns are {', '.join(map(repr, names))[:200]}: give each its own name")
-    return Records(str(path), _table_rows(path, cells, names, "the header" if header is None else "data.header"), names)
+    rows = _table_rows(path, cells, names, "the header" if header is None else "data.header")
+    return Records(str(path), rows, names, notes=notes)
 
 
 def kind_of(path: Path) -> str:
@@ -131,7 +145,7 @@ def _names_of(feature: Any) -> Callable[[Any], Any] | None:
     return None if inner is None else lambda values: [inner(value) for value in values]
 
 
-def _table_rows(path: Path, cells: Iterator[tuple[int, list[str]]], names: tuple[str, ...], source: str) -> Rows:
+def _table_rows(path: Path, cells: Table, names: tuple[str, ...], source: str) -> Rows:
     for number, row in cells:
         if len(row) != len(names):
             columns = "1 column" if len(row) == 1 else f"{len(row)} columns"
@@ -141,11 +155,37 @@ def _table_rows(path: Path, cells: Iterator[tuple[int, list[str]]], names: tuple
         yield number, dict(zip(names, row, strict=True))
 
 
-def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    empty = None
-    for number, line in numbered_lines(path):
+def table_cells(path: Path, header: Sequence[str] | None = None) -> tuple[Table, tuple[str, ...]]:
+    """The rows of a ``.tsv``, ``.txt`` or ``.csv`` file, the header among them, and notes on an unusual dialect."""
+    dialect = table_dialect(path, header)
+    if not dialect.quoted:
+        cells = _unquoted_cells(path)
+    else:
+        cells = csv_rows(csv_reader((f"{line}\n" for _, line in _sound_lines(path)), dialect.delimiter), path)
+    notes = []
+    if dialect.delimiter != "," and kind_of(path) == ".csv":
+        notes = [f"{path}: read as columns between {DELIMITERS[dialect.delimiter]}"]
+    if dialect.delimiter == "\t" and dialect.quoted:
+        notes.append(f"{path}: read as quoted in the way of CSV: the quotes around cells are removed")
+    return cells, tuple(notes)
+
+
+def table_dialect(path: Path, header: Sequence[str] | None = None) -> Dialect:
+    """The delimiter of a ``.tsv``, ``.txt`` or ``.csv`` file, and whether it is quoted."""
+    with contextlib.closing(numbered_lines(path, utf_16=True)) as lines:
+        return dialect_of((line for _, line in lines), kind_of(path) == ".csv", header)
+
+
+def _sound_lines(path: Path) -> Iterator[tuple[int, str]]:
+    for number, line in numbered_lines(path, utf_16=True):
         if "\0" in line:
             raise UserError(f"{path}, line {number}: a NUL character, the file is damaged or not UTF-8: copy it again")
+        yield number, line
+
+
+def _unquoted_cells(path: Path) -> Table:
+    empty = None
+    for number, line in _sound_lines(path):
         if not line:
             empty = empty or number
         elif empty:
@@ -154,12 +194,8 @@ def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield number, line.split("\t")
 
 
-def _csv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    return csv_rows(csv.reader((f"{line}\n" for _, line in numbered_lines(path)), strict=True), path)
-
-
-def csv_rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line where it begins, cells) of each row of a `csv.reader` that is not empty.
+def csv_rows(reader: Any, path: Path) -> Table:
+    """(line where it begins, cells) of each row of a `csv_reader` that is not empty.
 
     Raises:
       UserError: the file and line that is not CSV.
@@ -177,7 +213,7 @@ def csv_rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _json_rows(path: Path) -> Rows:
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(path, utf_16=True):
         if not line.strip():
             continue
         try:
@@ -188,13 +224,3 @@ def _json_rows(path: Path) -> Rows:
         if not isinstance(fields, dict):
             raise UserError(f"{path}, line {number}: no object of named fields: write {{...}} on each line")
         yield number, fields
-
-
-TABLES: dict[str, Callable[[Path], Iterator[tuple[int, list[str]]]]] = {
-    ".tsv": _tsv_cells,
-    ".txt": _tsv_cells,
-    ".csv": _csv_cells,
-}
-"""By the end of a file's name: (number of the line, cells) of its rows."""
-
-KINDS = (*TABLES, ".jsonl")

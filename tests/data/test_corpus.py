@@ -72,7 +72,7 @@ def test_an_empty_file_among_others_is_passed_over(tmp_path):
 
 BAD = {
     "Latin-1": ("a.txt", b"fine\ncaf\xe9\n", r"a\.txt, line 2: not UTF-8"),
-    "UTF-16": ("a.txt", "fine".encode("utf-16"), r"a\.txt, line 1: not UTF-8"),
+    "UTF-16": ("a.txt", "fine".encode("utf-16"), r"a\.txt, line 1: not UTF-8: .* -f UTF-16 -t UTF-8"),
     "Latin-1 JSON": ("a.jsonl", b'{"text": "x"}\n{"text": "\xe9"}\n', r"a\.jsonl, line 2: not UTF-8"),
     "bad JSON": ("a.jsonl", '{"text": "x"}\n\n{"text": \n', r"a\.jsonl, line 3: not JSON"),
     "deep JSON": ("a.jsonl", "[" * 100_000, r"a\.jsonl, line 1: "),

@@ -127,7 +127,10 @@ def test_the_folder_above_will_do(tmp_path):
         (HEADER + b"a\t1\n\t0\n", "line 3: sentence is empty: mend the line, or copy the file again"),
         (HEADER + b" \xe2\x80\xa8\t1\n", "line 2: sentence is empty"),
         (HEADER + b"a\t1\ncaf\xe9\t1\n", "line 3: byte 0xe9 is not UTF-8"),
-        (b"\xff\xfes\x00e\x00\n\x00", "line 1: byte 0xff is not UTF-8"),
+        (
+            b"\xff\xfes\x00e\x00\n\x00",
+            "for example with iconv -f UTF-16 -t UTF-8",
+        ),
         (HEADER + b"a\x00b\t1\n", "line 2: a NUL character"),
     ],
 )

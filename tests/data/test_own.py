@@ -66,6 +66,26 @@ def test_the_training_file_tells_the_labels_and_config_yaml_keeps_them(tmp_path:
     assert (listed.fitted(examples).labels, examples.labels.tolist()) == (("10", "2", "0"), [0, 1, 0])
 
 
+def test_blanks_around_labels_do_not_count(tmp_path: Path) -> None:
+    made(tmp_path, train_csv=" text , label \na, pos \nb,neg\nc,pos\n", dev_csv="text,label\nd,neg \n")
+    task = own(dir=str(tmp_path))
+    task = task.fitted(task.read(tmp_path, "train"))
+    assert task.labels == own(labels=["neg ", " pos"]).labels == ("neg", "pos")
+    assert task.read(tmp_path, "dev").labels.tolist() == [0]
+
+
+def test_an_unusual_dialect_is_a_note(tmp_path: Path) -> None:
+    made(tmp_path, train_csv="text;label\na, b;x\nc;y\n")
+    examples = own().read(tmp_path, "train")
+    assert (examples.texts_a, examples.labels.tolist()) == (["a, b", "c"], [0, 1])
+    assert examples.notes == (f"{tmp_path / 'train.csv'}: read as columns between semicolons",)
+    made(tmp_path, dev_csv="question;context;answer;answer_start\nwho;Ann left;Ann;0\n")
+    assert own("span").read(tmp_path, "dev").notes == (f"{tmp_path / 'dev.csv'}: read as columns between semicolons",)
+    for delimiter in ";\t":
+        made(tmp_path, tags_csv="words;tags\nAnn;B-PER\nleft;O\n\nHe;O\n".replace(";", delimiter))
+        assert own("tagging", train="tags.csv").read(tmp_path, "train").tags == [["B-PER", "O"], ["O"]]
+
+
 @pytest.mark.parametrize("test", ["text\nd\ne\n", "text\tlabel\nd\t\ne\t\n"])
 def test_a_test_file_without_labels_is_predicted(tmp_path: Path, test: str) -> None:
     made(tmp_path, train_tsv="text\tlabel\na\tx\nb\ty\n", dev_tsv="text\tlabel\na\tx\n", test_tsv=test)
@@ -143,9 +163,10 @@ def test_what_is_wrong_with_a_table_is_one_sentence(tmp_path: Path, train: str, 
     ("line", "words"),
     [
         ('{"text": "b"}', "line 2: no 'label' among 'text': set data.columns.label to the right one"),
-        ('{"text": 3, "label": 1}', "line 2: text is '3': it must be a text"),
+        ('{"text": 3, "label": 1}', "line 2: text is 3: it must be a text"),
+        ('{"text": null, "label": 1}', "line 2: text is missing (null): write it or remove the line"),
         ('{"text": "b", "label": 1.5}', "line 2: label is 1.5: it must be a text without tabs and line ends, or a"),
-        ('{"text": "b", "label": null}', "line 2: label is None: it must be a text"),
+        ('{"text": "b", "label": null}', "line 2: label is missing (null): write it or remove the line"),
         ('{"text": "b" "label": 1}', "line 2: not JSON (Expecting ',' delimiter): mend or remove the line"),
     ],
 )
@@ -157,9 +178,9 @@ def test_what_is_wrong_with_a_line_of_jsonl_is_one_sentence(tmp_path: Path, line
 def test_what_is_wrong_with_labels_scores_and_ids_is_one_sentence(tmp_path: Path) -> None:
     made(tmp_path, train_tsv="text\tlabel\na\t1\nb\t0\n", dev_tsv="text\tlabel\na\t1\nb\t7\n")
     task = own().fitted(own().read(tmp_path, "train"))
-    unknown = "dev.tsv, line 3: label is '7', and the labels are 0, 1: mend it, or list all labels as data.labels"
+    unknown = "dev.tsv, line 3: label is '7', and the labels are '0', '1': fix it, or list all labels as data.labels"
     assert unknown in error_of(task, tmp_path, "dev")
-    assert "line 3: label is '7', and the labels are 0, 1" in error_of(
+    assert "line 3: label is '7', and the labels are '0', '1'" in error_of(
         own(labels=["0", "1"], train="dev.tsv"), tmp_path
     )
     scores = own("regression", score_range=[0, 5])

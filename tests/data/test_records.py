@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -111,3 +112,66 @@ def test_a_data_set_that_cannot_be_loaded_is_one_sentence(tmp_path: Path, monkey
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
     with pytest.raises(UserError, match=r"cannot be loaded .*: save it again"):
         open_splits(str(tmp_path))
+
+
+@pytest.mark.parametrize(("delimiter", "word"), [("\t", "tabs"), (";", "semicolons")])
+def test_the_delimiter_of_csv_is_that_of_its_first_row(tmp_path: Path, delimiter: str, word: str) -> None:
+    path = made(tmp_path, "a.csv", f"text{delimiter}label\nso, so{delimiter}1\n")
+    records = read_records(path)
+    assert list(records.rows) == [(2, {"text": "so, so", "label": "1"})]
+    assert records.notes == (f"{path}: read as columns between {word}",)
+    unnamed = read_records(made(tmp_path, "b.csv", f"so, so, so{delimiter}1\n"), ["text", "label"])
+    assert list(unnamed.rows) == [(1, {"text": "so, so, so", "label": "1"})]
+    assert read_records(made(tmp_path, "c.csv", "text,label\na;b\tc,1\n")).notes == ()
+    assert list(read_records(made(tmp_path, "d.csv", "text\na, b\n")).names) == ["text"]
+
+
+def test_blanks_around_the_names_of_columns_do_not_count(tmp_path: Path) -> None:
+    assert read_records(made(tmp_path, "a.csv", " text , label \na,1\n")).names == ("text", "label")
+
+
+def test_a_table_in_utf_16_is_read_by_its_byte_order_mark(tmp_path: Path) -> None:
+    for encoding, mark in (("utf-16-le", b"\xff\xfe"), ("utf-16-be", b"\xfe\xff")):
+        content = "text\tlabel\r\ncafé \u010a\t1\r\n".encode(encoding)
+        path = made(tmp_path, "a.txt", mark + content)
+        assert list(read_records(path).rows) == [(2, {"text": "café \u010a", "label": "1"})]
+        packed = made(tmp_path, "a.tsv.gz", gzip.compress(mark + content))
+        assert list(read_records(packed).rows) == [(2, {"text": "café \u010a", "label": "1"})]
+        assert "is cut short or damaged after line 1" in error_of(made(tmp_path, "a.txt", (mark + content)[:-1]))
+
+
+def test_a_cell_of_csv_may_be_long(tmp_path: Path) -> None:
+    text = "ba " * 50_000
+    [(_, fields)] = read_records(made(tmp_path, "a.csv", f'text,label\n"{text}",1\n')).rows
+    assert fields == {"text": text, "label": "1"}
+
+
+SAYINGS = ["plain", 'he said "no"', "a\ttab", "two\nlines", '"', '"all"', "", "a, b", "3"]
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
+@pytest.mark.parametrize("name", ["a.tsv", "a.txt", "a.csv"])
+def test_tsv_that_a_csv_writer_wrote_is_read_as_it_was(tmp_path: Path, name: str, quoting: int) -> None:
+    with (tmp_path / name).open("w", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", quoting=quoting)
+        writer.writerows([["text", "label"], *([saying, number] for number, saying in enumerate(SAYINGS))])
+    records = read_records(tmp_path / name)
+    assert [fields["text"] for _, fields in records.rows] == SAYINGS
+    assert "the quotes around cells are removed" in records.notes[-1]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ['he said "no"\t1', '"he said ""no"""\t1'],  # a quote within a cell that is not quoted
+        ['"Yes" he said\t1'],
+        ['"Yes, sir"\t1'],  # no CSV writer for tabs needs these quotes
+        ['"a ""b"" c"\t1', '"Yes"\t1'],
+        ['"I like it\t1', 'it was bad"\t0'],
+        ['"\t1', '""""\t0', '"open\t1'],
+    ],
+)
+def test_quotes_of_no_csv_writer_stay_in_tsv(tmp_path: Path, rows: list[str]) -> None:
+    records = read_records(made(tmp_path, "a.tsv", "\n".join(["text\tlabel", *rows])))
+    assert ["\t".join(fields.values()) for _, fields in records.rows] == rows
+    assert not records.notes

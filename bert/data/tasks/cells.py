@@ -74,6 +74,8 @@ class Cells(NamedTuple):
     labels: list[list[Any]] | None
     """[columns of labels][R] as they are given; None where the first row has none."""
     ids: list[str]
+    notes: tuple[str, ...] = ()
+    """Sentences on how the file is read."""
 
 
 def read_cells(
@@ -96,7 +98,7 @@ def read_cells(
     Raises:
       UserError: place of a row that lacks a column, has a text that is none, or the id of another one.
     """
-    cells = Cells([], [[] for _ in texts], [[] for _ in labels], [])
+    cells = Cells([], [[] for _ in texts], [[] for _ in labels], [], records.notes)
     line_of_id: dict[str, int] = {}
     wanted = {**texts, **dict([id] if id else [])}
     labelled = bool(labels)
@@ -126,8 +128,10 @@ def read_cells(
 
 
 def _text(records: Records, number: int, name: str, value: Any, may_be_empty: bool) -> str:
+    if value is None:
+        raise records.error(number, _missing(records, name))
     if not isinstance(value, str):
-        raise records.error(number, f"{name} is {str(value)[:40]!r}: it must be a text")
+        raise records.error(number, f"{name} is {json.dumps(value, default=str)[:40]}: it must be a text")
     if not (value.strip() or may_be_empty):
         raise records.error(number, f"{name} is empty: write it or remove the {records.unit}")
     return value
@@ -135,8 +139,14 @@ def _text(records: Records, number: int, name: str, value: Any, may_be_empty: bo
 
 def word_of(records: Records, number: int, name: str, value: Any) -> str:
     """A label or an id: a text on one line, or a whole number."""
+    if value is None:
+        raise records.error(number, _missing(records, name))
     word = json.dumps(value) if isinstance(value, int) else value  # true and false among them
     if not isinstance(word, str) or not word.strip() or set(word) & set("\t\r\n"):
         shown = repr(value)[:40]
         raise records.error(number, f"{name} is {shown}: it must be a text without tabs and line ends, or a number")
     return word
+
+
+def _missing(records: Records, name: str) -> str:
+    return f"{name} is missing (null): write it or remove the {records.unit}"

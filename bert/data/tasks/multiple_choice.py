@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import itertools
 import json
@@ -17,12 +16,13 @@ from tokenizers import Tokenizer
 from bert import metrics
 from bert.config import TaskDataConfig, UserError
 from bert.data import features
+from bert.data.dialects import csv_reader
 from bert.data.features import ChoiceFeatures
 from bert.data.records import csv_rows
 from bert.data.tasks import files
 from bert.data.tasks.task import Outputs, Task, json_input
 from bert.data.tasks.tsv import write_rows
-from bert.values import CONVERT, known
+from bert.values import convert, known
 
 FILES: files.Names = {
     "train": ("train.csv", "train.jsonl", "train_rand_split.jsonl"),
@@ -134,8 +134,7 @@ class _Question:
 
 
 def _read_csv(path: Path, labelled: bool) -> Iterator[_Question]:
-    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
-    rows = csv_rows(reader, path)
+    rows = csv_rows(csv_reader(io.StringIO(_text(path), newline="")), path)
     _, header = next(rows, (1, []))
     endings = [name for name in header if name.startswith("ending") and name[len("ending") :].isdigit()]
     endings.sort(key=lambda name: int(name[len("ending") :]))
@@ -211,7 +210,7 @@ def has_labels(path: Path) -> bool:
     """Whether a file to predict comes with the right choices, by its first line."""
     first = next((line for line in _text(path).split("\n") if line.strip()), "")
     if path.suffix == ".csv":
-        return "label" in next(csv.reader([first]))
+        return "label" in next(csv_reader([first], strict=False))
     return '"answerKey"' in first
 
 
@@ -224,7 +223,7 @@ def _text(path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}, line {line}: not UTF-8: {CONVERT}") from None
+        raise UserError(f"{path}, line {line}: not UTF-8: {convert(content)}") from None
 
 
 class Chosen(NamedTuple):

@@ -153,9 +153,9 @@ def split_columns(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
     Tabs in a ``.tsv``, and where the first line with a word has one; else spaces. A line that ends a sentence has no
     cells.
     """
-    first = next((line for _, line in numbered_lines(path) if _has_word(line)), "")
+    first = next((line for _, line in numbered_lines(path, utf_16=True) if _has_word(line)), "")
     delimiter = "\t" if "\t" in first or kind_of(path) == ".tsv" else " "
-    return delimiter, ((number, _cells(line, delimiter)) for number, line in numbered_lines(path))
+    return delimiter, ((number, _cells(line, delimiter)) for number, line in numbered_lines(path, utf_16=True))
 
 
 def read(path: Path, labelled: bool = True, broken: Literal["error", "count"] = "error") -> Sentences:

@@ -72,7 +72,7 @@ class _FromColumns(SentenceTask):
 
     def _examples(self, cells: Cells, labels: np.ndarray | None, label_words: tuple[str, ...] = ()) -> OwnExamples:
         texts_b = cells.texts[1] if len(cells.texts) > 1 else None
-        return OwnExamples(cells.texts[0], texts_b, labels, cells.ids, label_words=label_words)
+        return OwnExamples(cells.texts[0], texts_b, labels, cells.ids, cells.notes, label_words=label_words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,15 +97,16 @@ class Classification(_FromColumns, ClassificationTask):
         if cells.labels is None:
             return self._examples(cells, None)
         pairs = zip(cells.numbers, cells.labels[0], strict=True)
-        words = [word_of(records, number, self.label_column, label) for number, label in pairs]
+        # A blank next to a label is nobody's intention, and nobody sees it.
+        words = [word_of(records, number, self.label_column, label).strip() for number, label in pairs]
         labels = self.labels or (_in_order(words) if split == "train" else ())
         numbers = {word: number for number, word in enumerate(labels)}
         for number, word in zip(cells.numbers, words, strict=True):
             if word not in numbers:
                 raise records.error(
                     number,
-                    f"{self.label_column} is {word!r}, and the labels are {', '.join(labels)[:200]}: mend it, or list "
-                    "all labels as data.labels",
+                    f"{self.label_column} is {word!r}, and the labels are {', '.join(map(repr, labels))[:200]}: fix "
+                    "it, or list all labels as data.labels",
                 )
         return self._examples(cells, self._labels([numbers[word] for word in words]), labels)
 
@@ -121,7 +122,7 @@ class Classification(_FromColumns, ClassificationTask):
         return dataclasses.replace(data, labels=list(self.labels))
 
     def shaped(self, data: TaskDataConfig) -> Self:
-        labels = tuple(data.labels or ())
+        labels = tuple(label.strip() for label in data.labels or ())
         return dataclasses.replace(super().shaped(data), labels=labels, label_names=labels)
 
 

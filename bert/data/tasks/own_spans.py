@@ -88,7 +88,7 @@ def read_questions(
                 )
             misplaced.append(id)
         examples.append(Example(id, question, context, answers, is_impossible=not answers))
-    return Dataset(examples, misplaced, labelled=cells.labels is not None)
+    return Dataset(examples, misplaced, labelled=cells.labels is not None, notes=cells.notes)
 
 
 def _answers(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from bert.config import TaskDataConfig, UserError
-from bert.data.records import TABLES, Records, is_dataset, kind_of
+from bert.data.records import Records, is_dataset, kind_of, table_cells, table_dialect
 from bert.data.tasks import ner
 from bert.data.tasks.cells import KEYS, split_names, split_path, split_records, word_of
 from bert.data.tasks.ner import Sentences
@@ -64,7 +64,7 @@ class Tagging(TaggingTask):
 
     def _read_columns(self, folder: Path, split: str, broken: Literal["error", "count"]) -> Sentences:
         path = split_path(folder, split, self.data, KINDS)
-        delimiter, found = _rows_of(path)
+        delimiter, found = _rows_of(path, self.data.header)
         rows = list(found)
         names = self._names(folder, split, path, rows)
         if names is None:
@@ -139,7 +139,8 @@ class Tagging(TaggingTask):
         """The first row of the training file; empty where that is not in columns."""
         if not self._in_columns(folder, "train"):
             return []
-        return _first(_rows_of(split_path(folder, "train", self.data, KINDS))[1])[1]
+        path = split_path(folder, "train", self.data, KINDS)
+        return _first(_rows_of(path, self.data.header)[1])[1]
 
     def _train_word(self, folder: Path) -> str | None:
         """What the training file calls the column of words; None where its columns have no names."""
@@ -149,15 +150,16 @@ class Tagging(TaggingTask):
         return None if names is None else names[self._place("words", 0, names)]
 
 
-def _rows_of(path: Path) -> tuple[str, Iterator[Row]]:
+def _rows_of(path: Path, header: list[str] | None) -> tuple[str, Iterator[Row]]:
     """What separates the columns of a file, and its rows."""
-    return (",", _csv_rows(path)) if kind_of(path) == ".csv" else ner.split_columns(path)
+    is_csv = kind_of(path) == ".csv" and table_dialect(path, header).delimiter != "\t"
+    return (",", _csv_rows(path, header)) if is_csv else ner.split_columns(path)
 
 
-def _csv_rows(path: Path) -> Iterator[Row]:
+def _csv_rows(path: Path, header: list[str] | None) -> Iterator[Row]:
     """Rows without any text are without cells, and so is what stands for the lines that the csv module leaves out."""
     last = 0
-    for number, given in TABLES[".csv"](path):
+    for number, given in table_cells(path, header)[0]:
         if broken := next((cell for cell in given if set(cell) & set("\t\r\n")), None):
             raise UserError(f"{path}, line {number}: the cell {broken[:40]!r} has a tab or a line end: take it out")
         if number > last + 1:

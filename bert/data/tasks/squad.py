@@ -20,7 +20,7 @@ from bert.data.spans import Answer, Answers, Example, Windows, answers, windows
 from bert.data.tasks import files
 from bert.data.tasks.task import Outputs, Task, json_input
 from bert.files import write_durably
-from bert.values import CONVERT, known
+from bert.values import convert, known
 
 __all__ = ["Dataset", "SquadTask", "answers", "read", "references", "windows", "write_predictions"]
 
@@ -140,7 +140,7 @@ def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], Place]]:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): name a file in SQuAD's JSON layout") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}, byte {error.start}: not UTF-8: {CONVERT}") from None
+        raise UserError(f"{path}, byte {error.start}: not UTF-8: {convert(error.object)}") from None
     except json.JSONDecodeError as error:
         raise UserError(
             f"{path}, line {error.lineno}: not JSON ({error.msg}), the file is damaged: copy it again"
@@ -274,17 +274,20 @@ class SquadTask(Task):
 
     def _kept(self, dataset: Dataset, path: str, split: str, max_rows: int | None) -> Dataset:
         """The first ``max_rows`` questions, of train those that can be learned from; with notes on the others."""
-        notes: tuple[str, ...] = ()
+        notes = dataset.notes
         examples = dataset.examples
         if dataset.misplaced and dataset.labelled:
             verb = "does not stand where the file says"
-            notes = (f"{path}: {len(dataset.misplaced)} question(s) with an answer that {verb}, "
-                     f"{dataset.misplaced[0]} is the first",)  # fmt: skip
+            told = (
+                f"{path}: {len(dataset.misplaced)} question(s) with an answer that {verb}, "
+                f"{dataset.misplaced[0]} is the first"
+            )
             if split == "train":
                 examples = dataset.trainable
-                notes = (f"{notes[0]}; {len(dataset.skipped)} without another answer skipped",)
+                told = f"{told}; {len(dataset.skipped)} without another answer skipped"
                 if not examples:
                     raise UserError(f"{path} has no question with an answer that stands where it says: copy it again")
+            notes += (told,)
         if split == "dev" and self.may_be_impossible and self._threshold_is_set:
             notes += (f"data.null_threshold is {self.null_threshold}, as it was set: none is searched on dev",)
         return replace(dataset, examples=examples[:max_rows], notes=notes)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert.config import UserError
-from bert.values import CONVERT
+from bert.values import convert
 
 
 class Table(NamedTuple):
@@ -58,7 +58,7 @@ def decoded(raw: bytes, path: Path, number: int) -> str:
     try:
         return raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8: {CONVERT}") from None
+        raise UserError(f"{path}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8: {convert(raw)}") from None
 
 
 def read_lines(path: Path, keep_empty: bool = False) -> Iterator[tuple[int, str]]:
