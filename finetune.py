@@ -6,6 +6,6 @@ from bert.allocator import use_huge_pages
 
 if __name__ == "__main__":
     use_huge_pages()
-    from bert.commands.finetune import main  # not before: it would be loaded twice
+    from bert.commands import main  # not before: it would be loaded twice
 
-    sys.exit(main())
+    sys.exit(main(["finetune", *sys.argv[1:]]))

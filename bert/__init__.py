@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bert import metrics
+    from bert.config import UserError
     from bert.data.tasks import register_task
     from bert.heads import (
         BertForMaskedLM,
@@ -33,6 +34,7 @@ _HOMES = {
     "BertForSequenceClassification": "bert.heads",
     "BertForTokenClassification": "bert.heads",
     "Pretrained": "bert.pretrained",
+    "UserError": "bert.config",
     "load": "bert.pretrained",
     "metrics": "bert.metrics",
     "register_task": "bert.data.tasks",
@@ -48,6 +50,7 @@ __all__ = [
     "BertForSequenceClassification",
     "BertForTokenClassification",
     "Pretrained",
+    "UserError",
     "load",
     "metrics",
     "register_task",

@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 
 
 class UserError(Exception):
-    """A mistake the user can mend. Its text is one sentence: what, where, and the mend. Commands exit with 2."""
+    """A mistake the user can mend. Its text is one sentence: what, where, and the fix. Programs exit with 2."""
 
 
 class Count(int):

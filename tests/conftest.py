@@ -135,11 +135,12 @@ def finetuned(pretrained: Path, sst2: Path, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command that must end with status 2 and one sentence, and returns the sentence."""
+    """Runs a command as a program, which must end with status 2 and one sentence, and returns the sentence."""
+    from bert.commands.arguments import run_program
 
     def run(main: Callable[[list[str]], int], *arguments: str) -> str:
         capsys.readouterr()
-        assert main(list(arguments)) == 2
+        assert run_program(main)(list(arguments)) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ")
         assert error.count("\n") == 1, error

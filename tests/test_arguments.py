@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert.commands.arguments import parse, run_command
+from bert.commands.arguments import parse, run_command, run_program
 from bert.config import Count, FinetuneConfig, PretrainConfig, UserError
 from bert.config_file import dump, load
 from bert.phases import PhaseConfig
@@ -369,7 +369,10 @@ def test_user_error_is_one_line_and_status_2(capsys):
     def main(argv):
         raise UserError(f"{argv[0]}: two\nlines")
 
-    assert main(["a"]) == 2
+    with pytest.raises(UserError, match=r"^a: two\nlines$"):
+        main(["a"])
+    assert capsys.readouterr() == ("", "")
+    assert run_program(main)(["a"]) == 2
     assert capsys.readouterr() == ("", "error: a: two lines\n")
 
 
@@ -377,9 +380,9 @@ def test_interrupt_and_success_have_their_status(capsys):
     def interrupt(argv):
         raise KeyboardInterrupt
 
-    assert run_command(interrupt)([]) == 130
+    assert run_program(run_command(interrupt))([]) == 130
     assert capsys.readouterr().err == "interrupted\n"
-    assert run_command(lambda argv: len(argv))(["a"]) == 1
+    assert run_program(run_command(lambda argv: len(argv)))(["a"]) == 1
 
 
 def test_other_errors_keep_their_trace():
@@ -394,7 +397,8 @@ def test_other_errors_keep_their_trace():
 def test_closed_pipe_is_quiet():
     code = """
 import sys
-from bert.commands.arguments import run_command
+from bert.commands.arguments import run_command, run_program
+@run_program
 @run_command
 def main(argv):
     for _ in range(100_000):

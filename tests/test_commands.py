@@ -1,5 +1,6 @@
 """The front door: ``bert --help``, ``--version`` and unknown commands, all without JAX."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import bert
 from bert.commands import COMMANDS, main
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -55,6 +57,13 @@ def test_a_missing_argument_is_one_sentence(name, fails):
     assert error.startswith("error: command line: the following arguments are required: ")
     assert error.endswith(f": bert {name} --help explains the arguments\n")
     assert "--helo" in fails(main, name, *["x"] * 2, *(["--output", "x.png"] if name == "attention" else []), "--helo")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_called_from_python_a_command_raises(name, capsys):
+    with pytest.raises(bert.UserError, match=r"^command line: "):
+        importlib.import_module(COMMANDS[name][0]).main(["x", "x", "--nonsense"])
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from bert.commands.arguments import run_program
 from bert.commands.pretrain import main
 from bert.data.shards import Rows
 from tests.conftest import SMALL_RUN
@@ -96,7 +97,7 @@ def test_wherever_the_disk_is_full_the_run_stops_with_a_sentence_and_goes_on(
         stat = os.statvfs(disk)
         filler.write_bytes(bytes(max(0, stat.f_bavail * stat.f_frsize - kilobytes * 1024)))
         capsys.readouterr()
-        status = main(arguments)
+        status = run_program(main)(arguments)
         error = capsys.readouterr().err
         assert status in (0, 2)
         if status:

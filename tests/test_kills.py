@@ -32,11 +32,9 @@ def live(command: str, arguments: list[str], log: Path) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    if command == "pretrain":
-        from bert.commands.pretrain import main
-    else:
-        from bert.commands.finetune import main
-    sys.exit(main(arguments))
+    from bert.commands import main
+
+    sys.exit(main([command, *arguments]))
 
 
 def start(command: str, run: Path, arguments: list[str]) -> BaseProcess:

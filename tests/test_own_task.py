@@ -93,7 +93,7 @@ def test_the_pages_class_reads_another_layout(reviews: list[str], fails) -> None
     assert task.labels == ("neg", "pos")
     assert [len(task.read(Path("aclImdb"), split)) for split in task.splits(Path("aclImdb"))] == [36, 4, 6]
     Path("aclImdb/train/neg/3.txt").write_text(" ")
-    assert "aclImdb/train, file 12: text is empty" in fails(script.main, *arguments)
+    assert "aclImdb/train, file 12: text is empty" in fails(script.main, "finetune", *arguments)
 
 
 def test_the_pages_tags_and_answers_are_read(workplace: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_run_over_the_pages_columns(tickets: Path, pretrained: Path, capsys) -
 @pytest.mark.slow
 def test_a_run_of_the_pages_class_brings_no_code(reviews, pretrained: Path, monkeypatch, capsys, fails) -> None:
     script = importlib.import_module("reviews")
-    assert script.main([*reviews, f"--init={pretrained}", "--output_dir=run"]) == 0
+    assert script.main(["finetune", *reviews, f"--init={pretrained}", "--output_dir=run"]) == 0
     results = json.loads(Path("run/results.json").read_text())
     assert results["task"] == "reviews"
     assert "accuracy" in results["test"]

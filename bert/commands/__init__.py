@@ -6,7 +6,7 @@ import difflib
 import importlib
 import importlib.metadata
 
-from bert.commands.arguments import run_command
+from bert.commands.arguments import run_command, run_program
 from bert.config import UserError
 
 COMMANDS = {
@@ -23,9 +23,13 @@ COMMANDS = {
 }
 
 
+@run_program
 @run_command
 def main(argv: list[str]) -> int:
-    """Runs one command and returns its exit status. Raises UserError for a command that does not exist."""
+    """Runs one command as a program: prints a UserError as one sentence, and returns the exit status.
+
+    The ``main`` of a command's own module, such as `bert.commands.finetune.main`, raises the UserError.
+    """
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())
         return 0 if argv else 2

@@ -124,19 +124,47 @@ def _read(name: str, path: Path, keys: dict[str, Key]) -> dict[str, Given]:
 
 
 def run_command(main: Callable[[list[str]], int]) -> Command:
-    """Wraps a command: a UserError becomes ``error: <sentence>`` and status 2, a closed pipe ends quietly. What it
-    compiles is kept for the next one.
+    """Wraps a command, to be called from Python or by `run_program`. Its compiled programs are kept for the next one.
 
     The wrapped function takes the arguments, or None for those of the process, and returns the exit status.
+
+    Raises:
+        UserError: wrong arguments or data; also for an error of the operating system (a full disk, a missing
+            permission) and for exhausted device memory.
+    """
+
+    @functools.wraps(main)
+    def run(argv: list[str] | None = None) -> int:
+        try:
+            keep_few_heaps()
+            use_compilation_cache()
+            return main(sys.argv[1:] if argv is None else argv)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if error.strerror is None:  # not from the operating system
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            raise UserError(f"{where}{error.strerror}: fix that and run the same command again") from error
+        except RuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's word for exhausted device memory
+                raise
+            raise UserError(OUT_OF_MEMORY) from error
+
+    return run
+
+
+def run_program(main: Command) -> Command:
+    """Wraps a command as a program of the shell: a UserError is printed as ``error: <sentence>`` and gives status 2.
+
+    A closed pipe ends without a message (141), an interrupt with one word (130).
     """
 
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
         try:
             try:
-                keep_few_heaps()
-                use_compilation_cache()
-                return main(sys.argv[1:] if argv is None else argv)
+                return main(argv)
             finally:
                 sys.stdout.flush()  # here, so that a closed pipe shows before the interpreter shuts down
         except UserError as error:
@@ -146,17 +174,6 @@ def run_command(main: Callable[[list[str]], int]) -> Command:
             # Python flushes stdout once more at exit and would complain again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
-        except OSError as error:
-            if error.strerror is None:  # not from the operating system
-                raise
-            where = f"{error.filename}: " if error.filename else ""
-            print(f"error: {where}{error.strerror}: mend that and run the same command again", file=sys.stderr)
-            return 2
-        except RuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's word for memory of a device that is used up
-                raise
-            print(f"error: {OUT_OF_MEMORY}", file=sys.stderr)
-            return 2
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return 130
