@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from bert.config import UserError
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
+
+SAFE_PYTORCH = (2, 6)
+"""First version whose loader of tensors alone (``weights_only``) runs no code."""
 
 
 def read_tensors(folder: Path) -> tuple[dict[str, np.ndarray], Path]:
@@ -80,6 +84,11 @@ def _read_shards(index: Path, read: Any) -> dict[str, np.ndarray]:
     return found
 
 
+def _version(text: str) -> tuple[int, ...]:
+    """Major and minor number."""
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
+
+
 def _read_pickle(file: Path) -> dict[str, np.ndarray]:
     try:
         import torch
@@ -89,6 +98,11 @@ def _read_pickle(file: Path) -> dict[str, np.ndarray]:
             "(pip install 'bert-jax[torch]'), or have its model saved as model.safetensors "
             "(transformers: from_pretrained, then save_pretrained)"
         ) from None
+    if _version(torch.__version__) < SAFE_PYTORCH:
+        raise UserError(
+            f"{file} is a pickle, and reading one with PyTorch {torch.__version__} can run code (CVE-2025-32434): use "
+            "PyTorch 2.6 or later"
+        )
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # the loader raises what it meets: UnpicklingError, RuntimeError, EOFError

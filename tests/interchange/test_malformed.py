@@ -2,6 +2,7 @@
 
 import json
 import sys
+import types
 import zipfile
 from pathlib import Path
 
@@ -173,3 +174,14 @@ def test_a_pickle_needs_a_loader_that_runs_no_code(made, tmp_path: Path, monkeyp
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UserError, match="which can run code when read: install PyTorch"):
         bert.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("version", ["2.5.1+cu124", "2.0.0", "1.13.1"])
+def test_a_loader_that_is_known_to_run_code_is_not_used(made, tmp_path: Path, monkeypatch, version: str) -> None:
+    made("BertForMaskedLM").save(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "pytorch_model.bin")
+    torch = types.SimpleNamespace(__version__=version, load=lambda *arguments, **settings: pytest.fail("it was read"))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with pytest.raises(UserError, match=r"can run code \(CVE-2025-32434\): use PyTorch 2.6 or later") as caught:
+        bert.load(tmp_path / "model")
+    assert f"PyTorch {version}" in str(caught.value)
