@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from bert.config import UserError
@@ -38,17 +39,25 @@ FIRST = re.compile(r"(bert|roberta)-(base|large)(-[\w-]+)?")
 
 
 def is_hub_name(source: str | Path) -> bool:
-    """Whether this is ``organisation/name`` and cannot be a mistyped path: no folder of the first part is here.
+    """Whether this is ``organisation/name`` and not a mistyped path: the first part is no folder here, and not runs.
+
+    A run is runs/NAME throughout the documentation, and anybody may register a model of that name on the hub.
 
     Of names without an organisation only the hub's first ones are such: ``bert-base-uncased``, ``roberta-large``.
     """
     name = str(source)
     named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) or FIRST.fullmatch(name)
-    return bool(named) and not Path(name.split("/")[0]).exists()
+    first = name.split("/")[0]
+    return bool(named) and first != "runs" and not Path(first).exists()
+
+
+def announce(name: str) -> None:
+    """Tells the user on stderr that a model of somebody else is about to be used."""
+    print(f"{name} is not a folder here: taking it from the Hugging Face hub", file=sys.stderr, flush=True)
 
 
 def download(name: str, weights: bool = True) -> Path:
-    """The folder of a hub's model in the hub's own cache, downloaded where it is not there yet.
+    """The folder of a hub's model in the hub's own cache, downloaded if it is not there yet. stderr says so before.
 
     Args:
         name: ``organisation/name``.
@@ -59,6 +68,7 @@ def download(name: str, weights: bool = True) -> Path:
     """
     from huggingface_hub import snapshot_download
 
+    announce(name)
     patterns = [*SETTINGS, *(WEIGHTS if weights else [])]
     try:
         folder = Path(snapshot_download(name, allow_patterns=patterns))

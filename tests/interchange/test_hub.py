@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from bert.commands.export import main as export
 from bert.commands.finetune import main as finetune
 from bert.commands.predict import main as predict
 from bert.commands.tokenizer import main as extend
+from bert.config import UserError
+from bert.interchange import hub as hub_names
 from bert.interchange.hub import is_hub_name
 from bert.pretrained import load_vocabulary
 
@@ -35,6 +38,18 @@ def hub(tmp_path: Path, monkeypatch) -> Path:
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     return remote
+
+
+@pytest.fixture
+def fails(fails, monkeypatch) -> Callable[..., str]:
+    """As in all tests, without the line that announces a download."""
+
+    def run(main: Callable, *arguments: str) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(hub_names, "announce", lambda name: None)
+            return fails(main, *arguments)
+
+    return run
 
 
 def test_a_name_is_fetched_and_nothing_that_runs_or_is_not_read(made, hub: Path, tmp_path: Path) -> None:
@@ -105,6 +120,26 @@ def test_the_hubs_first_models_have_a_name_of_one_part(made, hub: Path, tmp_path
     monkeypatch.chdir(tmp_path)
     (tmp_path / "roberta-large").mkdir()
     assert [is_hub_name(name) for name in ("roberta-base", "roberta-large", "run", "bert-base/../x")] == [1, 0, 0, 0]
+
+
+def test_a_run_that_is_not_here_is_no_name_on_the_hub(made, hub: Path, tmp_path: Path, monkeypatch, fails) -> None:
+    """Anybody may register runs/sst2 there."""
+    made("BertForMaskedLM").save(hub / "runs" / "sst2")
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/sst2", "runs/sst2/", "./runs/sst2"):
+        with pytest.raises(UserError, match="does not exist"):
+            bert.load(name)
+    assert "runs/sst2 does not exist" in fails(predict, "runs/sst2", "-")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_download_is_announced_before_it_starts(made, hub: Path, capsys, monkeypatch) -> None:
+    def offline(name: str, **settings) -> str:
+        raise OSError(capsys.readouterr().err)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(UserError, match="some-bert is not a folder here: taking it from the Hugging Face hub"):
+        bert.load("someone/some-bert")
 
 
 def test_a_vocabulary_is_fetched_without_the_weights(made, hub: Path, tmp_path: Path) -> None:
