@@ -6,11 +6,14 @@ hash, elementwise like the multiplication it feeds, so XLA fuses it; JAX's three
 
 from __future__ import annotations
 
+import math
 import zlib
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+
+from bert.config import UserError
 
 
 class Dropout(struct.PyTreeNode):
@@ -57,6 +60,11 @@ def _hash_bits(key: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> jax.A
     The second key enters between the multiplications: with one key alone, two rows whose keys are close would share
     shifted stretches of one sequence.
     """
+    if math.prod(shape[1:]) > 2**32:
+        raise UserError(
+            f"dropout has places for 2**32 values a row, not for {math.prod(shape[1:]):,}: use shorter rows, or set "
+            "model.attention_probs_dropout_prob to 0"
+        )
     row = rows.astype(jnp.uint32)
     spread = (-1,) + (1,) * (len(shape) - 1)
     first = _mix(row ^ key[0]).reshape(spread)

@@ -89,7 +89,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         require_known_ids_of_rows(split.features, origin.config.known_vocab_size, name)
     train, dev = splits["train"].features, splits["dev"]
     config = _resolved(dataclasses.replace(run.config, data=data, model=origin.config), len(train))
-    config.check_layers()
+    config.check_model()
     execution = _execution(config)
     parallel = parallel_of(config.training, config.model)
     eval_batch_size = known(config.training.eval_batch_size, "training.eval_batch_size")

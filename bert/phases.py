@@ -118,6 +118,7 @@ def check_phases(config: PretrainConfig) -> None:
 
 def _check_sizes(config: PretrainConfig, phase: PhaseConfig, name: str) -> None:
     length, predictions = config.data.sequence_length, config.data.max_predictions_per_sequence
+    config.model.check_length(f"{name}.sequence_length", length)
     if length > config.model.max_position_embeddings:
         raise UserError(
             f"{name}.sequence_length ({length}) is over model.max_position_embeddings "

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert.config import UserError
 from bert.dropout import Dropout
 
 SHAPE = (64, 16, 48)
@@ -55,6 +56,14 @@ def test_a_row_has_its_mask_wherever_it_runs(generator: str) -> None:
     np.testing.assert_array_equal(keep(rows=ROWS[24:32], generator=generator), whole[24:32])
     shuffled = jnp.array([5, 63, 0])
     np.testing.assert_array_equal(keep(rows=shuffled, generator=generator), whole[np.array(shuffled)])
+
+
+def test_more_places_than_the_counter_has_are_refused() -> None:
+    fits, over = (1, 1, 65535, 65535), (1, 1, 65537, 65536)
+    assert jax.eval_shape(lambda: Dropout.of(1, 3, jnp.arange(1)).keep_mask(fits, 0.1, "x")).shape == fits
+    for shape in (over, (1, 16, 32768, 32768)):
+        with pytest.raises(UserError, match="use shorter rows, or set"):
+            jax.eval_shape(lambda shape=shape: Dropout.of(1, 3, jnp.arange(1)).keep_mask(shape, 0.1, "x"))
 
 
 def test_what_is_kept_is_scaled_and_the_gradient_is_the_mask() -> None:

@@ -331,6 +331,18 @@ def test_errors_of_sizes_and_folders(tmp_path: Path, corpus: Path, pretrained: P
     assert "does not exist" in run("--init=nowhere", folder=tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("phase", ["", "--phases.1.share=0.5 --phases.2.sequence_length=70000"])
+def test_rows_that_masks_or_dropout_cannot_count_are_refused(tmp_path: Path, fails, phase: str) -> None:
+    sizes = ["--model.max_position_embeddings=100000", "--training.steps=10", f"--output_dir={tmp_path / 'run'}"]
+    length = [] if phase else ["--data.sequence_length=70000"]
+    error = fails(main, *sizes, *length, *phase.split(), "--training.epochs=null")
+    assert f"{'phases.2' if phase else 'data'}.sequence_length is 70000: it must be at most 65,535" in error
+    if not phase:
+        error = fails(main, *sizes, "--data.sequence_length=60000", "--model.attention_probs_dropout_prob=0.1")
+        assert "7,200,000,000 attention weights a row" in error
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_batch_that_devices_cannot_share_is_refused(tmp_path: Path, corpus: Path, fails, monkeypatch) -> None:
     monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:8])
     arguments = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, "--training.batch_size=12"]

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from bert.values import UserError
+
+MAX_LENGTH = 2**16 - 1
+"""Tokens of a row: its places have 16 bits where masks are drawn (`bert.data.masking`)."""
 
 
 def at_least(name: str, value: float, least: float) -> None:
@@ -18,3 +24,26 @@ def fraction(name: str, value: float) -> None:
 def seed_in_range(name: str, value: int) -> None:
     if not 0 <= value < 2**32:
         raise UserError(f"{name} is {value}: it must be at least 0 and below 2**32")
+
+
+def at_most(name: str, value: float, most: float) -> None:
+    if not value <= most:
+        raise UserError(f"{name} is {value}: it must be at most {most:,}")
+
+
+def local_path(path: str | Path, name: str = "") -> str:
+    """The path as it is. Raises UserError for one with a scheme, such as gs://, which would become a local folder."""
+    # One slash: Path has dropped the other one. Two letters at least: C:/ is a drive.
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
+        place = f"{name} is {path}, which" if name else str(path)
+        raise UserError(f"{place} is not a local path, and no other kind is supported: pass a local path")
+    return str(path)
+
+
+def local_paths(section: str, config: object, names: tuple[str, ...]) -> None:
+    """Raises UserError for the first of these options that holds a path with a scheme, alone or in a list."""
+    for name in names:
+        value = getattr(config, name)
+        for path in value if isinstance(value, list) else [value]:
+            if path is not None:
+                local_path(path, f"{section}{name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bert.config.checks import at_least, fraction, seed_in_range
+from bert.config.checks import at_least, fraction, local_paths, seed_in_range
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.training import OptimizerConfig, TrainingConfig
 from bert.values import UserError
@@ -99,6 +99,7 @@ class TaskDataConfig:
         """Raises UserError for values no feature can be built with."""
         if self.dir is None and self.train is None:
             raise UserError("data.dir is not set: name the folder of the task's train and dev files, --data.dir DIR")
+        local_paths("data.", self, ("dir", "train", "dev", "test"))
         at_least("data.max_length", self.max_length, 8)
         if not self.buckets or min(self.buckets) < 1:
             raise UserError(f"data.buckets is {self.buckets}: list at least one length above 0")
@@ -163,6 +164,7 @@ class FinetuneConfig:
 
     def check(self) -> None:
         """Raises UserError at the first value, or pair of values, that cannot work."""
+        local_paths("", self, ("output_dir", "init", "like"))
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
         self.training.check_attention(self.model.attention_probs_dropout_prob)
@@ -190,8 +192,9 @@ class FinetuneConfig:
                 "leave one out"
             )
 
-    def check_layers(self) -> None:
-        """Raises UserError where the model, once its sizes are known, has too few layers for what is asked."""
+    def check_model(self) -> None:
+        """Raises UserError if the model, once its sizes are known, has too few layers, or rows are too long for it."""
+        self.model.check_length("data.max_length", self.data.max_length)
         for name in ("frozen_layers", "feature_layers"):
             if (getattr(self, name) or 0) > self.model.num_hidden_layers:
                 raise UserError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bert.config.checks import at_least, fraction
+from bert.config.checks import MAX_LENGTH, at_least, at_most, fraction, local_paths
 from bert.values import UserError, known
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
@@ -69,6 +69,16 @@ class ModelConfig:
         """E, as a number."""
         return self.embedding_size or self.hidden_size
 
+    def check_length(self, name: str, length: int) -> None:
+        """Raises UserError for rows with more places than masks and the counter of dropout (32 bits) tell apart."""
+        at_most(name, length, MAX_LENGTH)
+        weights = self.num_attention_heads * length**2
+        if self.attention_probs_dropout_prob > 0 and weights > 2**32:
+            raise UserError(
+                f"{name} is {length}: the heads ({self.num_attention_heads}) have {weights:,} attention weights a row, "
+                "and dropout has places for 2**32: use shorter rows, or set model.attention_probs_dropout_prob to 0"
+            )
+
     def check(self) -> None:
         """Raises UserError where the sizes cannot be built."""
         for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
@@ -118,7 +128,8 @@ class TokenizerConfig:
     """Most characters that a trained vocabulary knows, the commonest; null takes what fits a quarter of it."""
 
     def check(self) -> None:
-        """Raises UserError for a vocabulary that cannot be trained."""
+        """Raises UserError for a vocabulary that cannot be trained, or read."""
+        local_paths("tokenizer.", self, ("path",))
         if not 32 <= self.vocab_size < 2**24:
             raise UserError(f"tokenizer.vocab_size is {self.vocab_size}: it must be at least 32 and below 2**24")
         at_least("tokenizer.min_frequency", self.min_frequency, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bert.config.checks import seed_in_range
+from bert.config.checks import local_paths, seed_in_range
 from bert.config.data import DataConfig
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.training import OptimizerConfig, TrainingConfig
@@ -43,12 +43,14 @@ class PretrainConfig:
 
     def check(self) -> None:
         """Raises UserError at the first value, or pair of values, that cannot work."""
+        local_paths("", self, ("output_dir", "init"))
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
         self.training.check_attention(self.model.attention_probs_dropout_prob, self.data.packing)
         seed_in_range("seed", self.seed)
         if self.output_bias not in ("frequencies", "zeros"):
             raise UserError(f"output_bias is {self.output_bias!r}: choose frequencies or zeros")
+        self.model.check_length("data.sequence_length", self.data.sequence_length)
         if self.data.sequence_length > self.model.max_position_embeddings:
             raise UserError(
                 f"data.sequence_length ({self.data.sequence_length}) is over model.max_position_embeddings "
