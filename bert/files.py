@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert.config import UserError
+from bert.config.checks import local_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +47,7 @@ def write_array(path: Path, array: np.ndarray) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside this one that takes its place at the end, or vanishes after an error."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = _temporary(path)
     try:
         yield temporary
         os.replace(temporary, path)
@@ -53,20 +55,37 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether the name is one that `replacing` or `new_folder` gives; a killed process leaves such files."""
+    return re.fullmatch(r"\..*\.\d+\.bert-partial", path.name) is not None
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.bert-partial")
+
+
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A temporary folder beside ``out`` that takes its place at the end, or vanishes after an error.
+    """A temporary folder whose content is moved to ``out`` at the end; it is removed after an error.
+
+    An empty folder that exists stays the same folder: it may be the working directory, or a mount point.
 
     Raises:
-        UserError: ``out`` is there already and not an empty folder, or its parent cannot be written.
+        UserError: ``out`` exists and is not an empty folder, or cannot be written, or is no local path.
     """
+    local_path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already and is not an empty folder: name another one")
-    draft = out.with_name(f".{out.name}.{os.getpid()}")
+    exists = out.exists()
+    draft = _temporary(out / "export") if exists else _temporary(out)
     try:
         draft.mkdir(parents=True)
         yield draft
-        os.replace(draft, out)
+        if exists:
+            for entry in sorted(draft.iterdir()):
+                entry.rename(out / entry.name)
+        else:
+            os.replace(draft, out)
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror or error}): name another folder") from None
     finally:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from bert.checkpoint import Checkpointer
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, TaskDataConfig, UserError
+from bert.config.checks import local_path
 from bert.config_file import load as load_config
 from bert.data.batches import bucket, evaluation_batches
 from bert.data.features import Features, tokenize
@@ -334,7 +335,7 @@ def load_vocabulary(source: str | Path, say: Callable[[str], None] = lambda text
 
 def _folder(source: str | Path, weights: bool) -> Path:
     """The folder of a run or of a model, a hub's in the hub's own cache. Raises UserError where it is neither."""
-    path = Path(source)
+    path = Path(local_path(source))
     if not path.exists():
         if not hub.is_hub_name(source):
             raise UserError(f"{path} does not exist: name the folder of a run or of a model")

@@ -13,8 +13,9 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from bert.config import FinetuneConfig, PretrainConfig, UserError, to_dict
+from bert.config.checks import local_path
 from bert.config_file import dump, load
-from bert.files import write_durably
+from bert.files import is_temporary, write_durably
 from bert.lock import LOCK, sole_process
 from bert.values import known
 
@@ -108,7 +109,7 @@ def open_run(config: Config) -> Iterator[RunFolder[Config]]:
     Raises:
         UserError: the folder cannot be written, is in use by another process, or holds something that is not this run.
     """
-    path = Path(known(config.output_dir, "output_dir"))
+    path = Path(local_path(known(config.output_dir, "output_dir"), "output_dir"))
     _refuse_strangers(path)  # before the lock, which writes
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -133,7 +134,7 @@ def _refuse_strangers(path: Path) -> None:
 
 def _leftovers(path: Path) -> list[Path]:
     """What a kill left of files that were being written (`bert.files.replacing`)."""
-    return [entry for entry in path.glob(".*.*") if re.fullmatch(r"\..+\.\d+", entry.name) and entry.is_file()]
+    return [entry for entry in path.glob(".*") if is_temporary(entry) and entry.is_file()]
 
 
 def _claim(path: Path, config: Config) -> RunFolder[Config]:

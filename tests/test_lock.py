@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bert.config import FinetuneConfig, PretrainConfig, UserError
+from bert.config_file import dump
 from bert.lock import LOCK, sole_process
 from bert.run import open_run
 
@@ -71,11 +72,22 @@ def test_a_stranger_s_folder_is_left_without_a_file_of_ours(tmp_path: Path) -> N
 
 def test_what_a_kill_at_the_very_start_left_is_not_taken_for_a_stranger_s(tmp_path: Path) -> None:
     """Killed while config.yaml was being written: no config.yaml, half a temporary file, and the lock's file."""
-    for name in (LOCK, ".config.yaml.4711", ".metrics.jsonl.12"):
+    for name in (LOCK, ".config.yaml.4711.bert-partial", ".metrics.jsonl.12.bert-partial"):
         (tmp_path / name).write_text("half")
     with open_run(config_of(tmp_path)) as run:
         assert not run.resumed
         assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+
+
+def test_hidden_files_of_the_user_stay(tmp_path: Path) -> None:
+    names = (".notes.2024", ".config.yaml.4711", ".bert-partial", "notes.12.bert-partial", ".notes.bert-partial")
+    (tmp_path / "config.yaml").write_text(dump(config_of(tmp_path)))
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / ".config.yaml.4711.bert-partial").write_text("half")
+    with open_run(config_of(tmp_path)) as run:
+        assert run.resumed
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([LOCK, "config.yaml", *names])
 
 
 def test_seeds_are_locked_one_by_one(tmp_path: Path) -> None:

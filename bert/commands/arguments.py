@@ -25,6 +25,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 from bert.allocator import keep_few_heaps
 from bert.compilation_cache import use_compilation_cache
 from bert.config import Count, UserError, recipe_folder, recipe_names, with_preset
+from bert.config.checks import local_path
 from bert.config_file import (
     NULLS,
     Given,
@@ -225,7 +226,7 @@ def find_config(name: str) -> Path:
     """The file that ``--config NAME`` means, a recipe's name or a path. Raises UserError if there is none."""
     if name in recipe_names():
         return recipe_folder() / f"{name}.yaml"
-    path = Path(name)
+    path = Path(local_path(name, "--config"))
     if path.is_file():
         return path
     where = f"{COMMAND_LINE}: --config {name}"

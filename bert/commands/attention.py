@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bert.commands.arguments import MODEL, Arguments, run_command
 from bert.config import UserError
+from bert.config.checks import local_path
 
 DESCRIPTION = """Shows the attention of every layer and head over the pieces of a text, or of a pair of texts. A file
 that ends in .html is a page to explore in a browser, which needs nothing else; one in .png is a picture of all
@@ -19,11 +20,15 @@ SUFFIXES = (".html", ".png")
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = Arguments("bert attention", DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", help=MODEL)
+    parser.add_argument("run", type=local_path, metavar="RUN", help=MODEL)
     parser.add_argument("text", metavar="TEXT", help="The text, in quotation marks.")
     parser.add_argument("pair", metavar="PAIR", nargs="?", help="A second text, for models that read pairs.")
     parser.add_argument(
-        "--output", metavar="FILE", required=True, help="The page (.html) or the picture (.png) to write."
+        "--output",
+        type=local_path,
+        metavar="FILE",
+        required=True,
+        help="The page (.html) or the picture (.png) to write.",
     )
     arguments = parser.parse_args(argv)
     output = Path(arguments.output)

@@ -6,6 +6,7 @@ import sys
 
 from bert.commands.arguments import MODEL, Arguments, run_command
 from bert.config import UserError
+from bert.config.checks import local_path
 from bert.interchange import FORMATS
 
 DESCRIPTION = """Hands a model to others. hf: a folder that Hugging Face transformers reads (config.json, safetensors,
@@ -18,8 +19,8 @@ tokens (pip install 'bert-jax[onnx]'). Each is read back, run and compared befor
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = Arguments("bert export", DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", help=MODEL)
-    parser.add_argument("out", metavar="OUT", help="New folder to write.")
+    parser.add_argument("run", type=local_path, metavar="RUN", help=MODEL)
+    parser.add_argument("out", type=local_path, metavar="OUT", help="New folder to write.")
     parser.add_argument("--format", choices=FORMATS, default="hf", help="Form to write. (default: hf)")
     lengths = parser.add_mutually_exclusive_group()
     lengths.add_argument(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bert.commands.arguments import Arguments, run_command
 from bert.config import UserError
+from bert.config.checks import local_path
 from bert.data.tasks.glue import SUBMISSIONS
 from bert.files import replacing
 
@@ -21,8 +22,10 @@ HEADER = "index\tprediction"
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = Arguments("bert glue-zip", DESCRIPTION)
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="Folder of a fine-tuning run, one a task.")
-    parser.add_argument("output", metavar="OUT.zip", help="The zip to write.")
+    parser.add_argument(
+        "runs", type=local_path, metavar="RUN", nargs="+", help="Folder of a fine-tuning run, one a task."
+    )
+    parser.add_argument("output", type=local_path, metavar="OUT.zip", help="The zip to write.")
     arguments = parser.parse_args(argv)
     output = Path(arguments.output)
     if output.suffix != ".zip":

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert.commands.arguments import MODEL, Arguments, run_command
+from bert.config.checks import local_path
 
 DESCRIPTION = """Tells what a run, or anything else that bert.load takes, is made of: its parts with their parameters
 and operations a token, its vocabulary, where its weights came from, and of a run its training and its scores. A run
@@ -32,7 +33,7 @@ TITLES = {
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = Arguments("bert inspect", DESCRIPTION)
-    parser.add_argument("source", metavar="RUN_OR_FOLDER", help=MODEL)
+    parser.add_argument("source", type=local_path, metavar="RUN_OR_FOLDER", help=MODEL)
     parser.add_argument(
         "--length", type=int, metavar="T", help="Tokens a row to count operations for. (default: the run's)"
     )

@@ -12,6 +12,7 @@ from typing import IO, Any, cast
 
 from bert.commands.arguments import MODEL, Arguments, run_command
 from bert.config import UserError
+from bert.config.checks import local_path
 from bert.files import replacing
 from bert.values import CONVERT
 
@@ -30,9 +31,11 @@ READ_AT_ONCE = 1 << 20
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = Arguments("bert predict", DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", help=f"{MODEL} It must be fine-tuned.")
-    parser.add_argument("input", metavar="INPUT", help="File of texts, or - for standard input.")
-    parser.add_argument("--output", metavar="FILE", help="Write the answers here, not to standard output.")
+    parser.add_argument("run", type=local_path, metavar="RUN", help=f"{MODEL} It must be fine-tuned.")
+    parser.add_argument("input", type=local_path, metavar="INPUT", help="File of texts, or - for standard input.")
+    parser.add_argument(
+        "--output", type=local_path, metavar="FILE", help="Write the answers here, not to standard output."
+    )
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="Texts at once. (default: 32)")
     arguments = parser.parse_args(argv)
     if arguments.batch_size < 1:

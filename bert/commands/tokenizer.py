@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bert.commands.arguments import COMMAND_LINE, parse, run_command
 from bert.config import PretrainConfig, TokenizerConfig, UserError
+from bert.config.checks import local_path
 from bert.values import known
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ OWN = {
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    own.add_argument("--output")
+    own.add_argument("--output", type=local_path)
     own.add_argument("--extend")
     try:
         options, rest = own.parse_known_args(argv)

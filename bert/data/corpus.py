@@ -18,6 +18,7 @@ from pathlib import Path
 from bert.config import HUB, STANDARD_LIBRARY, UserError
 from bert.data import docstrings, formats
 from bert.data.formats import FOLDER_SUFFIXES, Document, require_readable_kind, unreadable
+from bert.files import replacing
 
 LONG_PARAGRAPH = 10_000
 """Characters of a paragraph that are searched for sentences at once."""
@@ -202,11 +203,10 @@ class Memo:
     def save(self) -> None:
         if not (self._file and self._changed):
             return
-        temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(self._known, indent=0), encoding="utf-8")
-            os.replace(temporary, self._file)
+            with replacing(self._file) as temporary:
+                temporary.write_text(json.dumps(self._known, indent=0), encoding="utf-8")
 
 
 def file_state(path: str | Path) -> tuple[str, int]:

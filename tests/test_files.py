@@ -1,0 +1,115 @@
+"""Files that appear whole or not at all, and paths that are no files here."""
+
+import dataclasses
+import typing
+from pathlib import Path
+
+import pytest
+
+import bert
+from bert.commands import COMMANDS
+from bert.commands import main as command
+from bert.config import FinetuneConfig, PretrainConfig, UserError
+from bert.files import new_folder
+
+URL = "gs://bucket/place.zip"
+
+
+def test_an_existing_empty_folder_stays_the_same_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    number = tmp_path.stat().st_ino
+    with new_folder(Path()) as draft:
+        (draft / "1_Pooling").mkdir()
+        (draft / "1_Pooling" / "config.json").write_text("{}")
+        (draft / "config.json").write_text("{}")
+    assert sorted(str(path) for path in Path().rglob("*")) == ["1_Pooling", "1_Pooling/config.json", "config.json"]
+    assert tmp_path.stat().st_ino == number
+    with pytest.raises(UserError, match="is not an empty folder"), new_folder(Path()):
+        pass
+
+
+def test_an_error_leaves_no_folder_and_an_empty_one_empty(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "new"):
+        with pytest.raises(ZeroDivisionError), new_folder(tmp_path / name) as draft:
+            (draft / "half").write_text("")
+            raise ZeroDivisionError
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def text_options(config_class: type, prefix: str = "") -> dict[str, object]:
+    """The options of a configuration that may be a text, by their dotted names; of lists of sections, their first."""
+    found: dict[str, object] = {}
+    for name, hint in typing.get_type_hints(config_class).items():
+        members = [*typing.get_args(hint), hint]
+        if sections := [member for member in members if dataclasses.is_dataclass(member)]:
+            found |= text_options(sections[0], f"{prefix}{name}.")
+        elif str in members or list[str] in members:
+            found[f"{prefix}{name}"] = hint
+    return found
+
+
+NO_PATHS = {
+    "output_bias", "task", "data.language", "data.objective", "data.broken_tags", "data.misplaced_answers",
+    "data.header", "data.labels", "data.metrics", "model.hidden_act", "model.position_init",
+    "model.position_embedding", "optimizer.name", "training.dtype", "training.preset", "training.attention",
+    "training.dropout_rng", "training.mesh", "training.remat",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "config_class"), [("pretrain", PretrainConfig), ("finetune", FinetuneConfig)])
+def test_every_option_that_takes_a_path_refuses_one_with_a_scheme(name, config_class, tmp_path, fails, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = [key for key in text_options(config_class) if key not in NO_PATHS and ".columns." not in key]
+    assert {"output_dir", "init", "data.train", "tokenizer.path"} <= set(options)
+    arguments = ["--init=none", "--data.dir=a", "--output_dir=run"] if name == "finetune" else ["--output_dir=run"]
+    for key in options:
+        for url in (URL, "s3://bucket/x", "https://example.org/x", "file:///tmp/x"):
+            error = fails(command, name, *arguments, f"--{key}={url}")
+            assert f"{key} is {url}, which is not a local path" in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["predict", URL, "input.txt"],
+        ["predict", "run", URL],
+        ["predict", "run", "input.txt", "--output", URL],
+        ["inspect", URL],
+        ["attention", URL, "text", "--output", "page.html"],
+        ["attention", "run", "text", "--output", "gs://bucket/page.html"],
+        ["export", URL, "out"],
+        ["export", "run", URL],
+        ["glue-zip", URL, "out.zip"],
+        ["glue-zip", "run", URL],
+        ["tokenizer", "--output", URL],
+        ["plan", "--data.train", URL],
+        ["examples", "--data.train", URL],
+        ["pretrain", "--config", URL],
+    ],
+    ids=" ".join,
+)
+def test_every_command_refuses_a_path_with_a_scheme(arguments, tmp_path, fails, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "input.txt").write_text("a\n")
+    assert "is not a local path" in fails(command, *arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["input.txt"]
+
+
+def test_no_command_is_left_out() -> None:
+    tried = test_every_command_refuses_a_path_with_a_scheme.pytestmark[0].args[1]
+    assert {arguments[0] for arguments in tried} | {"finetune"} == set(COMMANDS)
+
+
+def test_from_python_too(tmp_path: Path, monkeypatch, pretrained: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (URL, Path(URL)):
+        with pytest.raises(UserError, match="is not a local path"):
+            bert.load(path)
+        with pytest.raises(UserError, match="is not a local path"):
+            bert.load(pretrained).save(path)
+    assert not list(tmp_path.iterdir())
+    local = tmp_path / "gs:" / "x"
+    with pytest.raises(UserError, match="does not exist"):
+        bert.load(local)
