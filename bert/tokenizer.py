@@ -180,6 +180,18 @@ def continuing_ids(tokenizer: Tokenizer) -> list[int]:
     return sorted(i for piece, i in tokenizer.get_vocab().items() if piece.startswith(prefix) and piece != prefix)
 
 
+def keeps_spaces(tokenizer: Tokenizer) -> bool:
+    """Whether tokens hold the space before a word, as byte-level ones do: "the" and " the" are different tokens."""
+    from tokenizers import models
+
+    return isinstance(tokenizer.model, models.BPE)
+
+
+def after_space(text: str) -> str:
+    """The text as it follows another word, with a space in front: what ``add_prefix_space`` makes of it."""
+    return text if text.startswith(" ") else " " + text
+
+
 def vocabulary_size(tokenizer: Tokenizer) -> int:
     """Rows V an embedding needs: one more than the largest id, also where ids have gaps."""
     return max(tokenizer.get_vocab().values()) + 1

@@ -9,10 +9,9 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 from tokenizers import Tokenizer
-from tokenizers.processors import BertProcessing
 
+from bert.data.row_template import post_processor
 from bert.tokenizer import corpus_tokenizer
-from bert.values import known
 
 ROWS_AT_ONCE = 4096
 """Texts tokenized in one call: enough to make calls cheap, few enough to bound memory."""
@@ -30,7 +29,8 @@ class Features:
     offsets: np.ndarray
     """[R + 1] int64: row r is ids[offsets[r] : offsets[r + 1]]."""
     segment_a_lengths: np.ndarray
-    """[R] int32: tokens of segment A, with [CLS] and its [SEP]; the others of the row are segment B."""
+    """[R] int32: tokens of type 0; the others of the row have type 1. In BERT's rows these are segment A, with [CLS]
+    and its [SEP], and segment B; in RoBERTa's every token has type 0."""
     labels: np.ndarray | None
     """[R, ...]: [R] int32 labels, [R] float32 scores, [R, 2] int32 places of an answer; or, with ``token_labels``,
     [tokens of all rows] int32, one a token or IGNORED. None where the split has none."""
@@ -155,7 +155,8 @@ def tokenize(
     max_length: int,
     labels: np.ndarray | None = None,
 ) -> Features:
-    """Texts or pairs -> ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, at most ``max_length`` tokens.
+    """Texts or pairs -> ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, at most ``max_length`` tokens; of RoBERTa
+    ``<s> A </s>`` or ``<s> A </s></s> B </s>``.
 
     The longer text of a pair is cut first, as BERT's ``_truncate_seq_pair`` (google-research/bert,
     run_classifier.py). ``tokenizer`` stays as it is.
@@ -185,9 +186,7 @@ def _prepared(tokenizer: Tokenizer, max_length: int, pieces: int) -> Tokenizer:
     own = Tokenizer.from_str(tokenizer.to_str())  # truncation and padding are settings of the object itself
     own.no_padding()
     own.enable_truncation(max_length, strategy="longest_first")
-    if own.post_processor is None:
-        separator, classifier = ((token, known(own.token_to_id(token), token)) for token in ("[SEP]", "[CLS]"))
-        own.post_processor = BertProcessing(separator, classifier)
+    own.post_processor = post_processor(own)
     return own
 
 
@@ -201,6 +200,7 @@ def _prose_tokenizer(tokenizer: Tokenizer, pieces: int) -> Tokenizer:
     own = corpus_tokenizer(tokenizer)
     own.no_padding()
     own.no_truncation()
+    own.post_processor = post_processor(own)  # it decides which characters a token covers
     return own
 
 

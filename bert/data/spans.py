@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from bert.config import UserError
 from bert.data.features import ROWS_AT_ONCE, Features, prose_tokenizer
+from bert.data.row_template import row_template
 from bert.tokenizer import special_ids
 from bert.values import known
 
@@ -51,7 +52,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Windows:
-    """R rows ``[CLS] question [SEP] window of the context [SEP]``; those of a question follow each other."""
+    """R rows of a question and a window of its context, as pairs; those of a question follow each other."""
 
     features: Features
     """The tokens. Labels are [R, 2] int32, places in the row of the answer's first and last token: 0, [CLS], where the
@@ -150,35 +151,37 @@ def windows(
     Raises:
       UserError: a question of ``max_query_length`` tokens would leave no room for a context.
     """
-    if max_length - max_query_length < 4:
+    template = row_template(tokenizer, pair=True)
+    if template.room(max_length) - max_query_length < 1:
         raise UserError(
             f"a question of {max_query_length} tokens leaves no room for its context in a row of {max_length}: "
             "raise data.max_length or lower data.max_query_length"
         )
     if doc_stride < 1:
         raise UserError(f"data.doc_stride is {doc_stride}: it must be at least 1")
-    special = special_ids(tokenizer)
     own = prose_tokenizer(tokenizer)
     texts = list(dict.fromkeys(text for example in examples for text in (example.question, example.context)))
     tokens = dict(zip(texts, _tokenize(own, texts), strict=True))
 
-    outside, rows = np.array([-1], np.int32), _Rows()
+    suffix, rows = np.array(template.suffix, np.int32), _Rows()
+    outside = np.full(len(suffix), -1, np.int32)
     for number, example in enumerate(examples):
         query = tokens[example.question].ids[:max_query_length]
-        before = np.concatenate([[special.cls], query, [special.sep]]).astype(np.int32)
+        before = np.concatenate([template.prefix, query, template.separator]).astype(np.int32)
         no_characters = np.full(len(before), -1, np.int32)
         context = tokens[example.context]
         answer = _answer_tokens(example.answer, context)
-        starts, ends = _spans(len(context.ids), max_length - len(before) - 1, doc_stride)
+        starts, ends = _spans(len(context.ids), max_length - len(before) - len(suffix), doc_stride)
         for start, end, widest in zip(starts, ends, _max_context(starts, ends), strict=True):
             first, last = 0, 0
             if answer is not None and start <= answer[0] and answer[1] < end:
                 first, last = (place - start + len(before) for place in answer)
-            rows.ids += [before, context.ids[start:end], np.array([special.sep], np.int32)]
+            rows.ids += [before, context.ids[start:end], suffix]
             rows.char_starts += [no_characters, context.starts[start:end], outside]
             rows.char_ends += [no_characters, context.ends[start:end], outside]
             rows.max_context += [no_characters > 0, widest[start:end], outside > 0]
-            rows.numbers.append((number, len(before) + end - start + 1, len(before), first, last))
+            length = len(before) + end - start + len(suffix)
+            rows.numbers.append((number, length, template.segment_a_length(len(query), end - start), first, last))
     numbers = np.array(rows.numbers, np.int32).reshape(-1, 5)
     known = np.array([example.is_impossible or example.answer is not None for example in examples], bool)
     return Windows(
@@ -187,7 +190,7 @@ def windows(
             offsets=np.concatenate([[0], np.cumsum(numbers[:, 1], dtype=np.int64)]),
             segment_a_lengths=numbers[:, 2].copy(),
             labels=numbers[:, 3:].copy() if known.any() else None,
-            pad_token_id=special.pad,
+            pad_token_id=special_ids(tokenizer).pad,
         ),
         examples=numbers[:, 0].copy(),
         known=known[numbers[:, 0]],

@@ -92,7 +92,7 @@ def read(path: Path, labelled: bool = True, max_rows: int | None = None) -> Exam
 
 
 def tokenize(tokenizer: Tokenizer, examples: Examples, max_length: int) -> ChoiceFeatures:
-    """``[CLS] context [SEP] choice [SEP]``, up to ``max_length`` tokens, for every choice; the longer is cut first."""
+    """A pair of context and choice, up to ``max_length`` tokens, for every choice; the longer is cut first."""
     pairs = [
         (context, choice)
         for context, choices in zip(examples.contexts, examples.choices, strict=True)

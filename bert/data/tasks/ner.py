@@ -17,10 +17,11 @@ from bert.config import UserError
 from bert.data.features import IGNORED, ROWS_AT_ONCE, Features, prose_tokenizer
 from bert.data.formats import numbered_lines
 from bert.data.records import kind_of
+from bert.data.row_template import row_template
 from bert.data.tags import OUTSIDE, SCHEMES, convert, first_fault, join_tag, marks_spans, recognise, spans, split_tag
 from bert.data.windows import window_starts
 from bert.files import write_durably
-from bert.tokenizer import special_ids
+from bert.tokenizer import after_space, keeps_spaces, special_ids
 from bert.values import known
 
 DOCUMENT_START = "-DOCSTART-"
@@ -98,7 +99,8 @@ class Sentences:
 
 @dataclass(frozen=True)
 class Rows:
-    """R rows ``[CLS] pieces of some words [SEP]``: a long sentence has several, each word its label in one of them."""
+    """R rows of the pieces of some words, each as of one text: a long sentence has several, each word its label in one
+    of them."""
 
     features: Features
     """The tokens; all of segment A. Labels are those of tokens, IGNORED but where ``words`` has a word; None where
@@ -234,10 +236,10 @@ def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], 
     Raises:
       UserError: file and line of a tag that is not among ``labels``; a ``max_length`` below 4.
     """
-    if max_length < 4:
-        raise UserError(f"data.max_length is {max_length}: [CLS], [SEP] and words need at least 4")
-    special = special_ids(tokenizer)
-    room = max_length - 2
+    special, template = special_ids(tokenizer), row_template(tokenizer)
+    room = template.room(max_length)
+    if room < 2:
+        raise UserError(f"data.max_length is {max_length}: [CLS], [SEP] and words need at least {template.size + 2}")
     pieces = _pieces(tokenizer, sentences.words, special.unk, room)
     ids, numbers = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
     before = 0
@@ -251,9 +253,9 @@ def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], 
             here = np.flatnonzero(context.argmax(axis=0) == window)
             end = min(start + room, len(flat))
             if len(here):
-                ids.append(np.concatenate([[special.cls], flat[start:end], [special.sep]]).astype(np.int32))
+                ids.append(template.row(flat[start:end]))
                 numbers.append(np.full(len(ids[-1]), -1, np.int32))
-                numbers[-1][firsts[here] - start + 1] = here + before
+                numbers[-1][firsts[here] - start + len(template.prefix)] = here + before
         before += len(words)
     lengths = np.array([len(row) for row in ids[1:]], np.int64)
     of_token, of_word = np.concatenate(numbers), _label_numbers(sentences, labels)
@@ -393,12 +395,17 @@ def _label_numbers(sentences: Sentences, labels: Sequence[str]) -> np.ndarray | 
 
 
 def _pieces(tokenizer: Tokenizer, sentences: list[list[str]], unknown: int, room: int) -> dict[str, np.ndarray]:
-    """The ids of each distinct word, at most ``room``: a word's pieces do not depend on its neighbours."""
-    own = prose_tokenizer(tokenizer)
+    """The ids of each distinct word, at most ``room``: a word's pieces do not depend on its neighbours.
+
+    Where tokens hold the space before a word every word has one, also the first, as in transformers' run_ner.py
+    (is_split_into_words with add_prefix_space).
+    """
+    own, spaced = prose_tokenizer(tokenizer), keeps_spaces(tokenizer)
     words = list(dict.fromkeys(word for sentence in sentences for word in sentence))
     pieces: dict[str, np.ndarray] = {}
     for first in range(0, len(words), ROWS_AT_ONCE):
         part = words[first : first + ROWS_AT_ONCE]
-        for word, encoding in zip(part, own.encode_batch_fast(part, add_special_tokens=False), strict=True):
+        texts = [after_space(word) for word in part] if spaced else part
+        for word, encoding in zip(part, own.encode_batch_fast(texts, add_special_tokens=False), strict=True):
             pieces[word] = np.array(encoding.ids[:room] or [unknown], np.int32)
     return pieces
