@@ -98,21 +98,42 @@ def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -
     return combined.hexdigest()
 
 
-def split_sentences(paragraphs: list[str], language: str, one_sentence_per_line: bool = False) -> list[str]:
+def split_sentences(
+    paragraphs: list[str], language: str, one_sentence_per_line: bool = False, keep_space: bool = False
+) -> list[str]:
     """Sentences of a document, in order, none of them empty.
+
+    With ``keep_space`` a sentence that stands after white space or at the start of a line, but for the first one, has
+    one space in front. The others have none.
 
     A paragraph ends a sentence: sentencex is called once for each, since it looks past single line ends (and
     one open quotation mark would swallow the paragraphs after it), at 100 MB of English a second on one core.
     """
-    if one_sentence_per_line:
-        return [line for line in map(str.strip, paragraphs) if line]
+    pieces = []
+    for paragraph in paragraphs:
+        pieces += ["\n", *([paragraph] if one_sentence_per_line else _segments(paragraph, language))]
+    return _spaced(pieces) if keep_space else [sentence for sentence in map(str.strip, pieces) if sentence]
+
+
+def _segments(paragraph: str, language: str) -> Iterator[str]:
+    """Sentences as they stand in a paragraph, with the white space after them."""
     from sentencex import segment
 
-    sentences = []
-    for paragraph in paragraphs:
-        for window in _windows(paragraph, language):
-            sentences += segment(language, window)
-    return [sentence for sentence in map(str.strip, sentences) if sentence]
+    for window in _windows(paragraph, language):
+        yield from segment(language, window)
+
+
+def _spaced(pieces: list[str]) -> list[str]:
+    """Stretches of text, one after the other, as sentences with a space in front where white space was."""
+    sentences: list[str] = []
+    space = False
+    for piece in pieces:
+        text = piece.strip()
+        space = space or piece[:1].isspace()
+        if text:
+            sentences.append(f" {text}" if space and sentences else text)
+            space = piece[-1:].isspace()
+    return sentences
 
 
 def _windows(paragraph: str, language: str) -> Iterator[str]:

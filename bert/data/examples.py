@@ -27,9 +27,11 @@ import numpy as np
 from bert.config import DataConfig, UserError
 from bert.data import corpus, spool, workers
 from bert.data.objectives import OBJECTIVES
+from bert.data.row_template import RowTemplate, row_template
 from bert.data.shards import Rows, ShardSummary, ShardTask, damaged, open_rows
 from bert.files import user_caches, write_array, write_durably
 from bert.lock import one_builder
+from bert.tokenizer import keeps_spaces, special_ids, tokenizer_fingerprint
 from bert.values import known
 
 if TYPE_CHECKING:
@@ -149,12 +151,10 @@ def _folder_of(
     config: DataConfig, tokenizer: Tokenizer, cache_dir: Path | None, progress: Progress
 ) -> tuple[Path, dict[str, Any]]:
     """Where the set lies or will lie, and the settings that name it."""
-    from bert.tokenizer import tokenizer_fingerprint
-
     config.check()
     cache = cache_folder(config, cache_dir)
     progress("fingerprinting the corpus", 0, None)
-    settings = _settings(config, cache, tokenizer_fingerprint(tokenizer))
+    settings = _settings(config, cache, tokenizer_fingerprint(tokenizer)) | _layout(config, tokenizer)
     return cache / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32], settings
 
 
@@ -250,6 +250,18 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
     if config.packing:
         settings["max_examples_per_row"] = config.max_examples_per_row
     return settings
+
+
+def _layout(config: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The special tokens of a row and the spaces of its text, where they differ from those of BERT's own rows."""
+    special, pair = special_ids(tokenizer), OBJECTIVES[config.objective].pair
+    template = row_template(tokenizer, pair)
+    separator = (special.sep,)
+    of_bert = RowTemplate((special.cls,), separator, separator, (0, 0, 1), 1)
+    of_bert = of_bert if pair else RowTemplate((special.cls,), (), separator, (0, 0))
+    if template == of_bert and not keeps_spaces(tokenizer):
+        return {}
+    return {"row_template": asdict(template), "spaces": keeps_spaces(tokenizer)}
 
 
 def cache_folder(config: DataConfig, cache_dir: Path | None = None) -> Path:

@@ -41,7 +41,7 @@ def stream(*key: int | str) -> random.Random:
 def sentence_pairs(
     sentences: list[int],
     documents: list[int],
-    sequence_length: int,
+    room: int,
     short_seq_prob: float,
     draw: random.Random,
     numbers: Sequence[int] | None = None,
@@ -58,28 +58,27 @@ def sentence_pairs(
       sentences: boundaries of S sentences in the flat token array, S + 1 ascending offsets; none is empty.
       documents: boundaries of the documents among the sentences, ascending; at least two documents, none
         empty.
-      sequence_length: T; a pair has at most T - 3 tokens.
-      short_seq_prob: chance of a target length drawn from [2, T - 3].
+      room: most tokens of a pair, T less the special tokens.
+      short_seq_prob: chance of a target length drawn from [2, room].
       draw: random stream; only its ``.random()`` is used.
       numbers: which document each is: copies of one, which are not another document to each other, have the same
         number. At least two of them differ; None where there are no copies.
     """
     numbers = range(len(documents) - 1) if numbers is None else numbers
-    longest = sequence_length - 3
     for number in range(len(documents) - 1):
         start, stop = documents[number], documents[number + 1]
         while start < stop:
-            target = _target(longest, short_seq_prob, draw)
+            target = _target(room, short_seq_prob, draw)
             end = _filled(sentences, start, start + 1, stop, target)
             a_stop = start + 1 + _below(draw, end - start - 1) if end - start > 1 else end
             if end - start == 1 or draw.random() < RANDOM_SHARE:
-                room = target - (sentences[a_stop] - sentences[start])
-                b_first, b_stop = _random_segment(sentences, documents, numbers, number, room, draw)
+                left = target - (sentences[a_stop] - sentences[start])
+                b_first, b_stop = _random_segment(sentences, documents, numbers, number, left, draw)
                 label, following = IS_RANDOM, a_stop
             else:
                 b_first, b_stop, label, following = a_stop, end, IS_NEXT, end
             yield Pair(
-                *truncated(sentences[start], sentences[a_stop], sentences[b_first], sentences[b_stop], longest, draw),
+                *truncated(sentences[start], sentences[a_stop], sentences[b_first], sentences[b_stop], room, draw),
                 label,
             )
             start = following
@@ -88,7 +87,7 @@ def sentence_pairs(
 def ordered_pairs(
     sentences: list[int],
     documents: list[int],
-    sequence_length: int,
+    room: int,
     short_seq_prob: float,
     draw: random.Random,
     numbers: Sequence[int] | None = None,
@@ -100,15 +99,14 @@ def ordered_pairs(
     ALBERT's code, which gives a chunk of one sentence a random partner and calls it swapped: the last sentence of a
     document, where it is left alone, is paired with the one before it, and a document of one sentence gives no pair.
     """
-    longest = sequence_length - 3
     for start, stop in itertools.pairwise(documents):
         first = start
         while start < stop and stop - first > 1:
             start = min(start, stop - 2)
-            end = _filled(sentences, start, start + 2, stop, _target(longest, short_seq_prob, draw))
+            end = _filled(sentences, start, start + 2, stop, _target(room, short_seq_prob, draw))
             middle = start + 1 + _below(draw, end - start - 1)
             a_start, a_end, b_start, b_end = truncated(
-                sentences[start], sentences[middle], sentences[middle], sentences[end], longest, draw
+                sentences[start], sentences[middle], sentences[middle], sentences[end], room, draw
             )
             if draw.random() < RANDOM_SHARE:
                 yield Pair(b_start, b_end, a_start, a_end, SWAPPED)

@@ -23,8 +23,10 @@ from bert.config import UserError
 from bert.data import corpus, pairs
 from bert.data.objectives import OBJECTIVES
 from bert.data.packing import EXAMPLE_LENGTH, packed
+from bert.data.row_template import row_template
 from bert.data.spool import Spool
 from bert.files import write_durably
+from bert.tokenizer import keeps_spaces, special_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -100,13 +102,12 @@ def build_shards_of(
     Raises:
       UserError: too few of its documents have a token, or none gives a row.
     """
-    from bert.tokenizer import special_ids
-
     task = tasks[0]
     # A copy: another process may put its own file in place of a mapped one, and some file systems forget the old then.
     asked = np.array(np.load(task.order, mmap_mode="r")[task.first : task.last])
-    tokens, sentences, documents, numbers = _tokenized(task, asked, tokenizer)
     objective = OBJECTIVES[task.objective]
+    template, pad = row_template(tokenizer, objective.pair), special_ids(tokenizer).pad
+    tokens, sentences, documents, numbers = _tokenized(task, asked, tokenizer, template.room(task.sequence_length))
     if len(documents) - 1 < objective.documents:
         raise UserError(
             f"only {len(documents) - 1} of {len(asked)} documents of {task.name} hold more than control "
@@ -121,21 +122,22 @@ def build_shards_of(
         )
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
-    ends, special = np.array(sentences)[documents], special_ids(tokenizer)
+    ends = np.array(sentences)[documents]
     for task in tasks:
         draw = pairs.stream(task.seed, task.name)
-        found = objective.draw(sentences, documents, task.sequence_length, task.short_seq_prob, draw, numbers)
+        found = objective.draw(sentences, documents, task.sequence_length, template, task.short_seq_prob, draw, numbers)
         if not len(found):
             raise UserError(
                 f"no document of {task.name} has two sentences, which data.objective {task.objective} needs: "
                 "take data.objective nsp or doc_sentences for such a corpus"
             )
-        columns = objective.lay_out(tokens, ends, found, task.sequence_length, special, dtype)
+        padding = np.full((len(found), task.sequence_length), pad, dtype)
+        columns = objective.lay_out(tokens, ends, found, template, padding)
         present = np.arange(task.sequence_length) < columns["length"][:, None]
         counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
         positive = int(columns[f"{objective.label}_label"].sum()) if objective.label else 0
         if task.max_examples_per_row is not None:
-            columns = packed(columns, task.max_examples_per_row, special.pad)
+            columns = packed(columns, task.max_examples_per_row, pad)
         size, sha256 = _write(task.file, columns)
         summary = ShardSummary(
             file=task.file.name,
@@ -152,25 +154,24 @@ def build_shards_of(
 
 
 def _tokenized(
-    task: ShardTask, asked: np.ndarray, tokenizer: Tokenizer
+    task: ShardTask, asked: np.ndarray, tokenizer: Tokenizer, longest: int
 ) -> tuple[np.ndarray, list[int], list[int], list[int]]:
     """Flat tokens, boundaries of the sentences in them, of the documents among the sentences, and their numbers.
 
-    Sentences without a token and documents without a sentence vanish. A sentence that is longer than a row is cut
-    into even pieces of about half that: where a corpus has no punctuation, truncation would throw most of it
-    away.
+    Sentences without a token and documents without a sentence vanish. A sentence of more than ``longest`` tokens, as
+    many as fit a row, is cut into even pieces of about half that: where a corpus has no punctuation, truncation would
+    throw most of it away.
     """
     parts: list[np.ndarray] = []
     lengths: list[int] = []
     owners: list[int] = []
-    for batch, batch_owners in _batches_of_sentences(task, asked):
+    for batch, batch_owners in _batches_of_sentences(task, asked, keeps_spaces(tokenizer)):
         ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
         parts.append(np.fromiter(itertools.chain.from_iterable(ids), np.int32))
         lengths += map(len, ids)
         owners += batch_owners
     tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
     length, owner = np.array(lengths, np.int64), np.array(owners, np.int64)
-    longest = task.sequence_length - OBJECTIVES[task.objective].special_tokens
     pieces = np.where(length > longest, -(-length // (longest // 2)), np.minimum(length, 1))
     each, owner = np.repeat(np.arange(len(pieces)), pieces), np.repeat(owner, pieces)
     within = np.arange(len(each)) - (np.cumsum(pieces) - pieces)[each]
@@ -180,14 +181,16 @@ def _tokenized(
     return tokens, [0, *np.cumsum(length).tolist()], documents, asked[owner[documents[:-1]]].tolist()
 
 
-def _batches_of_sentences(task: ShardTask, numbers: np.ndarray) -> Iterator[tuple[list[str], list[int]]]:
+def _batches_of_sentences(
+    task: ShardTask, numbers: np.ndarray, keep_space: bool
+) -> Iterator[tuple[list[str], list[int]]]:
     """Sentences in their order, and which document each is from."""
     sentences: list[str] = []
     owners: list[int] = []
     of = task.spool.sources() if len(task.languages) > 1 else None
     for owner, paragraphs in enumerate(task.spool.read(numbers)):
         language = task.languages[0 if of is None else of[numbers[owner]]]
-        found = corpus.split_sentences(paragraphs, language, task.one_sentence_per_line)
+        found = corpus.split_sentences(paragraphs, language, task.one_sentence_per_line, keep_space)
         sentences += found
         owners += [owner] * len(found)
         while len(sentences) >= BATCH_OF_SENTENCES:

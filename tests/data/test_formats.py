@@ -285,8 +285,8 @@ def test_sentences_end_by_the_language_of_their_source(two_languages, monkeypatc
     monkeypatch.setattr(
         examples.corpus,
         "split_sentences",
-        lambda paragraphs, language, one: (
-            seen.setdefault(paragraphs[0][:4], language) and split(paragraphs, language, one)
+        lambda paragraphs, language, *rest: (
+            seen.setdefault(paragraphs[0][:4], language) and split(paragraphs, language, *rest)
         ),
     )
     config = DataConfig(

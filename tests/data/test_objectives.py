@@ -93,12 +93,12 @@ def test_sentence_order_pairs_are_neighbours_and_half_are_swapped(place) -> None
 def test_sentence_order_uses_all_text_but_lone_sentences() -> None:
     sentences, documents = boundaries([[3], [2, 2], [1] * 41, [4] * 7])
     covered = set()
-    for pair in ordered_pairs(sentences, documents, 16, 0.1, stream("all")):
+    for pair in ordered_pairs(sentences, documents, 13, 0.1, stream("all")):
         assert pair.a_end - pair.a_start + pair.b_end - pair.b_start <= 13
         covered |= {*range(pair.a_start, pair.a_end), *range(pair.b_start, pair.b_end)}
     assert not covered & set(range(3)), "one sentence alone has no order"
     assert covered >= set(range(3, 7 + 41)), "one-token sentences are never truncated"
-    swapped = [pair.label for pair in ordered_pairs([0, 2, 4], [0, 2], 16, 0.0, stream("one"))]
+    swapped = [pair.label for pair in ordered_pairs([0, 2, 4], [0, 2], 13, 0.0, stream("one"))]
     assert len(swapped) == 1
 
 
