@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from bert.data.corpus import split_sentences
 from bert.data.features import Features
 from bert.data.row_template import RowTemplate, post_processor, row_template
 from bert.data.tasks import find_task, multiple_choice, ner
-from bert.data.windows import split_text, tokenize_whole
 from bert.tokenizer import corpus_tokenizer, tokenizer_fingerprint
 from tests.data.letters import byte_level_tokenizer, letter_tokenizer
 
@@ -110,38 +108,11 @@ def test_tagged_words_keep_their_spaces(add_prefix_space) -> None:
     assert np.flatnonzero(rows.words >= 0).tolist() == [1, 4, 7, 9, 10]
 
 
-def test_pairs_and_choices_read_in_parts_fit_with_both_separators(roberta) -> None:
-    long = " ".join(LETTERS)
-    parts = tokenize_whole(roberta, [("ab", long)], 12)
-    assert rows_of(roberta, parts.rows)[:2] == [
-        "<s> a b </s> </s> a Ġb Ġc Ġd Ġe Ġf </s>",
-        "<s> a b </s> </s> Ġd Ġe Ġf Ġg Ġh Ġi </s>",
-    ]
-    asked = multiple_choice.Examples([long], [["ab", "c"]], [["0", "1"]], None, ["1"])
-    choices = multiple_choice.tokenize_whole(roberta, asked, 12)
-    assert rows_of(roberta, choices.rows.sequences)[2] == "<s> Ġd Ġe Ġf Ġg Ġh Ġi </s> </s> a b </s>"
-
-
-def test_parts_of_a_text_have_its_own_tokens(roberta) -> None:
-    text = "".join(
-        f"{a}  {a}{b},\t{b} to{a}\n\nof é{b} 你{a}  ; {b}p" for a, b in zip(LETTERS, LETTERS[::-1], strict=True)
-    )
-    ids, covered = roberta.encode(text, add_special_tokens=False).ids, 0
-    for part in split_text(roberta, text, 20):
-        assert part in text
-        own = roberta.encode(part, add_special_tokens=False).ids
-        assert len(own) <= 20
-        covered = len(own) + max(start for start in range(covered + 1) if ids[start : start + len(own)] == own)
-    assert covered == len(ids)
-
-
-def test_long_texts_are_split_in_linear_time() -> None:
-    """0.1 s here; 3 s where every part looks through all words."""
-    tokenizer, text = letter_tokenizer(WORDS), "a " * 50_000
-    start = time.process_time()
-    parts = split_text(tokenizer, text, 16)
-    assert time.process_time() - start < 1
-    assert len(parts) == 6249
+def test_choices_are_pairs(roberta) -> None:
+    asked = multiple_choice.Examples(["a bc"], [["ab", "c"]], [["0", "1"]], None, ["1"])
+    rows = multiple_choice.tokenize(roberta, asked, 12)
+    assert rows_of(roberta, rows.sequences) == ["<s> a Ġb c </s> </s> a b </s>", "<s> a Ġb c </s> </s> c </s>"]
+    assert not rows.batch(np.array([0]), 12, 1)["token_type_ids"].any()
 
 
 def test_sentences_keep_the_space_that_the_text_has() -> None:
