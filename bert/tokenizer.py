@@ -21,6 +21,7 @@ import numpy as np
 from bert.config import TokenizerConfig, UserError
 from bert.files import write_durably
 from bert.tokenizer_settings import read_settings
+from bert.values import without_surrogates
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -259,8 +260,7 @@ def _blocks(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[str]:
     lines: list[str] = []
     size = 0
     for text in texts:
-        # Lone surrogates cannot be written as UTF-8, and no piece is lost with them.
-        lines.append(text.encode("utf-8", "replace").decode("utf-8") + "\n")
+        lines.append(without_surrogates(text) + "\n")
         size += len(text)
         if size >= characters:
             yield "".join(lines)

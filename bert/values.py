@@ -27,6 +27,11 @@ class Count(int):
     """A whole number that may be written ``1e6`` or ``1_000_000``."""
 
 
+def without_surrogates(text: str) -> str:
+    """The text with ``?`` for each half of a surrogate pair: JSON can spell one, UTF-8 and tokenizers cannot."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
 def known(value: Value | None, name: str) -> Value:
     """A value that is None only until it is checked, resolved or read. Raises ValueError where that was left out."""
     if value is None:

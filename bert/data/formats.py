@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from bert.config import HUB, UserError
-from bert.values import UTF16_MARKS, convert
+from bert.values import UTF16_MARKS, convert, without_surrogates
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -232,8 +232,7 @@ def _json_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Do
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
             raise UserError(f'{path}, line {number}: no string "text" in it: each line must be an object with one')
-        # JSON can spell half a surrogate pair, which UTF-8 cannot.
-        if document := _lines_of(text.encode("utf-8", "replace").decode("utf-8")):
+        if document := _lines_of(without_surrogates(text)):
             yield document
 
 

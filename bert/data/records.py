@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bert.config import HUB, UserError
 from bert.data.dialects import DELIMITERS, Dialect, csv_reader, dialect_of
 from bert.data.formats import OPENERS, numbered_lines
+from bert.data.json_text import parse_json
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -217,8 +217,8 @@ def _json_rows(path: Path) -> Rows:
         if not line.strip():
             continue
         try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            fields = parse_json(line)
+        except ValueError as error:
             reason = getattr(error, "msg", str(error))
             raise UserError(f"{path}, line {number}: not JSON ({reason}): mend or remove the line") from None
         if not isinstance(fields, dict):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from bert.config import TaskDataConfig, UserError
 from bert.data.formats import OPENERS
 from bert.data.records import KINDS, Records, dataset_records, is_dataset, open_splits, read_records
+from bert.values import without_surrogates
 
 KEYS = ("train", "dev", "test", "header", "columns")
 """The keys of ``data`` that say where the cells are."""
@@ -134,7 +135,7 @@ def _text(records: Records, number: int, name: str, value: Any, may_be_empty: bo
         raise records.error(number, f"{name} is {json.dumps(value, default=str)[:40]}: it must be a text")
     if not (value.strip() or may_be_empty):
         raise records.error(number, f"{name} is empty: write it or remove the {records.unit}")
-    return value
+    return without_surrogates(value)
 
 
 def word_of(records: Records, number: int, name: str, value: Any) -> str:
@@ -145,7 +146,7 @@ def word_of(records: Records, number: int, name: str, value: Any) -> str:
     if not isinstance(word, str) or not word.strip() or set(word) & set("\t\r\n"):
         shown = repr(value)[:40]
         raise records.error(number, f"{name} is {shown}: it must be a text without tabs and line ends, or a number")
-    return word
+    return without_surrogates(word)
 
 
 def _missing(records: Records, name: str) -> str:

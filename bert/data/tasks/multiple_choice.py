@@ -18,6 +18,7 @@ from bert.config import TaskDataConfig, UserError
 from bert.data import features
 from bert.data.dialects import csv_reader
 from bert.data.features import ChoiceFeatures
+from bert.data.json_text import parse_json
 from bert.data.records import csv_rows
 from bert.data.tasks import files
 from bert.data.tasks.task import Outputs, Task, json_input
@@ -171,8 +172,8 @@ def _read_jsonl(path: Path, labelled: bool) -> Iterator[_Question]:
         if not text.strip():
             continue
         try:
-            entry = json.loads(text)
-        except (ValueError, RecursionError) as error:  # also of thousands of digits, or of brackets in one another
+            entry = parse_json(text)
+        except ValueError as error:
             reason = getattr(error, "msg", error)
             raise UserError(f"{path}, line {line}: not JSON ({reason}): mend or remove the line") from None
         question = _get(entry, "question", dict, path, line)
@@ -202,8 +203,7 @@ def _get(entry: Any, key: str, kind: type, path: Path, line: int) -> Any:
         raise UserError(f"{path}, line {line}: no {key!r}: the line must follow CommonsenseQA's layout")
     if not isinstance(entry[key], kind):
         raise UserError(f"{path}, line {line}: {key!r} is {str(entry[key])[:40]!r}: it must be {_KINDS[kind]}")
-    # JSON can spell half a surrogate pair, which UTF-8 cannot.
-    return entry[key].encode("utf-8", "replace").decode("utf-8") if kind is str else entry[key]
+    return entry[key]
 
 
 def has_labels(path: Path) -> bool:

@@ -12,6 +12,7 @@ from bert.data.records import Records
 from bert.data.spans import Answer, Example
 from bert.data.tasks.cells import KEYS, read_cells, split_names, split_records
 from bert.data.tasks.squad import Dataset, SquadTask
+from bert.values import without_surrogates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,7 @@ def _answers(
     """The right answers of a row; none where it has no text."""
     if not isinstance(texts, list):
         texts, starts = ([], []) if texts in (None, "") else ([texts], [starts])
+    texts = [without_surrogates(text) if isinstance(text, str) else text for text in texts]
     if columns.answer_start is None:
         starts = [context.find(text) if isinstance(text, str) else None for text in texts]
     if not isinstance(starts, list) or len(starts) != len(texts):

@@ -16,6 +16,7 @@ from bert.config import TaskDataConfig, UserError
 from bert.config.finetuning import FoundNumber
 from bert.data.features import padded
 from bert.data.json_place import Place
+from bert.data.json_text import parse_json
 from bert.data.spans import Answer, Answers, Example, Windows, answers, windows
 from bert.data.tasks import files
 from bert.data.tasks.task import Outputs, Task, json_input
@@ -136,7 +137,7 @@ def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], Place]]:
     """(context, question's entry, its place in the file) of each question."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
-        content = json.loads(text)
+        content = parse_json(text)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): name a file in SQuAD's JSON layout") from None
     except UnicodeDecodeError as error:
@@ -145,7 +146,7 @@ def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], Place]]:
         raise UserError(
             f"{path}, line {error.lineno}: not JSON ({error.msg}), the file is damaged: copy it again"
         ) from None
-    except (ValueError, RecursionError) as error:  # thousands of digits in a number, or of brackets in one another
+    except ValueError as error:  # thousands of digits in a number, or of brackets in one another
         raise UserError(f"{path}: not JSON that can be read ({error}), the file is damaged: copy it again") from None
     file = Place(path, text)
     for a, article in enumerate(_get(content, "data", list, file)):
@@ -165,8 +166,7 @@ def _get(entry: Any, key: str, kind: type, place: Place) -> Any:
     value = entry[key]
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise place.error(f"{key!r} is {str(value)[:40]!r}: it must be {_KINDS[kind]}")
-    # JSON can spell half a surrogate pair, which UTF-8 cannot: one character takes the place of one, as answers count.
-    return str(value).encode("utf-8", "replace").decode("utf-8") if kind is str else value
+    return value
 
 
 def _answer(entry: Any, context: str, place: Place) -> Answer:

@@ -8,7 +8,6 @@ an example may be one row, or several (the windows of a long text).
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config import TaskDataConfig
+from bert.data.json_text import parse_json
 
 Outputs = Sequence[np.ndarray]
 """What the head says of each row, R float32 arrays: [L] labels, [C] choices, or [T, L] for the row's own T tokens."""
@@ -32,9 +32,10 @@ def json_input(line: str, keys: Sequence[str]) -> dict[str, Any] | None:
     if not line.lstrip().startswith("{"):
         return None
     try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg}): mend it, or put tabs between {', '.join(keys)}") from None
+        entry = parse_json(line)
+    except ValueError as error:
+        reason = getattr(error, "msg", error)
+        raise ValueError(f"not JSON ({reason}): fix it, or put tabs between {', '.join(keys)}") from None
     if missing := [key for key in keys if key not in entry]:
         raise ValueError(f"no {missing[0]!r}: the object needs {' and '.join(keys)}")
     return {key: entry[key] for key in keys}
