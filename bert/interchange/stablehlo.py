@@ -102,7 +102,8 @@ def _usage(given: Signature, longest: int) -> list[str]:
     shape = filled(given.inputs["input_ids"], sizes)
     free = f"any up to {longest}" if tokens == LENGTH else f"{tokens}: pad the inputs to it at their end"
     lines = [
-        "A function for CPUs, NVIDIA's GPUs and TPUs that needs no more than JAX:",
+        "A function for CPUs, NVIDIA's GPUs and TPUs. It needs `pip install jax flatbuffers safetensors`, for texts "
+        "also tokenizers:",
         "```python\n"
         "import jax, jax.export, numpy as np\n"
         "from safetensors.numpy import load_file\n"
