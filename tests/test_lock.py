@@ -12,6 +12,20 @@ from bert.config_file import dump
 from bert.lock import LOCK, sole_process
 from bert.run import open_run
 
+WINDOWS = """
+import errno, fcntl, os, sys, types
+
+def locking(descriptor, mode, count):
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, count, os.lseek(descriptor, 0, os.SEEK_CUR))
+    except BlockingIOError:
+        raise PermissionError(errno.EACCES, "Permission denied") from None
+
+sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
+sys.modules["fcntl"] = None
+"""
+"""What Windows has in place of fcntl, as far as it is used: a lock of bytes from the descriptor's place on."""
+
 HOLDER = """
 import sys, pathlib
 from bert.lock import sole_process
@@ -22,10 +36,10 @@ with sole_process(pathlib.Path(sys.argv[1])):
 """
 
 
-def holder(folder: Path) -> subprocess.Popen:
+def holder(folder: Path, program: str = HOLDER) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], env=environment, text=True, **pipes)
+    process = subprocess.Popen([sys.executable, "-c", program, str(folder)], env=environment, text=True, **pipes)
     assert process.stdout.readline() == "holds it\n"
     return process
 
@@ -47,6 +61,45 @@ def test_a_second_process_is_sent_away_and_a_kill_lets_the_next_one_in(tmp_path:
         first.wait()
         with open_run(config_of(folder)) as run:
             assert not run.resumed
+
+
+NEXT = """
+import sys, pathlib
+from bert.lock import one_builder, sole_process
+from bert.values import UserError
+
+folder = pathlib.Path(sys.argv[1])
+try:
+    with sole_process(folder):
+        print("holds it")
+except UserError as error:
+    print(error, flush=True)
+with one_builder(folder, lambda: print("waits", flush=True)):
+    print("builds", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_locks_of_windows(tmp_path: Path) -> None:
+    """With a stand-in for msvcrt: what is tested is our use of it, not Windows."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    command, pipes = [sys.executable, "-c", WINDOWS + NEXT, str(tmp_path)], {"stdin": -1, "stdout": -1}
+
+    def next_one() -> subprocess.Popen:
+        return subprocess.Popen(command, env=environment, text=True, **pipes)
+
+    with holder(tmp_path, WINDOWS + HOLDER) as first, next_one() as second:
+        assert f"is in use by process {first.pid} on " in second.stdout.readline()
+        assert second.stdout.readline() == "builds\n"
+        with next_one() as third:
+            assert "is in use by process" in third.stdout.readline()
+            assert third.stdout.readline() == "waits\n"
+            first.kill()
+            second.kill()
+            assert third.stdout.readline() == "builds\n"
+            third.kill()
+    with holder(tmp_path, WINDOWS + HOLDER) as last:
+        last.kill()
 
 
 def test_one_after_the_other_is_as_it_was(tmp_path: Path) -> None:
