@@ -6,36 +6,84 @@ import contextlib
 import gc
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bert import metrics
 from bert.files import replacing
 from bert.report import read_metrics
 
-SCORES = ("accuracy", "f1", "exact_match", "matthews_correlation", "pearson", "spearman")
-"""Ends of the names of metrics for which more is better."""
-
 # Okabe and Ito's colours, which colour-blind people can tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
+
+STYLES: dict[str, dict[str, Any]] = {
+    "training": {"linewidth": 1.2, "alpha": 0.45},  # faint: evaluation is what counts
+    "evaluation": {"linewidth": 1.6, "marker": "o", "markersize": 4.5},
+    "baseline": {"linewidth": 1.2, "linestyle": "--"},
+}
+SPLITS = {"train": "training", "eval": "evaluation"}
 
 
-def draw_curves(folder: Path | str) -> Path | None:
+@dataclass(frozen=True)
+class Subject:
+    """What the curves are of.
+
+    Attributes:
+        title: task and model.
+        baseline: name of the answer that looks at no text, such as ``majority_class``.
+        baselines: its scores, by the names of the evaluation's metrics.
+        main_metric: the score that is drawn in any case.
+        higher_is_better: metric -> its direction, None for none.
+    """
+
+    title: str = ""
+    baseline: str = "baseline"
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    main_metric: str = ""
+    higher_is_better: Callable[[str], bool | None] = metrics.higher_is_better
+
+
+def draw_curves(folder: Path | str, subject: Subject | None = None) -> Path | None:
     """Writes FOLDER/curves.png and returns its path; None where there is nothing to draw or no matplotlib."""
-    lines = read_metrics(folder)
-    names = list(dict.fromkeys(name for line in lines for name in line if name not in ("step", "split")))
+    lines, subject = read_metrics(folder), subject or Subject()
     panels = {
-        "loss": [name for name in names if name.endswith("loss")],
-        "score": [name for name in names if name.endswith(SCORES)],
-        "learning rate": [name for name in names if name == "learning_rate"],
+        "loss": _losses(_names(lines)),
+        "score": _scores(lines, subject),
+        "learning rate": [name for name in _names(lines) if name == "learning_rate"],
     }
     panels = {title: members for title, members in panels.items() if members}
     if not panels:
         return None
     path = Path(folder) / "curves.png"
     with _its_cycles_collected():
-        drawn = _draw(path, panels, lines)
+        drawn = _draw(path, panels, lines, subject)
     return path if drawn else None
+
+
+def _names(lines: list[dict[str, Any]], split: str | None = None) -> list[str]:
+    held = (line for line in lines if split is None or line.get("split") == split)
+    return list(dict.fromkeys(name for line in held for name in line if name not in ("step", "split")))
+
+
+def _losses(names: list[str]) -> list[str]:
+    """``loss`` and the losses it is the sum of; a single one of these is the same line."""
+    parts = [name for name in names if name.endswith("_loss")]
+    return [name for name in names if name == "loss" or (name in parts and (len(parts) > 1 or "loss" not in names))]
+
+
+def _scores(lines: list[dict[str, Any]], subject: Subject) -> list[str]:
+    """The main metric and all of which more is better, of the evaluations; of a run without one, of training.
+
+    The axis has place for as many as there are colours: beyond that the scores of single labels are left out.
+    """
+    main, names = subject.main_metric, _names(lines, "eval") or _names(lines, "train")
+    scores = [name for name in names if subject.higher_is_better(name) or name == main]
+    scores = [name for name in scores if name not in _losses(names)]
+    if len(scores) > len(COLOURS):
+        scores = [name for name in scores if name == main or metrics.higher_is_better(name) is not None]
+    return sorted(scores, key=lambda name: name != main)[: len(COLOURS)]
 
 
 @contextlib.contextmanager
@@ -55,7 +103,7 @@ def _its_cycles_collected() -> Iterator[None]:
             gc.enable()
 
 
-def _draw(path: Path, panels: dict[str, list[str]], lines: list[dict[str, Any]]) -> bool:
+def _draw(path: Path, panels: dict[str, list[str]], lines: list[dict[str, Any]], subject: Subject) -> bool:
     """Draws the panels side by side; says whether there is matplotlib."""
     try:
         # The Agg canvas without pyplot: no display, no global state.
@@ -68,32 +116,32 @@ def _draw(path: Path, panels: dict[str, list[str]], lines: list[dict[str, Any]])
     FigureCanvasAgg(figure)
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, members) in zip(row, panels.items(), strict=True):
-        _draw_panel(axes, title, members, lines)
+        _draw_panel(axes, title, members, lines, subject)
+    figure.suptitle(subject.title, fontsize=11, parse_math=False)
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png")
     return True
 
 
-def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, Any]]) -> None:
-    from matplotlib.lines import Line2D
+def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, Any]], subject: Subject) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     is_rate = title == "learning rate"
-    train: dict[str, Any] = {"linewidth": 1.2, "alpha": 1 if is_rate else 0.45}  # faint: evaluation is what counts
-    evaluation: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 4.5}
-    styles = {"train": train, "eval": evaluation}
     colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
-    splits = set()
+    drawn: list[str] = []
     for name, colour in colours.items():
-        for split, style in styles.items():
+        for split, style in SPLITS.items():
             steps, values = _series(lines, split, name)
             if steps:
-                splits.add(split)
+                drawn.append(style)
                 dot = {"marker": "."} if len(steps) == 1 else {}  # one point makes no line
-                axes.plot(steps, values, color=colour, **{**dot, **style})
+                axes.plot(steps, values, color=colour, **{**dot, **STYLES[style], **({"alpha": 1} if is_rate else {})})
+        if name in subject.baselines:
+            drawn.append("baseline")
+            axes.axhline(subject.baselines[name], color=colour, **STYLES["baseline"])
 
     axes.set_xlabel("step")
-    axes.set_ylabel("accuracy" if all(name.endswith("accuracy") for name in names) else title)
+    axes.set_ylabel(names[0].replace("_", " ") if len(names) == 1 else title)
     axes.grid(color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -103,12 +151,19 @@ def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, A
     if is_rate:
         axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
         axes.set_ylim(bottom=0)
-        return
-    # One entry a metric and one a split: half the legend of one a line.
+    else:
+        _add_legend(axes, colours, drawn, subject.baseline)
+
+
+def _add_legend(axes: Any, colours: Mapping[str, str], drawn: list[str], baseline: str) -> None:
+    """One entry for each metric and one for each kind of line: half as many as one for each line."""
+    from matplotlib.lines import Line2D
+
     handles = [Line2D([], [], color=colour, label=name) for name, colour in colours.items()]
-    for split, label in (("train", "training"), ("eval", "evaluation")):
-        if split in splits:
-            handles.append(Line2D([], [], color="#666666", label=label, **styles[split]))
+    for style, look in STYLES.items():
+        if style in drawn:
+            label = baseline.replace("_", " ") if style == "baseline" else style
+            handles.append(Line2D([], [], color="#666666", label=label, **look))
     axes.legend(handles=handles, frameon=False, fontsize=9)
 
 

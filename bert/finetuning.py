@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +16,10 @@ import numpy as np
 from flax import traverse_util
 from tokenizers import Tokenizer
 
-from bert import hosts, report
+from bert import hosts, metrics, report
 from bert.checkpoint import Checkpointer
 from bert.config import Count, FinetuneConfig, ModelConfig, UserError
+from bert.curves import Subject
 from bert.data.batches import bucket, epoch_batches, evaluation_batches
 from bert.data.ids import require_known_ids_of_rows
 from bert.data.tasks import task_of
@@ -73,6 +74,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     names = task.splits(folder)
     read = {"train": task.read(folder, "train", run.config.data.max_train_rows)}
     task = task.fitted(read["train"])
+    main, higher = task.main_metric, task.higher_main_is_better
     read |= {name: task.read(folder, name) for name in names if name != "train"}
     for note in (note for examples in read.values() for note in examples.notes):
         say(note)
@@ -153,15 +155,15 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                     ("optimizer", describe_decay(_trained(state.params, frozen), config.optimizer)),
                 ]
             )
-        with hosts.report_of(run, total_steps, int(state.step)) as listener:
+        with hosts.report_of(run, total_steps, int(state.step), subject=_subject(task, config, dev)) as listener:
 
             def is_best(step: int, scores: dict[str, float]) -> bool:
                 past = [line for line in evaluations(run.path) if line["step"] < step]
-                return all(scores[task.main_metric] > line[task.main_metric] for line in past)
+                return all(metrics.is_better(scores[main], line[main], higher) for line in past)
 
             def is_enough(step: int) -> bool:
-                past = [line[task.main_metric] for line in evaluations(run.path) if line["step"] <= step]
-                return config.patience is not None and out_of_patience(past, config.patience)
+                past = [line[main] for line in evaluations(run.path) if line["step"] <= step]
+                return config.patience is not None and out_of_patience(past, config.patience, higher)
 
             batches = _Batches(train, config, parallel.process)
             work = Work(
@@ -201,7 +203,8 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         "last": _scores(lines[-1]),
         "baseline": task.baseline,
         **({task.baseline: task.baseline_scores(dev.examples)} if task.baseline else {}),
-        "main_metric": task.main_metric,
+        "main_metric": main,
+        "higher_is_better": higher,
         "collapsed": collapsed,
         "stopped_early": lines[-1]["step"] < total_steps,
         "seconds": round(time.perf_counter() - began, 1),
@@ -243,10 +246,22 @@ def _answer(
     return measured, collapsed
 
 
-def out_of_patience(scores: list[float], patience: int) -> bool:
+def _subject(task: Task, config: FinetuneConfig, dev: Split) -> Subject:
+    """What the curves of a run are of."""
+    source = "random weights" if config.init == "none" else config.init
+    return Subject(
+        title=f"{task.name}, from {source} ({config.model.num_hidden_layers} layers of {config.model.hidden_size})",
+        baseline=task.baseline,
+        baselines=task.baseline_scores(dev.examples) if task.baseline else {},
+        main_metric=task.main_metric,
+        higher_is_better=task.higher_is_better,
+    )
+
+
+def out_of_patience(scores: Sequence[float | None], patience: int, higher: bool = True) -> bool:
     """Whether the last ``patience`` scores, in order of time, are all no better than the best one before them."""
     before, last = scores[:-patience], scores[-patience:]
-    return bool(before) and max(last) <= max(before)
+    return bool(before) and not any(all(metrics.is_better(score, other, higher) for other in before) for score in last)
 
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from bert.barrier import wait
 from bert.checkpoint import Checkpointer
 from bert.config import FinetuneConfig, PretrainConfig, UserError
 from bert.config_file import dump, load
+from bert.curves import Subject
 from bert.nonfinite import SkippedStep
 from bert.report import Pace, RunReport
 from bert.run import RunFolder, open_run
@@ -201,12 +202,12 @@ def checkpoints_of(run: RunFolder[Any], say: Callable[[str], None]) -> Checkpoin
 
 
 def report_of(
-    run: RunFolder[Any], total_steps: int, start_step: int, pace: Pace | None = None
+    run: RunFolder[Any], total_steps: int, start_step: int, pace: Pace | None = None, subject: Subject | None = None
 ) -> RunReport | SharedReport:
     """What the loop tells of a run, for one host or for several."""
     own = None
     if run.writes:
-        own = RunReport(run.path, total_steps, start_step, int(run.config.training.log_every), pace)
+        own = RunReport(run.path, total_steps, start_step, int(run.config.training.log_every), pace, subject)
     return SharedReport(own) if several() else known(own, "the report")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import numpy as np
 from flax import traverse_util
 from tokenizers import Tokenizer
 
+from bert import metrics
 from bert.checkpoint import Checkpointer
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, UserError
 from bert.config_file import load as load_config
-from bert.curves import SCORES
 from bert.data.objectives import OBJECTIVES
 from bert.data.tasks import task_of
 from bert.flops import ATTENTION, FEED_FORWARD, FORMULA, POOLER, PREDICTIONS, forward_flops, training_flops
@@ -53,8 +52,6 @@ ORDER = (
 
 TOKEN_HEADS = ("BertForTokenClassification", "BertForQuestionAnswering")
 """Architectures whose head reads every token, not the first one of a row."""
-
-LOWER_IS_BETTER = ("loss", "perplexity")
 
 
 def inspect(source: str | Path, length: int | None = None) -> Facts:
@@ -243,6 +240,7 @@ def _history(path: Path, config: RunConfig) -> Facts:
     train = [line for line in lines if line.get("split") == "train"]
     rates = [line["tokens_per_second"] for line in train if line.get("tokens_per_second")]
     steps = config.training.steps
+    direction = task_of(config).higher_is_better if isinstance(config, FinetuneConfig) else metrics.higher_is_better
     return {
         "checkpoints": {"steps": checkpoints.steps(), "kept_as_best": checkpoints.protected},
         "training": {
@@ -252,7 +250,7 @@ def _history(path: Path, config: RunConfig) -> Facts:
             "seconds": results.get("seconds"),
             "tokens_per_second": float(np.median(rates)) if rates else None,
             "metrics": [
-                _course(lines, split, name)
+                _course(lines, split, name, direction(name))
                 for split in ("train", "eval")
                 for name in _metric_names(lines, split)
                 if name != "tokens_per_second"
@@ -267,14 +265,13 @@ def _metric_names(lines: list[dict[str, Any]], split: str) -> list[str]:
     return list(dict.fromkeys(name for line in held for name in line if name not in ("step", "split")))
 
 
-def _course(lines: list[dict[str, Any]], split: str, name: str) -> Facts:
-    """One metric's first, last and best value with their steps; best is None where neither way is better."""
+def _course(lines: list[dict[str, Any]], split: str, name: str, higher: bool | None) -> Facts:
+    """One metric's first, last and best value with their steps; best is None for a metric without a direction."""
     points = [(line["step"], line[name]) for line in lines if line.get("split") == split and name in line]
     numbers = [(step, value) for step, value in points if isinstance(value, (int, float))]
-    choose: Callable[..., Any] | None = (
-        min if name.endswith(LOWER_IS_BETTER) else max if name.endswith(SCORES) else None
-    )
-    best = choose(numbers, key=lambda point: point[1]) if choose and numbers else None
+    best = None
+    if higher is not None and numbers:
+        best = (max if higher else min)(numbers, key=lambda point: point[1])
     return {
         "split": split,
         "name": name,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bert.data.objectives import OBJECTIVES
 from bert.data.tags import spans
 
 
@@ -72,6 +73,36 @@ METRICS = {
     "spearman": spearman,
 }
 """Metrics of a task with one label or one score a row, by name."""
+
+SQUAD_V2 = tuple(f"{answers}{name}" for answers in ("", "HasAns_", "NoAns_", "best_") for name in ("exact", "f1"))
+
+HIGHER_IS_BETTER = {
+    **dict.fromkeys(METRICS, True),
+    **dict.fromkeys(("exact_match", *SQUAD_V2, "exact_span"), True),
+    **dict.fromkeys(("precision", "recall", "weighted_f1"), True),
+    **{f"{name}_accuracy": True for name in ("mlm", *(rows.metric for rows in OBJECTIVES.values() if rows.metric))},
+    "perplexity": False,
+}
+"""Direction of the metrics that this module, `bert.losses` and the tasks compute, by name: whether higher is better."""
+
+
+def higher_is_better(name: str) -> bool | None:
+    """Whether a higher value of a metric is better; None for anything without a direction, such as a count.
+
+    Names of losses end in ``_loss`` (`bert.losses.Objective`); their sum is ``loss``.
+    """
+    if name == "loss" or name.endswith("_loss"):
+        return False
+    return HIGHER_IS_BETTER.get(name)
+
+
+def is_better(score: float | None, other: float | None, higher: bool) -> bool:
+    """Whether ``score`` is strictly better than ``other``; None (a NaN) is worse than any number."""
+    if score is None or math.isnan(score):
+        return False
+    if other is None or math.isnan(other):
+        return True
+    return score > other if higher else score < other
 
 
 def scores(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from bert import hosts, metrics, report
 from bert.config import PretrainConfig, UserError
+from bert.curves import Subject, draw_curves
 from bert.data.examples import ExampleSet, build_examples, open_rows
 from bert.data.ids import require_known_ids, share_of_unknown_pieces
 from bert.data.loader import Batch, PretrainingLoader, Rows, held_out_batches, masking_of
@@ -163,7 +164,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
             for part, optimizer in zip(parts, optimizers, strict=True)
         ]
         pace = _pace(parts, works, state, parallel) if len(parts) > 1 else None
-        with hosts.report_of(run, total_steps, int(state.step), pace) as listener:
+        with hosts.report_of(run, total_steps, int(state.step), pace, _subject(config)) as listener:
             for part, work in zip(parts, works, strict=True):
                 # One that has just ended comes by again: its evaluation may be missing.
                 if state.step <= part.phase.end:
@@ -177,7 +178,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     trained = Pretrained(config.model, state.params, tokenizer, None, total_steps, str(run.path))
 
     def results() -> dict[str, Any]:
-        found = {
+        found: dict[str, Any] = {
             "steps": total_steps,
             "eval": _last_evaluation(run.path),
             "baselines": _baselines(parts[-1].examples, rows, special.all, parts[-1].held_out_pass()),
@@ -185,6 +186,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
             "seconds": round(time.perf_counter() - began, 1),
         }
         report.write_results(run.path, found)
+        draw_curves(run.path, _subject(config, found["baselines"]))
         return report.plain(found)
 
     return hosts.from_first(results)
@@ -320,6 +322,19 @@ def _introduced(part: _Part, count: int) -> list[tuple[str, str]]:
 def _last_evaluation(folder: Path) -> dict[str, float]:
     lines = [line for line in report.read_metrics(folder) if line["split"] == "eval"]
     return {name: value for name, value in lines[-1].items() if name not in ("step", "split")}
+
+
+def _subject(config: PretrainConfig, baselines: Mapping[str, Any] | None = None) -> Subject:
+    """What the curves are of, with the `_baselines` once these are known."""
+    known_scores = dict(baselines or {})
+    scores = {f"mlm_{name}": value for name, value in known_scores.pop("unigram", {}).items()}
+    scores |= {name.replace("_majority", ""): value for name, value in known_scores.items()}
+    objective = OBJECTIVES[config.data.objective]
+    if objective.metric is None and "mlm_loss" in scores:
+        scores["loss"] = scores["mlm_loss"]
+    model = config.model
+    title = f"pretraining ({config.data.objective}), {model.num_hidden_layers} layers of {model.hidden_size}"
+    return Subject(title, baseline="word frequencies, majority class", baselines=scores, main_metric="mlm_accuracy")
 
 
 def _baselines(

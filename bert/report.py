@@ -17,13 +17,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert import nonfinite
 from bert.files import replacing
 from bert.nonfinite import SkippedStep
 from bert.tensorboard import EventFile
 from bert.values import known
+
+if TYPE_CHECKING:
+    from bert.curves import Subject
 
 
 class MetricsLog:
@@ -277,9 +280,15 @@ class RunReport:
     """What `bert.train.fit` tells goes to metrics.jsonl, TensorBoard, curves.png and the eyes of people."""
 
     def __init__(
-        self, folder: Path, total_steps: int, start_step: int, log_every: int, pace: Pace | None = None
+        self,
+        folder: Path,
+        total_steps: int,
+        start_step: int,
+        log_every: int,
+        pace: Pace | None = None,
+        subject: Subject | None = None,
     ) -> None:
-        self._folder, self._total_steps = folder, total_steps
+        self._folder, self._total_steps, self._subject = folder, total_steps, subject
         self._pace = pace or Pace(((total_steps, 1.0),))
         self._facts: dict[str, Any] = {}
         self._log = MetricsLog(folder, start_step)
@@ -343,5 +352,5 @@ class RunReport:
     def _draw(self) -> None:
         from bert.curves import draw_curves
 
-        draw_curves(self._folder)
+        draw_curves(self._folder, self._subject)
         self._draw_again = time.monotonic() + SECONDS_A_DRAWING

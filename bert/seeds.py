@@ -65,7 +65,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     splits = report.scored_splits(first)
     collapsed = [one["seed"] for one in runs if one["collapsed"]]
     sound = [one for one in runs if not one["collapsed"]]
-    main = first["main_metric"]
+    main, higher = first["main_metric"], first.get("higher_is_better", True)
     results = {
         "task": first["task"],
         "init": first["init"],
@@ -78,11 +78,17 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         **results,
         "main_metric": main,
-        "best_seed": max(runs, key=lambda one: -math.inf if one["dev"][main] is None else one["dev"][main])["seed"],
+        "higher_is_better": higher,
+        "best_seed": max(runs, key=lambda one: _rank(one["dev"][main], higher))["seed"],
         "baseline": first["baseline"],
         **({first["baseline"]: first[first["baseline"]]} if first["baseline"] else {}),
         "runs": list(runs),
     }
+
+
+def _rank(score: float | None, higher: bool) -> float:
+    """The better a score, the higher; a run without one comes last."""
+    return -math.inf if score is None else score if higher else -score
 
 
 def _moments(runs: Sequence[dict[str, Any]], split: str) -> dict[str, dict[str, float | None]]:

@@ -48,6 +48,9 @@ def test_patience() -> None:
     assert out_of_patience([0.5, 0.4, 0.5], 2)
     assert not out_of_patience([0.5, 0.4, 0.6], 2)
     assert out_of_patience([0.5, 0.6, 0.4], 1)
+    assert out_of_patience([0.5, 0.6, 0.7], 2, higher=False)
+    assert not out_of_patience([0.5, 0.6, 0.4], 2, higher=False)
+    assert not out_of_patience([None, 0.1], 1)
 
 
 @pytest.mark.slow
@@ -156,6 +159,8 @@ def test_one_seed_has_no_deviation_and_a_diverged_one_is_not_the_best() -> None:
     assert alone["dev"]["standard_deviation"] == {"loss": None, "f1": None}
     assert "without_collapsed" not in alone
     assert summary([one_result(0, None), one_result(1, 0.1)])["best_seed"] == 1
+    less = [{**one_result(seed, score), "higher_is_better": False} for seed, score in enumerate((None, 0.2, 0.1))]
+    assert summary(less)["best_seed"] == 2
     assert np.isnan(summary([one_result(0, None), one_result(1, 0.1)])["dev"]["mean"]["f1"])
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import string
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -16,6 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert import metrics
+from bert.config import TaskDataConfig
+from bert.data.objectives import OBJECTIVES
+from bert.data.tasks import TASKS
+from bert.data.tasks.squad import SquadTask
+from bert.data.tasks.tagging import TaggingTask
+from bert.data.tasks.task import Task
+from bert.losses import LOSSES, pretraining_objective
 
 LABELS = np.array([1, 1, 1, 0, 0])
 PREDICTIONS = np.array([1, 1, 0, 1, 0])
@@ -377,3 +385,50 @@ def test_entities_are_those_of_seqeval():
         assert scores["macro_f1"] == pytest.approx(report["macro avg"]["f1-score"])
         assert scores["weighted_f1"] == pytest.approx(report["weighted avg"]["f1-score"])
         assert scores["accuracy"] == pytest.approx(seqeval.accuracy_score(right, mixed))
+
+
+def variants(task: Task) -> Iterator[Task]:
+    """A task in each of the forms that its configuration and its data give it."""
+    yield task
+    for name in getattr(task, "allowed_metrics", ()):
+        yield task.shaped(TaskDataConfig(metrics=[name]))
+    if isinstance(task, SquadTask):
+        yield dataclasses.replace(task, may_be_impossible=True)
+    if isinstance(task, TaggingTask):
+        yield dataclasses.replace(task, labels=("NN", "VB"))
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_task_s_main_metric_has_a_direction(name):
+    for task in variants(TASKS[name]):
+        assert task.higher_is_better(task.main_metric) is True
+        assert task.higher_main_is_better
+
+
+def test_every_metric_of_a_loss_has_a_direction():
+    counts = [metric for loss in LOSSES.values() for metric in loss.metrics]
+    for rows in OBJECTIVES.values():
+        counts += pretraining_objective(lambda *_, **__: None, rows.label, rows.metric).metrics
+    for metric in counts:
+        assert metrics.higher_is_better(metric) is not metric.endswith("_loss"), metric
+    assert metrics.higher_is_better("loss") is metrics.higher_is_better("perplexity") is False
+
+
+def test_every_score_has_a_direction_but_for_counts_and_thresholds():
+    answers = {"a": ["b"], "c": []}
+    scores = metrics.squad({"a": "b", "c": ""}, answers)
+    scores |= metrics.best_null_threshold({"a": "b", "c": "d"}, {}, answers)
+    scores |= {**metrics.squad({"a": "b"}, {"a": ["b"]}), **metrics.entities([["B-X"]], [["B-X"]])}
+    without = {name for name in (*scores, *metrics.METRICS) if metrics.higher_is_better(name) is None}
+    assert without == {"total", "HasAns_total", "NoAns_total", "best_exact_thresh", "best_f1_thresh"}
+    assert dataclasses.replace(TASKS["ner"], labels=("O", "B-LOC", "I-LOC")).higher_is_better("f1_LOC") is True
+    assert TASKS["ner"].higher_is_better("f1_LOC") is None
+
+
+@pytest.mark.parametrize(
+    ("score", "other", "higher", "better"),
+    [(2, 1, True, True), (1, 1, True, False), (1, 2, False, True), (2, 1, False, False), (None, 1, True, False),
+     (float("nan"), None, True, False), (1, None, True, True), (1, float("nan"), False, True)],
+)  # fmt: skip
+def test_is_better(score, other, higher, better):
+    assert metrics.is_better(score, other, higher) is better

@@ -8,7 +8,8 @@ import pytest
 
 from bert import report
 from bert.config import UserError
-from bert.curves import draw_curves
+from bert.curves import Subject, draw_curves
+from bert.metrics import higher_is_better
 from bert.report import (
     MetricsLog,
     Pace,
@@ -228,6 +229,57 @@ def test_startup_table_is_aligned(capsys):
     startup_table([("parameters", "4,386,178"), ("devices", "1 x cpu\n2 hosts")])
     assert capsys.readouterr().out == "  parameters  4,386,178\n  devices     1 x cpu\n              2 hosts\n"
     startup_table([])
+
+
+def log_evaluations(folder, **scores):
+    with MetricsLog(folder, 0) as log:
+        for step in (1, 2, 3):
+            log.write("train", step, {"loss": 5 / step, "classification_loss": 5 / step, "learning_rate": 1e-4})
+            log.write("eval", step, {"loss": 5 / step, **{name: value / step for name, value in scores.items()}})
+
+
+def drawn_axes(folder, monkeypatch, subject=None):
+    """The axes of the picture, by their label, and its title."""
+    from matplotlib.figure import Figure
+
+    seen: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, format: (seen.append(figure), path.touch()))
+    draw_curves(folder, subject)
+    return {axes.get_ylabel(): axes for axes in seen[0].axes}, seen[0].get_suptitle()
+
+
+def entries(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_curves_have_each_line_once_and_in_the_legend_and_the_baselines_dashed(tmp_path, monkeypatch):
+    log_evaluations(tmp_path, matthews=0.5, accuracy=0.9, total=12)
+    subject = Subject("cola, from runs/mini", "majority_class", {"matthews": 0.0, "accuracy": 0.7}, "matthews")
+    panels, title = drawn_axes(tmp_path, monkeypatch, subject)
+    assert title == "cola, from runs/mini"
+    assert set(panels) == {"loss", "score", "learning rate"}
+    assert entries(panels["loss"]) == ["loss", "training", "evaluation"]
+    assert len(panels["loss"].lines) == 2
+    assert entries(panels["score"]) == ["matthews", "accuracy", "evaluation", "majority class"]
+    dashed = [line.get_ydata()[0] for line in panels["score"].lines if line.get_linestyle() == "--"]
+    assert dashed == [0.0, 0.7]
+    for axes in (panels["loss"], panels["score"]):
+        colours = {handle.get_color() for handle in axes.get_legend().legend_handles}
+        assert {line.get_color() for line in axes.lines} <= colours
+
+
+def test_curves_have_more_colours_than_lines(tmp_path, monkeypatch):
+    scores = dict.fromkeys(("precision", "recall", "f1", *(f"f1_{number}" for number in range(30))), 0.5)
+    log_evaluations(tmp_path, **scores)
+    subject = Subject(main_metric="f1", higher_is_better=lambda name: "f1" in name or higher_is_better(name))
+    panels, _ = drawn_axes(tmp_path, monkeypatch, subject)
+    assert entries(panels["score"]) == ["f1", "precision", "recall", "evaluation"]
+
+
+def test_curves_have_a_main_metric_of_which_less_is_better(tmp_path, monkeypatch):
+    log_evaluations(tmp_path, errors=0.5)
+    panels, _ = drawn_axes(tmp_path, monkeypatch, Subject(main_metric="errors", higher_is_better=lambda name: None))
+    assert entries(panels["errors"]) == ["errors", "evaluation"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 300])

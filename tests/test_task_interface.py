@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import numpy as np
 
 import bert.heads
 from bert.commands.export import main as export
+from bert.commands.finetune import main as finetune
 from bert.commands.predict import main as predict
 from bert.config import TaskDataConfig
 from bert.data import features
@@ -70,9 +71,10 @@ class Letters(Task):
     name: str = "letters"
     head: str = "letters"
     loss: str = "tokens"
-    main_metric: str = "share"
+    main_metric: str = "errors"
     baseline: str = ""
     windows = True
+    directions: ClassVar = {"errors": False}
 
     num_labels = property(lambda self: len(self.letters))
     input_columns = ("line",)
@@ -112,7 +114,7 @@ class Letters(Task):
     def score(self, predictions, examples: Lines) -> dict[str, float]:
         own = [letter.lower() for letter in self.letters]  # upper case once tuned
         right = [np.mean(p == own.index(g)) for p, g in zip(predictions, examples.letters, strict=True)]
-        return {"share": float(np.mean(right))}
+        return {"share": float(np.mean(right)), "errors": 1 - float(np.mean(right))}
 
     def write(self, folder: Path, split: str, predictions, examples) -> list[Path]:
         folder.mkdir(exist_ok=True)
@@ -135,11 +137,23 @@ def test_a_task_over_tokens_with_labels_from_its_data(pretrained, tmp_path, monk
     for split, rows in (("train", 24), ("dev", 9), ("test", 3)):
         lines = [f"{'xyz'[row % 3]} {'ba ' * (row % 4 + 1)}" for row in range(rows)]
         (data / f"{split}.txt").write_text("\n".join(lines))
-    arguments = (f"--init={pretrained}", "--task=letters", "--training.epochs=1")
+    monkeypatch.setattr(Letters, "directions", {})
+    arguments = (f"--init={pretrained}", "--task=letters", "--training.epochs=1", "--training.eval_every=1")
+    arguments = (*arguments, "--config=sst2", f"--data.dir={data}", f"--output_dir={folder}")
+    assert "its main_metric 'errors' has no direction: set directions = " in fails(finetune, *arguments)
+    monkeypatch.undo()
+
+    monkeypatch.setitem(TASKS, "letters", Letters())
+    monkeypatch.setitem(bert.heads.HEADS, "letters", Tagger)
+    arguments = (f"--init={pretrained}", "--task=letters", "--training.epochs=1", "--training.eval_every=1")
+    arguments = (*arguments, "--optimizer.learning_rate=0.05")
     assert run(folder, data, *arguments) == 0
     assert "a line of notes" in capsys.readouterr().out
     results = json.loads((folder / "results.json").read_text())
-    assert set(results["dev"]) == {"loss", "share"}
+    assert set(results["dev"]) == {"loss", "share", "errors"}
+    errors = {line["step"]: line["errors"] for line in lines_of(folder) if line["split"] == "eval"}
+    assert len(set(errors.values())) > 1
+    assert results["best_step"] == min(errors, key=errors.get), "of a metric of which less is better, the least"
     assert (results["baseline"], results["collapsed"]) == ("", False)
     assert {line["split"] for line in lines_of(folder) if "token_loss" in line} == {"train"}
     assert find_task("letters").shaped(bert.load(folder).data).letters == ("X", "Y", "Z")

@@ -88,6 +88,10 @@ class TaggingTask(Task):
     def main_metric(self) -> str:  # type: ignore[override]
         return "f1" if self.marks_entities else "accuracy"
 
+    def higher_is_better(self, metric: str) -> bool | None:
+        """Of f1_TYPE as of f1."""
+        return super().higher_is_better("f1" if metric in {f"f1_{type}" for type in self.types} else metric)
+
     @property
     def num_labels(self) -> int:
         return len(self.labels)

@@ -9,14 +9,15 @@ an example may be one row, or several (the windows of a long text).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.config import TaskDataConfig
+from bert import metrics
+from bert.config import TaskDataConfig, UserError
 from bert.data.json_text import parse_json
 
 Outputs = Sequence[np.ndarray]
@@ -91,7 +92,9 @@ class Task(ABC):
     loss: str
     """Name in `bert.losses.LOSSES`."""
     main_metric: str
-    """The score, of the first dev split, that chooses the best checkpoint: higher is better."""
+    """The score, of the first dev split, that chooses the best checkpoint."""
+    directions: ClassVar[Mapping[str, bool]] = {}
+    """Whether higher is better, of the task's metrics that `bert.metrics.HIGHER_IS_BETTER` does not list."""
     baseline: str
     """What `baseline_scores` are those of, such as ``majority_class``; "" for none."""
     windows: ClassVar[bool] = False
@@ -113,6 +116,21 @@ class Task(ABC):
     def problem_type(self) -> str | None:
         """What Hugging Face's config.json calls the problem, where the number of outputs does not tell it."""
         return None
+
+    def higher_is_better(self, metric: str) -> bool | None:
+        """Whether a higher value of one of the scores is better; None for a score without a direction."""
+        return self.directions.get(metric, metrics.higher_is_better(metric))
+
+    @property
+    def higher_main_is_better(self) -> bool:
+        """Whether a higher value of ``main_metric`` is better. Raises UserError if that is not declared."""
+        higher = self.higher_is_better(self.main_metric)
+        if higher is None:
+            raise UserError(
+                f"task {self.name}: its main_metric {self.main_metric!r} has no direction: "
+                f"set directions = {{{self.main_metric!r}: True}} on the class if higher is better, else False"
+            )
+        return higher
 
     def fitted(self, train: Any) -> Task:
         """The task with what only its training examples tell, such as the set of tags; ``shape`` keeps it.
