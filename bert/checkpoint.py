@@ -3,6 +3,9 @@
 A checkpoint of step 100 comes into being as ``100.saving``; when orbax has written it and its manifest is on
 the disk, it is renamed to ``100``. Whatever has a bare number for a name was therefore complete once, no
 matter when the process died.
+
+The newest checkpoints are whole states, which a run resumes from. The protected one, fine-tuning's best, keeps its
+parameters alone once it is no longer among them.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import orbax.checkpoint as ocp
 
 from bert.config import UserError
 from bert.files import sync_folder, write_durably
-from bert.manifest import MANIFEST, verify_manifest, write_manifest
+from bert.manifest import MANIFEST, verify_manifest, write_manifest, write_partial_manifest
 
 SAVING = ".saving"
 """Suffix of a checkpoint that is being written."""
@@ -35,6 +38,8 @@ DELETED = ".deleted"
 """Suffix of a checkpoint that is being deleted: the rename takes an instant, the deletion does not."""
 PROTECTED = "PROTECTED"
 """File with the step that is kept whatever its age."""
+PARAMS_ONLY = "PARAMS_ONLY"
+"""File in a checkpoint whose other item was removed; listed in its manifest."""
 
 PARAMS, REST = "params", "rest"
 """The two orbax items of a checkpoint: inference reads the first and leaves the optimizer's moments alone."""
@@ -61,15 +66,15 @@ class Checkpointer:
     Close it, or use it in a ``with``: a save that the end of the interpreter overtakes is lost.
     """
 
-    def __init__(self, folder: Path, keep: int, say: Callable[[str], None]):
+    def __init__(self, folder: Path, keep: int | None, say: Callable[[str], None]):
         """Opens ``folder`` (RUN/checkpoints), which the first save makes.
 
         Args:
-          keep: how many of the newest checkpoints stay.
+          keep: how many of the newest checkpoints stay; None is 1.
           say: is told which damaged ones were passed over, and what is used instead.
         """
         self.folder = Path(folder).absolute()  # orbax takes no relative paths
-        self.keep = max(1, keep)
+        self.keep = max(1, keep or 1)
         self._say = say
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
@@ -119,7 +124,9 @@ class Checkpointer:
             self._worker.shutdown()
 
     def protect(self, step: int) -> None:
-        """Keeps ``step`` (fine-tuning's best) besides the newest ones, in place of the one protected before.
+        """Keeps the parameters of ``step`` (fine-tuning's best) besides the newest checkpoints.
+
+        It takes the place of the one protected before.
 
         Call it just before or after ``save(step)``: the next save might delete it. It is written down, and so
         holds for the process that resumes.
@@ -131,6 +138,23 @@ class Checkpointer:
             raise UserError(
                 f"{self.folder / PROTECTED} cannot be written ({_reason(error)}): "
                 "mend this and run the same command again"
+            ) from error
+
+    def thin_out(self) -> None:
+        """Removes what is not to be kept, as each save does: at a run's end, after the last ``protect``.
+
+        Raises:
+          UserError: the save before this failed, or a file cannot be removed.
+        """
+        self.wait()
+        if not self.steps():
+            return
+        try:
+            self._clean()
+            self._thin_out(self.steps()[-1])
+        except OSError as error:
+            raise UserError(
+                f"{self.folder} cannot be thinned out ({_reason(error)}): fix this and run the same command again"
             ) from error
 
     # Reading
@@ -157,7 +181,8 @@ class Checkpointer:
           (step, state), the state's leaves NumPy arrays.
 
         Raises:
-          UserError: every checkpoint is damaged, ``step`` is missing or damaged, or ``like`` does not fit.
+          UserError: every checkpoint is damaged or holds parameters alone, ``step`` is missing, damaged or such a
+            one, or ``like`` does not fit.
         """
         read = self._read_newest((PARAMS, REST), step)
         if read is None:
@@ -194,6 +219,8 @@ class Checkpointer:
                 steps = ", ".join(map(str, self.steps())) or "none"
                 raise UserError(f"{self.folder} has no checkpoint of step {step}: choose one that is there ({steps})")
             found = {step: found[step]}
+        if REST in names and found:
+            found = self._resumable(found)
         passed_over: list[str] = []
         for candidate in sorted(found, reverse=True):
             problems = verify_manifest(found[candidate])
@@ -217,6 +244,17 @@ class Checkpointer:
             f"{'; '.join(passed_over)}; no other checkpoint is left: "
             f"put back a copy, or remove {self.folder} to start anew"
         )
+
+    def _resumable(self, found: dict[int, Path]) -> dict[int, Path]:
+        """The checkpoints that are whole states. Raises UserError if there is none among those found."""
+        whole = {step: path for step, path in found.items() if not _has_params_only(path)}
+        if not whole:
+            steps = ", ".join(map(str, sorted(found)))
+            raise UserError(
+                f"{self.folder} has no state to resume from, only the best parameters (step {steps}): "
+                f"put back a copy of the newest checkpoint, or remove {self.folder} to start again"
+            )
+        return whole
 
     # In the background
 
@@ -252,18 +290,39 @@ class Checkpointer:
         _remove(replaced)
 
     def _thin_out(self, newest: int) -> None:
-        """Deletes what is older than ``newest``, not protected, and not among the newest ``keep``.
+        """Deletes what is older than ``newest`` and not among the newest ``keep``; of the protected one not its
+        parameters.
 
         Damaged ones do not count, or they would push out good ones. Later steps are left alone: they are from
         before a return to an older checkpoint, and their turn comes when training reaches them again.
         """
+        found, protected = self._found(), self._read_protected()
         good = [step for step in self.steps() if step <= newest and step not in self._damaged]
-        kept = {*good[-self.keep :], self._read_protected()}
-        for step, path in self._found().items():
-            if step < newest and step not in kept:
-                deleted = self.folder / f"{step}{DELETED}"
-                os.replace(path, deleted)
-                _remove(deleted)
+        kept = [step for step in good if not _has_params_only(found[step])][-self.keep :]
+        for step, path in found.items():
+            if step >= newest or step in kept:
+                continue
+            if step == protected:
+                self._reduce_to_params(step, path)
+                continue
+            deleted = self.folder / f"{step}{DELETED}"
+            os.replace(path, deleted)
+            _remove(deleted)
+
+    def _reduce_to_params(self, step: int, path: Path) -> None:
+        """Replaces a checkpoint by one with its parameters alone; one without a good manifest stays as it is."""
+        if _has_params_only(path):
+            return
+        reduced = self.folder / f"{step}{SAVING}"
+        left_out = {str(path): {REST, MANIFEST}}
+        shutil.copytree(path, reduced, copy_function=_link_or_copy, ignore=lambda place, _: left_out.get(place, set()))
+        (reduced / PARAMS_ONLY).write_text("The optimizer's state was removed: a run cannot resume from this.\n")
+        try:
+            write_partial_manifest(reduced, path)
+        except ValueError:
+            _remove(reduced)
+        else:
+            self._put_in_place(step, reduced)
 
     def _clean(self) -> None:
         """Removes what a killed process left half done; not before the first save: readers change nothing."""
@@ -377,6 +436,17 @@ def _orbax() -> ocp.Checkpointer:
 
 
 # Files
+
+
+def _has_params_only(folder: Path) -> bool:
+    return (folder / PARAMS_ONLY).is_file()
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)
 
 
 def _remove(path: Path, ignore_errors: bool = False) -> None:

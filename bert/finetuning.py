@@ -182,6 +182,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
             )
             fit(work, state, config.training, parallel, checkpoints, listener, stop)
         checkpoints.wait()
+        checkpoints.thin_out()
         best_step, best = known(checkpoints.restore_best_params(), "the best checkpoint")
 
     best = parallel.replicate(best)
@@ -280,6 +281,7 @@ def _resolved(config: FinetuneConfig, train_rows: int) -> FinetuneConfig:
         training,
         eval_every=training.eval_every or Count(per_epoch),
         eval_batch_size=training.eval_batch_size or training.batch_size,
+        keep_checkpoints=training.keep_checkpoints or 1,
     )
     return dataclasses.replace(config, training=training)
 

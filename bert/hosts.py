@@ -127,6 +127,10 @@ class SharedCheckpoints:
         if is_first():
             self._own.protect(step)
 
+    def thin_out(self) -> None:
+        """Removes what is not to be kept."""
+        from_first(self._own.thin_out)
+
     def restore_best_params(self) -> tuple[int, Any] | None:
         """The parameters of the protected step, or of the newest good one: the same on every host."""
         read: tuple[int, Any] | None = None

@@ -25,23 +25,29 @@ def write_manifest(folder: Path, step: int) -> None:
     write_durably(folder / MANIFEST, _dump({"format": FORMAT, "step": step, "files": files}))
 
 
+def write_partial_manifest(folder: Path, whole: Path) -> None:
+    """Writes ``folder/MANIFEST.json`` for a folder that holds some of the files of ``whole``, and others.
+
+    Of the files of ``whole`` the checksums are those of its manifest: a file that is damaged there is damaged here.
+
+    Raises:
+      ValueError: the manifest of ``whole`` cannot be used.
+    """
+    manifest = _read_manifest(whole)
+    if isinstance(manifest, str):
+        raise ValueError(manifest)
+    files = {
+        name: manifest["files"].get(name) or {"size": path.stat().st_size, "sha256": _sha256(path)}
+        for name, path in sorted(_files(folder).items())
+    }
+    write_durably(folder / MANIFEST, _dump({"format": FORMAT, "step": manifest["step"], "files": files}))
+
+
 def verify_manifest(folder: Path) -> list[str]:
     """Compares ``folder`` with its manifest; returns one phrase a problem, none if it is as written."""
-    try:
-        text = (folder / MANIFEST).read_bytes().decode()
-        manifest = json.loads(text)
-        # Byte for byte what _dump writes, its own checksum included: no other text is a manifest of ours.
-        if text != _dump({key: manifest[key] for key in ("format", "step", "files")}):
-            raise ValueError
-    except FileNotFoundError:
-        return [f"{MANIFEST} is missing"]
-    except OSError as error:
-        return [f"{MANIFEST} cannot be read ({error.strerror})"]
-    except (ValueError, KeyError, TypeError):  # ValueError: also bytes that are no UTF-8 or no JSON
-        return [f"{MANIFEST} is damaged"]
-    if manifest["format"] != FORMAT:
-        return [f"{MANIFEST} has format {manifest['format']}, this version reads format {FORMAT}"]
-
+    manifest = _read_manifest(folder)
+    if isinstance(manifest, str):
+        return [manifest]
     problems = []
     try:
         present = _files(folder)
@@ -56,6 +62,25 @@ def verify_manifest(folder: Path) -> list[str]:
             problems.append(f"{name} {problem}")
     problems += [f"{name} is not listed in {MANIFEST}" for name in sorted(present.keys() - manifest["files"].keys())]
     return problems
+
+
+def _read_manifest(folder: Path) -> dict[str, Any] | str:
+    """The manifest of ``folder``, or a phrase on why there is none."""
+    try:
+        text = (folder / MANIFEST).read_bytes().decode()
+        manifest = json.loads(text)
+        # Byte for byte what _dump writes, its own checksum included: no other text is a manifest of ours.
+        if text != _dump({key: manifest[key] for key in ("format", "step", "files")}):
+            raise ValueError
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except OSError as error:
+        return f"{MANIFEST} cannot be read ({error.strerror})"
+    except (ValueError, KeyError, TypeError):  # ValueError: also bytes that are no UTF-8 or no JSON
+        return f"{MANIFEST} is damaged"
+    if manifest["format"] != FORMAT:
+        return f"{MANIFEST} has format {manifest['format']}, this version reads format {FORMAT}"
+    return dict(manifest)
 
 
 def _compare(path: Path, expected: dict[str, Any]) -> str | None:

@@ -42,6 +42,9 @@ from bert.values import known
 
 Say = Callable[[str], None]
 
+KEPT = 3
+"""Checkpoints that stay if training.keep_checkpoints is null."""
+
 MANY_UNKNOWN = 0.05
 """Share of unknown pieces from which on a run says so: BERT's own vocabulary has under 0.1% of them in English."""
 
@@ -194,7 +197,11 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
 
 def _with_defaults(config: PretrainConfig) -> PretrainConfig:
     training = config.training
-    training = dataclasses.replace(training, eval_every=training.eval_every or training.checkpoint_every)
+    training = dataclasses.replace(
+        training,
+        eval_every=training.eval_every or training.checkpoint_every,
+        keep_checkpoints=training.keep_checkpoints or KEPT,
+    )
     if config.phases is None:  # each phase evaluates by its own batch
         training = dataclasses.replace(training, eval_batch_size=training.eval_batch_size or training.batch_size)
     return dataclasses.replace(config, training=training)

@@ -323,6 +323,85 @@ def test_the_newest_and_the_protected_are_kept(tmp_path, said):
         assert checkpointer.protected == 5
 
 
+def test_the_protected_one_keeps_its_parameters_alone(tmp_path, said):
+    folder = tmp_path / "checkpoints"
+    with Checkpointer(folder, 1, said) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, make_state(step), wait=True)
+            checkpointer.protect(1)
+        assert checkpointer.steps() == [1, 2]
+        assert {path.name for path in (folder / "1").iterdir() if path.is_dir()} == {"params"}
+        assert verify_manifest(folder / "1") == []
+        for read in (checkpointer.restore_params(1), checkpointer.restore_best_params()):
+            assert bits(read[1]) == bits(make_state(1)["params"])
+        assert bits(checkpointer.restore(make_state())[1]) == bits(make_state(2))
+        with pytest.raises(UserError, match=r"no state to resume from, only the best parameters \(step 1\)"):
+            checkpointer.restore(step=1)
+        checkpointer.save(3, make_state(3), wait=True)
+        assert checkpointer.steps() == [1, 3]
+        assert bits(checkpointer.restore_params(1)[1]) == bits(make_state(1)["params"])
+        flip_one(folder / "3")
+        with pytest.raises(UserError, match=r"3 is damaged.*no other checkpoint is left"):
+            checkpointer.restore()
+        assert checkpointer.restore_params()[0] == 1
+        shutil.rmtree(folder / "3")
+        with pytest.raises(UserError, match=r"no state to resume from.*step 1.*to start again"):
+            checkpointer.restore()
+
+
+def test_parameters_that_are_kept_alone_do_not_count_among_the_newest(tmp_path, said):
+    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
+        for step in (1, 2, 3, 4):
+            checkpointer.save(step, make_state(step))
+            checkpointer.protect(min(step, 2))
+        checkpointer.wait()
+        assert checkpointer.steps() == [2, 3, 4]
+        flip_one(tmp_path / "checkpoints" / "4")
+        assert checkpointer.restore()[0] == 3, "an older one that a run can resume from"
+
+
+def test_damage_of_parameters_outlives_the_removal_of_the_rest(saved, tmp_path, said):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(saved, folder)
+    flip_one(folder / "1" / "params")
+    with Checkpointer(folder, 1, said) as checkpointer:
+        checkpointer.protect(1)
+        checkpointer.save(3, make_state(3), wait=True)
+        assert not (folder / "1" / "rest").exists()
+        assert "wrong checksum" in verify_manifest(folder / "1")[0]
+        assert checkpointer.restore_best_params()[0] == 3
+    shutil.copytree(saved / "2", folder / "2")
+    (folder / "2" / MANIFEST).write_text("{}")
+    with Checkpointer(folder, 1, said) as checkpointer:
+        checkpointer.protect(2)
+        checkpointer.thin_out()
+        assert sorted(os.listdir(folder)) == ["2", "3", "PROTECTED"], "what no manifest vouches for is left alone"
+        assert (folder / "2" / "rest").exists()
+
+
+def test_a_finished_run_is_thinned_out_after_its_last_protection(saved, tmp_path, said, monkeypatch):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(saved, folder)
+    (folder / "2.saving").mkdir()
+    monkeypatch.setattr(os, "link", fails(OSError(errno.EPERM, "no hard links here")))
+    with Checkpointer(folder, None, said) as checkpointer:
+        checkpointer.protect(1)
+        checkpointer.thin_out()
+        assert sorted(os.listdir(folder)) == ["1", "2", "PROTECTED"]
+        assert (folder / "1" / "PARAMS_ONLY").exists()
+        checkpointer.protect(2)
+        checkpointer.thin_out()
+        assert sorted(os.listdir(folder)) == ["2", "PROTECTED"]
+        assert bits(checkpointer.restore(make_state())[1]) == bits(make_state(2))
+        with monkeypatch.context() as patched, pytest.raises(UserError, match=r"cannot be thinned out \(Read-only"):
+            checkpointer.save(3, make_state(), wait=True)
+            shutil.copytree(saved / "1", folder / "1")
+            patched.setattr(os, "replace", fails(OSError(errno.EROFS, "Read-only file system")))
+            checkpointer.thin_out()
+    Checkpointer(tmp_path / "nothing", None, said).thin_out()
+    assert not (tmp_path / "nothing").exists()
+
+
 def test_the_same_step_can_be_saved_again(saver):
     saver.save(1, make_state(1))
     saver.save(1, make_state(2), wait=True)

@@ -32,11 +32,20 @@ if place == "in orbax":
     checkpoint.ocp.CompositeCheckpointHandler.finalize = kill
 if place == "in the manifest":
     checkpoint.write_manifest = kill
-if "rename" in place:  # the second one is between, as saving step 2 again first renames the old one
-    rename = os.replace
+rename = os.replace
+# The second one is between, as saving step 2 again first renames the old one.
+if place in ("before the rename", "between the renames"):
     checkpoint.os.replace = lambda a, b: kill() if str(a).endswith(".saving") else rename(a, b)
 if place == "in the deletion":
     checkpoint.shutil.rmtree = kill
+if "reduction" in place:
+    saver.protect(2)
+if place == "in the reduction":
+    checkpoint.write_partial_manifest = kill
+if place == "between the reduction's renames":
+    checkpoint.os.replace = lambda a, b: kill() if str(a).endswith("2.saving") else rename(a, b)
+if place == "in the reduction's deletion":
+    checkpoint._remove = kill
 saver.save(2 if place == "between the renames" else 3, state(3), wait=True)
 """
 
@@ -68,6 +77,30 @@ def test_a_kill_leaves_a_good_checkpoint(tmp_path, place, good):
         assert said == []
         checkpointer.save(4, state, wait=True)
     assert os.listdir(folder) == ["4"]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param("in the reduction", marks=pytest.mark.slow),
+        "between the reduction's renames",
+        pytest.param("in the reduction's deletion", marks=pytest.mark.slow),
+    ],
+)
+def test_a_kill_while_the_best_is_reduced_to_its_parameters_costs_neither_it_nor_the_newest(tmp_path, place):
+    folder, said = tmp_path / "checkpoints", []
+    with run_child(KILLED, str(folder), place) as child:
+        stderr = child.communicate()[1]
+    assert child.returncode == -signal.SIGKILL, stderr.decode()
+    with Checkpointer(folder, 1, said.append) as checkpointer:
+        assert checkpointer.restore()[0] == 3
+        for _ in range(2):  # as it was left, and after the next save
+            step, params = checkpointer.restore_best_params()
+            assert (step, params["w"][0, 0]) == (2, 2)
+            checkpointer.save(4, {"params": {"w": np.ones(3)}}, wait=True)
+        assert said == []
+    assert sorted(os.listdir(folder)) == ["2", "4", "PROTECTED"]
+    assert not list(folder.glob("2/rest"))
 
 
 SAVING_ON_AND_ON = """

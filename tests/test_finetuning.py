@@ -36,6 +36,9 @@ def test_a_run_leaves_scores_predictions_and_its_best_checkpoint(finetuned: Path
     assert results["dev"]["accuracy"] == max(scores.values())
     assert results["best_step"] == max(scores, key=scores.get)
     assert results["majority_class"]["accuracy"] == pytest.approx(11 / 17)
+    kept = {path.name for path in (finetuned / "checkpoints").iterdir() if path.is_dir()}
+    assert kept == {str(results["best_step"]), "15"}, "the best one's parameters and the newest state"
+    assert {path.parent.name for path in (finetuned / "checkpoints").glob("*/rest")} == {"15"}
     dev = (finetuned / "predictions" / "dev.tsv").read_text().splitlines()
     assert dev[0] == "index\tprediction\tlabel\tprobability"
     hits = [line.split("\t")[1] == line.split("\t")[2] for line in dev[1:]]

@@ -98,8 +98,9 @@ class TrainingConfig:
     """Steps between two evaluations; null: at every epoch in fine-tuning, at every checkpoint in pretraining."""
     checkpoint_every: Count = Count(1000)
     """Steps between two checkpoints."""
-    keep_checkpoints: int = 3
-    """Checkpoints kept, the newest ones."""
+    keep_checkpoints: int | None = None
+    """Checkpoints kept that a run can resume from, the newest ones; null: 3 in pretraining, 1 in fine-tuning, which
+    keeps the parameters of the best checkpoint besides."""
     max_skipped_steps: int = 10
     """Stop after so many steps in a row whose loss, gradient or update was NaN or infinite; fewer are skipped, and
     their batches written to nonfinite/ in the run's folder."""
@@ -118,11 +119,10 @@ class TrainingConfig:
             "gradient_accumulation_steps",
             "log_every",
             "checkpoint_every",
-            "keep_checkpoints",
             "max_skipped_steps",
         ):
             at_least(f"training.{name}", getattr(self, name), 1)
-        for name in ("eval_every", "eval_batch_size"):
+        for name in ("eval_every", "eval_batch_size", "keep_checkpoints"):
             if getattr(self, name) is not None:
                 at_least(f"training.{name}", getattr(self, name), 1)
         if self.batch_size % self.gradient_accumulation_steps:
