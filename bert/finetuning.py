@@ -192,7 +192,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     def answer(split: Split) -> tuple[Outputs, dict[str, float]]:
         return (known_outputs, {}) if split is dev and known_outputs is not None else outputs_of(best, split)
 
-    measured, collapsed = _answer(task, run, splits, answer)
+    measured, collapsed, details = _answer(task, run, splits, answer)
     best_line = next(_scores(line) for line in lines if line["step"] == best_step)
     results = {
         "task": task.name,
@@ -207,6 +207,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         "main_metric": main,
         "higher_is_better": higher,
         "collapsed": collapsed,
+        **({"details": details} if details else {}),
         "stopped_early": lines[-1]["step"] < total_steps,
         "seconds": round(time.perf_counter() - began, 1),
     }
@@ -220,13 +221,13 @@ def _answer(
     run: RunFolder[FinetuneConfig],
     splits: dict[str, Split],
     outputs_of: Callable[[Split], tuple[Outputs, dict[str, float]]],
-) -> tuple[dict[str, dict[str, float]], bool]:
+) -> tuple[dict[str, dict[str, float]], bool, dict[str, dict[str, Any]]]:
     """Writes the predictions of all splits but train, and in config.yaml what the task has learned from dev's.
 
     Returns:
-        The scores of the splits with labels, and whether the run has collapsed on dev.
+        The scores of the splits with labels, whether the run has collapsed on dev, and the details of these splits.
     """
-    measured = {}
+    measured, details = {}, {}
     outputs, _ = outputs_of(splits["dev"])
     tuned = task.tuned(outputs, splits["dev"].features, splits["dev"].examples)
     if tuned is not task:
@@ -244,7 +245,10 @@ def _answer(
             collapsed = tuned.collapsed(predictions, examples)
         if examples.labelled:
             measured[name] = {**losses, **tuned.score(predictions, examples)}
-    return measured, collapsed
+            details[name] = tuned.details(predictions, examples)
+            if run.writes:
+                tuned.write_details(run.path / "predictions", name, predictions, examples)
+    return measured, collapsed, {name: found for name, found in details.items() if found}
 
 
 def _subject(task: Task, config: FinetuneConfig, dev: Split) -> Subject:

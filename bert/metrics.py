@@ -110,6 +110,26 @@ def scores(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) ->
     return {name: METRICS[name](predictions, labels) for name in names}
 
 
+def by_class(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """Scores of each of L labels, and which labels are taken for which.
+
+    Returns:
+      ``classes``: precision, recall, f1, support (rows with the label) and predicted (rows given it) of each name; 0
+        for what cannot be divided. ``confusion_matrix``: [L, L] rows by their label and their prediction.
+    """
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+    numbers = np.arange(len(names))
+    matrix = confusion_matrix(labels, predictions, labels=numbers)
+    columns = precision_recall_fscore_support(labels, predictions, labels=numbers, zero_division=0)
+    keys = ("precision", "recall", "f1", "support", "predicted")
+    rows = zip(*(column.tolist() for column in (*columns, matrix.sum(axis=0))), strict=True)
+    return {
+        "classes": {name: dict(zip(keys, row, strict=True)) for name, row in zip(names, rows, strict=True)},
+        "confusion_matrix": matrix.tolist(),
+    }
+
+
 def softmax(logits: np.ndarray) -> np.ndarray:
     """[..., L] logits -> [..., L] float64 probabilities."""
     logits = np.asarray(logits, np.float64)

@@ -11,6 +11,7 @@ import datetime
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -224,7 +225,10 @@ def write_results(folder: Path | str, results: dict[str, Any]) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "results.json") as temporary:
-        temporary.write_text(json.dumps(plain(results), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        text = json.dumps(plain(results), indent=2, allow_nan=False)
+        # A row of a matrix on one line. No text matches: in JSON it has no line ends.
+        text = re.sub(r"\[\n +(-?\d+(?:,\n +-?\d+)*)\n +\]", lambda row: f"[{' '.join(row[1].split())}]", text)
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def scored_splits(results: dict[str, Any]) -> list[str]:

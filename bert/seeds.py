@@ -59,7 +59,8 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     Returns:
         Per split with labels ``mean`` and ``standard_deviation`` of each score (that of a sample, n - 1 in the
         divisor; None of a single run), the seeds that ``collapsed`` and, if some did and some did not,
-        ``without_collapsed`` the same of the others; the ``best_seed``; and ``runs``, each run's own results.
+        ``without_collapsed`` the same of the others; the ``best_seed``; and ``runs``, each run's own results, but for
+        the details.
     """
     first = runs[0]
     splits = report.scored_splits(first)
@@ -82,7 +83,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "best_seed": max(runs, key=lambda one: _rank(one["dev"][main], higher))["seed"],
         "baseline": first["baseline"],
         **({first["baseline"]: first[first["baseline"]]} if first["baseline"] else {}),
-        "runs": list(runs),
+        "runs": [{key: value for key, value in one.items() if key != "details"} for one in runs],
     }
 
 

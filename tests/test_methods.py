@@ -112,8 +112,11 @@ def test_several_seeds_interrupted_in_the_second(pretrained, sst2, tmp_path, mon
     assert "seed 3 has ended before" in text
     assert "sst2 dev, 2 seeds" in text
     results, runs = results_of(folder), [results_of(folder / f"seed-{seed}") for seed in (3, 4)]
-    assert results["runs"] == runs
+    assert results["runs"] == [{key: value for key, value in one.items() if key != "details"} for one in runs]
     assert results["seeds"] == [one["seed"] for one in runs] == [3, 4]
+    for one in runs:
+        assert list(one["details"]) == ["dev"]
+        assert (folder / f"seed-{one['seed']}" / "predictions" / "errors.tsv").is_file()
     losses = [one["dev"]["loss"] for one in runs]
     assert losses[0] != losses[1]
     assert results["dev"]["mean"]["loss"] == pytest.approx(np.mean(losses))

@@ -334,6 +334,10 @@ def test_results_are_whole_and_valid_json(tmp_path):
         "nan": None,
         "at": str(folder),
     }
+    given = {"matrix": [[1, 20], [-3, 4]], "text": "[\n  1,\n  2\n]", "mixed": [1, "a"], "none": []}
+    write_results(folder, given)
+    assert json.loads((folder / "results.json").read_text()) == given
+    assert "    [1, 20],\n    [-3, 4]\n" in (folder / "results.json").read_text()
 
 
 def test_replaced_file_is_the_old_one_until_the_new_one_is_whole(tmp_path):

@@ -49,7 +49,7 @@ def model_card(model: Pretrained, architecture: str) -> str:
         parts += ["## Labels", ", ".join(f"`{label}`" for label in model.labels)]
     results = _results(source)
     if results:
-        rows = [f"| {name} | {value} |" for name, value in _flat(results)]
+        rows = [f"| {name} | {value} |" for name, value in _flat(results) if not name.startswith("details.")]
         parts += ["## Scores", "Measured at the end of the run.", "\n".join(["| | |", "|---|---|", *rows])]
     recipe = source / "config.yaml"
     if recipe.is_file():

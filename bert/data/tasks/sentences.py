@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import TaskDataConfig, UserError
+from bert.confusion import draw_confusion_matrix
 from bert.data import features
 from bert.data.features import Features
 from bert.data.tasks.cells import read_cells
@@ -308,6 +310,28 @@ class ClassificationTask(SentenceTask):
         right = [self.labels[number] for number in examples.known_labels] if examples.labelled else []
         more = {"label": right, "probability": [f"{share:.6f}" for share in chosen]}
         return self._write(folder, split, examples, words, more)
+
+    def details(self, predictions: Classified, examples: Examples) -> dict[str, Any]:
+        """Scores of each label and the confusion matrix."""
+        return metrics.by_class(self.label_names, predictions.labels, examples.known_labels)
+
+    def write_details(self, folder: Path, split: str, predictions: Classified, examples: Examples) -> list[Path]:
+        """Writes errors.tsv, the surest errors first, and confusion_matrix.png; of splits other than dev SPLIT_..."""
+        start = "" if split == "dev" else f"{split}_"
+        labels = examples.known_labels
+        shares = np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
+        wrong = np.flatnonzero(predictions.labels != labels)
+        rows = [(*self.input_columns, "label", "prediction", "probability")]
+        for row in wrong[np.argsort(-shares[wrong], kind="stable")]:
+            texts = [examples.texts_a[row], *([] if examples.texts_b is None else [examples.texts_b[row]])]
+            names = [self.label_names[number] for number in (labels[row], predictions.labels[row])]
+            cells = (" ".join(re.split(r"[\t\r\n]+", cell)) for cell in (*texts, *names))
+            rows.append((*cells, f"{shares[row]:.6f}"))
+        errors = write_rows(folder / f"{start}errors.tsv", rows)
+        matrix = np.array(self.details(predictions, examples)["confusion_matrix"])
+        title = f"{self.name}, {split}: {len(wrong):,} errors in {len(labels):,} rows"
+        picture = draw_confusion_matrix(folder / f"{start}confusion_matrix.png", matrix, self.label_names, title)
+        return [errors] if picture is None else [errors, picture]
 
     def answers(self, predictions: Classified, examples: Any) -> list[Label]:
         return [

@@ -195,6 +195,14 @@ class Task(ABC):
     def write(self, folder: Path, split: str, predictions: Any, examples: Any) -> list[Path]:
         """Writes the official prediction files of a split into ``folder``, made if need be, and returns them."""
 
+    def details(self, predictions: Any, examples: Any) -> dict[str, Any]:
+        """More on a split with labels than its scores, of values that JSON has, for results.json."""
+        return {}
+
+    def write_details(self, folder: Path, split: str, predictions: Any, examples: Any) -> list[Path]:
+        """Writes files for people on a split with labels, such as one with the errors, and returns them."""
+        return []
+
     # New inputs
 
     @property
