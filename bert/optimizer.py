@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from flax import traverse_util
 
-from bert.config import OptimizerConfig, UserError
+from bert.config import OptimizerConfig
 
 ParameterPath = tuple[Any, ...]
 """Names from the outermost module to the parameter: strings, which Flax does not promise."""
@@ -78,24 +78,12 @@ def describe_decay(params: Any, config: OptimizerConfig) -> str:
     )
 
 
-def warmup_steps(config: OptimizerConfig, total_steps: int) -> int:
-    """Steps of warm-up for a run of ``total_steps``. Raises UserError where the rate would never fall."""
-    if config.warmup_steps is None:
-        return int(config.warmup_ratio * total_steps)
-    if config.warmup_steps >= total_steps:
-        raise UserError(
-            f"optimizer.warmup_steps ({config.warmup_steps}) is not below the {total_steps} steps of the run: "
-            "shorten it, or set it to null for a share of the steps (optimizer.warmup_ratio)"
-        )
-    return int(config.warmup_steps)
-
-
 def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """Update number n (from 0) -> learning rate: up from 0 to the peak in a line, then down to 0 at the end.
 
     As google-research/bert and transformers count: the first update of a warm-up has rate 0.
     """
-    warmup = warmup_steps(config, total_steps)
+    warmup = config.warmup_of(total_steps)
     return optax.join_schedules(
         [
             optax.linear_schedule(0.0, config.learning_rate, max(warmup, 1)),

@@ -158,7 +158,7 @@ def test_empty_file_and_empty_section_mean_the_defaults():
         ["--data.train", "a", "b b", "[c", "--training.epochs", "1.5"],
         [*ENOUGH, "--output_dir", "1e6", "--data.language", "no", "--tokenizer.path", "a: b #c"],
         [*ENOUGH, "--tokenizer.strip_accents", "false", "--optimizer.epsilon", "1e-12", "--init", "Œuvre/ü"],
-        [*ENOUGH, "--optimizer.warmup_steps", "1e4", "--output_dir", "yes"],
+        [*ENOUGH, "--training.steps", "1e5", "--optimizer.warmup_steps", "1e4", "--output_dir", "yes"],
         [*ENOUGH, "--phases.1.steps", "5", "--phases.1.learning_rate", "1e-5", "--phases.2.sequence_length", "64"],
     ],
 )
@@ -321,8 +321,8 @@ def test_folder_of_a_run_points_at_its_configuration():
 
 
 def test_contradiction_names_both_places():
-    text = sentence(pretrain, "--config", "tiny", "--training.epochs", "3")
-    assert text.startswith("configs/tiny.yaml, line 4 and command line: training.steps and training.epochs are both")
+    text = sentence(pretrain, "--config", "tiny", "--optimizer.warmup_steps", "1e3")
+    assert text.startswith("command line and configs/tiny.yaml, line 4: optimizer.warmup_steps (1000) is not below")
 
 
 def test_missing_value_blames_no_place():
@@ -415,3 +415,61 @@ sys.exit(main([]))
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 141
+
+
+def finetune_yaml(text, *argv):
+    Path("f.yaml").write_text(f"init: none\ndata.dir: d\n{text}")
+    argv = ["--config", "f.yaml", *argv]
+    return parse(FinetuneConfig, argv, prog="bert finetune", description="D.", default_recipe=None)[0]
+
+
+def test_command_line_replaces_the_other_way_of_the_recipe():
+    training = finetune_yaml("training.epochs: 3", "--training.steps", "2").training
+    assert (training.steps, training.epochs) == (2, None)
+    training = finetune_yaml("training.steps: 100", "--training.epochs", "1.5").training
+    assert (training.steps, training.epochs) == (None, 1.5)
+    text = "data.train: a\ntraining.steps: 100\noptimizer.warmup_steps: 50\nphases: [{share: 0.9}, {}]"
+    config = pretrain_yaml(text, "--optimizer.warmup_ratio", "0.2", "--phases.1.steps", "30")
+    assert (config.optimizer.warmup_steps, config.optimizer.warmup_ratio) == (None, 0.2)
+    assert (config.phases[0].steps, config.phases[0].share) == (30, None)
+
+
+def test_both_ways_on_the_command_line_or_in_the_file_are_an_error():
+    both = "training.steps and training.epochs are both set"
+    assert both in sentence(finetune_yaml, "training.epochs: 3", "--training.steps", "2", "--training.epochs", "1")
+    assert both in sentence(finetune_yaml, "training.epochs: 3\ntraining.steps: 2")
+    assert "are both null" in sentence(finetune_yaml, "training.epochs: 3", "--training.epochs", "null")
+
+
+def test_micro_batches_of_a_recipe_follow_the_batch_size():
+    text = "data.train: a\ntraining: {steps: 5, batch_size: 2048, gradient_accumulation_steps: 128}"
+
+    def parts(*argv):
+        return pretrain_yaml(text, *argv).training.gradient_accumulation_steps
+
+    size = "--training.batch_size"
+    assert [parts(size, rows) for rows in ("16", "8", "64", "24", "4096", "31")] == [1, 1, 4, 2, 256, 31]
+    assert parts(size, "64", "--training.gradient_accumulation_steps", "2") == 2
+    assert pretrain_yaml("data.train: a\ntraining: {steps: 5, batch_size: 8}", size, "64").training.batch_size == 64
+    assert pretrain_yaml("data.train: a\ntraining.steps: 5", size, "64").training.gradient_accumulation_steps == 1
+
+
+def test_predictions_of_a_recipe_fit_shorter_rows():
+    text = "data: {train: a, sequence_length: 512, max_predictions_per_sequence: 77}\ntraining.steps: 5\n"
+
+    def predictions(*argv):
+        return pretrain_yaml(text, *argv).data.max_predictions_per_sequence
+
+    length = "--data.sequence_length"
+    assert [predictions(length, tokens) for tokens in ("64", "128", "256")] == [10, 77, 77]
+    assert "is not below" in sentence(predictions, length, "64", "--data.max_predictions_per_sequence", "64")
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused_with_the_configuration():
+    text = "data.train: a\ntraining.steps: 100\noptimizer.warmup_steps: 50"
+    assert pretrain_yaml(text).optimizer.warmup_steps == 50
+    found = sentence(pretrain_yaml, text, "--training.steps", "40")
+    assert found.startswith("x.yaml, line 3 and command line: optimizer.warmup_steps (50) is not below the 40 steps")
+    assert "--optimizer.warmup_ratio 0.1" in found
+    pretrain_yaml(text, "--training.steps", "40", "--optimizer.warmup_ratio", "0.1")
+    assert "warmup_steps (50)" in sentence(finetune_yaml, "training.steps: 9\noptimizer.warmup_steps: 50")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from bert.commands.arguments import parse
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, recipe_folder, recipe_names
 from bert.config_file import load
 from bert.data.objectives import OBJECTIVES
@@ -50,6 +51,18 @@ def test_the_head_says_command_hardware_time_and_score(name: str) -> None:
     # Where a figure is from: measured here, the paper's, or an estimate with its arithmetic.
     assert re.search(r"^# Time: (measured|paper|estimate): ", head, re.MULTILINE)
     assert re.search(r"^# Score: (measured|paper|none)\b", head, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("override", "rows", "predictions"),
+    [("--training.batch_size=16", 16, 77), ("--training.batch_size=8", 8, 77), ("--data.sequence_length=64", 16, 10)],
+)
+def test_domain_takes_one_override_to_become_small(override: str, rows: int, predictions: int) -> None:
+    argv = ["--config=domain", "--data.train=corpus.txt", override]
+    config, _ = parse(PretrainConfig, argv, prog="bert pretrain", description="", default_recipe=None)
+    training = config.training
+    assert training.batch_size // training.gradient_accumulation_steps == rows
+    assert config.data.max_predictions_per_sequence == predictions
 
 
 @pytest.mark.parametrize("name", PRETRAINING)

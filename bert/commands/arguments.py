@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from bert.allocator import keep_few_heaps
+from bert.commands.overrides import rescaled, without_other_ways
 from bert.compilation_cache import use_compilation_cache
 from bert.config import Count, UserError, recipe_folder, recipe_names, with_preset
 from bert.config.checks import local_path
@@ -98,11 +99,13 @@ def parse(
     name = options.pop("config", [default_recipe])[0]
     path = None if name is None else find_config(name)
     given = {key: _from_command_line(key, [value], known(key_of(key, keys), key)) for key, value in not_needed.items()}
-    given |= {} if name is None or path is None else _read(name, path, keys)
-    given |= {key: _from_command_line(key, values, known(key_of(key, keys), key)) for key, values in options.items()}
+    of_file = {} if name is None or path is None else _read(name, path, keys)
+    asked = {key: _from_command_line(key, values, known(key_of(key, keys), key)) for key, values in options.items()}
+    given |= without_other_ways(of_file, asked) | asked
     if name in recipe_names():
         given = _without_sizes_beside_init(given)
-    config = with_preset(build(config_class, typed(given, keys)), _beside_preset(given))
+    values = rescaled(typed(given, keys), of_file, asked, keys)
+    config = with_preset(build(config_class, values), _beside_preset(given))
     if print_config:
         print(dump(config), end="")
         raise SystemExit(0)

@@ -167,6 +167,7 @@ class FinetuneConfig:
         local_paths("", self, ("output_dir", "init", "like"))
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
+        self.training.check_warmup(self.optimizer)
         self.training.check_attention(self.model.attention_probs_dropout_prob)
         seed_in_range("seed", self.seed)
         if self.init is None:

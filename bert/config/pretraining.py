@@ -46,6 +46,7 @@ class PretrainConfig:
         local_paths("", self, ("output_dir", "init"))
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
+        self.training.check_warmup(self.optimizer)
         self.training.check_attention(self.model.attention_probs_dropout_prob, self.data.packing)
         seed_in_range("seed", self.seed)
         if self.output_bias not in ("frequencies", "zeros"):

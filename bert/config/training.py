@@ -55,6 +55,18 @@ class OptimizerConfig:
         fraction("optimizer.beta1", self.beta1)
         fraction("optimizer.beta2", self.beta2)
 
+    def warmup_of(self, total_steps: int) -> int:
+        """Steps of warm-up of a run of ``total_steps``. Raises UserError if the rate would never fall."""
+        if self.warmup_steps is None:
+            return int(self.warmup_ratio * total_steps)
+        if self.warmup_steps >= total_steps:
+            raise UserError(
+                f"optimizer.warmup_steps ({self.warmup_steps}) is not below the {total_steps} steps of the run "
+                f"(training.steps): set a smaller number, or pass --optimizer.warmup_ratio {self.warmup_ratio} for a "
+                "share of the steps"
+            )
+        return int(self.warmup_steps)
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -146,6 +158,11 @@ class TrainingConfig:
             )
         if self.remat not in REMAT:
             raise UserError(f"training.remat is {self.remat!r}: choose one of {', '.join(REMAT)}")
+
+    def check_warmup(self, optimizer: OptimizerConfig) -> None:
+        """Raises UserError for a warm-up that is not shorter than the run, if the number of steps is set."""
+        if self.steps is not None:
+            optimizer.warmup_of(int(self.steps))
 
     @property
     def mesh_shape(self) -> tuple[int, int, int] | None:
