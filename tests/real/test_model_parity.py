@@ -40,12 +40,15 @@ def params_of(model) -> dict:
     embeddings = {
         ours: {"embedding": state[f"bert.embeddings.{theirs}_embeddings.weight"]} for ours, theirs in tables.items()
     }
+    bert = {
+        "embeddings": {**embeddings, "norm": norm("bert.embeddings.LayerNorm")},
+        "encoder": {f"layer_{i}": layer(f"bert.encoder.layer.{i}") for i in range(LAYERS)},
+    }
+    heads = {name: dense(name) for name in ("qa_outputs", "classifier") if f"{name}.weight" in state}
+    if heads:
+        return {"bert": bert, **heads}
     return {
-        "bert": {
-            "embeddings": {**embeddings, "norm": norm("bert.embeddings.LayerNorm")},
-            "encoder": {f"layer_{i}": layer(f"bert.encoder.layer.{i}") for i in range(LAYERS)},
-            "pooler": dense("bert.pooler.dense"),
-        },
+        "bert": {**bert, "pooler": dense("bert.pooler.dense")},
         "predictions": {
             "transform": dense("cls.predictions.transform.dense"),
             "norm": norm("cls.predictions.transform.LayerNorm"),

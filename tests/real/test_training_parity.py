@@ -1,15 +1,21 @@
-"""A hundred training steps against transformers under torch's AdamW: the same weights, the same batches."""
+"""Training steps against transformers under torch's AdamW: the same weights, the same batches, no dropout."""
+
+import itertools
+from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
 import pytest
+from flax import traverse_util
 
 from bert.config import ModelConfig, OptimizerConfig
-from bert.heads import BertForPreTraining
-from bert.losses import pretraining_objective
+from bert.data.batches import bucket, epoch_batches
+from bert.data.features import IGNORED, Features
+from bert.heads import HEADS, BertForPreTraining
+from bert.losses import LOSSES, pretraining_objective, task_objective
 from bert.optimizer import make_optimizer
 from bert.parallel import DataParallel
-from bert.step import TrainState, make_train_step
+from bert.step import TrainState, compile_for_lengths, make_train_step
 from tests.real.test_model_parity import LAYERS, params_of
 
 pytestmark = pytest.mark.real
@@ -89,6 +95,29 @@ def our_losses(params: dict) -> np.ndarray:
 
 
 def torch_losses(model) -> np.ndarray:
+    """The losses of the batches, and the model trained on them."""
+    return torch_updates(model, (pretraining_loss_of(batch) for batch in batches()), STEPS)
+
+
+def pretraining_loss_of(batch: dict[str, np.ndarray]) -> Callable:
+    labels = np.full((B, T), -100)
+    chosen = np.where(batch["masked_lm_weights"] > 0, batch["masked_lm_ids"], -100)
+    np.put_along_axis(labels, batch["masked_lm_positions"].astype(int), chosen, axis=1)
+    return lambda model: (
+        model(
+            **torch_inputs(batch, B),
+            labels=torch.tensor(labels),
+            next_sentence_label=torch.tensor(batch["next_sentence_labels"], dtype=torch.long),
+        ).loss
+    )
+
+
+def torch_inputs(batch: dict[str, np.ndarray], rows: int) -> dict:
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    return {name: torch.tensor(batch[name][:rows], dtype=torch.long) for name in names}
+
+
+def torch_updates(model, losses: Iterable[Callable], steps: int) -> np.ndarray:
     """BERT's loop as PyTorch users write it: parameter groups by the decay rule, clipping, a linear schedule."""
     spared = {name for name, _ in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name}
     groups = [
@@ -96,23 +125,111 @@ def torch_losses(model) -> np.ndarray:
         for without, decay in ((False, DECAY), (True, 0.0))
     ]
     optimizer = torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.999), eps=1e-6)
-    schedule = transformers.get_linear_schedule_with_warmup(optimizer, WARMUP, STEPS)
-    losses = []
-    for batch in batches():
-        labels = np.full((B, T), -100)
-        chosen = np.where(batch["masked_lm_weights"] > 0, batch["masked_lm_ids"], -100)
-        np.put_along_axis(labels, batch["masked_lm_positions"].astype(int), chosen, axis=1)
-        loss = model(
-            input_ids=torch.tensor(batch["input_ids"], dtype=torch.long),
-            token_type_ids=torch.tensor(batch["token_type_ids"], dtype=torch.long),
-            attention_mask=torch.tensor(batch["attention_mask"]),
-            labels=torch.tensor(labels),
-            next_sentence_label=torch.tensor(batch["next_sentence_labels"], dtype=torch.long),
-        ).loss
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, WARMUP, steps)
+    found = []
+    for loss_of in losses:
+        loss = loss_of(model)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         schedule.step()
-        losses.append(loss.item())
-    return np.array(losses)
+        found.append(loss.item())
+    return np.array(found)
+
+
+HEAD_STEPS, LABELS = 24, 5
+ADDED_TO_EVERY_TOKEN = (("qa_outputs", "bias"), ("bert", "encoder", f"layer_{LAYERS - 1}", "output_norm", "bias"))
+"""What shifts the logits of all tokens alike has no gradient under a softmax over the tokens, and neither has the bias
+of the keys: what is left is rounding, from which AdamW makes small steps."""
+
+
+def rows_of_heads(head: str, padded: bool) -> Features:
+    """Rows of a question and a context, some of them with padding, that the heads of single tokens learn from."""
+    random = np.random.default_rng(1)
+    rows = HEAD_STEPS * B - 5  # the last batch is smaller than the others
+    lengths = random.integers(T // 3, T + 1, rows) if padded else np.full(rows, T)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = random.integers(10, 60, offsets[-1])
+    if head == "span":  # from the first 17, not in the question, to the token after it
+        firsts = [np.flatnonzero(ids[a + 6 : b - 1] == 17)[:1] + 6 for a, b in itertools.pairwise(offsets)]
+        labels = np.array([(first[0], first[0] + 1) if len(first) else (0, 0) for first in firsts])
+    else:  # of two tokens in three
+        labels = np.where(np.arange(offsets[-1]) % 3 > 0, ids % LABELS, IGNORED)
+    return Features(
+        ids.astype(np.int32), offsets, np.full(rows, 6), labels.astype(np.int32), token_labels=head == "tokens"
+    )
+
+
+def head_batches(features: Features) -> list[tuple[dict[str, np.ndarray], int]]:
+    """Batches of an epoch, padded to one of two lengths, and the number of rows in each."""
+    made = []
+    for number, rows in enumerate(epoch_batches(features.lengths, B, seed=0, epoch=0)):
+        batch = features.batch(rows, bucket(int(features.lengths[rows].max()), [20], T), B)
+        made.append(({**batch, "rows": np.arange(B, dtype=np.int32)}, len(rows)))
+        assert (len(rows) < B) == (number == HEAD_STEPS - 1)
+    return made
+
+
+def span_loss_of(batch: dict[str, np.ndarray], rows: int, mask_padding: bool) -> Callable:
+    first, last = torch.tensor(batch["labels"][:rows], dtype=torch.long).T
+    if not mask_padding:
+        return lambda model: model(**torch_inputs(batch, rows), start_positions=first, end_positions=last).loss
+
+    def loss(model):
+        out, padding = model(**torch_inputs(batch, rows)), torch.tensor(batch["attention_mask"][:rows] == 0)
+        scores = [logits.masked_fill(padding, -1e9) for logits in (out.start_logits, out.end_logits)]
+        return sum(torch.nn.functional.cross_entropy(*pair) for pair in zip(scores, (first, last), strict=True)) / 2
+
+    return loss
+
+
+def tagging_loss_of(batch: dict[str, np.ndarray], rows: int) -> Callable:
+    labels = torch.tensor(np.where(batch["labels"][:rows] == IGNORED, -100, batch["labels"][:rows]), dtype=torch.long)
+    return lambda model: model(**torch_inputs(batch, rows), labels=labels).loss
+
+
+@pytest.mark.parametrize(("head", "padded"), [("span", False), ("span", True), ("tokens", True)])
+def test_parameters_of_a_tuned_head_follow_torch(head: str, padded: bool) -> None:
+    """transformers' loss of a span has the padding in its softmax: with padding the loss here is that of the logits."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZES, num_labels=2 if head == "span" else LABELS)
+    kind = "QuestionAnswering" if head == "span" else "TokenClassification"
+    reference = getattr(transformers, f"BertFor{kind}")(config).train()
+    before, batches = jax.tree.map(np.array, params_of(reference)), head_batches(rows_of_heads(head, padded))
+    params, ours = tuned(head, before, [batch for batch, _ in batches])
+    losses = [span_loss_of(*one, padded) if head == "span" else tagging_loss_of(*one) for one in batches]
+    theirs = torch_updates(reference, losses, HEAD_STEPS)
+
+    np.testing.assert_allclose(ours, theirs, rtol=3e-6)
+    assert theirs[-1] < 0.97 * theirs[0], "nothing was learned: the comparison says nothing"
+    for path, after in traverse_util.flatten_dict(jax.tree.map(np.array, params_of(reference))).items():
+        mine, start = (traverse_util.flatten_dict(tree)[path] for tree in (params, before))
+        if path[-2:] == ("key", "bias") or (head == "span" and path in ADDED_TO_EVERY_TOKEN):
+            np.testing.assert_allclose(mine, after, atol=1e-4, err_msg=str(path))
+            continue
+        moved = np.linalg.norm(after - start)
+        assert np.linalg.norm(mine - after) < 3e-5 * moved, path
+
+
+def tuned(head: str, params: dict, batches: list[dict[str, np.ndarray]]) -> tuple[dict, np.ndarray]:
+    """Parameters after the batches, as `bert finetune` makes its steps, and the losses."""
+    settings = OptimizerConfig(
+        learning_rate=PEAK, warmup_steps=WARMUP, weight_decay=DECAY, bias_correction=True, max_grad_norm=CLIP
+    )
+    kind, labels = {"span": ("span", 2), "tokens": ("tagging", LABELS)}[head]
+    model = HEADS[kind](ModelConfig(**SIZES), labels)
+
+    def apply(params: dict, batch: dict, dropout: object) -> jax.Array:
+        inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
+        return model.apply({"params": params}, *inputs, dropout=dropout)
+
+    objective = task_objective(LOSSES[head], apply)
+    optimizer, parallel = make_optimizer(settings, HEAD_STEPS), DataParallel()
+    step = compile_for_lengths(objective, optimizer, 0, "hash", parallel)
+    state = parallel.replicate(TrainState.create(params, optimizer, objective.metrics))
+    losses = []
+    for batch in batches:
+        state, outcome = step(state, parallel.place(batch, 1))
+        losses.append(float(parallel.fetch(outcome.loss)))
+    return parallel.fetch(state).params, np.array(losses)
