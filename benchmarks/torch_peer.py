@@ -7,8 +7,9 @@
 Prints one JSON line: settings, seconds of training, scores; `--keep FILE` saves the training every 50 steps and goes on
 from there. The recipe is that of `bert finetune`: AdamW with decay not on biases and LayerNorm, 10% warm-up and linear
 decay, clipping at 1, dynamic padding. Tokenization, windows, labels and spans are transformers' own; only the last
-step, from words and texts to scores, is ours on both sides (`bert.metrics`). SQUAD_DIR holds train.json and dev.json
-(see squad_split.py); WNUT_DIR train.conll and dev.conll (and test.conll).
+step, from words and texts to scores, is ours on both sides (`bert.metrics`). As for `bert finetune`, `--doc_stride` is
+the distance between the starts of two windows; transformers' `stride` is their overlap. SQUAD_DIR holds train.json and
+dev.json (see squad_split.py); WNUT_DIR train.conll and dev.conll, and test.conll if it is to be scored.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -38,6 +40,9 @@ from bert import metrics
 from bert.allocator import use_huge_pages
 
 IGNORED = -100
+
+Window = dict[str, Any]
+"""A row of question answering: its tokens, the places of the answer, and what the places of a span mean."""
 
 
 def main() -> None:
@@ -148,8 +153,10 @@ def glue(arguments: Any) -> dict[str, Any]:
 
 def ner(arguments: Any) -> dict[str, Any]:
     length = arguments.max_length or 128
-    read = {name: columns(arguments.data / f"{name}.conll") for name in ("train", "dev", "test")}
-    labels = sorted({tag for _, tags in read["train"] for tag in tags})
+    files = {name: arguments.data / f"{name}.conll" for name in ("train", "dev", "test")}
+    read = {name: columns(file) for name, file in files.items() if file.is_file()}
+    types = sorted({tag[2:] for _, tags in read["train"] for tag in tags} - {""})
+    labels = ["O", *(f"{prefix}-{kind}" for kind in types for prefix in "BI")]
     number = {label: place for place, label in enumerate(labels)}
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     model = AutoModelForTokenClassification.from_pretrained(arguments.model, num_labels=len(labels))
@@ -173,13 +180,18 @@ def ner(arguments: Any) -> dict[str, Any]:
     seconds = train(model, rows_of("train"), collate, arguments)
     model.eval()
     scores = {}
-    for split in ("dev", "test"):
+    for split in [name for name in read if name != "train"]:
         rows = rows_of(split)
         answered: list[Any] = []
+        losses = []  # of every labelled word
         with torch.no_grad():
             for first in range(0, len(rows), 32):
                 some = rows[first : first + 32]
-                for row, best in zip(some, model(**collate(some)).logits.argmax(-1).tolist(), strict=True):
+                batch = collate(some)
+                logits = model(**batch).logits
+                by_token = cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
+                losses.append(by_token[batch["labels"] != IGNORED])
+                for row, best in zip(some, logits.argmax(-1).tolist(), strict=True):
                     words, _ = read[split][len(answered)]
                     tags = ["O"] * len(words)  # of a word beyond the last token
                     for place, label, chosen in zip(row["words"], row["labels"], best, strict=False):
@@ -188,6 +200,7 @@ def ner(arguments: Any) -> dict[str, Any]:
                     answered.append(tags)
         found = metrics.entities(answered, [tags for _, tags in read[split]])
         scores[split] = {name: found[name] for name in ("precision", "recall", "f1")}
+        scores[split]["loss"] = float(torch.cat(losses).mean())
     return {"train_seconds": seconds, **scores}
 
 
@@ -207,24 +220,11 @@ def squad(arguments: Any) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     model = AutoModelForQuestionAnswering.from_pretrained(arguments.model)
 
-    def windows(questions: list[dict[str, Any]]) -> Any:
-        return tokenizer(
-            [question["question"].lstrip() for question in questions],
-            [question["context"] for question in questions],
-            truncation="only_second",
-            max_length=length,
-            stride=arguments.doc_stride,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
+    def labelled(split: str, most: int | None = None) -> tuple[list[dict[str, Any]], list[Window]]:
+        questions = questions_of(arguments.data / f"{split}.json")[:most]
+        return questions, windows(tokenizer, questions, length, arguments.doc_stride)
 
-    questions = questions_of(arguments.data / "train.json")[: arguments.max_train_rows]
-    encoded = windows(questions)
-    rows = []
-    for row in range(len(encoded["input_ids"])):
-        answer = questions[encoded["overflow_to_sample_mapping"][row]]["answers"][0]
-        first, last = span(encoded, row, answer["answer_start"], answer["answer_start"] + len(answer["text"]))
-        rows.append({**{name: encoded[name][row] for name in TEXT}, "first": first, "last": last})
+    _, rows = labelled("train", arguments.max_train_rows)
 
     def collate(some: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         ends = {f"{end}_positions": torch.tensor([row[key] for row in some]) for end, key in ENDS}
@@ -232,26 +232,64 @@ def squad(arguments: Any) -> dict[str, Any]:
 
     seconds = train(model, rows, collate, arguments)
     model.eval()
-    questions = questions_of(arguments.data / "dev.json")
-    encoded = windows(questions)
+    questions, rows = labelled("dev")
     best: dict[str, tuple[float, str]] = {question["id"]: (-np.inf, "") for question in questions}
+    losses = []
     with torch.no_grad():
-        for start in range(0, len(encoded["input_ids"]), 32):
-            places = range(start, min(start + 32, len(encoded["input_ids"])))
-            out = model(**padded([{name: encoded[name][row] for name in TEXT} for row in places], TEXT))
-            for row, begins, ends in zip(places, out.start_logits.numpy(), out.end_logits.numpy(), strict=True):
-                question = questions[encoded["overflow_to_sample_mapping"][row]]
-                score, first, last = best_span(begins, ends, [s == 1 for s in encoded.sequence_ids(row)])
+        for start in range(0, len(rows), 32):
+            some = rows[start : start + 32]
+            batch = collate(some)
+            out = model(**batch)
+            logits = torch.stack([out.start_logits, out.end_logits], dim=1)
+            right = torch.stack([batch["start_positions"], batch["end_positions"]], dim=1)
+            padding = batch["attention_mask"][:, None] == 0
+            losses.append(cross_entropy(logits.masked_fill(padding, -1e9).transpose(1, 2), right, reduction="none"))
+            for row, begins, ends in zip(some, out.start_logits.numpy(), out.end_logits.numpy(), strict=True):
+                question = questions[row["question"]]
+                score, first, last = best_span(begins, ends, row["context"])
                 if score > best[question["id"]][0]:
-                    offsets = encoded["offset_mapping"][row]
-                    text = question["context"][offsets[first][0] : offsets[last][1]]
+                    text = question["context"][row["offsets"][first][0] : row["offsets"][last][1]]
                     best[question["id"]] = (score, text)
     references = {question["id"]: [answer["text"] for answer in question["answers"]] for question in questions}
     scores = metrics.squad({id: text for id, (_, text) in best.items()}, references)
-    return {"train_seconds": seconds, "exact_match": scores["exact_match"], "f1": scores["f1"]}
+    dev = {"exact_match": scores["exact_match"], "f1": scores["f1"], "loss": float(torch.cat(losses).mean())}
+    return {"train_seconds": seconds, "dev": dev}
 
 
 ENDS = (("start", "first"), ("end", "last"))
+
+
+def windows(tokenizer: Any, questions: Sequence[dict[str, Any]], length: int, doc_stride: int) -> list[Window]:
+    """The rows of all questions, in their order. Windows start ``doc_stride`` tokens apart, however long the question.
+
+    Questions are encoded one by one: the overlap that this takes depends on the question's length.
+    """
+    rows = []
+    for number, question in enumerate(questions):
+        text, answer = question["question"].lstrip(), question["answers"][0]
+        room = length - len(tokenizer(text)["input_ids"]) - 1
+        encoded = tokenizer(
+            text,
+            question["context"],
+            truncation="only_second",
+            max_length=length,
+            stride=max(room - doc_stride, 0),
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        for row, offsets in enumerate(encoded["offset_mapping"]):
+            first, last = span(encoded, row, answer["answer_start"], answer["answer_start"] + len(answer["text"]))
+            rows.append(
+                {
+                    **{name: encoded[name][row] for name in TEXT},
+                    "first": first,
+                    "last": last,
+                    "question": number,
+                    "context": [sequence == 1 for sequence in encoded.sequence_ids(row)],
+                    "offsets": offsets,
+                }
+            )
+    return rows
 
 
 def questions_of(path: Path) -> list[dict[str, Any]]:
