@@ -20,12 +20,14 @@ def draw_confusion_matrix(path: Path, matrix: np.ndarray, names: Sequence[str], 
     """Writes the PNG and returns its path; None without matplotlib.
 
     Args:
-      matrix: [L, L] rows by their label and their prediction. Colours are shares of a label's rows.
+      matrix: [L, L] rows by their label and their prediction. Colours are shares of a label's rows, under a square
+        root, so that a share of 0.02 is still seen.
       names: L labels.
     """
     try:
         # The Agg canvas without pyplot: no display, no global state.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.colors import PowerNorm
         from matplotlib.figure import Figure
     except ImportError:
         return None
@@ -37,7 +39,7 @@ def draw_confusion_matrix(path: Path, matrix: np.ndarray, names: Sequence[str], 
     figure = Figure(figsize=(side + 2.8, side + 1.6), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
     axes.set_xticks(range(count))
     axes.set_yticks(range(count))
     axes.set_xticklabels(shown, rotation=90 if count > 2 else 0, parse_math=False)
@@ -47,7 +49,7 @@ def draw_confusion_matrix(path: Path, matrix: np.ndarray, names: Sequence[str], 
     axes.set_ylabel("label")
     if count <= COUNTED:
         for (label, prediction), number in np.ndenumerate(matrix):
-            colour = "white" if shares[label, prediction] > 0.6 else "black"
+            colour = "white" if shares[label, prediction] > 0.35 else "black"
             axes.text(prediction, label, f"{number:,}", ha="center", va="center", fontsize=8, color=colour)
     figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02).set_label("share of the label's rows")
     figure.suptitle(title, fontsize=10, parse_math=False)

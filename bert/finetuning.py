@@ -208,6 +208,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         "higher_is_better": higher,
         "collapsed": collapsed,
         **({"details": details} if details else {}),
+        "sample_input": list(task.sample(dev.examples)),
         "stopped_early": lines[-1]["step"] < total_steps,
         "seconds": round(time.perf_counter() - began, 1),
     }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import html
 import html.parser
 import json
 import re
+import shutil
+import subprocess
 import zlib
 from importlib import resources
 from pathlib import Path
@@ -162,3 +165,19 @@ def test_the_page_and_the_types_are_shipped() -> None:
     package = resources.files("bert")
     for name in ("attention_page.html", "py.typed"):
         assert package.joinpath(name).is_file()
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_the_page_shows_a_piece_before_the_first_hover_and_names_rows_and_columns(hostile, tmp_path) -> None:
+    write_page(hostile, tmp_path / "page.html")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom",
+               f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()]  # fmt: skip
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    told = html.unescape(re.search(r"<output[^>]*>(.*?)</output>", shown, re.S)[1])
+    assert told.startswith(f"{HOSTILE[1]} (2) looks at:  ")
+    for side in ("rows", "columns"):
+        names = re.search(rf'<div id="{side}"[^>]*>(.*?)</div>', shown, re.S)[1]
+        assert [html.unescape(name) for name in re.findall(r"<span[^>]*>(.*?)</span>", names, re.S)] == [
+            name if len(name) <= 14 else f"{name[:13]}…" for name in HOSTILE
+        ]
+    assert len(re.findall(r'class="(?:strong )?from', shown)) >= 2, "the piece, and its row"

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 import bert
 from benchmarks import latency
-from bert.commands.finetune import main
+from bert.commands.finetune import COLLAPSED, _show, main
 from bert.commands.predict import LINES_AT_ONCE, lines_as_they_come
 from bert.commands.predict import main as predict
 from tests.conftest import SMALL_MODEL
@@ -201,6 +202,22 @@ def test_a_head_is_drawn_as_if_the_encoder_were_drawn_too(pretrained: Path) -> N
         whole = jax.jit(model.init)(jax.random.key(7), jnp.zeros((1, 8), jnp.int32))["params"]
         expected = {**whole, "bert": source.params["bert"]} if given else whole
         jax.tree.map(np.testing.assert_array_equal, state.params, expected)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="printf and a pipe are POSIX's")
+def test_what_is_suggested_next_works_as_it_stands(finetuned: Path, capsys, monkeypatch) -> None:
+    results = json.loads((finetuned / "results.json").read_text())
+    assert results["sample_input"] == ["ko ri "]
+    _show({**results, "collapsed": True, "test": {"loss": 0.5}}, str(finetuned))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.index(f"  {COLLAPSED}") < lines.index("test:"), "it is about dev"
+    first, second = lines[lines.index("next:") + 1 :]
+    text, command = first.split(" | ")
+    given = subprocess.run(["sh", "-c", text], capture_output=True, check=True).stdout
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    assert predict(shlex.split(command)[2:]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == "ko ri"
+    assert shlex.split(second) == ["bert", "inspect", str(finetuned)]
 
 
 def test_lines_are_handed_on_as_they_come() -> None:

@@ -154,7 +154,10 @@ def test_collapsed_seeds_are_named_and_left_out_of_a_second_mean(capsys) -> None
         "  seed 1: f1 0.8000 at step 7   collapsed: it answers the same throughout, or no better than one who never "
         "reads the text"
     ]
-    assert "bert predict runs/mrpc/seed-0 FILE.txt" in lines[-1]
+    assert lines[-1] == "  bert inspect runs/mrpc/seed-0"
+    _show_seeds({**results, "runs": [{**results["runs"][0], "sample_input": ["a%s's", "b"]}], "seconds": 3.0}, "r x")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2] == """  printf '%s\\t%s\\n' 'a%s'"'"'s' b | bert predict 'r x/seed-0' -"""
 
 
 def test_one_seed_has_no_deviation_and_a_diverged_one_is_not_the_best() -> None:

@@ -160,6 +160,9 @@ def test_squad2_learns_and_leaves_the_official_files(squad_run: Path, squad_data
 
 
 def test_answers_to_new_questions_have_their_characters(squad_run, tmp_path, capsys, fails) -> None:
+    question, context = results_of(squad_run)["sample_input"]
+    assert question.endswith("?")
+    assert len(asked(squad_run, f"{question}\t{context}\n", tmp_path, capsys)) == 1
     long = " ".join([*words(1, 40), "Xena", *words(2, 40)])
     lines = f"who ?\tba Xavi ri tu\nwho ?\t{long}\n" + json.dumps({"question": "who ?", "context": "ba\nXena"})
     answers = asked(squad_run, lines + "\nwho ?\tba ri tu\n", tmp_path, capsys)
@@ -263,6 +266,7 @@ def test_what_is_wrong_with_tags_is_told_before_anything_is_trained(ner_data, tm
 def test_multiple_choice_learns_and_answers(choice_run: Path, choice_data: Path, tmp_path, capsys, fails) -> None:
     results = results_of(choice_run)
     assert results["dev"]["accuracy"] > 0.9
+    assert len(results["sample_input"]) > 2
     assert results["chance"]["accuracy"] == pytest.approx((1 / 3 + 1 / 4 + 1 / 5) / 3)
     rows = [line.split("\t") for line in (choice_run / "predictions" / "dev.tsv").read_text().splitlines()]
     assert rows[0] == ["id", "prediction", "label", "probability"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from bert.commands.arguments import invocation, parse, run_command
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Fine-tunes a pretrained encoder on a task, scores it on the dev set after every epoch, keeps the best
 checkpoint and writes predictions. Run again with the same output_dir, a run resumes where it was."""
+
+LONGEST_TEXT = 300
+"""Characters of a text in a suggested command."""
 
 COLLAPSED = "collapsed: it answers the same throughout, or no better than one who never reads the text"
 
@@ -71,12 +76,12 @@ def _show(results: dict[str, Any], path: str) -> None:
         width = _width(results[split])
         for name, value in results[split].items():
             print(f"  {name:{width}}{_number(value)}{_baseline(results, name) if split == 'dev' else ''}")
-    if results["collapsed"]:
-        print(f"  {COLLAPSED}")
+        if split == "dev" and results["collapsed"]:
+            print(f"  {COLLAPSED}")
     print(
         f"\n{results['seconds']:.0f} seconds; {path} holds predictions/, checkpoints, metrics.jsonl, curves.png, "
         "results.json"
-        f"\nnext:\n  bert predict {path} FILE.txt"
+        f"\nnext:{_next(path, results)}"
     )
 
 
@@ -97,8 +102,19 @@ def _show_seeds(results: dict[str, Any], path: str) -> None:
     best = f"{path}/seed-{results['best_seed']}"
     print(
         f"\n{results['seconds']:.0f} seconds; {path} holds results.json and a folder for each seed"
-        f"\nnext:\n  bert predict {best} FILE.txt"
+        f"\nnext:{_next(best, runs[0])}"
     )
+
+
+def _next(path: str, results: dict[str, Any]) -> str:
+    """Commands that work as they stand: they ask about an input of the run's own dev set."""
+    run = shlex.quote(path)
+    texts = [textwrap.shorten(text, LONGEST_TEXT, placeholder="") for text in results.get("sample_input") or ()]
+    lines = [f"bert inspect {run}"]
+    if texts and all(texts):
+        format_ = "\\t".join(["%s"] * len(texts)) + "\\n"
+        lines.insert(0, f"printf '{format_}' {' '.join(map(shlex.quote, texts))} | bert predict {run} -")
+    return "".join(f"\n  {line}" for line in lines)
 
 
 def _width(scores: dict[str, Any]) -> int:

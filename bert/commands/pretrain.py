@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -79,11 +80,22 @@ def _show(results: dict[str, Any], path: str, seconds: float) -> None:
     print(
         f"\n{seconds:.0f} seconds; {path} holds checkpoints, tokenizer.json, vocab.txt, metrics.jsonl, curves.png, "
         "results.json"
-        "\nnext:"
-        f"\n  python -c \"import bert; print(bert.load('{path}').fill_mask('The name of the [MASK] is not valid.'))\""
-        f"\n  {invocation('finetune')} --config sst2 --init {path} --data.dir GLUE/SST-2 --output_dir runs/sst2"
-        f"\n  {invocation('pretrain')} --config mini --data.train 'corpus/*.txt' --output_dir runs/mini"
+        f"\nnext:{_next(path, results['filled_masks'])}"
     )
+
+
+def _next(path: str, filled_masks: list[dict[str, Any]]) -> str:
+    """Commands that work as they stand: they use the run and its own held-out text."""
+    run, lines = shlex.quote(path), []
+    if filled_masks:
+        text = filled_masks[0]["text"]
+        code = f"import bert; print(bert.load({path!r}).fill_mask({text!r}))"
+        lines = [
+            f"python -c {shlex.quote(code)}",
+            f"bert attention {run} {shlex.quote(text)} --output attention.html",
+        ]
+    lines += [f"bert inspect {run}", f"{invocation('finetune')} --help   # to fine-tune from this run: --init {run}"]
+    return "".join(f"\n  {line}" for line in lines)
 
 
 def _number(value: float | None) -> float:

@@ -308,6 +308,9 @@ class MultipleChoiceTask(Task):
     def shown(self, given: tuple[str, ...]) -> dict[str, Any]:
         return {"question": given[0], "choices": list(given[1:])}
 
+    def sample(self, examples: Examples) -> tuple[str, ...]:
+        return next(((question, *own) for question, own in zip(examples.contexts, examples.choices, strict=True)), ())
+
     def asked(self, inputs: Sequence[Sequence[str]]) -> Examples:
         """Each input is a question followed by its choices, or a question and the list of them."""
         questions, choices = [], []

@@ -197,6 +197,10 @@ class SentenceTask(Task):
     def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> Features:
         return features.tokenize(tokenizer, examples.texts, data.max_length, examples.labels)
 
+    def sample(self, examples: Examples) -> tuple[str, ...]:
+        inputs = ((text,) if isinstance(text, str) else tuple(text) for text in examples.texts)
+        return next((texts for texts in inputs if all(text.strip() for text in texts)), ())
+
     def asked(self, inputs: Sequence[str | tuple[str, str]]) -> Examples:
         parts = len(self.text_columns)
         for number, text in enumerate(inputs, 1):

@@ -348,6 +348,9 @@ class SquadTask(Task):
             raise ValueError("question and context must be texts that are not empty")
         return tuple(given.values())
 
+    def sample(self, examples: Dataset) -> tuple[str, ...]:
+        return next(((example.question, example.context) for example in examples.examples), ())
+
     def asked(self, inputs: Sequence[tuple[str, str]]) -> Dataset:
         examples = []
         for number, given in enumerate(inputs, 1):

@@ -231,6 +231,12 @@ class Task(ABC):
         """An input as the first fields of its line of answers."""
         return dict(zip(self.input_columns, [given] if isinstance(given, str) else given, strict=True))
 
+    def sample(self, examples: Any) -> tuple[str, ...]:
+        """The texts of one of the examples, as a line of an input file has them; () where there is no such example."""
+        if len(self.input_columns) > 1:
+            return ()
+        return next(((text,) for text in examples.sentences() if text.strip()), ())
+
     @abstractmethod
     def asked(self, inputs: Sequence[Any]) -> Any:
         """New inputs as examples without labels.
