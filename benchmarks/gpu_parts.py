@@ -21,6 +21,7 @@ from bert.config import Count, TrainingConfig
 from bert.dot_product import dot_product_attention, fused_attention, padding_mask
 from bert.dropout import Dropout
 from bert.profiling import LEFT_OUT, STEPS, ProfiledStep
+from bert.report import Pace
 from bert.stop import StopRequest
 from bert.train import Work, fit
 
@@ -130,7 +131,7 @@ def projections(scale: Scale, tokens: int, glued: bool) -> dict[str, float]:
 class Silent:
     """A listener for the loop."""
 
-    def begins(self, step: int, seconds_per_step: float) -> None: ...
+    def begins(self, step: int, pace: Pace) -> None: ...
 
     def step(self, step: int, loss: float) -> None: ...
 

@@ -34,10 +34,11 @@ from bert.pretrained import Params, load
 from bert.profiling import profiling
 from bert.run import RunFolder
 from bert.start import sizes_of_source, sizes_of_vocabulary, starting_state
-from bert.step import compile_for_lengths
+from bert.step import TrainState, compile_for_lengths
 from bert.stop import StopRequest
+from bert.timing import Timed, pace_of_training, seconds_of_scoring, timed
 from bert.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer, vocabulary_size
-from bert.train import Work, add_sums, count_parameters, divide, fit, steps_of
+from bert.train import Work, add_sums, count_parameters, divide, fit, steps_of, time_step
 from bert.values import known
 
 Say = Callable[[str], None]
@@ -180,6 +181,8 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                 keep=checkpoints.protect,
                 enough=lambda step: hosts.from_first(partial(is_enough, step)),
             )
+            scored = [split for name, split in splits.items() if name not in ("train", "dev")]
+            work = dataclasses.replace(work, pace=partial(_pace, work, batches, outputs_of, dev, scored, parallel))
             fit(work, state, config.training, parallel, checkpoints, listener, stop)
         checkpoints.wait()
         checkpoints.thin_out()
@@ -358,6 +361,36 @@ def _own_share(batch: dict[str, np.ndarray], process: tuple[int, int]) -> dict[s
     return {name: share(array) for name, array in batch.items()}
 
 
+def _pace(
+    work: Work,
+    batches: _Batches,
+    evaluator: _Evaluator,
+    dev: Split,
+    scored_at_the_end: list[Split],
+    parallel: Parallel,
+    state: TrainState,
+    first: Timed,
+) -> report.Pace:
+    """The time that a run has left, by timing a step of another length and a batch of dev."""
+    length, scored = evaluator.time(parallel.replicate(state.params), dev)
+    micro_batches = batches.micro_batches
+
+    def measure(step: int) -> Timed:
+        return time_step(work.train_step, parallel.replicate(state), parallel.place(batches(step), micro_batches))
+
+    step, total = int(state.step), work.total_steps
+    pace = pace_of_training(batches.lengths(step), step, total, first, measure)
+    compiled = {length}
+    first_evaluation, *ends = (
+        seconds_of_scoring([padded for _, padded in evaluator.batches(split)], length, scored, compiled)
+        for split in (dev, *scored_at_the_end)
+    )
+    again = seconds_of_scoring([padded for _, padded in evaluator.batches(dev)], length, scored, compiled)
+    evaluated = min((step // work.eval_every + 1) * work.eval_every, total)
+    once = (*pace.once, (evaluated, first_evaluation - again), (total, sum(ends)))
+    return dataclasses.replace(pace, once=once, evaluations=((total, work.eval_every, again),))
+
+
 class _Batches:
     """Step -> its batch, padded to a bucket; the smaller batch at an epoch's end is filled with rows of no weight.
 
@@ -368,6 +401,7 @@ class _Batches:
         self._features, self._config, self._process = features, config, process
         self._lengths = features.lengths
         self._size = config.training.batch_size
+        self.micro_batches = config.training.gradient_accumulation_steps
         self._epoch = lru_cache(maxsize=2)(lambda number: epoch_batches(self._lengths, self._size, config.seed, number))
 
     def rows(self, step: int) -> np.ndarray:
@@ -382,6 +416,11 @@ class _Batches:
         batch = {**self._features.batch(rows, length, self._size), "rows": np.arange(self._size, dtype=np.int32)}
         return _own_share(batch, self._process)
 
+    def lengths(self, step: int) -> list[int]:
+        """Padded lengths of the batches of the epoch to which a step belongs."""
+        data, epoch = self._config.data, step // -(-len(self._features) // self._size)
+        return [bucket(int(self._lengths[rows].max()), data.buckets, data.max_length) for rows in self._epoch(epoch)]
+
     def _all_rows(self, step: int) -> np.ndarray:
         epoch, place = divmod(step, -(-len(self._features) // self._size))
         return self._epoch(epoch)[place]
@@ -395,6 +434,26 @@ class _Evaluator:
         self._outputs = parallel.compile(lambda params, batch: apply(params, batch, None))
         self._loss = parallel.compile(lambda outputs, batch: add_up(loss.sums(outputs, batch)[0], parallel.axis))
 
+    def batches(self, split: Split) -> list[tuple[np.ndarray, int]]:
+        """Rows and padded length of each batch of a split."""
+        data, lengths = self._config.data, split.features.lengths
+        size = known(self._config.training.eval_batch_size, "training.eval_batch_size")
+        return [
+            (rows, bucket(int(lengths[rows].max()), data.buckets, data.max_length))
+            for rows in evaluation_batches(lengths, size)
+        ]
+
+    def place(self, split: Split, rows: np.ndarray, length: int) -> dict[str, jax.Array]:
+        """A batch on the devices."""
+        size = known(self._config.training.eval_batch_size, "training.eval_batch_size")
+        return self._parallel.place(_own_share(split.features.batch(rows, length, size), self._parallel.process))
+
+    def time(self, params: Any, split: Split) -> tuple[int, Timed]:
+        """Padded length of a batch in the middle of a split, and the time that its outputs take."""
+        batches = self.batches(split)
+        rows, length = batches[len(batches) // 2]
+        return length, timed(partial(self._outputs, params, self.place(split, rows, length)))
+
     def __call__(
         self, params: Any, split: Split, between: Callable[[], None] = lambda: None
     ) -> tuple[Outputs, dict[str, float]]:
@@ -403,15 +462,12 @@ class _Evaluator:
         Of a head that says something of each token, a row's array [T, L] ends with the row's own tokens. ``between``
         is called before each batch.
         """
-        data, lengths = self._config.data, split.features.lengths
-        size = known(self._config.training.eval_batch_size, "training.eval_batch_size")
+        lengths = split.features.lengths
         outputs: list[np.ndarray] = [np.zeros(0)] * len(lengths)
         sums = []
-        for rows in evaluation_batches(lengths, size):
+        for rows, length in self.batches(split):
             between()
-            length = bucket(int(lengths[rows].max()), data.buckets, data.max_length)
-            whole = split.features.batch(rows, length, size)
-            batch = self._parallel.place(_own_share(whole, self._parallel.process))
+            batch = self.place(split, rows, length)
             out = self._outputs(params, batch)
             if split.features.labels is not None:
                 sums.append({self._name: self._loss(out, batch)})

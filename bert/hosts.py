@@ -175,9 +175,9 @@ class SharedReport:
         if self._report is not None:
             self._report.__exit__(*error)
 
-    def begins(self, step: int, seconds_per_step: float) -> None:
+    def begins(self, step: int, pace: Pace) -> None:
         if self._report is not None:
-            self._report.begins(step, seconds_per_step)
+            self._report.begins(step, pace)
 
     def step(self, step: int, loss: float) -> None:
         if self._report is not None:

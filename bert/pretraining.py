@@ -36,8 +36,9 @@ from bert.run import RunFolder
 from bert.start import Params, sizes_of_source, sizes_of_vocabulary, starting_state
 from bert.step import TrainState, make_eval_step, make_train_step
 from bert.stop import StopRequest
+from bert.timing import Timed, timed
 from bert.tokenizer import load_tokenizer, save_tokenizer, special_ids, vocabulary_size
-from bert.train import Work, add_sums, count_parameters, divide, fit, seconds_per_step, steps_of
+from bert.train import Work, add_sums, count_parameters, divide, fit, steps_of, time_step
 from bert.values import known
 
 Say = Callable[[str], None]
@@ -70,6 +71,12 @@ class _Part:
         training = self.phase.config.training
         size = training.eval_batch_size or training.batch_size
         return held_out_batches(self.held_out, self.loader.masking, size, process)
+
+    @property
+    def held_out_batches(self) -> int:
+        """Batches of a `held_out_pass`."""
+        training = self.phase.config.training
+        return -(-len(self.held_out) // (training.eval_batch_size or training.batch_size))
 
 
 def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]:
@@ -163,10 +170,13 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
                 ),
                 learning_rate=learning_rate_schedule(part.phase.config.optimizer, total_steps),
                 evaluate=partial(evaluate, part),
+                pace=partial(_pace_of_a_phase, part, eval_step, parallel),
             )
             for part, optimizer in zip(parts, optimizers, strict=True)
         ]
-        pace = _pace(parts, works, state, parallel) if len(parts) > 1 else None
+        pace = None
+        if len(parts) > 1:
+            pace = _with_evaluations(_pace(parts, works, state, parallel), parts, eval_step, state, parallel)
         with hosts.report_of(run, total_steps, int(state.step), pace, _subject(config)) as listener:
             for part, work in zip(parts, works, strict=True):
                 # One that has just ended comes by again: its evaluation may be missing.
@@ -275,9 +285,31 @@ def _pace(parts: Sequence[_Part], works: Sequence[Work], state: TrainState, para
         if state.step < phase.end:
             batch = part.loader.batch(max(phase.first, int(state.step)))
             placed = parallel.place(batch, phase.config.training.gradient_accumulation_steps)
-            seconds = seconds_per_step(work.train_step, parallel.replicate(state), placed)
+            seconds = time_step(work.train_step, parallel.replicate(state), placed).call
         costs.append((phase.end, seconds))
     return report.Pace(tuple(costs))
+
+
+def _pace_of_a_phase(
+    part: _Part, eval_step: Callable[..., Any], parallel: Parallel, state: TrainState, step: Timed
+) -> report.Pace:
+    """The pace of a phase alone; `bert.report.RunReport` scales that of all phases by it, if there are several."""
+    pace = report.Pace(((part.phase.end, step.call),))
+    return _with_evaluations(pace, [part], eval_step, state, parallel)
+
+
+def _with_evaluations(
+    pace: report.Pace, parts: Sequence[_Part], eval_step: Callable[..., Any], state: TrainState, parallel: Parallel
+) -> report.Pace:
+    """The pace with the evaluations of each phase that is left, after a batch of each has been timed."""
+    params, evaluations = parallel.replicate(state.params), []
+    for part in parts:
+        every, seconds = int(known(part.phase.config.training.eval_every, "training.eval_every")), 0.0
+        if state.step < part.phase.end:
+            batch = parallel.place(next(part.held_out_pass(parallel.process)))
+            seconds = timed(partial(eval_step, params, batch)).call * part.held_out_batches
+        evaluations.append((part.phase.end, every, seconds))
+    return dataclasses.replace(pace, evaluations=tuple(evaluations))
 
 
 def _tokenizer(run: RunFolder[PretrainConfig], source: Pretrained | None, say: Say) -> Tokenizer:

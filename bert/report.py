@@ -87,18 +87,41 @@ class Pace:
     """How the time of a run is spread over its steps.
 
     Attributes:
-        parts: last step, and what each step costs, of each phase; only the ratios of costs matter.
+        parts: last step, and seconds of each step, of each phase.
+        once: (step, seconds) of what is done a single time, before the step is finished: compilations, the scoring at
+            the end.
+        evaluations: last step, steps between two evaluations, and seconds of each evaluation, of each phase.
     """
 
     parts: tuple[tuple[int, float], ...]
+    once: tuple[tuple[int, float], ...] = ()
+    evaluations: tuple[tuple[int, int, float], ...] = ()
 
     def cost(self, first: int, last: int) -> float:
-        """What the steps first + 1 to last cost."""
-        total, begin = 0.0, 0
+        """Seconds of the steps first + 1 to last, with all that is done between them."""
+        total, begin = sum(seconds for step, seconds in self.once if first < step <= last), 0
         for end, each in self.parts:
             total += each * max(0, min(last, end) - max(first, begin))
             begin = end
+        begin = 0
+        for end, every, seconds in self.evaluations:
+            low, high = max(first, begin), min(last, end)
+            if low < high:
+                total += seconds * (high // every - low // every + (high == end and end % every > 0))
+            begin = end
         return total
+
+    def each(self, step: int) -> float:
+        """Seconds of the step after ``step`` alone."""
+        return next((each for end, each in self.parts if step < end), self.parts[-1][1])
+
+    def scaled(self, factor: float) -> Pace:
+        """The pace of a machine that takes ``factor`` times as long."""
+        return Pace(
+            tuple((end, each * factor) for end, each in self.parts),
+            tuple((step, seconds * factor) for step, seconds in self.once),
+            tuple((end, every, seconds * factor) for end, every, seconds in self.evaluations),
+        )
 
 
 class Progress:
@@ -130,6 +153,10 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+    def follow(self, pace: Pace) -> None:
+        """Takes another estimate of how the time is spread."""
+        self._pace = pace
 
     def update(self, step: int, metrics: dict[str, Any] | None = None) -> None:
         """Says that step steps are done; metrics, where there are new ones, are shown."""
@@ -293,7 +320,7 @@ class RunReport:
         subject: Subject | None = None,
     ) -> None:
         self._folder, self._total_steps, self._subject = folder, total_steps, subject
-        self._pace = pace or Pace(((total_steps, 1.0),))
+        self._pace = pace
         self._facts: dict[str, Any] = {}
         self._log = MetricsLog(folder, start_step)
         self._evaluated = {line["step"] for line in read_metrics(folder) if line["split"] == "eval"}
@@ -314,13 +341,16 @@ class RunReport:
         """A phase begins: from here on each line of figures has these facts as well."""
         self._facts = facts
 
-    def begins(self, step: int, seconds_per_step: float) -> None:
-        """The first step is about to run, and has been timed."""
-        seconds = seconds_per_step * self._pace.cost(step, self._total_steps) / self._pace.cost(step, step + 1)
+    def begins(self, step: int, pace: Pace) -> None:
+        """The first step is about to run, and what is to come has been timed; of several phases, this one."""
+        if self._pace is not None:
+            pace = self._pace.scaled(pace.each(step) / self._pace.each(step))
+        self._progress.follow(pace)
+        seconds = pace.cost(step, self._total_steps)
         end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
         self.say(
-            f"about {seconds_per_step:.3g} s a step: estimated end {end:%Y-%m-%d %H:%M}, in {format_duration(seconds)} "
-            "and the time of the evaluations"
+            f"about {pace.each(step):.3g} s a step: estimated end {end:%Y-%m-%d %H:%M}, in {format_duration(seconds)}, "
+            "with compilation and evaluations"
         )
 
     def step(self, step: int, loss: float) -> None:

@@ -17,8 +17,10 @@ from bert.config import TrainingConfig, UserError
 from bert.losses import Sums
 from bert.nonfinite import SkippedStep, why_it_stops
 from bert.parallel import Parallel
+from bert.report import Pace
 from bert.step import Outcome, TrainState
 from bert.stop import Interrupted, Stopped, StopRequest
+from bert.timing import Timed
 from bert.values import known
 
 Metrics = dict[str, float]
@@ -48,7 +50,7 @@ class Saver(Protocol):
 class Listener(Protocol):
     """Who the loop tells: `bert.report.RunReport`."""
 
-    def begins(self, step: int, seconds_per_step: float) -> None: ...
+    def begins(self, step: int, pace: Pace) -> None: ...
 
     def step(self, step: int, loss: float) -> None: ...
 
@@ -75,6 +77,8 @@ class Work:
         keep: called with the step once the state that ``evaluated`` asked for is saved.
         enough: step -> whether the run ends early there, asked at the start and after each evaluation; a function of
             the evaluations up to that step, so that a resumed run ends where it would have ended.
+        pace: (state on the host, what its next step takes) -> the time that is left, for the estimate at the start;
+            None: every step takes as long, and nothing else takes time.
     """
 
     total_steps: int
@@ -87,6 +91,7 @@ class Work:
     evaluated: Callable[[int, Metrics], bool] = lambda step, metrics: False
     keep: Callable[[int], None] = lambda step: None
     enough: Callable[[int], bool] = lambda step: False
+    pace: Callable[[TrainState, Timed], Pace] | None = None
 
 
 def fit(
@@ -113,7 +118,9 @@ def fit(
     if not done:
         batch = work.batch(step)
         placed = parallel.place(batch, config.gradient_accumulation_steps)
-        listener.begins(step, seconds_per_step(work.train_step, parallel.replicate(state), placed))
+        measured = time_step(work.train_step, parallel.replicate(state), placed)
+        alone = Pace(((work.total_steps, measured.call),))
+        listener.begins(step, alone if work.pace is None else work.pace(state, measured))
     state = parallel.replicate(state)
     clock = _Clock()
     in_flight: collections.deque[tuple[int, Outcome]] = collections.deque()
@@ -205,14 +212,15 @@ def fit(
     return state
 
 
-def seconds_per_step(step_fn: Callable[..., Any], state: Any, batch: dict[str, jax.Array]) -> float:
-    """Compiles the step and times it on a copy of the state that is thrown away: for the estimate before the start."""
-    state, outcome = step_fn(state, batch)
-    outcome.loss.block_until_ready()
-    start = time.perf_counter()
-    _, outcome = step_fn(state, batch)
-    outcome.loss.block_until_ready()
-    return time.perf_counter() - start
+def time_step(train_step: Callable[..., Any], state: Any, batch: dict[str, jax.Array]) -> Timed:
+    """Compiles a step and times it on a copy of the state that is thrown away: for the estimate before the start."""
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        state, outcome = train_step(state, batch)
+        outcome.loss.block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    return Timed(max(seconds[0] - seconds[1], 0.0), seconds[1])
 
 
 def _skipped(step: int, outcome: Outcome, work: Work) -> SkippedStep:

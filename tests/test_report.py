@@ -175,14 +175,14 @@ def test_the_end_is_estimated_over_all_phases(tmp_path, capsys):
     pace = Pace(((900, 0.1), (1000, 0.5)))
     with RunReport(tmp_path, 1000, 400, 100, pace) as run:
         run.enters({"phase": 1, "sequence_length": 16})
-        run.begins(400, 0.2)  # twice as slow as timed before: 500 x 0.2 + 100 x 1.0 s
+        run.begins(400, Pace(((900, 0.2),)))  # twice as slow as timed before: 500 x 0.2 + 100 x 1.0 s
         run.metrics(500, "train", {"loss": 1.0})
         run.enters({"phase": 2, "sequence_length": 32})
-        run.begins(900, 0.5)
+        run.begins(900, Pace(((1000, 0.5),)))
         run.metrics(1000, "train", {"loss": 0.5})
     said = capsys.readouterr().out
-    assert "in 3m20s and the time" in said
-    assert "in 50s and the time" in said
+    assert "in 3m20s, with" in said
+    assert "in 50s, with" in said
     assert [(line["phase"], line["sequence_length"]) for line in read_metrics(tmp_path)] == [(1, 16), (2, 32)]
 
 

@@ -18,6 +18,7 @@ from bert.losses import LOSSES, pretraining_objective, task_objective
 from bert.nonfinite import SkippedStep
 from bert.optimizer import learning_rate_schedule, make_optimizer
 from bert.parallel import AXIS, DataParallel
+from bert.report import Pace
 from bert.step import TrainState, compile_for_lengths, make_eval_step, make_train_step, total_gradients
 from bert.train import Interrupted, StopRequest, Work, divide, fit, steps_of
 
@@ -170,8 +171,8 @@ class Memory:
         self.skips: list[SkippedStep] = []
         self.past = evaluated
 
-    def begins(self, step: int, seconds_per_step: float) -> None:
-        assert seconds_per_step > 0
+    def begins(self, step: int, pace: Pace) -> None:
+        assert pace.each(step) > 0
 
     def step(self, step: int, loss: float) -> None:
         self.steps.append(step)
