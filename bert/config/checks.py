@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from bert.values import UserError
 
 MAX_LENGTH = 2**16 - 1
 """Tokens of a row: its places have 16 bits where masks are drawn (`bert.data.masking`)."""
+
+
+PATHS = (
+    "output_dir", "init", "like", "tokenizer.path", "data.dir", "data.train", "data.dev", "data.test", "data.eval",
+    "data.cache_dir",
+)  # fmt: skip
+"""Options that take a path, of pretraining and of fine-tuning."""
 
 
 def at_least(name: str, value: float, least: float) -> None:
@@ -40,10 +48,12 @@ def local_path(path: str | Path, name: str = "") -> str:
     return str(path)
 
 
-def local_paths(section: str, config: object, names: tuple[str, ...]) -> None:
-    """Raises UserError for the first of these options that holds a path with a scheme, alone or in a list."""
-    for name in names:
-        value = getattr(config, name)
+def local_paths(config: object) -> None:
+    """Raises UserError for the first of PATHS that holds a path with a scheme, alone or in a list."""
+    for key in PATHS:
+        value: Any = config
+        for name in key.split("."):
+            value = getattr(value, name, None)
         for path in value if isinstance(value, list) else [value]:
             if path is not None:
-                local_path(path, f"{section}{name}")
+                local_path(path, key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bert.config.checks import at_least, fraction, local_paths, seed_in_range
+from bert.config.checks import at_least, fraction, seed_in_range
 from bert.values import UserError
 
 STANDARD_LIBRARY = "stdlib:"
@@ -84,7 +84,6 @@ class DataConfig:
                 "data.train is not set: name a corpus, for example --data.train 'corpus/*.txt' "
                 '(or "stdlib:" for the embedded one)'
             )
-        local_paths("data.", self, ("train", "eval", "cache_dir"))
         self._check_entries()
         for language in [self.language] if isinstance(self.language, str) else self.language:
             if not LANGUAGE.fullmatch(language):

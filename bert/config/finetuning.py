@@ -99,7 +99,6 @@ class TaskDataConfig:
         """Raises UserError for values no feature can be built with."""
         if self.dir is None and self.train is None:
             raise UserError("data.dir is not set: name the folder of the task's train and dev files, --data.dir DIR")
-        local_paths("data.", self, ("dir", "train", "dev", "test"))
         at_least("data.max_length", self.max_length, 8)
         if not self.buckets or min(self.buckets) < 1:
             raise UserError(f"data.buckets is {self.buckets}: list at least one length above 0")
@@ -164,7 +163,7 @@ class FinetuneConfig:
 
     def check(self) -> None:
         """Raises UserError at the first value, or pair of values, that cannot work."""
-        local_paths("", self, ("output_dir", "init", "like"))
+        local_paths(self)
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
         self.training.check_warmup(self.optimizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bert.config.checks import MAX_LENGTH, at_least, at_most, fraction, local_paths
+from bert.config.checks import MAX_LENGTH, at_least, at_most, fraction
 from bert.values import UserError, known
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
@@ -128,8 +128,7 @@ class TokenizerConfig:
     """Most characters that a trained vocabulary knows, the commonest; null takes what fits a quarter of it."""
 
     def check(self) -> None:
-        """Raises UserError for a vocabulary that cannot be trained, or read."""
-        local_paths("tokenizer.", self, ("path",))
+        """Raises UserError for a vocabulary that cannot be trained."""
         if not 32 <= self.vocab_size < 2**24:
             raise UserError(f"tokenizer.vocab_size is {self.vocab_size}: it must be at least 32 and below 2**24")
         at_least("tokenizer.min_frequency", self.min_frequency, 1)

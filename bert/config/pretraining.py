@@ -43,7 +43,7 @@ class PretrainConfig:
 
     def check(self) -> None:
         """Raises UserError at the first value, or pair of values, that cannot work."""
-        local_paths("", self, ("output_dir", "init"))
+        local_paths(self)
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
         self.training.check_warmup(self.optimizer)

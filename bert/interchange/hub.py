@@ -51,6 +51,16 @@ def is_hub_name(source: str | Path) -> bool:
     return bool(named) and first != "runs" and not Path(first).exists()
 
 
+def is_downloaded(name: str) -> bool:
+    """Whether this names a model of the hub for certain: it reads as a name, and the hub's own cache holds it."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        return is_hub_name(name) and isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except ValueError:  # no name that the hub allows
+        return False
+
+
 def announce(name: str) -> None:
     """Tells the user on stderr that a model of somebody else is about to be used."""
     print(f"{name} is not a folder here: taking it from the Hugging Face hub", file=sys.stderr, flush=True)

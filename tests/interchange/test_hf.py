@@ -1,16 +1,19 @@
 """Hugging Face folders: what is written reads back bit for bit, in whatever form others wrote it, or not at all."""
 
+import dataclasses
 import json
 import re
 import shutil
 from pathlib import Path
 
 import flax.linen as nn
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import yaml
 from flax import traverse_util
 from hf_folders import CONFIG, ROBERTA, edit, rewrite, shard
 from safetensors.numpy import load_file
@@ -22,6 +25,7 @@ from bert.commands.predict import main as predict
 from bert.commands.pretrain import main as pretrain
 from bert.config import ModelConfig, UserError
 from bert.interchange import hf_export, names
+from bert.interchange.model_card import model_card
 from bert.interchange.pooling import Pooling
 from tests.conftest import SMALL_RUN
 
@@ -201,7 +205,15 @@ def test_a_run_is_exported_with_its_recipe_scores_and_labels(finetuned: Path, tm
     card = (out / "README.md").read_text()
     results = json.loads((finetuned / "results.json").read_text())
     assert f"| dev.accuracy | {results['dev']['accuracy']:.6g} |" in card
-    assert (finetuned / "config.yaml").read_text().strip() in card
+    recipe = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
+    config = yaml.safe_load((finetuned / "config.yaml").read_text())
+    assert (recipe["task"], recipe["optimizer"], recipe["model"]) == ("sst2", config["optimizer"], config["model"])
+    assert recipe["training"]["batch_size"] == config["training"]["batch_size"]
+    assert {"output_dir", "init"} & set(recipe) == set()
+    assert {"dir", "train", "dev", "test"} & set(recipe["data"]) == set()
+    for file in out.rglob("*"):
+        for place in (finetuned.parent, config["init"], config["data"]["dir"], Path.home() / "x", Path.cwd()):
+            assert not file.is_file() or str(place).encode() not in file.read_bytes(), f"{file} has {place}"
     content = json.loads((out / "config.json").read_text())
     assert content["architectures"] == ["BertForSequenceClassification"]
     assert content["id2label"] == {"0": "negative", "1": "positive"}
@@ -219,6 +231,43 @@ def test_a_run_is_exported_with_its_recipe_scores_and_labels(finetuned: Path, tm
     edit(out, problem_type="multi_label_classification")
     with pytest.raises(UserError, match="fine-tuned for multi_label_classification"):
         bert.load(out).predict(texts)
+
+
+def test_a_card_names_what_is_on_the_hub_and_nothing_else(made, tmp_path: Path, monkeypatch) -> None:
+    cached = tmp_path / "cache" / "models--someone--some-bert" / "snapshots" / "abc"
+    cached.mkdir(parents=True)
+    (cached / "config.json").write_text("{}")
+    (cached.parent.parent / "refs").mkdir()
+    (cached.parent.parent / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    run = tmp_path / "run"
+    run.mkdir()
+    model = dataclasses.replace(made("BertForSequenceClassification"), source=str(run))
+    for init, place, front in (
+        (
+            "someone/some-bert",
+            "hub:nyu-mll/glue:sst2",
+            {"base_model": "someone/some-bert", "datasets": ["nyu-mll/glue"]},
+        ),
+        ("alice/secret", "/home/alice/data", {}),
+    ):
+        data = {"dir": place, "train": f"{place}/t.tsv", "max_length": 9, "num_workers": 3}
+        content = {"task": "sst2", "output_dir": str(run), "init": init, "data": data, "training": {"remat": "full"}}
+        (run / "config.yaml").write_text(yaml.safe_dump(content))
+        (run / "results.json").write_text(json.dumps({"init": init, "task": "sst2", "dev": {"accuracy": 0.5}}))
+        card = model_card(model, "BertForSequenceClassification")
+        fields = yaml.safe_load(card.split("---")[1])
+        assert fields == {
+            "library_name": "transformers",
+            "tags": ["bert", "jax", "bert-jax"],
+            "pipeline_tag": "text-classification",
+            **front,
+        }
+        recipe = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
+        public = {"init": init, "data": {"dir": place, "train": data["train"], "max_length": 9}} if front else {}
+        assert recipe == {"task": "sst2", "data": {"max_length": 9}, "training": {}, **public}
+        assert "| dev.accuracy | 0.5 |" in card
+        assert not re.search("alice|secret", card)
 
 
 @pytest.mark.slow
