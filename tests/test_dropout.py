@@ -74,3 +74,19 @@ def test_what_is_kept_is_scaled_and_the_gradient_is_the_mask() -> None:
     np.testing.assert_array_equal(y, expected)
     np.testing.assert_array_equal(gradient, expected)
     assert dropout(x, 0.0, "x") is x
+
+
+def test_in_bfloat16_the_scale_is_that_of_float32_rounded_once() -> None:
+    """So that dropout keeps the mean: the factor itself, in bfloat16, would be 0.16% too small."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 64, 256)), jnp.bfloat16)
+    dropout = Dropout.of(1, 3, jnp.arange(len(x)))
+    y = jax.jit(lambda x: dropout(x, 0.1, "x"))(x)
+    assert y.dtype == jnp.bfloat16
+    kept = np.asarray(dropout.keep_mask(x.shape, 0.1, "x"))
+    expected = (np.asarray(x, np.float32) * np.float32(1 / 0.9)).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(np.asarray(y)[kept], expected[kept])
+    assert not np.asarray(y)[~kept].any()
+    ratio = np.abs(np.asarray(y, np.float64)[kept]).sum() / np.abs(np.asarray(x, np.float64)[kept]).sum()
+    assert abs(ratio - 1 / 0.9) < 5e-5
+    ones = jax.grad(lambda x: dropout(x, 0.1, "x").astype(jnp.float32).sum())(x)
+    assert set(np.unique(np.asarray(ones, np.float32))) == {0.0, float(jnp.bfloat16(1 / 0.9))}

@@ -105,6 +105,9 @@ def test_commands_need_nothing_but_what_is_declared(made, tmp_path: Path) -> Non
         "hf",
         "stablehlo",
     }
+    for file in (tmp_path / "stablehlo").iterdir():
+        for place in (REPOSITORY, tmp_path, sys.prefix):
+            assert str(place).encode() not in file.read_bytes(), f"{file.name} has {place}"
 
 
 MODULES = """
