@@ -23,6 +23,7 @@ from bert.curves import Subject
 from bert.data.batches import bucket, epoch_batches, evaluation_batches
 from bert.data.ids import require_known_ids_of_rows
 from bert.data.tasks import task_of
+from bert.data.tasks.splits import cut_facts, label_facts, read_splits
 from bert.data.tasks.task import Examples, Outputs, Rows, Task
 from bert.dropout import Dropout
 from bert.execution import Execution
@@ -71,17 +72,13 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     began = time.perf_counter()
     say = hosts.spoken(say)
     Execution.of(run.config.training)  # what these devices cannot do is said first
-    task, folder = task_of(run.config), Path(run.config.data.dir or ".")
-    names = task.splits(folder)
-    read = {"train": task.read(folder, "train", run.config.data.max_train_rows)}
-    task = task.fitted(read["train"])
+    task, read, data, notes = read_splits(task_of(run.config), run.config)
     main, higher = task.main_metric, task.higher_main_is_better
-    read |= {name: task.read(folder, name) for name in names if name != "train"}
-    for note in (note for examples in read.values() for note in examples.notes):
+    for note in notes:
         say(note)
 
     origin = _origin(run, read["train"], say)
-    data = task.shape(run.config.data)
+    data = task.shape(data)
     if data.max_length > origin.config.max_position_embeddings:
         raise UserError(
             f"data.max_length ({data.max_length}) is over the model's position table "
@@ -146,13 +143,17 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         )
         batch, length = config.training.batch_size, config.data.max_length
         if run.writes:
+            rows = {name: split.features for name, split in splits.items()}
+            positions = config.model.max_position_embeddings
             report.startup_table(
                 [
                     ("task", f"{task.name}: {len(train):,} training rows, {len(dev.features):,} dev"),
+                    *label_facts(task, read, data),
+                    *cut_facts(task, origin.tokenizer, read, rows, data, positions),
                     ("parameters", f"{count_parameters(state.params):,}" + _describe_frozen(state.params, frozen)),
                     ("devices", parallel.describe()),
                     ("tokens per step", f"up to {batch * length:,} ({batch} x {length}, padded to buckets)"),
-                    ("steps", f"{total_steps:,} ({total_steps * batch / len(train):.1f} epochs)"),
+                    ("steps", f"{total_steps:,} ({total_steps / -(-len(train) // batch):.1f} epochs)"),
                     ("optimizer", describe_decay(_trained(state.params, frozen), config.optimizer)),
                 ]
             )

@@ -52,7 +52,7 @@ FREE = (
     "phases.gradient_accumulation_steps",
 )
 
-RESOLVED = ("model.vocab_size", "data.labels", "data.null_threshold")
+RESOLVED = ("model.vocab_size", "data.labels", "data.null_threshold", "data.dev_share")
 """What null asks for and the data tells: config.yaml then has the value."""
 
 

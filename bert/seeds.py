@@ -32,9 +32,12 @@ def finetune_seeds(run: RunFolder[FinetuneConfig], say: Callable[[str], None] = 
     run = run.resolve(run.config)
     opened = hosts.open_shared_run if hosts.several() else open_run
     runs = []
+    data = run.config.data
+    if data.sample_seed is None:  # all seeds are scored on the same dev rows
+        data = dataclasses.replace(data, sample_seed=run.config.seed)
     for seed in range(run.config.seed, run.config.seed + run.config.seeds):
         folder = run.path / f"seed-{seed}"
-        with opened(dataclasses.replace(run.config, seed=seed, seeds=1, output_dir=str(folder))) as one:
+        with opened(dataclasses.replace(run.config, seed=seed, seeds=1, output_dir=str(folder), data=data)) as one:
             finished = hosts.from_first(partial(_results_of, folder)) if one.resumed else None
             if finished is not None:
                 say(f"seed {seed} has ended before: {folder}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ import bert
 from bert.commands.finetune import _show_seeds, main
 from bert.commands.glue_zip import main as glue_zip
 from bert.commands.predict import main as predict
+from bert.config import FinetuneConfig, TaskDataConfig
 from bert.data.features import Features
 from bert.finetuning import out_of_patience
-from bert.seeds import summary
+from bert.run import RunFolder, open_run
+from bert.seeds import finetune_seeds, summary
 from tests.data.test_glue_tasks import LAYOUTS
 from tests.test_finetuning import run
 from tests.test_pretraining import lines_of
@@ -130,6 +133,22 @@ def test_several_seeds_interrupted_in_the_second(pretrained, sst2, tmp_path, mon
     again += ["--data.max_length=32", "--data.buckets=32", "--training.batch_size=8", "--training.epochs=1"]
     assert "its seeds is 2, here 1" in fails(main, *again)
     assert "its optimizer.learning_rate is" in fails(main, *again, "--seeds=2", "--optimizer.learning_rate=1")
+
+
+def test_several_seeds_are_scored_on_the_same_dev_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs: list[FinetuneConfig] = []
+
+    def finetune(run: RunFolder[FinetuneConfig], say: Callable[[str], None]) -> dict:
+        configs.append(run.config)
+        return one_result(run.config.seed, 0.5)
+
+    monkeypatch.setattr("bert.seeds.finetune", finetune)
+    for name, seed in (("a", None), ("b", 9)):
+        data = TaskDataConfig(dir="x", dev_share=0.5, sample_seed=seed)
+        config = FinetuneConfig(init="none", output_dir=str(tmp_path / name), seed=3, seeds=2, data=data)
+        with open_run(config) as run:
+            finetune_seeds(run)
+    assert [(config.seed, config.data.sample_seed) for config in configs] == [(3, 3), (4, 3), (3, 9), (4, 9)]
 
 
 def one_result(seed: int, score: float | None, collapsed: bool = False) -> dict:

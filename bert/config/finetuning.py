@@ -55,7 +55,8 @@ class TaskDataConfig:
     """For a task of one's own, as all keys from here to columns: training file in data.dir (or with a path), .tsv, .csv
     or .jsonl, also as .gz, .bz2, .xz, .zst; of a data set the split; null takes train with any of these ends."""
     dev: str | None = None
-    """Its file to choose checkpoints by; null takes dev with any end, of a data set the split validation."""
+    """Its file to choose checkpoints by; null takes dev with any end, of a data set the split validation; without one,
+    dev_share of the training rows are held out."""
     test: str | None = None
     """Its file to predict, and to score where it has labels; null takes test with any end where there is one."""
     header: list[str] | None = None
@@ -73,7 +74,14 @@ class TaskDataConfig:
     buckets: list[int] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
     """Lengths that batches are padded to: each costs one compilation and saves padding."""
     max_train_rows: int | None = None
-    """Use only the first rows of the training file."""
+    """Train on a random sample of so many training rows; of questions, sentences or choices likewise."""
+    max_dev_rows: int | None = None
+    """Score on a random sample of so many dev rows."""
+    dev_share: float | None = None
+    """Hold out this share of the training rows as dev, and read no dev file; questions about one context stay together.
+    null reads the dev file; a task of one's own without one holds out 0.1."""
+    sample_seed: int | None = None
+    """Seed of these samples; null takes seed, for several seeds the first one, so that all have the same dev rows."""
     labels: list[str] | None = None
     """Labels in the order of their numbers, for tasks that have none of their own; null takes the training file's, in
     the order of the alphabet or of numbers."""
@@ -102,8 +110,15 @@ class TaskDataConfig:
         at_least("data.max_length", self.max_length, 8)
         if not self.buckets or min(self.buckets) < 1:
             raise UserError(f"data.buckets is {self.buckets}: list at least one length above 0")
-        if self.max_train_rows is not None:
-            at_least("data.max_train_rows", self.max_train_rows, 1)
+        for name in ("max_train_rows", "max_dev_rows"):
+            if getattr(self, name) is not None:
+                at_least(f"data.{name}", getattr(self, name), 1)
+        if self.dev_share is not None and not 0 < self.dev_share < 1:
+            raise UserError(f"data.dev_share is {self.dev_share}: set it between 0 and 1, for example 0.1")
+        if self.dev_share is not None and self.dev is not None:
+            raise UserError("data.dev and data.dev_share are both set: remove one of them")
+        if self.sample_seed is not None:
+            seed_in_range("data.sample_seed", self.sample_seed)
         for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best"):
             at_least(f"data.{name}", getattr(self, name), 1)
         if self.null_threshold is not None and self.null_threshold != self.null_threshold:

@@ -52,7 +52,7 @@ def test_lists_of_words_and_tags_are_sentences(tmp_path: Path) -> None:
 
 def test_a_test_file_without_tags_is_predicted(tmp_path: Path) -> None:
     jsonl(tmp_path, "train", *lines())
-    assert own().splits(jsonl(tmp_path, "test", {"words": WORDS[0]})) == ["train", "dev", "test"]
+    assert own().splits(jsonl(tmp_path, "test", {"words": WORDS[0]})) == ["train", "test"]
     assert not own().read(tmp_path, "test").labelled
     jsonl(tmp_path, "test", *lines())
     assert own().read(tmp_path, "test").labelled

@@ -21,13 +21,15 @@ SPLITS = {"train": ("train",), "dev": ("validation", "dev"), "test": ("test",)}
 
 
 def split_names(folder: Path, data: TaskDataConfig, kinds: Sequence[str] = KINDS) -> list[str]:
-    """train, dev, and test if it is named or there."""
+    """train, and of dev and test those that are named or there."""
     place = folder.as_posix()
+    named = [split for split in ("dev", "test") if getattr(data, split) is not None]
     if is_dataset(place):
-        has_test = data.test is not None or any(name in open_splits(place) for name in SPLITS["test"])
+        there = open_splits(place)
+        found = [split for split in ("dev", "test") if any(name in there for name in SPLITS[split])]
     else:
-        has_test = data.test is not None or bool(_found(folder, "test", kinds))
-    return ["train", "dev", *(["test"] if has_test else [])]
+        found = [split for split in ("dev", "test") if _found(folder, split, kinds)]
+    return ["train", *(split for split in ("dev", "test") if split in (*named, *found))]
 
 
 def split_path(folder: Path, split: str, data: TaskDataConfig, kinds: Sequence[str] = KINDS) -> Path:

@@ -10,6 +10,9 @@ from bert.config import UserError
 Names = Mapping[str, Sequence[str]]
 """Names, or patterns of names with a *, that the file of each split goes by; the first that is there counts."""
 
+INSTEAD = {"dev": ", or data.dev_share to hold out training rows"}
+"""What to set if the file of a split does not exist."""
+
 
 def splits_in(folder: Path, names: Names) -> list[str]:
     """``train`` and ``dev``, and what more there is."""
@@ -39,5 +42,5 @@ def wanted(folder: Path, names: Names, split: str, described: str) -> Path:
     if found is None:
         wrong = f"{folder} has no {names[split][0]}" if folder.is_dir() else f"{folder} is not a folder"
         usual = ", ".join(options[0] for options in names.values())
-        raise UserError(f"{wrong}: set data.dir to the folder with {usual} of {described}")
+        raise UserError(f"{wrong}: set data.dir to the folder with {usual} of {described}{INSTEAD.get(split, '')}")
     return found

@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +53,22 @@ class Examples:
     def labelled(self) -> bool:
         """Whether the right choices are known."""
         return self.labels is not None
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """The contexts: questions about the same one stay together."""
+        return self.contexts
+
+    def take(self, rows: Sequence[int]) -> Examples:
+        """The questions of these numbers."""
+        return replace(
+            self,
+            contexts=[self.contexts[row] for row in rows],
+            choices=[self.choices[row] for row in rows],
+            names=[self.names[row] for row in rows],
+            labels=None if self.labels is None else self.labels[list(rows)],
+            ids=[self.ids[row] for row in rows],
+        )
 
     def sentences(self) -> Iterator[str]:
         """All contexts, then all choices."""

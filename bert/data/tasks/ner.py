@@ -88,13 +88,23 @@ class Sentences:
         """The words of each sentence with spaces between."""
         return (" ".join(words) for words in self.words)
 
+    @property
+    def groups(self) -> Sequence[tuple[str, ...]]:
+        """The words: equal sentences stay together."""
+        return [tuple(words) for words in self.words]
+
     def first(self, count: int | None) -> Sentences:
         """So many sentences from the start; all of them if None."""
-        cut: dict[str, Any] = {
-            name: None if getattr(self, name) is None else getattr(self, name)[:count]
+        return self.take(range(len(self))[:count])
+
+    def take(self, rows: Sequence[int]) -> Sentences:
+        """The sentences of these numbers."""
+        taken: dict[str, Any] = {
+            name: [values[row] for row in rows]
             for name in ("words", "tags", "columns", "lines", "texts", "places")
+            if (values := getattr(self, name))
         }
-        return replace(self, **cut)
+        return replace(self, **taken)
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ class Span(SquadTask):
         return self._kept(dataset, records.place, split, max_rows)
 
     def fitted(self, train: Dataset) -> Span:
-        unanswered = any(example.is_impossible for example in train.examples)
-        return dataclasses.replace(self, may_be_impossible=self.may_be_impossible or unanswered)
+        return dataclasses.replace(self, may_be_impossible=self.may_be_impossible or train.may_be_impossible)
 
     def shaped(self, data: TaskDataConfig) -> Self:
         """A threshold, once found, says that questions may be impossible."""
@@ -89,7 +88,8 @@ def read_questions(
                 )
             misplaced.append(id)
         examples.append(Example(id, question, context, answers, is_impossible=not answers))
-    return Dataset(examples, misplaced, labelled=cells.labels is not None, notes=cells.notes)
+    impossible = any(example.is_impossible for example in examples)
+    return Dataset(examples, misplaced, cells.labels is not None, cells.notes, impossible)
 
 
 def _answers(

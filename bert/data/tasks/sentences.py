@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -19,6 +20,7 @@ from bert.confusion import draw_confusion_matrix
 from bert.data import features
 from bert.data.features import Features
 from bert.data.tasks.cells import read_cells
+from bert.data.tasks.files import INSTEAD
 from bert.data.tasks.hub import glue_records, is_glue
 from bert.data.tasks.task import Outputs, Task
 from bert.data.tasks.tsv import read_table, write_rows
@@ -52,6 +54,21 @@ class Examples:
     def known_labels(self) -> np.ndarray:
         """``labels`` of a split that has them."""
         return known(self.labels, "the labels")
+
+    @property
+    def groups(self) -> Sequence[Text]:
+        """The texts: rows with the same ones stay together."""
+        return self.texts
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """The rows of these numbers."""
+        return dataclasses.replace(
+            self,
+            texts_a=[self.texts_a[row] for row in rows],
+            texts_b=None if self.texts_b is None else [self.texts_b[row] for row in rows],
+            labels=None if self.labels is None else self.labels[list(rows)],
+            ids=[self.ids[row] for row in rows],
+        )
 
     @property
     def texts(self) -> Sequence[Text]:
@@ -262,7 +279,8 @@ class SentenceTask(Task):
     def _not_found(self, folder: Path, split: str) -> UserError:
         wrong = f"{folder} has no {self.files[split][0]}" if folder.is_dir() else f"{folder} is not a folder"
         names = ", ".join(names[0] for names in self.files.values())
-        return UserError(f"{wrong}: set data.dir to the folder with {names} of {self.folder_name}")
+        instead = INSTEAD.get(split, "")
+        return UserError(f"{wrong}: set data.dir to the folder with {names} of {self.folder_name}{instead}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,9 +36,20 @@ class Dataset:
     labelled: bool = True
     """Whether the answers are known."""
     notes: tuple[str, ...] = ()
+    may_be_impossible: bool = False
+    """Whether the file has questions without an answer, be they among ``examples`` or not."""
 
     def __len__(self) -> int:
         return len(self.examples)
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """The contexts: questions about the same one stay together."""
+        return [example.context for example in self.examples]
+
+    def take(self, rows: Sequence[int]) -> Dataset:
+        """The questions of these numbers."""
+        return replace(self, examples=[self.examples[row] for row in rows])
 
     def sentences(self) -> Iterator[str]:
         """Every context once, then every question."""

@@ -9,7 +9,7 @@ an example may be one row, or several (the windows of a long text).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -54,6 +54,13 @@ class Examples(Protocol):
         """What the user has to know, such as rows that were left out: a sentence each."""
 
     def __len__(self) -> int: ...
+
+    @property
+    def groups(self) -> Sequence[Hashable]:
+        """What each example is about: those about the same are not separated when dev is held out of train."""
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """The examples of these numbers. Needed, as ``groups``, only to sample examples and to hold some out."""
 
     def sentences(self) -> Iterator[str]:
         """Every text, to train a vocabulary on where the run has none."""
@@ -161,7 +168,8 @@ class Task(ABC):
     @abstractmethod
     def splits(self, folder: Path) -> list[str]:
         """``train``, ``dev`` and whatever more the folder has: further dev splits (named dev_...), then those to
-        predict. Names of splits are names of files under predictions/ and keys of results.json."""
+        predict. Without ``dev``, some rows of train are held out as dev. Names of splits are names of files under
+        predictions/ and keys of results.json."""
 
     @abstractmethod
     def read(self, folder: Path, split: str, max_rows: int | None = None) -> Any:
