@@ -19,9 +19,10 @@ from tokenizers import Tokenizer
 
 from bert.config import UserError
 from bert.data.features import tokenize
+from bert.data.inputs import as_text_or_pair
 from bert.files import replacing
 from bert.model import Bert
-from bert.pretrained import Params, Pretrained, Text
+from bert.pretrained import NO_LIMIT, Params, Pretrained, Text
 from bert.tokenizer import ROBERTA_SPECIAL_TOKENS, special_ids, special_tokens
 
 LABELLED = 24
@@ -53,12 +54,13 @@ def attention_of(model: Pretrained, text: Text) -> AttentionMap:
     """Attention of every layer and head over a text, or over a pair of texts given as a tuple.
 
     Raises:
-        UserError: a text is empty.
+        UserError: not a text or a pair of texts, or one of them is empty.
     """
+    text = as_text_or_pair(text, 1)
     if not all(part.strip() for part in ([text] if isinstance(text, str) else text)):
         raise UserError("the text is empty: give at least one word")
     features = tokenize(model.tokenizer, [text], model.config.max_position_embeddings)
-    whole = tokenize(model.tokenizer, [text], 2**31 - 1)
+    whole = tokenize(model.tokenizer, [text], NO_LIMIT)
     length = len(features.ids)
     batch = features.batch(np.arange(1), length, 1)
     encoder = Bert(model.config, add_pooling_layer=False)

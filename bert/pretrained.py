@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from bert.config.checks import local_path
 from bert.config_file import load as load_config
 from bert.data.batches import bucket, evaluation_batches
 from bert.data.features import Features, tokenize
+from bert.data.inputs import as_list, as_text_or_pair, check_count, shown
 from bert.data.tasks import task_of
 from bert.data.tasks.published import published_task
 from bert.data.tasks.task import Outputs, Rows, Task
@@ -37,6 +38,9 @@ Params = dict[str, Any]
 
 HEAD_OF = {module.__name__: name for name, module in HEADS.items()}
 """The head of each architecture of others that `Pretrained.predict` answers with."""
+
+NO_LIMIT = 2**31 - 1
+"""Tokens of a row that is not cut."""
 
 PUBLISHED_LENGTH = 384
 """Longest row of a published model that reads long texts through several: what SQuAD's models were trained with."""
@@ -108,16 +112,19 @@ class Pretrained:
         """Where the weights are from, for messages: the source, and a run's step."""
         return self.source if self.step is None else f"{self.source}, step {self.step:,}"
 
-    def encode(self, texts: Sequence[Text], batch_size: int = 32) -> Encoded:
+    def encode(self, texts: str | Sequence[Text], batch_size: int = 32) -> Encoded:
         """Hidden states of texts, and of pairs of texts given as tuples; longer ones than the model's are cut.
 
-        A sentence-transformers folder may declare a shorter length, and that texts are lower-cased first. Of many
-        texts, `embed` takes less memory and time.
+        A string is a batch of one text (B = 1). A sentence-transformers folder may declare a shorter length, and that
+        texts are lower-cased first. Of many texts, `embed` takes less memory and time.
+
+        Raises:
+            UserError: an input is not a text or a pair of texts, or ``batch_size`` is not at least 1.
         """
         features, pooling = self._features_to_pool(texts)
         longest = int(features.lengths.max(initial=0))
-        hidden = np.zeros((len(texts), longest, self.config.hidden_size), np.float32)
-        pooled = np.zeros((len(texts), self.config.hidden_size), np.float32)
+        hidden = np.zeros((len(features), longest, self.config.hidden_size), np.float32)
+        pooled = np.zeros((len(features), self.config.hidden_size), np.float32)
         embeddings = np.zeros_like(pooled)
         mask = (np.arange(longest) < features.lengths[:, None]).astype(np.int32)
         for rows, output in self._run(self._encoder, features, batch_size):
@@ -129,10 +136,18 @@ class Pretrained:
                 pooled[rows] = output.pooled_output[: len(rows)]
         return Encoded(hidden, pooled if self._has_pooler else None, mask, embeddings)
 
-    def embed(self, texts: Sequence[Text], batch_size: int = 32) -> np.ndarray:
-        """The embeddings of `encode` alone, [B, D] float32: in memory are the hidden states of two batches at once."""
+    def embed(self, texts: str | Sequence[Text], batch_size: int = 32) -> np.ndarray:
+        """The embeddings of `encode` alone, [B, D] float32, or [D] for a string.
+
+        In memory are the hidden states of two batches at once.
+
+        Raises:
+            UserError: as `encode`.
+        """
+        if isinstance(texts, str):
+            return self.embed([texts], batch_size)[0]
         features, pooling = self._features_to_pool(texts)
-        embeddings = np.zeros((len(texts), self.config.hidden_size), np.float32)
+        embeddings = np.zeros((len(features), self.config.hidden_size), np.float32)
         for rows, output in self._run(self._encoder, features, batch_size):
             hidden = output.last_hidden_state[: len(rows)]
             mask = (np.arange(hidden.shape[1]) < features.lengths[rows, None]).astype(np.int32)
@@ -142,16 +157,18 @@ class Pretrained:
     def fill_mask(self, text: Text, top_k: int = 5) -> list[list[FilledMask]]:
         """The ``top_k`` likeliest pieces for each [MASK] of a text, masks in order, likeliest first.
 
+        Args:
+            text: a string, or a tuple of two for a pair.
+            top_k: proposals for each [MASK].
+
         Raises:
-            UserError: no [MASK] in the text, or a model without the MLM head (a fine-tuned one).
+            UserError: no [MASK] in the text, one beyond the length that the model reads, or a model without the MLM
+                head (a fine-tuned one).
         """
+        check_count("top_k", top_k)
         if "predictions" not in self.params:
             raise UserError(f"{self.source} has no masked-LM head to fill masks with: load a pretraining run")
-        features = self._features([text])
-        mask = special_ids(self.tokenizer).mask
-        places = np.flatnonzero(features.ids == mask)
-        if not len(places):
-            raise UserError(f"no {self.tokenizer.id_to_token(mask)} in {text!r}: put one where a word is to be guessed")
+        features, places = self._masked(text)
         [(_, logits)] = self._run(self._masked_lm, features, 1)
         answers = []
         for place in places:
@@ -162,25 +179,38 @@ class Pretrained:
             )
         return answers
 
-    def predict(self, inputs: Sequence[Any], batch_size: int = 32) -> list[Any]:
-        """The fine-tuned task's answers, in the order of ``inputs``: named tuples, as the task has them.
+    @overload
+    def predict(self, inputs: str, batch_size: int = 32) -> Any: ...
+
+    @overload
+    def predict(self, inputs: Sequence[Any], batch_size: int = 32) -> list[Any]: ...
+
+    def predict(self, inputs: str | Sequence[Any], batch_size: int = 32) -> Any:
+        """The fine-tuned task's answers, one per input in their order: named tuples, as the task has them.
 
         Rows are made as those of dev were: an input longer than ``data.max_length`` is cut, by tasks with windows read
         through several. A published model, whose ``max_length`` is not known, cuts where its position table ends.
 
         Args:
-            inputs: texts, or what else the task takes (pairs of texts, a question with its context, ...).
+            inputs: a list of texts, or of what else the task takes: tuples of a pair of texts, of a question with its
+                context or with its choices. A string is one text, and its answer is not in a list.
             batch_size: rows at once.
 
         Raises:
-            UserError: the model was not fine-tuned for a task that is answered here; or an input is not what the
-                task takes.
+            UserError: the model was not fine-tuned for a task that is answered here; an input is not what the task
+                takes; or ``batch_size`` is not at least 1.
         """
+        if isinstance(inputs, str):
+            return self.predict([inputs], batch_size)[0]
+        inputs = as_list(inputs)
         task = self.answering()
         examples = task.asked(inputs)
         features = task.features(self.tokenizer, examples, self.data)
         predictions = task.predict(self.outputs(features, batch_size), features, examples)
-        return task.answers(predictions, examples)
+        answers = task.answers(predictions, examples)
+        if len(answers) != len(inputs):
+            raise UserError(f"{task.name} gave {len(answers)} answers to {len(inputs)} inputs: fix that task's methods")
+        return answers
 
     def answering(self) -> Task:
         """The task that `predict` answers.
@@ -256,11 +286,32 @@ class Pretrained:
             from bert.interchange.hf_export import export
         export(self, Path(out), say)
 
-    def _features_to_pool(self, texts: Sequence[Text]) -> tuple[Features, Pooling]:
+    def _features_to_pool(self, inputs: str | Sequence[Text]) -> tuple[Features, Pooling]:
+        texts = [as_text_or_pair(given, number) for number, given in enumerate(as_list(inputs), 1)]
         pooling = self.pooling or Pooling()
         if pooling.lowercase:
             texts = [_lower(text) for text in texts]
         return self._features(texts, pooling.max_length), pooling
+
+    def _masked(self, text: Any) -> tuple[Features, np.ndarray]:
+        """A text as one row, and the places of its masks, at least one. Raises UserError where one is cut off."""
+        if isinstance(text, list):
+            raise UserError(f"the text is {shown(text)}: pass one string, or a tuple of two for a pair")
+        given = as_text_or_pair(text, 1)
+        features = self._features([given])
+        mask = special_ids(self.tokenizer).mask
+        places = np.flatnonzero(features.ids == mask)
+        longest = self.config.max_position_embeddings
+        whole = tokenize(self.tokenizer, [given], NO_LIMIT) if len(features.ids) == longest else features
+        name = self.tokenizer.id_to_token(mask)
+        if not (whole.ids == mask).any():
+            raise UserError(f"no {name} in {shown(text)}: put one where a word is to be guessed")
+        if cut := np.count_nonzero(whole.ids == mask) - len(places):
+            raise UserError(
+                f"{cut} {name} in {shown(text)} beyond the {longest} tokens that {self.source} reads: "
+                "pass a shorter text"
+            )
+        return features, places
 
     def _features(self, texts: Sequence[Text], max_length: int | None = None) -> Features:
         longest = self.config.max_position_embeddings
@@ -271,6 +322,7 @@ class Pretrained:
 
         While one is looked at, the next one is computed.
         """
+        check_count("batch_size", batch_size)
         batch_size = min(batch_size, 1 << max(len(features) - 1, 0).bit_length())
         before: tuple[np.ndarray, Any] | None = None
         for rows in evaluation_batches(features.lengths, batch_size):

@@ -8,6 +8,7 @@ from pathlib import Path
 from bert.commands.arguments import MODEL, Arguments, run_command
 from bert.config import UserError
 from bert.config.checks import local_path
+from bert.values import without_surrogates
 
 DESCRIPTION = """Shows the attention of every layer and head over the pieces of a text, or of a pair of texts. A file
 that ends in .html is a page to explore in a browser, which needs nothing else; one in .png is a picture of all
@@ -31,6 +32,8 @@ def main(argv: list[str]) -> int:
         help="The page (.html) or the picture (.png) to write.",
     )
     arguments = parser.parse_args(argv)
+    if any(text != without_surrogates(text) for text in (arguments.text, arguments.pair or "")):
+        raise UserError("command line: the text is not UTF-8: pass it as UTF-8")
     output = Path(arguments.output)
     if output.suffix.lower() not in SUFFIXES:
         raise UserError(f"command line: --output {output} ends in neither .html nor .png: name a page or a picture")

@@ -343,7 +343,8 @@ def _best_spans(
     found = []
     place = np.arange(start_logits.shape[1])
     offsets, lengths = windows.features.offsets, windows.lengths
-    kept = min(n_best, len(place))
+    kept_starts = min(n_best, len(place))
+    kept = min(n_best, kept_starts * max_answer_length)  # not fewer for a row read alone than next to a longer one
     for first in range(0, len(windows), ROWS_SCORED_AT_ONCE):
         rows = np.arange(first, min(first + ROWS_SCORED_AT_ONCE, len(windows)))
         real = place < lengths[rows, None]
@@ -357,7 +358,7 @@ def _best_spans(
         best_end = end[:, : len(place)].copy()
         for later in range(1, max_answer_length):  # several times as fast as a maximum over the strided view
             np.maximum(best_end, end[:, later : later + len(place)], out=best_end)
-        starts = np.argpartition(-(start + best_end), kept - 1, axis=1)[:, :kept]
+        starts = np.argpartition(-(start + best_end), kept_starts - 1, axis=1)[:, :kept_starts]
         scores = np.take_along_axis(start, starts, axis=1)[:, :, None] + ends[np.arange(len(rows))[:, None], starts]
         scores = scores.reshape(len(rows), -1)
         best = np.argpartition(-scores, kept - 1, axis=1)[:, :kept]

@@ -305,5 +305,5 @@ def test_lines_of_new_inputs() -> None:
         TASKS["rte"].input_of("a")
     with pytest.raises(ValueError, match="empty"):
         TASKS["rte"].input_of("a\t ")
-    with pytest.raises(UserError, match="text 2 does not fit: rte takes a pair of texts"):
+    with pytest.raises(UserError, match=r"input 2 is .a., and rte takes a pair of texts: pass a tuple"):
         TASKS["rte"].asked([("a", "b"), "a"])

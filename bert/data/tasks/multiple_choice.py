@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from bert.config import TaskDataConfig, UserError
 from bert.data import features
 from bert.data.dialects import csv_reader
 from bert.data.features import ChoiceFeatures
+from bert.data.inputs import as_texts
 from bert.data.json_text import parse_json
 from bert.data.records import csv_rows
 from bert.data.tasks import files
@@ -327,16 +329,16 @@ class MultipleChoiceTask(Task):
     def sample(self, examples: Examples) -> tuple[str, ...]:
         return next(((question, *own) for question, own in zip(examples.contexts, examples.choices, strict=True)), ())
 
-    def asked(self, inputs: Sequence[Sequence[str]]) -> Examples:
-        """Each input is a question followed by its choices, or a question and the list of them."""
+    def asked(self, inputs: Sequence[Any]) -> Examples:
+        """Each input is a question followed by two or more choices, or a question and the list of them; none empty."""
         questions, choices = [], []
+        wanted = f"{self.name} takes a question and two or more choices: pass a tuple of strings"
         for number, given in enumerate(inputs, 1):
-            if isinstance(given, str) or len(given) < 2:
-                raise UserError(f"input {number} does not fit: {self.name} takes a question and its choices")
-            question, *own = given
-            own = list(own[0]) if len(own) == 1 and not isinstance(own[0], str) else own
-            if len(own) < 2 or not all(text.strip() for text in (question, *own)):
-                raise UserError(f"input {number}: a question and two or more choices are taken, none of them empty")
+            nested = isinstance(given, (list, tuple)) and len(given) == 2 and isinstance(given[1], (list, tuple))
+            texts = [given[0], *given[1]] if nested else given
+            question, *own = as_texts(texts, number, wanted, range(3, sys.maxsize))
+            if not all(text.strip() for text in (question, *own)):
+                raise UserError(f"input {number} has an empty question or choice: pass a text for each")
             questions.append(question)
             choices.append(own)
         names = [[str(place) for place in range(len(own))] for own in choices]

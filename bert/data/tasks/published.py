@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bert.config import UserError
+from bert.data.inputs import as_text_or_pair
 from bert.data.tasks.multiple_choice import MultipleChoiceTask
 from bert.data.tasks.sentences import ClassificationTask, Examples, RegressionTask
 from bert.data.tasks.squad import SquadTask
@@ -19,12 +19,10 @@ from bert.data.windows import Text
 class _AsGiven:
     """Of a model whose files are unknown, and with them whether it takes single texts or pairs: both are taken."""
 
-    def asked(self, inputs: Sequence[Text]) -> Examples:
-        for number, text in enumerate(inputs, 1):
-            if not isinstance(text, str) and len(text) != 2:
-                raise UserError(f"text {number} does not fit: a text or a pair of texts is taken")
-        first = [text if isinstance(text, str) else text[0] for text in inputs]
-        return _Mixed(first, None, None, [str(row) for row in range(len(inputs))], given=inputs)
+    def asked(self, inputs: Sequence[Any]) -> Examples:
+        texts = [as_text_or_pair(given, number) for number, given in enumerate(inputs, 1)]
+        first = [text if isinstance(text, str) else text[0] for text in texts]
+        return _Mixed(first, None, None, [str(row) for row in range(len(texts))], given=texts)
 
     def input_of(self, line: str) -> str | tuple[str, ...]:
         columns = line.split("\t")

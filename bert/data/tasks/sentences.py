@@ -19,6 +19,7 @@ from bert.config import TaskDataConfig, UserError
 from bert.confusion import draw_confusion_matrix
 from bert.data import features
 from bert.data.features import Features
+from bert.data.inputs import as_texts
 from bert.data.tasks.cells import read_cells
 from bert.data.tasks.files import INSTEAD
 from bert.data.tasks.hub import glue_records, is_glue
@@ -218,17 +219,15 @@ class SentenceTask(Task):
         inputs = ((text,) if isinstance(text, str) else tuple(text) for text in examples.texts)
         return next((texts for texts in inputs if all(text.strip() for text in texts)), ())
 
-    def asked(self, inputs: Sequence[str | tuple[str, str]]) -> Examples:
-        parts = len(self.text_columns)
-        for number, text in enumerate(inputs, 1):
-            if (1 if isinstance(text, str) else len(text)) != parts:
-                wanted = "a pair of texts" if parts == 2 else "a single text"
-                raise UserError(f"text {number} does not fit: {self.name} takes {wanted}")
-        ids = [str(row) for row in range(len(inputs))]
-        if parts == 1:
-            return Examples([text for text in inputs if isinstance(text, str)], None, None, ids)
-        pairs = [text for text in inputs if not isinstance(text, str)]
-        return Examples([a for a, _ in pairs], [b for _, b in pairs], None, ids)
+    def asked(self, inputs: Sequence[Any]) -> Examples:
+        """Each input is a text, or for a task of pairs a tuple or list of two; texts may be empty."""
+        count = len(self.text_columns)
+        wanted = "a single text: pass a string" if count == 1 else "a pair of texts: pass a tuple of two strings"
+        rows = [
+            as_texts(given, number, f"{self.name} takes {wanted}", (count,)) for number, given in enumerate(inputs, 1)
+        ]
+        columns = [[row[column] for row in rows] for column in range(count)]
+        return Examples(columns[0], columns[1] if count == 2 else None, None, [str(row) for row in range(len(rows))])
 
     def _read_dataset(self, folder: Path, split: str, max_rows: int | None) -> Examples:
         records = glue_records(folder, self.name, split)

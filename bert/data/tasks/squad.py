@@ -15,6 +15,7 @@ from bert import metrics
 from bert.config import TaskDataConfig, UserError
 from bert.config.finetuning import FoundNumber
 from bert.data.features import padded
+from bert.data.inputs import as_texts
 from bert.data.json_place import Place
 from bert.data.json_text import parse_json
 from bert.data.spans import Answer, Answers, Example, Windows, answers, windows
@@ -362,14 +363,15 @@ class SquadTask(Task):
     def sample(self, examples: Dataset) -> tuple[str, ...]:
         return next(((example.question, example.context) for example in examples.examples), ())
 
-    def asked(self, inputs: Sequence[tuple[str, str]]) -> Dataset:
+    def asked(self, inputs: Sequence[Any]) -> Dataset:
+        """Each input is a tuple or list of a question and its context, neither of them empty."""
         examples = []
+        wanted = f"{self.name} takes a question and its context: pass a tuple of two strings"
         for number, given in enumerate(inputs, 1):
-            if isinstance(given, str) or len(given) != 2:
-                raise UserError(f"input {number} does not fit: {self.name} takes a question and its context")
-            question, context = given
-            if not question.strip():
-                raise UserError(f"input {number}: the question is empty: write it")
+            question, context = as_texts(given, number, wanted, (2,))
+            for name, text in (("question", question), ("context", context)):
+                if not text.strip():
+                    raise UserError(f"input {number} has an empty {name}: pass a text")
             examples.append(Example(str(number), question, context, ()))
         return Dataset(examples, [], labelled=False)
 

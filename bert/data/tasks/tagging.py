@@ -15,8 +15,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert import metrics
-from bert.config import TaskDataConfig, UserError
+from bert.config import TaskDataConfig
 from bert.data.features import padded
+from bert.data.inputs import as_texts
 from bert.data.tags import OUTSIDE, SCHEMES, convert, join_tag, marks_spans, split_tag
 from bert.data.tasks import files, ner
 from bert.data.tasks.ner import Rows, Sentences
@@ -182,14 +183,12 @@ class TaggingTask(Task):
     def input_columns(self) -> tuple[str, ...]:
         return ("text",)
 
-    def asked(self, inputs: Sequence[str]) -> Sentences:
-        for number, text in enumerate(inputs, 1):
-            if not isinstance(text, str):
-                raise UserError(f"text {number} does not fit: {self.name} takes a single text")
-        split = [split_text(text) for text in inputs]
-        return Sentences(
-            [words for words, _ in split], None, texts=list(inputs), places=[places for _, places in split]
-        )
+    def asked(self, inputs: Sequence[Any]) -> Sentences:
+        """Each input is a text, which may be empty: it has no words."""
+        wanted = f"{self.name} takes a single text: pass a string"
+        texts = [as_texts(given, number, wanted)[0] for number, given in enumerate(inputs, 1)]
+        split = [split_text(text) for text in texts]
+        return Sentences([words for words, _ in split], None, texts=texts, places=[places for _, places in split])
 
     def answers(self, predictions: Tagged, examples: Sentences) -> list[Entities | Words]:
         found: list[Entities | Words] = []

@@ -1,0 +1,70 @@
+"""Checks of the inputs of `Pretrained`, so that there is one answer per input, or a UserError."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Collection, Mapping, Set
+from typing import Any
+
+import numpy as np
+
+from bert.config import UserError
+from bert.data.windows import Text
+from bert.values import without_surrogates
+
+TEXT_OR_PAIR = "a text or a pair of texts is needed: pass a string or a tuple of two strings"
+
+
+def as_list(inputs: Any) -> list[Any]:
+    """The inputs as a list; a string is one input.
+
+    Raises:
+        UserError: not an ordered collection of inputs.
+    """
+    if isinstance(inputs, str):
+        return [inputs]
+    if isinstance(inputs, (bytes, bytearray, Mapping, Set)):
+        raise UserError(f"the inputs are {shown(inputs)}: pass a string or a list")
+    try:
+        return list(inputs)
+    except TypeError:  # not iterable
+        raise UserError(f"the inputs are {shown(inputs)}: pass a string or a list") from None
+
+
+def as_texts(given: Any, number: int, wanted: str, counts: Collection[int] = (1,)) -> tuple[str, ...]:
+    """The texts of one input: a string, or a tuple, list or array of strings.
+
+    Args:
+        number: of the input, from 1.
+        wanted: what it has to be, and the fix, for the error.
+        counts: numbers of texts that it may have.
+
+    Raises:
+        UserError: another number of texts, or something else than strings.
+    """
+    texts = given.tolist() if isinstance(given, np.ndarray) else given
+    texts = [texts] if isinstance(texts, str) else texts
+    if (
+        not isinstance(texts, (list, tuple))
+        or len(texts) not in counts
+        or not all(isinstance(text, str) for text in texts)
+    ):
+        raise UserError(f"input {number} is {shown(given)}, and {wanted}")
+    return tuple(without_surrogates(text) for text in texts)
+
+
+def as_text_or_pair(given: Any, number: int, wanted: str = TEXT_OR_PAIR) -> Text:
+    """One input as a text or a pair of texts. Raises UserError."""
+    texts = as_texts(given, number, wanted, (1, 2))
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raises UserError for an argument that is not a whole number of at least 1."""
+    if not isinstance(value, (int, np.integer)) or value < 1:
+        raise UserError(f"{name} is {shown(value)}: pass a whole number of at least 1")
+
+
+def shown(value: Any) -> str:
+    """A value in an error, on one line of at most about 100 characters."""
+    return " ".join(reprlib.repr(value).split())
