@@ -53,18 +53,17 @@ class TokenizerSettings:
         Raises:
             UserError: a token of another number than the vocabulary gives it.
         """
-        from tokenizers import AddedToken, normalizers, pre_tokenizers
+        from tokenizers import AddedToken, normalizers
 
-        steps, words = tokenizer.normalizer, tokenizer.pre_tokenizer
+        steps = tokenizer.normalizer
         if isinstance(steps, normalizers.BertNormalizer):
             ours = {"lowercase": "do_lower_case", "handle_chinese_chars": "tokenize_chinese_chars"}
             for name, theirs in {**ours, "strip_accents": "strip_accents"}.items():
                 if (value := getattr(self, theirs)) is not None:
                     setattr(steps, name, value)
             tokenizer.normalizer = steps
-        if isinstance(words, pre_tokenizers.ByteLevel) and self.add_prefix_space is not None:
-            words.add_prefix_space = self.add_prefix_space
-            tokenizer.pre_tokenizer = words
+        if self.add_prefix_space is not None:
+            set_prefix_space(tokenizer, self.add_prefix_space)
         known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
         for number, content, flags in self.added:
             if content in known:
@@ -76,6 +75,23 @@ class TokenizerSettings:
                     f"{folder} numbers the added token {content!r} {number}, and its vocabulary "
                     f"{tokenizer.token_to_id(content)}: copy all tokenizer files from one source"
                 )
+
+
+def set_prefix_space(tokenizer: Tokenizer, add: bool) -> None:
+    """Sets whether a byte-level tokenizer reads the first word of a text as one within a text; others stay.
+
+    The post-processor has to know as well: it leaves spaces out of the offsets, and this one is not in the text.
+    """
+    from tokenizers import pre_tokenizers
+
+    words, ending = tokenizer.pre_tokenizer, tokenizer.post_processor
+    if not isinstance(words, pre_tokenizers.ByteLevel):
+        return
+    words.add_prefix_space = add
+    tokenizer.pre_tokenizer = words
+    if hasattr(ending, "add_prefix_space"):
+        ending.add_prefix_space = add
+        tokenizer.post_processor = ending
 
 
 def read_settings(folder: Path) -> TokenizerSettings:

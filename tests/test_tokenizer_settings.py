@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from bert.tokenizer import load_tokenizer
 from bert.tokenizer_settings import ADDED, SETTINGS
+from tests.data.letters import byte_level_tokenizer
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "A", "中", "##中", "a中"]
 
@@ -56,3 +57,13 @@ def test_the_first_word_of_a_byte_level_text_is_read_as_declared(tmp_path: Path)
     assert tokens(tmp_path, "ba ba") == ["ba", "Ġba"]
     (tmp_path / SETTINGS).write_text('{"add_prefix_space": true}')
     assert tokens(tmp_path, "ba ba") == ["Ġba", "Ġba"]
+
+
+def test_a_declared_prefix_space_is_in_no_offset(tmp_path: Path) -> None:
+    """An answer that begins with its context's first character has that character."""
+    byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    for declared in (True, False):
+        (tmp_path / SETTINGS).write_text(json.dumps({"add_prefix_space": declared}))
+        encoding = load_tokenizer(tmp_path).encode("ab c", "ab c")
+        assert encoding.tokens[1:4] == ["Ġa" if declared else "a", "b", "Ġc"]
+        assert encoding.offsets == [(0, 0), (0, 1), (1, 2), (3, 4), (0, 0), (0, 0), (0, 1), (1, 2), (3, 4), (0, 0)]
