@@ -23,7 +23,7 @@ from bert.interchange import ExportError, first_line, hf, names
 from bert.interchange.model_card import model_card
 from bert.interchange.pooling import declared
 from bert.interchange.tensor_files import write_tensors
-from bert.interchange.tokenizer_files import save_published_tokenizer
+from bert.interchange.tokenizer_files import published_tokenizer, save_published_tokenizer
 from bert.model import Bert
 from bert.tokenizer import special_ids
 
@@ -98,7 +98,7 @@ def expressible(model: Pretrained) -> Pretrained:
     config = dataclasses.replace(
         config, embedding_size=None, position_embedding="learned", position_init=ModelConfig().position_init
     )
-    return dataclasses.replace(model, config=config, params=params)
+    return dataclasses.replace(model, config=config, params=params, tokenizer=published_tokenizer(model))
 
 
 def family_of(config: ModelConfig) -> str:

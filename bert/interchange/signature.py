@@ -18,7 +18,7 @@ from bert.config import ModelConfig, UserError
 from bert.files import write_durably
 from bert.interchange import ExportError, names
 from bert.interchange.hf_export import family_of, module_of
-from bert.interchange.tokenizer_files import save_published_tokenizer
+from bert.interchange.tokenizer_files import published_tokenizer, save_published_tokenizer
 
 if TYPE_CHECKING:
     from bert.pretrained import Pretrained
@@ -172,7 +172,7 @@ def write_companions(model: Pretrained, folder: Path, given: Signature, dtype: s
     if model.pooling is not None:
         content["pooling"] = {"mode": model.pooling.mode, "normalize": model.pooling.normalize}
     write_durably(folder / "signature.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    save_published_tokenizer(model.tokenizer, folder, model.config.max_position_embeddings)
+    save_published_tokenizer(published_tokenizer(model), folder, model.config.max_position_embeddings)
     rows = [
         f"| `{port['name']}` | {kind.removesuffix('s')} | {port['dtype']} | {' x '.join(map(str, port['shape']))} |"
         for kind in ("inputs", "outputs")

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
+from bert.data.tasks.tagging import TaggingTask
 from bert.files import write_durably
 from bert.tokenizer import save_tokenizer, special_ids
+from bert.tokenizer_settings import set_prefix_space
+
+if TYPE_CHECKING:
+    from bert.pretrained import Pretrained
+
+
+def published_tokenizer(model: Pretrained) -> Tokenizer:
+    """The model's tokenizer; of a run that tags words, and is byte-level, with ``add_prefix_space``.
+
+    Every word of such a run's rows has a space in front, and transformers makes the same rows of lists of words with
+    this setting alone.
+    """
+    if model.step is None or not isinstance(model.task, TaggingTask):
+        return model.tokenizer
+    tokenizer = Tokenizer.from_str(model.tokenizer.to_str())
+    set_prefix_space(tokenizer, True)
+    return tokenizer
 
 
 def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
