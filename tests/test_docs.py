@@ -21,6 +21,7 @@ import yaml
 from bert.commands import COMMANDS
 from bert.config import FinetuneConfig, PretrainConfig, recipe_names
 from bert.config_file import keys_of
+from tests.conftest import SMALL_MODEL
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").glob("*.md"))
@@ -188,28 +189,58 @@ def test_the_readme_is_a_screen_and_links_every_guide() -> None:
         assert f"(docs/{page.name})" in readme, page.name
 
 
+@pytest.mark.slice
 @pytest.mark.slow
 @pytest.mark.parametrize("page", sorted({block.page for block in BLOCKS if block.mark == RUNS}), ids=lambda p: p.stem)
 def test_what_is_marked_as_running_runs(page: Path, corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     shutil.copy(corpus, tmp_path / "corpus" / "some.txt")
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    (programs / "bert").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m bert "$@"\n')
-    (programs / "bert").chmod(0o755)
-    environment = {
-        **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-    }
     for block in blocks_of(page):
         if block.mark == RUNS:
-            done = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", block.text],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=900,
-            )
-            assert done.returncode == 0, f"{block.text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+            run_as_a_user(tmp_path, block.text)
+
+
+@pytest.mark.slow
+@pytest.mark.slice
+def test_a_plain_install_runs_what_the_guides_show(corpus: Path, tmp_path: Path) -> None:
+    """The commands and the reader that no block marked as running has."""
+    shutil.copy(corpus, tmp_path / "some.txt")
+    (tmp_path / "train.csv").write_text("text,label\n" + "ba ri,a\nko tu,b\n" * 8)
+    shutil.copy(tmp_path / "train.csv", tmp_path / "dev.csv")
+    (tmp_path / "texts.txt").write_text("ba ri\nko tu\n")
+    run_as_a_user(tmp_path, "".join(f"bert {command} --help > /dev/null\n" for command in COMMANDS))
+    small = shlex.join(SMALL_MODEL[:-1])  # with room for the 128 tokens of the guide's reader
+    run_as_a_user(tmp_path, f"""
+        bert finetune --config classification --init none --data.dir . --output_dir run {small} --data.max_length 16 \\
+          --tokenizer.vocab_size 64 --tokenizer.min_frequency 1 --training.steps 2 --training.epochs null \\
+          --optimizer.warmup_steps 1
+        test $(bert predict run texts.txt | wc -l) = 2
+        bert inspect run
+        bert attention run "ba ri" --output heads.html
+        bert attention run "ba ri" --output heads.png
+        bert export run hf --format hf
+        bert export run sst2-jax --format stablehlo --length 128
+        bert plan --config tiny --memory 16GiB {small} --data.sequence_length 16 --training.batch_size 8 --phases null
+    """)  # fmt: skip
+    page = (ROOT / "docs" / "export_and_serve.md").read_text(encoding="utf-8")
+    [reader] = [block.split("```")[0] for block in page.split("```python\n") if block.startswith("import jax")]
+    run_as_a_user(tmp_path, f"python3 - <<'END'\nimport sys\n{reader}assert 'bert' not in sys.modules\nEND")
+
+
+def run_as_a_user(folder: Path, text: str) -> None:
+    """Runs lines of a shell in which ``bert`` and ``python3`` are those of $BERT_INSTALLED, or of this interpreter."""
+    installed = os.environ.get("BERT_INSTALLED")
+    programs = folder / "programs"
+    programs.mkdir(exist_ok=True)
+    for name, options in (("bert", " -m bert"), ("python3", "")):
+        (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(installed or sys.executable)}{options} "$@"\n')
+        (programs / name).chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTHONPATH")}
+    environment |= {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    if not installed:
+        environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"

@@ -57,6 +57,7 @@ def assert_same_losses(run: Path, expected: Path) -> None:
         assert line == pytest.approx(other, rel=1e-5), line["step"]
 
 
+@pytest.mark.slice
 @pytest.mark.slow
 def test_two_hosts_give_the_losses_of_one_and_each_takes_over_from_the_other(corpus: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"

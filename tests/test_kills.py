@@ -131,10 +131,34 @@ def finish(command: str, run: Path, arguments: list[str]) -> None:
     assert process.exitcode == 0, run.with_name(f"{run.name}.log").read_text()[-3000:]
 
 
+def pretraining(corpus: Path, steps: int) -> list[str]:
+    arguments = [f"--data.train={corpus}", *SMALL_RUN, f"--training.steps={steps}", "--training.log_every=7"]
+    return [*arguments, "--training.checkpoint_every=25", "--training.eval_every=50"]
+
+
+def finetuning(pretrained: Path, sst2: Path, epochs: int) -> list[str]:
+    """Epochs of five steps."""
+    arguments = ["--config=sst2", f"--init={pretrained}", f"--data.dir={sst2}", "--data.max_length=32"]
+    arguments += ["--data.buckets=32", "--training.batch_size=8", f"--training.epochs={epochs}"]
+    return [*arguments, "--training.log_every=4", "--training.checkpoint_every=7", "--training.eval_every=5"]
+
+
+@pytest.mark.slice
+@pytest.mark.parametrize("command", ["pretrain", "finetune"])
+def test_a_run_killed_twice_equals_an_uninterrupted_one(command: str, corpus, pretrained, sst2, tmp_path: Path) -> None:
+    """At any time, and while a checkpoint is written."""
+    arguments = pretraining(corpus, 100) if command == "pretrain" else finetuning(pretrained, sst2, 20)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finish(command, whole, arguments)
+    kill_again_and_again(command, killed, arguments, 2, 100)
+    assert logged(killed) < 100
+    finish(command, killed, arguments)
+    assert_alike(killed, whole)
+
+
 def test_a_pretraining_run_killed_twenty_times_equals_an_uninterrupted_one(corpus: Path, tmp_path: Path) -> None:
     steps = 800
-    arguments = [f"--data.train={corpus}", *SMALL_RUN, f"--training.steps={steps}", "--training.log_every=7"]
-    arguments += ["--training.checkpoint_every=25", "--training.eval_every=50"]
+    arguments = pretraining(corpus, steps)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish("pretrain", whole, [*arguments, f"--data.cache_dir={tmp_path / 'cache'}"])
     arguments.append(f"--data.cache_dir={tmp_path / 'another'}")  # the building of examples is interrupted as well
@@ -165,9 +189,7 @@ def test_a_pretraining_run_killed_twenty_times_equals_an_uninterrupted_one(corpu
 
 def test_a_finetuning_run_killed_ten_times_equals_an_uninterrupted_one(pretrained, sst2, tmp_path: Path) -> None:
     epochs = 60
-    arguments = ["--config=sst2", f"--init={pretrained}", f"--data.dir={sst2}", "--data.max_length=32"]
-    arguments += ["--data.buckets=32", "--training.batch_size=8", f"--training.epochs={epochs}"]
-    arguments += ["--training.log_every=4", "--training.checkpoint_every=7", "--training.eval_every=5"]
+    arguments = finetuning(pretrained, sst2, epochs)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish("finetune", whole, arguments)
     counts = kill_again_and_again("finetune", killed, arguments, 10, epochs * 5)
