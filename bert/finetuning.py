@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from bert import hosts, metrics, report
 from bert.checkpoint import Checkpointer
-from bert.config import Count, FinetuneConfig, ModelConfig, UserError
+from bert.config import Count, FinetuneConfig, ModelConfig, TrainingConfig, UserError
 from bert.curves import Subject
 from bert.data.batches import bucket, epoch_batches, evaluation_batches
 from bert.data.ids import require_known_ids_of_rows
@@ -30,8 +30,8 @@ from bert.execution import Execution
 from bert.heads import HEADS
 from bert.losses import LOSSES, Batch, TaskLoss, task_objective
 from bert.optimizer import ParameterPath, describe_decay, frozen_parts, learning_rate_schedule, make_optimizer
-from bert.parallel import Parallel, add_up, parallel_of
-from bert.pretrained import Params, load
+from bert.parallel import DataParallel, Parallel, add_up, parallel_of
+from bert.pretrained import Params, Pretrained, load
 from bert.profiling import profiling
 from bert.run import RunFolder
 from bert.start import sizes_of_source, sizes_of_vocabulary, starting_state
@@ -90,8 +90,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     train, dev = splits["train"].features, splits["dev"]
     config = _resolved(dataclasses.replace(run.config, data=data, model=origin.config), len(train))
     config.check_model()
-    execution = _execution(config)
-    parallel = parallel_of(config.training, config.model)
+    model, parallel = _model(task, config), parallel_of(config.training, config.model)
     eval_batch_size = known(config.training.eval_batch_size, "training.eval_batch_size")
     parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
     parallel.check_batch("training.eval_batch_size", eval_batch_size)
@@ -100,20 +99,11 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     if run.writes:
         save_tokenizer(origin.tokenizer, run.path)
     frozen = frozen_parts(config.frozen_layers, config.feature_layers)
-    model = HEADS[task.head](
-        config.model,
-        task.num_labels,
-        config.classifier_dropout,
-        jnp.dtype(config.training.dtype),
-        config.feature_layers,
-        **execution,
-    )
-    loss = LOSSES[task.loss]
     apply = _forward(model, frozen)
-    objective = task_objective(loss, apply)
+    objective = task_objective(LOSSES[task.loss], apply)
     total_steps = steps_of(config.training, len(train))
     optimizer = make_optimizer(config.optimizer, total_steps, frozen)
-    outputs_of = _Evaluator(apply, loss, parallel, config)
+    outputs_of = _Evaluator(apply, LOSSES[task.loss], parallel, config)
 
     with (
         hosts.checkpoints_of(run, say) as checkpoints,
@@ -256,6 +246,40 @@ def _answer(
     return measured, collapsed, {name: found for name, found in details.items() if found}
 
 
+def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: Path, say: Say) -> list[Path]:
+    """Writes the prediction files of a split of a run's data as the run wrote them, and returns their paths.
+
+    On the devices of the run they are the same bytes: batches, lengths and precision are those of its evaluations.
+
+    Args:
+        model: the run's best checkpoint.
+        config: the run's.
+        name: of the split.
+        folder: where the files go.
+        say: told where the run's devices are not here, so that the last digits may differ.
+
+    Raises:
+        UserError: the split is not there, or not as it should be.
+    """
+    task = model.answering()
+    examples = read_splits(task, config).examples[name]
+    split = Split(examples, task.features(model.tokenizer, examples, config.data))
+    try:
+        parallel = parallel_of(config.training, config.model)
+        parallel.check_batch(
+            "training.eval_batch_size", known(config.training.eval_batch_size, "training.eval_batch_size")
+        )
+        head = _model(task, config)
+    except UserError as error:
+        say(f"computed on one device in another way, so that the last digits may differ: {error}")
+        parallel = DataParallel(jax.local_devices()[:1])
+        head = _model(task, dataclasses.replace(config, training=TrainingConfig(dtype=config.training.dtype)))
+    apply = _forward(head, frozen_parts(config.frozen_layers, config.feature_layers))
+    evaluator = _Evaluator(apply, LOSSES[task.loss], parallel, config)
+    outputs, _ = evaluator(parallel.replicate(model.params), split)
+    return task.write(folder, name, task.predict(outputs, split.features, examples), examples)
+
+
 def _subject(task: Task, config: FinetuneConfig, dev: Split) -> Subject:
     """What the curves of a run are of."""
     source = "random weights" if config.init == "none" else config.init
@@ -333,6 +357,18 @@ def _forward(model: nn.Module, frozen: Callable[[ParameterPath], bool] | None) -
         return forward({"params": learned(params)}, *inputs, dropout=dropout)
 
     return apply
+
+
+def _model(task: Task, config: FinetuneConfig) -> nn.Module:
+    """The encoder with the task's head. Raises UserError where the devices cannot run it as the configuration asks."""
+    return HEADS[task.head](
+        config.model,
+        task.num_labels,
+        config.classifier_dropout,
+        jnp.dtype(config.training.dtype),
+        config.feature_layers,
+        **_execution(config),
+    )
 
 
 def _execution(config: FinetuneConfig) -> dict[str, Execution]:

@@ -81,10 +81,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def sst2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SST-2's files with 40 training, 17 dev and 5 test rows; the word tells the label."""
+    """SST-2's files with 40 training, 17 dev and 5 test rows; the word tells the label. Row 16 is over 32 tokens."""
     folder = tmp_path_factory.mktemp("SST-2")
     for split, rows in (("train", 40), ("dev", 17)):
-        lines = [f"{'ba' if row % 3 else 'ko'} ri {'tu ' * (row % 5)}\t{int(row % 3 > 0)}" for row in range(rows)]
+        counts = [40 if row == 16 else row % 5 for row in range(rows)]
+        lines = [f"{'ba' if row % 3 else 'ko'} ri {'tu ' * counts[row]}\t{int(row % 3 > 0)}" for row in range(rows)]
         (folder / f"{split}.tsv").write_text("sentence\tlabel\n" + "\n".join(lines) + "\n", encoding="utf-8")
     (folder / "test.tsv").write_text("index\tsentence\n" + "".join(f"{i}\tba ri {i}\n" for i in range(5)))
     return folder

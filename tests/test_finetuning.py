@@ -16,8 +16,8 @@ import pytest
 import bert
 from benchmarks import latency
 from bert.commands.finetune import COLLAPSED, _show, main
-from bert.commands.predict import LINES_AT_ONCE, lines_as_they_come
 from bert.commands.predict import main as predict
+from bert.data.new_inputs import LINES_AT_ONCE, lines_as_they_come
 from tests.conftest import SMALL_MODEL
 from tests.test_pretraining import lines_of
 
@@ -269,12 +269,8 @@ def test_predictions_equal_those_of_the_run(finetuned: Path, sst2: Path) -> None
 
 def test_errors_of_predict(finetuned: Path, pretrained: Path, tmp_path: Path, fails) -> None:
     texts = tmp_path / "texts.txt"
-    texts.write_bytes(b"ba\n\nko\n")
-    assert "line 2: an empty text" in fails(predict, str(finetuned), str(texts))
-    texts.write_bytes(b"ba\nko \xff\n")
-    assert f"{texts}, line 2: not UTF-8" in fails(predict, str(finetuned), str(texts))
     texts.write_bytes(b"")
-    assert "is empty" in fails(predict, str(finetuned), str(texts))
+    assert "holds no input" in fails(predict, str(finetuned), str(texts))
     assert "does not exist" in fails(predict, str(finetuned), str(tmp_path / "nothing.txt"))
     texts.write_bytes(b"ba\n")
     assert "not fine-tuned" in fails(predict, str(pretrained), str(texts))

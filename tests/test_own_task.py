@@ -179,7 +179,7 @@ def test_a_regression_over_pairs(workplace: Path, pretrained: Path, capsys) -> N
     arguments = [*columns, "--data.train=train.jsonl", "--data.score_range=[0, 4]", *SMALL]
     assert main(["--config=regression", f"--init={pretrained}", "--output_dir=run", *arguments]) == 0
     assert set(json.loads(Path("run/results.json").read_text())["dev"]) == {"loss", "pearson", "spearman"}
-    Path("pairs.tsv").write_text("ba\tri\n")
+    Path("pairs.tsv").write_text("b\ta\nri\tba\n")
     capsys.readouterr()
     assert predict(["run", "pairs.tsv"]) == 0
     answer = json.loads(capsys.readouterr().out)

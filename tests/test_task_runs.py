@@ -177,7 +177,9 @@ def test_answers_to_new_questions_have_their_characters(squad_run, tmp_path, cap
                 ('{"question": "who"', "not JSON"), ('{"question": "", "context": "a"}', "not empty"))  # fmt: skip
     for line, told in mistakes:
         file.write_text(line + "\n")
-        assert f"{file}, line 1: " in (error := fails(predict, str(squad_run), str(file)))
+        assert f"{file}: 1 of 1 inputs have no answer, the first on line 1: " in (
+            error := fails(predict, str(squad_run), str(file))
+        )
         assert told in error
     with pytest.raises(bert.config.UserError, match="input 2: the question is empty"):
         bert.load(squad_run).predict([("who ?", "ba"), (" ", "ba")])
@@ -341,3 +343,68 @@ def test_every_way_to_fine_tune(recipe, data, request, tmp_path, capsys) -> None
     assert run(tmp_path / "frozen", data, recipe, *short, *frozen) == 0
     assert "are trained" in capsys.readouterr().out
     bert.load(tmp_path / "seeds" / "seed-1").predict([])
+
+
+@pytest.mark.parametrize(
+    ("fixture", "split", "names"),
+    [("squad_run", "dev", {"predictions.json", "nbest_predictions.json", "null_odds.json"}),
+     ("squad_run", "test", {"test/predictions.json", "test/nbest_predictions.json", "test/null_odds.json"}),
+     ("ner_run", "dev", {"dev.conll", "dev_types.tsv"}), ("choice_run", "dev", {"dev.tsv"})],
+)  # fmt: skip
+def test_a_split_is_predicted_byte_for_byte(fixture, split, names, request, tmp_path) -> None:
+    """Some contexts, sentences and choices are longer than max_length."""
+    folder: Path = request.getfixturevalue(fixture)
+    assert predict([str(folder), split, "--output", str(tmp_path / "out")]) == 0
+    written = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.*")}
+    assert names <= written
+    for name in written:
+        assert (tmp_path / "out" / name).read_bytes() == (folder / "predictions" / name).read_bytes(), name
+
+
+LONG = " ".join(words(3, 60))
+OWN: dict[str, tuple[str, list[str], list[dict[str, Any]]]] = {
+    "pair": ("rte", [], [
+        {"index": n, "sentence1": "ba ri" if n % 3 else LONG, "sentence2": LONG if n % 5 == 0 else "tu",
+         "label": ("entailment", "not_entailment")[n % 2]} for n in range(24)]),
+    "regression": ("regression", ["--data.score_range=[0, 4]", "--data.columns.label=stars"], [
+        {"text": "ba ri" if n % 3 else LONG, "stars": n % 4 + 0.5} for n in range(24)]),
+    "columns": ("classification", ["--data.columns.text_a=message", "--data.columns.id=key"], [
+        {"key": f"k{n}", "message": "ba ri" if n % 3 else LONG, "label": "xy"[n % 2]} for n in range(24)]),
+    "span": ("span", ["--data.columns.id=id"], [
+        {"id": str(n), "question": "who ?", "context": f"{LONG if n % 3 else 'ba'} Xena", "answer": "Xena",
+         "answer_start": len(f"{LONG if n % 3 else 'ba'} ")} for n in range(24)]),
+    "tagging": ("tagging", [], [
+        {"words": ["Xena", *words(n, 60 if n % 3 else 4)], "tags": ["B-PER", *["O"] * (60 if n % 3 else 4)]}
+        for n in range(24)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_split_of_any_task_is_predicted_byte_for_byte(name, tmp_path, capsysbinary) -> None:
+    recipe, arguments, rows = OWN[name]
+    data, folder = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    for split in ("train", "dev"):
+        if name == "pair":
+            lines = ["\t".join(rows[0]), *("\t".join(map(str, row.values())) for row in rows)]
+            (data / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+        else:
+            (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(folder, data, recipe, *arguments, "--training.epochs=1", "--data.buckets=[16, 32]") == 0
+    capsysbinary.readouterr()
+    assert predict([str(folder), "dev"]) == 0
+    first = {"span": "predictions.json", "tagging": "dev.conll"}.get(name, "dev.tsv")
+    assert capsysbinary.readouterr().out == (folder / "predictions" / first).read_bytes()
+    if name in ("regression", "columns"):
+        assert predict([str(folder), str(data / "dev.jsonl")]) == 0
+        answers = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
+        written = [line.split("\t") for line in (folder / "predictions" / "dev.tsv").read_text().splitlines()]
+        key = "key" if name == "columns" else "index"
+        assert written[0][0] == key
+        for answer, row in zip(answers, written[1:], strict=True):
+            assert answer.get(key, row[0]) == row[0]
+            if name == "columns":
+                assert answer["label"] == row[1]
+                assert answer["probabilities"][row[1]] == pytest.approx(float(row[3]), abs=2e-6)
+            else:
+                assert answer["score"] == pytest.approx(min(max(float(row[1]), 0), 4), abs=2e-6)

@@ -1,30 +1,34 @@
-"""`bert predict`: a fine-tuned run's answers for new texts."""
+"""`bert predict`: a fine-tuned run's answers for new texts, or its predictions for a split of its data."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 from bert.commands.arguments import MODEL, Arguments, run_command
-from bert.config import UserError
+from bert.config import FinetuneConfig, UserError
 from bert.config.checks import local_path
-from bert.files import replacing
-from bert.values import CONVERT
+from bert.data.new_inputs import Input, read_inputs
+from bert.files import new_folder, replacing
+
+if TYPE_CHECKING:
+    from bert.pretrained import Pretrained
 
 DESCRIPTION = """Answers for new inputs, one JSON object a line: a label and the probability of each, a score, the
-answer to a question and its characters in the context, the entities of a text, or the likeliest choice. INPUT holds one
-text a line; a pair of texts, a question and its context, or a question and its choices have tabs between; the latter
-two may also be JSON objects ("question", "context" or "choices"); - is standard input, whose lines are answered as they
-come. Long inputs are read as those of dev were. A model of others that does not say whether it takes pairs is given
-each line as it is."""
-
-LINES_AT_ONCE = 1024
-READ_AT_ONCE = 1 << 20
+answer to a question and its characters in the context, the entities of a text, or the likeliest choice. INPUT is (1) a
+text file with one input a line: a text; a pair of texts, a question and its context, or a question and its choices with
+tabs between; the latter two may also be JSON objects ("question", "context" or "choices"); - is standard input, whose
+lines are answered as they come; (2) a .csv, .tsv or .jsonl file, also packed (.gz and so on): its texts are found by
+the names of the columns that the run was trained on, and answers keep the id; or (3) the name of a split of the run's
+data, such as dev or test: its prediction file is computed again and printed. Long inputs are read as those of dev were.
+A line without an answer gives {"line", "text", "error"}, and the exit status is 2 at the end. A model of others that
+does not say whether it takes pairs is given each line as it is."""
 
 
 @run_command
@@ -32,83 +36,120 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = Arguments("bert predict", DESCRIPTION)
     parser.add_argument("run", type=local_path, metavar="RUN", help=f"{MODEL} It must be fine-tuned.")
-    parser.add_argument("input", type=local_path, metavar="INPUT", help="File of texts, or - for standard input.")
     parser.add_argument(
-        "--output", type=local_path, metavar="FILE", help="Write the answers here, not to standard output."
+        "input",
+        type=local_path,
+        metavar="INPUT",
+        help="File of inputs, - for standard input, or the name of a split.",
     )
-    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="Texts at once. (default: 32)")
+    parser.add_argument(
+        "--output",
+        type=local_path,
+        metavar="PATH",
+        help="Write the answers to this file, a split's prediction files to this folder.",
+    )
+    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="Inputs at once. (default: 32)")
     arguments = parser.parse_args(argv)
     if arguments.batch_size < 1:
         raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
-    if arguments.input != "-" and not Path(arguments.input).is_file():
-        raise UserError(
-            f"{arguments.input} does not exist or is not a file: name a file of texts, or - for standard input"
-        )
+    is_split = arguments.input != "-" and arguments.input.isidentifier() and not Path(arguments.input).exists()
+    if arguments.input != "-" and not is_split and not Path(arguments.input).is_file():
+        raise _no_input(arguments.input, "a split such as dev")
     if arguments.output and Path(arguments.output).exists():
         raise UserError(f"{arguments.output} exists already: name another --output or remove it")
 
     from bert.pretrained import load
 
-    model = load(arguments.run, lambda text: print(text, file=sys.stderr))
-    task = model.answering()
-    with _input(arguments.input) as lines, _output(arguments.output) as output:
-        for inputs in _inputs(lines_as_they_come(lines), arguments.input, task.input_of):
-            for given, answer in zip(inputs, model.predict(inputs, arguments.batch_size), strict=True):
-                line = {**task.shown(given), **answer._asdict()}
-                output.write(json.dumps(line, ensure_ascii=False) + "\n")
-            output.flush()
+    model = load(arguments.run, _say)
+    if is_split:
+        _predict_split(model, arguments.input, arguments.output)
+    else:
+        _answer_inputs(model, arguments.input, arguments.output, arguments.batch_size)
     return 0
 
 
-def _inputs(chunks: Iterator[list[bytes]], name: str, input_of: Callable[[str], Any]) -> Iterator[list[Any]]:
-    """The inputs of a file, chunk by chunk. An empty line is an error, not a silent shift of answers against lines."""
-    name = "standard input" if name == "-" else name
-    number = 0
-    for chunk in chunks:
-        inputs = []
-        for raw in chunk:
-            number += 1
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError:
-                raise UserError(f"{name}, line {number}: not UTF-8: {CONVERT}") from None
-            try:
-                inputs.append(input_of(line))
-            except ValueError as error:
-                raise UserError(f"{name}, line {number}: {error}") from None
-        yield inputs
-    if not number:
-        raise UserError(f"{name} is empty: put one input a line")
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
-def lines_as_they_come(file: io.BufferedReader) -> Iterator[list[bytes]]:
-    """The lines that are there, at most LINES_AT_ONCE: whoever waits for an answer before he goes on gets it."""
-    rest = b""
-    while data := file.read1(READ_AT_ONCE):
-        *lines, rest = (rest + data).split(b"\n")
-        for start in range(0, len(lines), LINES_AT_ONCE):
-            yield lines[start : start + LINES_AT_ONCE]
-    if rest:
-        yield [rest]
+def _no_input(name: str, splits: str) -> UserError:
+    return UserError(
+        f"{name} does not exist or is not a file: name a file of inputs, - for standard input, or {splits}"
+    )
 
 
-@contextlib.contextmanager
-def _input(name: str) -> Iterator[io.BufferedReader]:
-    if name == "-":
-        yield cast(io.BufferedReader, sys.stdin.buffer)
+def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
+    """Prints the prediction file of a split, or writes all of its files into the folder ``output``."""
+    from bert.config_file import load as load_config
+    from bert.finetuning import predict_split
+
+    task = model.answering()
+    if model.step is None:
+        raise _no_input(name, "a split of its data where the model is a run")
+    config = load_config(FinetuneConfig, Path(model.source) / "config.yaml")
+    splits = ["dev", *(split for split in task.splits(Path(config.data.dir or ".")) if split not in ("train", "dev"))]
+    if name not in splits:
+        raise _no_input(name, f"a split of the run's data ({', '.join(splits)})")
+    if output is not None:
+        with new_folder(Path(output)) as draft:
+            predict_split(model, config, name, draft, _say)
         return
-    with Path(name).open("rb") as file:
-        yield file
+    with tempfile.TemporaryDirectory() as folder, _output(None) as printed:
+        first, *_ = predict_split(model, config, name, Path(folder), _say)
+        with first.open("rb") as file:
+            shutil.copyfileobj(file, printed)
+
+
+def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size: int) -> None:
+    """Writes a line for each input. Raises UserError at the end if some have no answer."""
+    task = model.answering()
+    number, failed, first = 0, 0, ""
+    with _output(output) as written:
+        for inputs in read_inputs(name, task):
+            for given, answer in zip(inputs, _answers(model, inputs, batch_size), strict=True):
+                number += 1
+                if isinstance(answer, str):
+                    failed, first = failed + 1, first or f"line {given.line}: {answer}"
+                    line = given._replace(error=answer).failed()
+                else:
+                    line = {**given.id, **task.shown(given.given), **answer._asdict()}
+                written.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+            written.flush()
+    if failed:
+        place = "standard input" if name == "-" else name
+        raise UserError(f"{place}: {failed} of {number} inputs have no answer, the first on {first}")
+
+
+def _answers(model: Pretrained, inputs: list[Input], batch_size: int) -> list[Any]:
+    """An answer for each input, or the sentence that says what is wrong with it."""
+    answers: list[Any] = [given.error for given in inputs]
+    places = [place for place, given in enumerate(inputs) if given.error is None]
+    try:
+        found = model.predict([inputs[place].given for place in places], batch_size)
+    except UserError:  # one of them does not fit: each by itself
+        found = [_answer(model, inputs[place].given) for place in places]
+    for place, answer in zip(places, found, strict=True):
+        answers[place] = answer
+    return answers
+
+
+def _answer(model: Pretrained, given: Any) -> Any:
+    try:
+        return model.predict([given], 1)[0]
+    except UserError as error:
+        return str(error)
 
 
 @contextlib.contextmanager
-def _output(name: str | None) -> Iterator[IO[str]]:
+def _output(name: str | None) -> Iterator[IO[bytes]]:
     """Standard output, or a file that appears whole or not at all."""
     if name is None:
-        yield sys.stdout
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
         return
     try:
-        with replacing(Path(name)) as partial, partial.open("w", encoding="utf-8") as file:
+        with replacing(Path(name)) as partial, partial.open("wb") as file:
             yield file
     except OSError as error:
         raise UserError(f"{name} cannot be written ({error.strerror}): name another --output") from None

@@ -174,11 +174,12 @@ def _raw_lines(path: Path, utf_16: bool) -> Iterator[bytes]:
             yield characters.encode("utf-8")
 
 
-def numbered_lines(path: Path, utf_16: bool = False) -> Generator[tuple[int, str], None, None]:
+def numbered_lines(path: Path, utf_16: bool = False, errors: str = "strict") -> Generator[tuple[int, str], None, None]:
     """(number, line without its end), decoded line by line, so that an error knows its place.
 
     Args:
       utf_16: whether a file that begins with a byte order mark of UTF-16 is read as such; otherwise it is an error.
+      errors: what `bytes.decode` does with bytes that are not UTF-8.
     """
     number = 0
     try:
@@ -191,7 +192,7 @@ def numbered_lines(path: Path, utf_16: bool = False) -> Generator[tuple[int, str
             if number == 1:
                 data = data.removeprefix(b"\xef\xbb\xbf")
             try:
-                yield number, data.decode("utf-8").rstrip("\r\n")
+                yield number, data.decode("utf-8", errors).rstrip("\r\n")
             except UnicodeDecodeError:
                 raise UserError(f"{path}, line {number}: not UTF-8: {convert(data)}") from None
     except UnicodeDecodeError as error:

@@ -210,9 +210,11 @@ def test_many_rows_are_tokenized_in_parts(tokenizer, monkeypatch):
 
 def test_the_official_file_of_a_test_split(tmp_path):
     examples = Examples(["x", "y"], None, None, ["0", "1"])
-    [path] = SST2.write(tmp_path / "predictions", "test", Classified(np.array([1, 0]), np.eye(2)[[1, 0]]), examples)
+    path, own = SST2.write(tmp_path / "predictions", "test", Classified(np.array([1, 0]), np.eye(2)[[1, 0]]), examples)
     assert path == tmp_path / "predictions" / "SST-2.tsv"
     assert path.read_bytes() == b"index\tprediction\n0\t1\n1\t0\n"
+    assert own == tmp_path / "predictions" / "test.tsv"
+    assert own.read_bytes() == b"index\tprediction\tprobability\n0\t1\t1.000000\n1\t0\t1.000000\n"
 
 
 def test_the_file_of_a_dev_split_shows_labels_and_probabilities(tmp_path):

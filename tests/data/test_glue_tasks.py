@@ -219,7 +219,7 @@ def test_words_and_numbers_of_the_official_files(tmp_path: Path) -> None:
     unlabelled = Examples(["x", "y", "z"], ["x", "y", "z"], None, ["4", "5", "6"])
     chosen = Classified(np.array([2, 0, 1]), np.eye(3)[[2, 0, 1]])
     for split, name in (("test", "MNLI-m.tsv"), ("test_mismatched", "MNLI-mm.tsv"), ("diagnostic", "AX.tsv")):
-        [path] = TASKS["mnli"].write(tmp_path, split, chosen, unlabelled)
+        path, _ = TASKS["mnli"].write(tmp_path, split, chosen, unlabelled)
         assert path == tmp_path / name
         assert path.read_bytes() == b"index\tprediction\n4\tcontradiction\n5\tentailment\n6\tneutral\n"
     [path] = TASKS["stsb"].write(tmp_path, "test", np.array([5.25, -0.5, 2.5]), unlabelled)

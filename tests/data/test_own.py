@@ -95,7 +95,22 @@ def test_a_test_file_without_labels_is_predicted(tmp_path: Path, test: str) -> N
     assert not examples.labelled
     chosen = Classified(np.array([1, 0]), np.eye(2)[[1, 0]])
     [path] = task.write(tmp_path / "predictions", "test", chosen, examples)
-    assert (path.name, path.read_text()) == ("test.tsv", "index\tprediction\n0\ty\n1\tx\n")
+    assert path.name == "test.tsv"
+    assert path.read_text() == "index\tprediction\tprobability\n0\ty\t1.000000\n1\tx\t1.000000\n"
+
+
+def test_predictions_keep_the_name_of_the_id_column(tmp_path: Path) -> None:
+    made(tmp_path, dev_csv="label,key,text\nx,k1,a\ny,k2,b\n", test_csv="key,text\nk3,c\n")
+    task = own(labels=["x", "y"], columns=ColumnsConfig(id="key"))
+    for split, number in (("dev", 2), ("test", 1)):
+        chosen = Classified(np.zeros(number, np.int64), np.tile([0.75, 0.25], (number, 1)))
+        [path] = task.write(tmp_path / "out", split, chosen, task.read(tmp_path, split))
+        label = "label\t" if split == "dev" else ""
+        assert path.read_text().splitlines()[0] == f"key\tprediction\t{label}probability"
+    assert path.read_text().splitlines()[1] == "k3\tx\t0.750000"
+    task = own("regression", columns=ColumnsConfig(id="key"))
+    [path] = task.write(tmp_path / "out", "test", np.array([0.5], np.float32), task.read(tmp_path, "test"))
+    assert path.read_text() == "key\tprediction\nk3\t0.5\n"
 
 
 def test_a_test_file_with_labels_is_scored_under_the_rows_own_ids(tmp_path: Path) -> None:

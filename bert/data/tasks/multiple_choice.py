@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,9 +155,8 @@ class _Question:
 def _read_csv(path: Path, labelled: bool) -> Iterator[_Question]:
     rows = csv_rows(csv_reader(io.StringIO(_text(path), newline="")), path)
     _, header = next(rows, (1, []))
-    endings = [name for name in header if name.startswith("ending") and name[len("ending") :].isdigit()]
-    endings.sort(key=lambda name: int(name[len("ending") :]))
-    wanted = ["sent1", "sent2", *(endings if len(endings) > 1 else ["ending0", "ending1"])]
+    endings = _endings(header)
+    wanted = ["sent1", "sent2", *endings]
     wanted += ["label"] if labelled else []
     if missing := [name for name in wanted if name not in header]:
         raise UserError(
@@ -183,6 +182,17 @@ def _read_csv(path: Path, labelled: bool) -> Iterator[_Question]:
             raise UserError(f"{path}, line {line}: label is {label!r}: it must be one of {', '.join(names)}")
         choices = [f"{second} {text}".strip() for text in texts]
         yield _Question(line, str(number), first, choices, names, names.index(label))
+
+
+def _endings(names: Collection[str]) -> list[str]:
+    """The columns of SWAG's endings, in the order of their numbers; at least two, there or not."""
+    endings = [name for name in names if name.startswith("ending") and name[len("ending") :].isdecimal()]
+    endings.sort(key=lambda name: int(name[len("ending") :]))
+    return endings if len(endings) > 1 else ["ending0", "ending1"]
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _read_jsonl(path: Path, labelled: bool) -> Iterator[_Question]:
@@ -322,6 +332,37 @@ class MultipleChoiceTask(Task):
         if not all(isinstance(column, str) and column.strip() for column in columns):
             raise ValueError("the question or a choice is empty or not a text: write it or remove the line")
         return tuple(columns)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return ("id",)
+
+    def columns_among(self, names: Collection[str]) -> tuple[str, ...]:
+        """SWAG's columns, or those of CommonsenseQA and of lines of `input_of`."""
+        if "sent1" not in names:
+            return super().columns_among(names)
+        wanted = ("sent1", "sent2", *_endings(names))
+        if missing := [name for name in wanted if name not in names]:
+            raise ValueError(f"no {missing[0]!r}: name the columns {', '.join(map(repr, wanted))} as in SWAG")
+        return wanted
+
+    def input_of_row(self, fields: Mapping[str, Any]) -> tuple[str, ...]:
+        """A row of SWAG's layout, an object of CommonsenseQA's, or a text ``question`` and a list ``choices``."""
+        if "sent1" in fields:
+            names = self.columns_among(fields)
+            context, *endings = (self.text_of(name, fields[name]) for name in names if name != "sent2")
+            return (context, *(f"{fields['sent2']} {ending}".strip() for ending in endings))
+        question, choices = fields.get("question"), fields.get("choices")
+        if isinstance(question, dict):
+            listed = _as_list(question.get("choices"))
+            choices = [choice.get("text") if isinstance(choice, dict) else None for choice in listed]
+            question = question.get("stem")
+        if question is None:
+            self.columns_among(fields)
+        texts = [self.text_of("a choice", choice) for choice in _as_list(choices)]
+        if len(texts) < 2:
+            raise ValueError("fewer than two choices: write a question and a list of two or more choices")
+        return (self.text_of("question", question), *texts)
 
     def shown(self, given: tuple[str, ...]) -> dict[str, Any]:
         return {"question": given[0], "choices": list(given[1:])}

@@ -38,6 +38,14 @@ class _FromColumns(SentenceTask):
     def splits(self, folder: Path) -> list[str]:
         return split_names(Path(folder), self.data)
 
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return () if self.data.columns.id is None else (self.data.columns.id,)
+
+    @property
+    def unnamed_table_columns(self) -> tuple[str, ...]:
+        return tuple(self.data.header or ())
+
     def records(self, folder: Path, split: str) -> Records:
         """The rows of a split, with the texts, the label and the id under the names that the columns have."""
         return split_records(folder, split, self.data)
@@ -54,6 +62,7 @@ class _FromColumns(SentenceTask):
             data=data,
             text_columns=(columns.text_a, *([] if columns.text_b is None else [columns.text_b])),
             label_column=columns.label,
+            written_id=columns.id or "index",
             metrics=metrics,
             main_metric=metrics[0],
         )

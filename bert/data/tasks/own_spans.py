@@ -27,6 +27,18 @@ class Span(SquadTask):
     def splits(self, folder: Path) -> list[str]:
         return split_names(Path(folder), self.data)
 
+    @property
+    def table_columns(self) -> tuple[tuple[str, ...], ...]:
+        return ((self.data.columns.question, self.data.columns.context),)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return () if self.data.columns.id is None else (self.data.columns.id,)
+
+    @property
+    def unnamed_table_columns(self) -> tuple[str, ...]:
+        return tuple(self.data.header or ())
+
     def records(self, folder: Path, split: str) -> Records:
         """The rows of a split, under the names that the columns have."""
         return split_records(folder, split, self.data)

@@ -24,6 +24,14 @@ class _AsGiven:
         first = [text if isinstance(text, str) else text[0] for text in texts]
         return _Mixed(first, None, None, [str(row) for row in range(len(texts))], given=texts)
 
+    @property
+    def table_columns(self) -> tuple[tuple[str, ...], ...]:
+        return (("text",), ("text_a", "text_b"))
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return ("id",)
+
     def input_of(self, line: str) -> str | tuple[str, ...]:
         columns = line.split("\t")
         if not all(column.strip() for column in columns):

@@ -123,6 +123,8 @@ class SentenceTask(Task):
     """File that the leaderboard wants for each split without labels."""
     id_column: str = "index"
     """Column that numbers the rows: of a split without labels, and of one with them where its file has it."""
+    written_id: str = "index"
+    """What SPLIT.tsv calls the column of ids."""
     unnamed_columns: tuple[str, ...] = ()
     """Columns of the files with labels, where these have no header."""
     skips_short_rows: bool = False
@@ -136,6 +138,25 @@ class SentenceTask(Task):
     @property
     def input_columns(self) -> tuple[str, ...]:
         return ("text",) if len(self.text_columns) == 1 else ("text_a", "text_b")
+
+    @property
+    def table_columns(self) -> tuple[tuple[str, ...], ...]:
+        """As in the task's files, and as in its data sets."""
+        return (self.text_columns, self.hub_columns) if self.hub_columns else (self.text_columns,)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        """As in the task's files, and as in its data sets."""
+        return (self.id_column, "idx")
+
+    @property
+    def unnamed_table_columns(self) -> tuple[str, ...]:
+        """Those of the files with labels."""
+        return self.unnamed_columns
+
+    def text_of(self, name: str, value: Any) -> str:
+        """A text of a row, which of some tasks may be empty."""
+        return value if self.may_be_empty and isinstance(value, str) else super().text_of(name, value)
 
     @abstractmethod
     def _label(self, cell: str) -> float:
@@ -264,12 +285,13 @@ class SentenceTask(Task):
     def _write(
         self, folder: Path, split: str, examples: Examples, words: Sequence[str], more: Mapping[str, Sequence[str]]
     ) -> list[Path]:
-        """GLUE's official file for a split without labels; with ``more`` columns as SPLIT.tsv for one with them."""
-        columns = {"index": examples.ids, "prediction": words}
-        if examples.labelled:
-            columns |= more
-        name = f"{split}.tsv" if examples.labelled else self.submissions[split]
-        return [write_rows(folder / name, [tuple(columns), *zip(*columns.values(), strict=True)])]
+        """SPLIT.tsv with ``more`` columns; before it GLUE's official file, of a split without labels."""
+        both = [("index", examples.ids), ("prediction", words)]
+        files = {f"{split}.tsv": [(self.written_id, examples.ids), both[1], *more.items()]}
+        official = self.submissions.get(split)
+        if not examples.labelled and official is not None and official not in files:
+            files = {official: both, **(files if more else {})}
+        return [_write_columns(folder / name, columns) for name, columns in files.items()]
 
     def _find(self, folder: Path, split: str) -> Path | None:
         places = (place / name for name in self.files[split] for place in (folder, folder / self.folder_name))
@@ -328,8 +350,8 @@ class ClassificationTask(SentenceTask):
             )
         words = [self.labels[number] for number in predictions.labels]
         chosen = np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
-        right = [self.labels[number] for number in examples.known_labels] if examples.labelled else []
-        more = {"label": right, "probability": [f"{share:.6f}" for share in chosen]}
+        right = {"label": [self.labels[number] for number in examples.known_labels]} if examples.labelled else {}
+        more = {**right, "probability": [f"{share:.6f}" for share in chosen]}
         return self._write(folder, split, examples, words, more)
 
     def details(self, predictions: Classified, examples: Examples) -> dict[str, Any]:
@@ -409,10 +431,10 @@ class RegressionTask(SentenceTask):
         if len(examples) != len(predictions):
             raise ValueError(f"{len(examples)} rows, {len(predictions)} predictions")
         shown = predictions if examples.labelled else self._within(predictions)
-        right = examples.known_labels if examples.labelled else np.zeros(0)
+        right = {"score": list(map(_exact, examples.known_labels))} if examples.labelled else {}
         # Fewer digits make ties, and with them another Spearman.
         words = [f"{score:.6f}" if math.isfinite(self.highest) else _exact(score) for score in shown]
-        return self._write(folder, split, examples, words, {"score": list(map(_exact, right))})
+        return self._write(folder, split, examples, words, right)
 
     def answers(self, predictions: np.ndarray, examples: Any) -> list[Score]:
         return [Score(float(score)) for score in self._within(predictions)]
@@ -434,6 +456,11 @@ class RegressionTask(SentenceTask):
 
     def _labels(self, numbers: list[float]) -> np.ndarray:
         return np.array(numbers, np.float32)
+
+
+def _write_columns(path: Path, columns: Sequence[tuple[str, Sequence[str]]]) -> Path:
+    """A line of names, and one for each row."""
+    return write_rows(path, [[name for name, _ in columns], *zip(*(cells for _, cells in columns), strict=True)])
 
 
 def _exact(score: np.floating) -> str:

@@ -351,6 +351,10 @@ class SquadTask(Task):
     def input_columns(self) -> tuple[str, ...]:
         return ("question", "context")
 
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return ("id",)
+
     def input_of(self, line: str) -> Any:
         """``question<TAB>context``, or a JSON object with the two, whose context may have lines of its own."""
         given = json_input(line, self.input_columns)

@@ -8,8 +8,9 @@ an example may be one row, or several (the windows of a long text).
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -234,6 +235,55 @@ class Task(ABC):
                 f"{len(columns)} column(s) where this task takes {wanted}: write {names} with a tab between"
             )
         return columns[0] if wanted == 1 else tuple(columns)
+
+    @property
+    def table_columns(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the texts of one input in a table: the first of these whose names are all there."""
+        return (self.input_columns,)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        """Columns of a table that answers keep, where they are there."""
+        return ()
+
+    @property
+    def unnamed_table_columns(self) -> tuple[str, ...]:
+        """Columns of a table whose first line does not name them."""
+        return ()
+
+    def columns_among(self, names: Collection[str]) -> tuple[str, ...]:
+        """Which of the columns of a table are the texts of an input.
+
+        Raises:
+          ValueError: one is missing, and how to name it.
+        """
+        for wanted in self.table_columns:
+            if set(wanted) <= set(names):
+                return wanted
+        wanted = self.table_columns[0]
+        missing = next(name for name in wanted if name not in names)
+        there, named = ", ".join(map(repr, names))[:200], ", ".join(map(repr, wanted))
+        raise ValueError(
+            f"no {missing!r} among {there or 'the fields'}: name the column(s) {named} as in training, or write one "
+            "input a line to a .txt file"
+        )
+
+    def input_of_row(self, fields: Mapping[str, Any]) -> Any:
+        """The fields of a table's row, by the names of their columns, as ``asked`` takes them.
+
+        Raises:
+          ValueError: what is wrong with the row, and how to fix it.
+        """
+        texts = [self.text_of(name, fields[name]) for name in self.columns_among(fields)]
+        return texts[0] if len(texts) == 1 else tuple(texts)
+
+    def text_of(self, name: str, value: Any) -> str:
+        """A text of a row. Raises ValueError if it is none or empty."""
+        if not isinstance(value, str):
+            raise ValueError(f"{name} is {json.dumps(value, default=str)[:40]}: it must be a text")
+        if not value.strip():
+            raise ValueError(f"{name} is empty: write it or remove the row")
+        return value
 
     def shown(self, given: Any) -> dict[str, Any]:
         """An input as the first fields of its line of answers."""
