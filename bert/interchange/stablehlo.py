@@ -6,9 +6,10 @@ time, rather than 45 MB that XLA parses and folds at every compilation; and they
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,8 +92,21 @@ def serialized(model: Pretrained, given: Signature) -> bytes:
     sizes = dict(zip(free, jax_export.symbolic_shape(", ".join(free), scope=scope), strict=True))
     inputs = {name: jax.ShapeDtypeStruct(filled(shape, sizes), jnp.int32) for name, shape in given.inputs.items()}
     weights = {path: jax.ShapeDtypeStruct(array.shape, array.dtype) for path, array in parameters(model).items()}
-    exported = jax_export.export(jax.jit(forward(model)), platforms=PLATFORMS)(weights, inputs)
+    with _without_source_files():
+        exported = jax_export.export(jax.jit(forward(model)), platforms=PLATFORMS)(weights, inputs)
     return bytes(exported.serialize())
+
+
+@contextlib.contextmanager
+def _without_source_files() -> Iterator[None]:
+    """Keeps out of a graph where the source files are on this machine, which JAX notes at every operation."""
+    name = "jax_traceback_in_locations_limit"
+    before = getattr(jax.config, name)
+    jax.config.update(name, 0)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def _usage(given: Signature, longest: int) -> list[str]:
