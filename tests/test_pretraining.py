@@ -344,7 +344,12 @@ def test_errors_of_sizes_and_folders(tmp_path: Path, corpus: Path, pretrained: P
 
 @pytest.mark.parametrize("phase", ["", "--phases.1.share=0.5 --phases.2.sequence_length=70000"])
 def test_rows_that_masks_or_dropout_cannot_count_are_refused(tmp_path: Path, fails, phase: str) -> None:
-    sizes = ["--model.max_position_embeddings=100000", "--training.steps=10", f"--output_dir={tmp_path / 'run'}"]
+    sizes = [
+        "--model.max_position_embeddings=100000",
+        "--training.steps=10",
+        "--optimizer.warmup_steps=1",
+        f"--output_dir={tmp_path / 'run'}",
+    ]
     length = [] if phase else ["--data.sequence_length=70000"]
     error = fails(main, *sizes, *length, *phase.split(), "--training.epochs=null")
     assert f"{'phases.2' if phase else 'data'}.sequence_length is 70000: it must be at most 65,535" in error
