@@ -157,7 +157,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                 past = [line[main] for line in evaluations(run.path) if line["step"] <= step]
                 return config.patience is not None and out_of_patience(past, config.patience, higher)
 
-            batches = _Batches(train, config, parallel.process)
+            batches = _Batches(train, config, parallel.process, loss.by_length)
             work = Work(
                 total_steps=total_steps,
                 eval_every=int(known(config.training.eval_every, "training.eval_every")),
@@ -434,12 +434,16 @@ class _Batches:
     Of several hosts, each has its own rows of it.
     """
 
-    def __init__(self, features: Rows, config: FinetuneConfig, process: tuple[int, int]) -> None:
+    def __init__(
+        self, features: Rows, config: FinetuneConfig, process: tuple[int, int], by_length: bool = True
+    ) -> None:
         self._features, self._config, self._process = features, config, process
         self._lengths = features.lengths
         self._size = config.training.batch_size
         self.micro_batches = config.training.gradient_accumulation_steps
-        self._epoch = lru_cache(maxsize=2)(lambda number: epoch_batches(self._lengths, self._size, config.seed, number))
+        self._epoch = lru_cache(maxsize=2)(
+            lambda number: epoch_batches(self._lengths, self._size, config.seed, number, by_length)
+        )
 
     def rows(self, step: int) -> np.ndarray:
         """Numbers of this host's rows of a batch."""

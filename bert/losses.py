@@ -138,11 +138,14 @@ class TaskLoss:
         sums: (outputs of the head, batch) -> the loss and counts, each (sum, weight), in the order of ``metrics``.
         weight: batch -> weight of the loss; of the data alone.
         metrics: names of what ``sums`` gives: the loss, whose name ends in ``_loss``, and the counts.
+        by_length: whether training batches may hold rows of similar lengths. A mean over a batch's tokens would then
+            weigh the tokens of short rows more than those of long ones, by the ratio of the lengths.
     """
 
     sums: Callable[[Array, Batch], tuple[Sum, ...]]
     weight: Callable[[Batch], Array]
     metrics: tuple[str, ...]
+    by_length: bool = True
 
 
 def _rows(batch: Batch) -> Float[Array, ""]:
@@ -190,7 +193,10 @@ LOSSES = {
     "mean_squared_error": TaskLoss(_scores, _rows, ("regression_loss",)),
     "choices": TaskLoss(_choices, _rows, ("choice_loss", "accuracy")),
     "tokens": TaskLoss(
-        _tokens, lambda batch: jnp.sum(batch["labels"] >= 0).astype(jnp.float32), ("token_loss", "accuracy")
+        _tokens,
+        lambda batch: jnp.sum(batch["labels"] >= 0).astype(jnp.float32),
+        ("token_loss", "accuracy"),
+        by_length=False,
     ),
     "span": TaskLoss(_span, _rows, ("span_loss", "exact_span")),
 }

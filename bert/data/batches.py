@@ -17,12 +17,15 @@ def bucket(length: int, buckets: Sequence[int], max_length: int) -> int:
     return min((size for size in buckets if length <= size < max_length), default=max_length)
 
 
-def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
+def epoch_batches(
+    lengths: np.ndarray, batch_size: int, seed: int, epoch: int, by_length: bool = True
+) -> list[np.ndarray]:
     """Row numbers of each training batch of an epoch: every row once, the last batch smaller if rows run out.
 
     Args:
       lengths: [R] tokens of each row.
       seed, epoch: the key of the Philox stream that everything is drawn from.
+      by_length: rows of a batch have similar lengths, which saves padding; otherwise they are a random sample.
     """
     stream = np.random.Philox(key=np.array([seed, epoch], np.uint64))
 
@@ -36,7 +39,9 @@ def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -
     batches: list[np.ndarray] = []
     for start in range(0, whole, BATCHES_A_WINDOW * batch_size):
         window = order[start : min(start + BATCHES_A_WINDOW * batch_size, whole)]
-        window = window[np.argsort(lengths[window], kind="stable")].reshape(-1, batch_size)
+        if by_length:
+            window = window[np.argsort(lengths[window], kind="stable")]
+        window = window.reshape(-1, batch_size)
         batches += list(window[permutation(len(window))])
     if whole < len(order):
         batches.append(order[whole:])

@@ -7,6 +7,7 @@ import pytest
 
 from bert.data.batches import BATCHES_A_WINDOW, bucket, epoch_batches, evaluation_batches
 from bert.data.features import Features
+from bert.losses import LOSSES
 
 
 def test_the_smallest_bucket_that_holds_the_length():
@@ -53,6 +54,29 @@ def test_rows_of_a_batch_have_similar_lengths_but_batches_come_in_any_order():
     assert abs(np.corrcoef(window, np.arange(len(window)))[0, 1]) < 0.6
     means = [window.mean() for window in np.split(longest, len(longest) // BATCHES_A_WINDOW)]
     assert np.ptp(means) < 25  # every window is a sample of the whole
+
+
+def test_tokens_of_short_and_long_sentences_weigh_alike_in_tagging():
+    """The loss of tagging is a mean over a batch's tokens. With similar lengths it is not one over the data."""
+    lengths = np.random.default_rng(0).integers(5, 60, 4096)
+
+    def weight_of_short_rows(by_length: bool) -> float:
+        weights = np.zeros(len(lengths))
+        for batch in epoch_batches(lengths, 32, seed=0, epoch=0, by_length=by_length):
+            weights[batch] = 1 / lengths[batch].sum()  # of each token of these rows
+        short = lengths < 15
+        return float(weights[short].mean() / weights[~short].mean())
+
+    assert weight_of_short_rows(LOSSES["tokens"].by_length) == pytest.approx(1, abs=0.05)
+    assert weight_of_short_rows(by_length=True) > 2
+    assert LOSSES["cross_entropy"].by_length, "a mean over rows is the same with rows of any length"
+
+
+def test_a_random_epoch_holds_every_row_once():
+    lengths = np.random.default_rng(0).integers(3, 60, 1003)
+    batches = epoch_batches(lengths, 8, seed=1, epoch=0, by_length=False)
+    assert sorted(np.concatenate(batches)) == list(range(1003))
+    assert [len(batch) for batch in batches] == [8] * 125 + [3]
 
 
 def test_the_last_smaller_batch_is_a_random_sample():
