@@ -157,7 +157,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                 past = [line[main] for line in evaluations(run.path) if line["step"] <= step]
                 return config.patience is not None and out_of_patience(past, config.patience, higher)
 
-            batches = _Batches(train, config, parallel.process, loss.by_length)
+            batches = _Batches(train, config, parallel.process, LOSSES[task.loss].by_length)
             work = Work(
                 total_steps=total_steps,
                 eval_every=int(known(config.training.eval_every, "training.eval_every")),
