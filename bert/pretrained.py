@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +39,9 @@ Params = dict[str, Any]
 HEAD_OF = {module.__name__: name for name, module in HEADS.items()}
 """The head of each architecture of others that `Pretrained.predict` answers with."""
 
+LABELS_SHOWN = 8
+"""Labels that the summary of a model lists."""
+
 NO_LIMIT = 2**31 - 1
 """Tokens of a row that is not cut."""
 
@@ -73,7 +76,7 @@ class FilledMask(NamedTuple):
     token_id: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pretrained:
     """A model with its vocabulary, ready to be asked.
 
@@ -111,6 +114,50 @@ class Pretrained:
     def origin(self) -> str:
         """Where the weights are from, for messages: the source, and a run's step."""
         return self.source if self.step is None else f"{self.source}, step {self.step:,}"
+
+    def __repr__(self) -> str:
+        """A few lines: source, architecture, sizes, parameters, vocabulary, task and labels."""
+        sizes = self.config
+        labels = self.labels
+        more = f", ... ({len(labels)} labels)" if len(labels) > LABELS_SHOWN else ""
+        lines = {
+            "source": self.origin,
+            "architecture": self.architecture,
+            "encoder": f"{sizes.num_hidden_layers} layers, hidden size {sizes.hidden_size}, "
+            f"{sizes.num_attention_heads} heads, feed-forward size {sizes.intermediate_size}, "
+            f"up to {sizes.max_position_embeddings} tokens",
+            "parameters": f"{sum(leaf.size for leaf in jax.tree.leaves(self.params)):,}",
+            "vocabulary": f"{vocabulary_size(self.tokenizer):,} tokens",
+            "task": None if self.task is None else self.task.name,
+            "labels": ", ".join(labels[:LABELS_SHOWN]) + more,
+        }
+        return "\n".join(["Pretrained", *(f"  {name}: {value}" for name, value in lines.items() if value)])
+
+    def warm_up(self, lengths: Iterable[int] | None = None, batch_sizes: Iterable[int] = (1,)) -> None:
+        """Compiles `predict`, or without a task `embed` and `encode`, for the given shapes, so that no request waits.
+
+        Lengths are rounded up to one of `BUCKETS`, numbers of inputs to a power of two; each pair compiles once.
+
+        Args:
+            lengths: tokens of the inputs, special ones included; None for every length that is read.
+            batch_sizes: inputs of one call; those above 32 as they are passed as ``batch_size``.
+
+        Raises:
+            UserError: a number below 1, or a task of multiple choice, which compiles for each number of choices.
+        """
+        if self.task is not None and self.task.head == "choices":
+            raise UserError(f"{self.task.name} compiles for each number of choices: call predict with such questions")
+        limit = (self.pooling or Pooling()).max_length if self.task is None else self.data.max_length
+        longest = min(limit or self.config.max_position_embeddings, self.config.max_position_embeddings)
+        lengths, batch_sizes = (list(BUCKETS) if lengths is None else list(lengths)), list(batch_sizes)
+        for name, numbers in (("lengths", lengths), ("batch_sizes", batch_sizes)):
+            for number in numbers:
+                check_count(f"one of {name}", number)
+        self.embed([]) if self.task is None else self.predict([])  # prepares the tokenizer
+        forward = self._encoder if self.task is None else self._head
+        for length in sorted({min(length, longest) for length in lengths}):
+            for rows in batch_sizes:
+                list(self._run(forward, _blank_rows(rows, length), max(rows, 32)))
 
     def encode(self, texts: str | Sequence[Text], batch_size: int = 32) -> Encoded:
         """Hidden states of texts, and of pairs of texts given as tuples; longer ones than the model's are cut.
@@ -430,6 +477,12 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
 
 def _lower(text: Text) -> Text:
     return text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower())
+
+
+def _blank_rows(rows: int, length: int) -> Features:
+    """Rows of so many tokens each, to compile with."""
+    offsets = length * np.arange(rows + 1, dtype=np.int64)
+    return Features(np.zeros(rows * length, np.int32), offsets, np.full(rows, length, np.int32), None)
 
 
 def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:

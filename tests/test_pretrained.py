@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import string
 from pathlib import Path
 from typing import Any
@@ -208,3 +209,53 @@ def test_masks_beyond_the_models_length_are_said_to_be(models) -> None:
 def test_a_text_of_the_shell_that_is_not_utf_8_is_one_sentence(tmp_path: Path, fails) -> None:
     error = fails(attention, str(tmp_path), "ba \udcff", "--output", str(tmp_path / "page.html"))
     assert error == "error: command line: the text is not UTF-8: pass it as UTF-8\n"
+
+
+def test_a_model_is_shown_as_a_few_lines(models, finetuned: Path) -> None:
+    shown = repr(bert.load(finetuned))
+    assert str(bert.load(finetuned)) == shown
+    lines = shown.splitlines()
+    assert lines[0] == "Pretrained"
+    assert lines[1].startswith(f"  source: {finetuned}, step ")
+    assert lines[2:4] == [
+        "  architecture: BertForSequenceClassification",
+        "  encoder: 1 layers, hidden size 16, 2 heads, feed-forward size 32, up to 32 tokens",
+    ]
+    assert lines[-2:] == ["  task: sst2", "  labels: negative, positive"]
+    assert len(lines) == 8
+    many = dataclasses.replace(models["tagging"], labels=tuple(f"B-{number}" for number in range(150)))
+    assert "  labels: B-0, B-1, B-2, B-3, B-4, B-5, B-6, B-7, ... (150 labels)" in repr(many)
+    for model in models.values():
+        assert len(repr(model)) < 500
+        assert f"  parameters: {sum(leaf.size for leaf in jax.tree.leaves(model.params)):,}" in repr(model)
+        assert "  vocabulary: 57 tokens" in repr(model)
+
+
+@pytest.mark.parametrize(("name", "method"), [("classification", "predict"), ("mlm", "embed")])
+def test_after_a_warm_up_nothing_compiles(models, name: str, method: str, monkeypatch) -> None:
+    longer = dataclasses.replace(CONFIG, max_position_embeddings=32)
+    params = jax.tree.map(np.copy, models[name].params)
+    position = params["bert"]["embeddings"]["position"]
+    position["embedding"] = np.concatenate([position["embedding"]] * 2)
+    data = dataclasses.replace(DATA, max_length=32)
+    model = dataclasses.replace(models[name], config=longer, params=params, data=data)
+    model.warm_up([5, 20, 500], [1, 3])
+    forward = model._head if method == "predict" else model._encoder
+    compiled = forward._cache_size()
+    assert compiled == 3 * 2  # 16, 24 and 32 tokens, 1 and 4 rows
+    for count in (1, 3, 4):
+        for words in (1, 18, 300):
+            getattr(model, method)(["a " * words] * count)
+    assert forward._cache_size() == compiled
+    model.warm_up(batch_sizes=[64])
+    assert forward._cache_size() == compiled + 3
+    getattr(model, method)(["a"] * 64, batch_size=64)
+    assert forward._cache_size() == compiled + 3
+
+
+def test_a_warm_up_of_no_use_is_one_sentence(models) -> None:
+    for arguments in (([0],), ([None],), ([16], [0])):
+        with pytest.raises(bert.UserError, match=r"^one of (lengths|batch_sizes) is "):
+            models["mlm"].warm_up(*arguments)
+    with pytest.raises(bert.UserError, match=r"^swag compiles for each number of choices: "):
+        models["choices"].warm_up([16])
