@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from bert.config import UserError
 from bert.data.features import ROWS_AT_ONCE, Features, prose_tokenizer
 from bert.data.row_template import row_template
+from bert.data.windows import widest_windows
 from bert.tokenizer import special_ids
 from bert.values import known
 
@@ -172,14 +173,15 @@ def windows(
         context = tokens[example.context]
         answer = _answer_tokens(example.answer, context)
         starts, ends = _spans(len(context.ids), max_length - len(before) - len(suffix), doc_stride)
-        for start, end, widest in zip(starts, ends, _max_context(starts, ends), strict=True):
+        widest = widest_windows(starts, ends)
+        for window, (start, end) in enumerate(zip(starts, ends, strict=True)):
             first, last = 0, 0
             if answer is not None and start <= answer[0] and answer[1] < end:
                 first, last = (place - start + len(before) for place in answer)
             rows.ids += [before, context.ids[start:end], suffix]
             rows.char_starts += [no_characters, context.starts[start:end], outside]
             rows.char_ends += [no_characters, context.ends[start:end], outside]
-            rows.max_context += [no_characters > 0, widest[start:end], outside > 0]
+            rows.max_context += [no_characters > 0, widest[start:end] == window, outside > 0]
             length = len(before) + end - start + len(suffix)
             rows.numbers.append((number, length, template.segment_a_length(len(query), end - start), first, last))
     numbers = np.array(rows.numbers, np.int32).reshape(-1, 5)
@@ -301,20 +303,6 @@ def _spans(tokens: int, room: int, stride: int) -> tuple[list[int], list[int]]:
     while starts[-1] + room < tokens:
         starts.append(starts[-1] + min(room, stride))
     return starts, [min(start + room, tokens) for start in starts]
-
-
-def _max_context(starts: list[int], ends: list[int]) -> np.ndarray:
-    """[windows, tokens] bool: the window in which the token has most context, by run_squad.py's rule.
-
-    That is the lesser of the numbers of tokens left and right of it, plus a hundredth of the window's length.
-    """
-    if len(starts) == 1:
-        return np.ones((1, ends[0]), bool)
-    start, end = np.array(starts)[:, None], np.array(ends)[:, None]
-    token = np.arange(ends[-1])
-    scores = np.minimum(token - start, end - 1 - token) + 0.01 * (end - start)
-    scores[(token < start) | (token >= end)] = -1
-    return scores.argmax(axis=0) == np.arange(len(starts))[:, None]
 
 
 class _Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from bert.config import TaskDataConfig
-from bert.data.tasks import find_task
+from bert.data import spans
+from bert.data.tasks import find_task, ner
 from bert.data.tasks.multiple_choice import MultipleChoiceTask
-from bert.data.windows import window_starts
+from bert.data.windows import widest_windows, window_starts
 from tests.data.letters import letter_tokenizer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
@@ -26,6 +28,31 @@ def tokenizer() -> Tokenizer:
 def test_windows_overlap_by_half():
     assert window_starts(4, 4).tolist() == [0]
     assert window_starts(7, 4).tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize(("tokens", "room", "stride"), [(1, 4, 2), (9, 4, 2), (50, 11, 5), (50, 11, 1), (53, 10, 10)])
+def test_a_token_belongs_to_the_window_that_shows_most_around_it(tokens, room, stride):
+    """By the rule as run_squad.py states it, token by token."""
+    starts = list(range(0, max(tokens - room, 0) + stride, stride))
+    starts = starts[: 1 + next(number for number, start in enumerate(starts) if start + room >= tokens)]
+    windows = [(start, min(start + room, tokens)) for start in starts]
+    expected = []
+    for token in range(tokens):
+        scores = [
+            min(token - start, end - 1 - token) + 0.01 * (end - start) if start <= token < end else -1
+            for start, end in windows
+        ]
+        expected.append(scores.index(max(scores)))
+    assert widest_windows(*zip(*windows, strict=True)).tolist() == expected
+
+
+def test_long_inputs_take_time_in_proportion_to_their_length(tokenizer: Tokenizer):
+    """0.3 s here; minutes and gigabytes if every window is compared with every token."""
+    start = time.process_time()
+    tagged = ner.tokenize(tokenizer, ner.Sentences([["a", "b"] * 20_000], None), (), 32)
+    asked = spans.windows(tokenizer, [spans.Example("1", "a", "a b " * 20_000, ())], 32, 14, 8)
+    assert time.process_time() - start < 5
+    assert (tagged.words >= 0).sum() == asked.max_context.sum() == 40_000
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ The first column is the word, the last its tag; an empty line ends a sentence an
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from bert.data.formats import numbered_lines
 from bert.data.records import kind_of
 from bert.data.row_template import row_template
 from bert.data.tags import OUTSIDE, SCHEMES, convert, first_fault, join_tag, marks_spans, recognise, spans, split_tag
-from bert.data.windows import window_starts
+from bert.data.windows import widest_windows, window_starts
 from bert.files import write_durably
 from bert.tokenizer import after_space, keeps_spaces, special_ids
 from bert.values import known
@@ -258,10 +259,11 @@ def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], 
         flat = np.concatenate(parts)
         firsts = np.cumsum([0, *map(len, parts[:-1])])
         starts = window_starts(len(flat), room)
-        context = np.minimum(firsts - starts[:, None], np.minimum(starts + room, len(flat))[:, None] - 1 - firsts)
-        for window, start in enumerate(starts):
-            here = np.flatnonzero(context.argmax(axis=0) == window)
-            end = min(start + room, len(flat))
+        ends = np.minimum(starts + room, len(flat))
+        widest = widest_windows(starts, ends)[firsts]  # ascending, as the words are
+        bounds = np.searchsorted(widest, np.arange(len(starts) + 1))
+        for start, end, (first, last) in zip(starts, ends, itertools.pairwise(bounds), strict=True):
+            here = np.arange(first, last)
             if len(here):
                 ids.append(template.row(flat[start:end]))
                 numbers.append(np.full(len(ids[-1]), -1, np.int32))
