@@ -49,7 +49,7 @@ PUBLISHED_LENGTH = 384
 """Longest row of a published model that reads long texts through several: what SQuAD's models were trained with."""
 
 BUCKETS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
-"""Lengths that inputs are padded to; each is compiled once."""
+"""Lengths that inputs are padded to; a program is compiled for each length and number of rows."""
 
 
 class Encoded(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import string
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import bert
 from bert.commands.attention import main as attention
@@ -21,6 +24,7 @@ from bert.data.tasks.tagging import TaggingTask
 from bert.data.tasks.task import Task
 from bert.heads import HEADS, BertForPreTraining
 from bert.tokenizer import load_tokenizer
+from tests.data.test_hostile_files import thoroughly
 
 PIECES = [
     "[PAD]",
@@ -131,9 +135,9 @@ def _numbers(answer: Any) -> list[float]:
 @pytest.mark.parametrize("name", TASKS)
 def test_an_input_of_another_kind_is_one_sentence(models, name: str) -> None:
     good = FITTING[name][0]
-    for given in (*NOTHING, *UNFIT[name]):
+    for odd in (*NOTHING, *UNFIT[name]):
         with pytest.raises(bert.UserError, match=r"^input 2 ") as caught:
-            models[name].predict([good, given])
+            models[name].predict([good, odd])
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
     for inputs in (None, 3, b"ba", {"a": "b"}, {"ba"}, object(), np.array(3)):
         with pytest.raises(bert.UserError, match=r"^the inputs are .*: pass a string or a list$"):
@@ -169,9 +173,9 @@ def test_embeddings_of_one_text_and_of_several(models) -> None:
 @pytest.mark.parametrize("method", ["embed", "encode"])
 def test_texts_of_another_kind_are_one_sentence(models, method: str) -> None:
     ask = getattr(models["mlm"], method)
-    for given in (*NOTHING, ("a", "b", "c")):
+    for odd in (*NOTHING, ("a", "b", "c")):
         with pytest.raises(bert.UserError, match=r"^input 2 is "):
-            ask(["ba", given])
+            ask(["ba", odd])
     for inputs in (None, 3, b"ba", {"a": "b"}, {"ba"}):
         with pytest.raises(bert.UserError, match=r"^the inputs are "):
             ask(inputs)
@@ -259,3 +263,75 @@ def test_a_warm_up_of_no_use_is_one_sentence(models) -> None:
             models["mlm"].warm_up(*arguments)
     with pytest.raises(bert.UserError, match=r"^swag compiles for each number of choices: "):
         models["choices"].warm_up([16])
+
+
+ODD = [
+    "",
+    " ",
+    "\0",
+    "\ud83d",
+    "\udc00",
+    "\u202e",
+    "\u200b",
+    "\u0301",
+    "\ufeff",
+    "文",
+    "[MASK]",
+    "[SEP]",
+    "a" * 300,
+    "a b " * 600,
+]
+TEXT = st.one_of(
+    st.text(st.characters(), max_size=8), st.lists(st.sampled_from([*ODD, "ba ko"]), max_size=3).map("".join)
+)
+VALUE = st.recursive(
+    st.one_of(TEXT, TEXT, TEXT, st.none(), st.booleans(), st.integers(), st.floats()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=5,
+)
+FEW = [15, pytest.param(500, marks=pytest.mark.slow)]
+
+
+def inputs_of(name: str) -> st.SearchStrategy[Any]:
+    """Lists of up to four inputs that mostly fit a task, and any value."""
+    texts = {"choices": st.lists(TEXT, min_size=3, max_size=4), "classification": TEXT, "tagging": TEXT, "mlm": TEXT}
+    fitting = texts.get(name, st.tuples(TEXT, TEXT))
+    numbers = st.sampled_from(range(40))
+    mostly = numbers.flatmap(lambda number: VALUE if number == 39 else fitting)
+    return numbers.flatmap(lambda number: VALUE if number == 39 else st.lists(mostly, max_size=4))
+
+
+@pytest.mark.parametrize("examples", FEW)
+@pytest.mark.parametrize("name", [*TASKS, "mlm"])
+def test_any_inputs_have_as_many_answers_or_a_sentence(models, name: str, examples: int) -> None:
+    ask = models[name].embed if name == "mlm" else models[name].predict
+
+    @thoroughly(examples)
+    @given(inputs_of(name))
+    def run(inputs: Any) -> None:
+        try:
+            answers = ask(inputs)
+        except bert.UserError as error:
+            assert "\n" not in str(error)
+            assert len(str(error)) < 300
+            return
+        assert np.isfinite(answers).all() if name == "mlm" else json.dumps(answers, ensure_ascii=False).encode("utf-8")
+        assert len(answers) == len(inputs) or isinstance(inputs, str)
+
+    run()
+
+
+@pytest.mark.parametrize("examples", FEW)
+def test_any_text_has_its_masks_filled_or_a_sentence(models, examples: int) -> None:
+    @thoroughly(examples)
+    @given(st.one_of(TEXT, st.tuples(TEXT, TEXT), VALUE), st.one_of(st.integers(-1, 3), VALUE))
+    def run(text: Any, top_k: Any) -> None:
+        try:
+            answers = models["mlm"].fill_mask(text, top_k)
+        except bert.UserError as error:
+            assert "\n" not in str(error)
+            return
+        assert len(answers) == sum(part.count("[MASK]") for part in ([text] if isinstance(text, str) else text))
+        assert all(len(answer) == min(top_k, len(PIECES)) for answer in answers)
+
+    run()
