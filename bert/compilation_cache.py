@@ -41,7 +41,7 @@ def use_compilation_cache() -> Path | None:
         UserError: the folder that $BERT_COMPILATION_CACHE names cannot be written.
     """
     named = os.environ.get(VARIABLE)
-    if named == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+    if named == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ or _given_to_jax():
         return None
     if named:
         root = Path(named)
@@ -68,6 +68,11 @@ def use_compilation_cache() -> Path | None:
     if os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] != UNBOUNDED:
         _remove_incomplete(folder)
     return folder
+
+
+def _given_to_jax() -> bool:
+    """Whether this process has told JAX of a folder by ``jax.config``."""
+    return "jax" in sys.modules and sys.modules["jax"].config.jax_compilation_cache_dir is not None
 
 
 def _remove_incomplete(folder: Path) -> None:

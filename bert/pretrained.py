@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.checkpoint import Checkpointer
+from bert.compilation_cache import use_compilation_cache
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, TaskDataConfig, UserError
 from bert.config.checks import local_path
 from bert.config_file import load as load_config
@@ -412,6 +412,9 @@ class Pretrained:
 def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> Pretrained:
     """Reads a run's newest good checkpoint (of a fine-tuning run the best one), or a model of Hugging Face's.
 
+    JAX then keeps the programs that this process compiles, as for the commands (`bert.compilation_cache`): the first
+    answer of the next process does not wait for the compiler.
+
     Args:
         source: folder of a run, folder as transformers or sentence-transformers writes it, or a name on the hub
             (``organisation/name``; where no such folder is here, it is downloaded).
@@ -420,6 +423,7 @@ def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> 
     Raises:
         UserError: nothing to read there, no checkpoint yet, or none that is whole.
     """
+    use_compilation_cache()
     folder = _folder(source, weights=True)
     return _load_run(folder, say) if _is_run(folder) else _load_published(folder, str(source), say)
 
@@ -486,6 +490,8 @@ def _blank_rows(rows: int, length: int) -> Features:
 
 
 def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
+    from bert.checkpoint import Checkpointer  # which takes a fifth of a second that others need not wait for
+
     kind = kind_of(path)
     config: PretrainConfig | FinetuneConfig = load_config(kind, path / "config.yaml")
     if isinstance(config, FinetuneConfig) and config.seeds > 1:

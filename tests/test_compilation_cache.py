@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from jax._src.lru_cache import LRUCache
@@ -130,6 +131,34 @@ def test_a_named_folder_that_cannot_be_written_is_one_sentence(settings, tmp_pat
     assert main(["pretrain", "--print_config"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {VARIABLE} is ") and error.endswith("name another folder, or off\n")
+
+
+def test_a_folder_that_jax_was_given_stays(settings, tmp_path):
+    settings.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = SimpleNamespace(jax_compilation_cache_dir="elsewhere")
+    settings.setitem(sys.modules, "jax", SimpleNamespace(config=config))
+    assert use_compilation_cache() is None
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+
+
+LOADED = """
+import sys
+import bert, jax
+hits = []
+jax.monitoring.register_event_listener(lambda name, **_: hits.append(name) if name.endswith("cache_hits") else None)
+bert.load(sys.argv[1]).embed("ba ko")
+print(len(hits) > 0)
+"""
+
+
+@pytest.mark.slow
+def test_a_loaded_model_answers_with_what_another_process_has_compiled(pretrained, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name not in OURS}
+    environment |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
+    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    command = [sys.executable, "-c", LOADED, str(pretrained)]
+    runs = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert [done.stdout for done in runs] == ["False\n", "True\n"]
 
 
 @pytest.mark.slow

@@ -289,13 +289,14 @@ VALUE = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=2),
     max_leaves=5,
 )
+WORDED = TEXT.flatmap(lambda text: st.sampled_from([text, f"{text} ba", f"ko {text}", f"ba {text}"]))
 FEW = [15, pytest.param(500, marks=pytest.mark.slow)]
 
 
 def inputs_of(name: str) -> st.SearchStrategy[Any]:
     """Lists of up to four inputs that mostly fit a task, and any value."""
-    texts = {"choices": st.lists(TEXT, min_size=3, max_size=4), "classification": TEXT, "tagging": TEXT, "mlm": TEXT}
-    fitting = texts.get(name, st.tuples(TEXT, TEXT))
+    texts = {"choices": st.lists(WORDED, min_size=3, max_size=4), "classification": TEXT, "tagging": TEXT, "mlm": TEXT}
+    fitting = texts.get(name, st.tuples(WORDED, WORDED))
     numbers = st.sampled_from(range(40))
     mostly = numbers.flatmap(lambda number: VALUE if number == 39 else fitting)
     return numbers.flatmap(lambda number: VALUE if number == 39 else st.lists(mostly, max_size=4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import lru_cache
 
 import jax
@@ -11,6 +12,8 @@ from flax import traverse_util
 from bert.config import ModelConfig
 from bert.heads import BertForPreTraining
 from bert.interchange import names
+
+FIRST_LAYER = "/layer_0/"
 
 LABELLED = ("BertForSequenceClassification", "BertForTokenClassification")
 """Architectures with as many outputs as there are labels."""
@@ -25,9 +28,12 @@ def expected_shapes(config: ModelConfig, architecture: str, num_labels: int) -> 
         architecture: a key of `names.ARCHITECTURES`.
         num_labels: L, where the architecture is one of `LABELLED`.
     """
-    model = BertForPreTraining(config)
+    model = BertForPreTraining(dataclasses.replace(config, num_hidden_layers=1))  # all layers have the same shapes
     tree = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"])
     shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
+    for path in [path for path in shapes if FIRST_LAYER in path]:
+        for number in range(1, config.num_hidden_layers):
+            shapes[path.replace(FIRST_LAYER, f"/layer_{number}/")] = shapes[path]
     outputs = {names.CLASSIFIER: num_labels if architecture in LABELLED else 1, names.QA_OUTPUTS: 2}
     for part in set(names.ARCHITECTURES[architecture]) & set(outputs):
         shapes |= {f"{part}/kernel": (config.hidden_size, outputs[part]), f"{part}/bias": (outputs[part],)}
