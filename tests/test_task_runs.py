@@ -181,7 +181,7 @@ def test_answers_to_new_questions_have_their_characters(squad_run, tmp_path, cap
             error := fails(predict, str(squad_run), str(file))
         )
         assert told in error
-    with pytest.raises(bert.config.UserError, match="input 2: the question is empty"):
+    with pytest.raises(bert.config.UserError, match="input 2 has an empty question"):
         bert.load(squad_run).predict([("who ?", "ba"), (" ", "ba")])
     assert bert.load(squad_run).predict([]) == []
 
