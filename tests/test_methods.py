@@ -229,7 +229,10 @@ def test_both_dev_sets_and_the_diagnostic_one_of_mnli(pretrained, tmp_path, caps
     results = results_of(tmp_path / "run")
     assert set(results["dev"]) == set(results["dev_mismatched"]) == {"loss", "accuracy"}
     names = {path.name for path in (tmp_path / "run" / "predictions").iterdir()}
-    assert names == {"dev.tsv", "dev_mismatched.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}
+    of_dev = {f"{split}{name}" for split in ("", "dev_mismatched_") for name in ("errors.tsv", "confusion_matrix.png")}
+    with_probabilities = {"test.tsv", "test_mismatched.tsv", "diagnostic.tsv"}
+    official = {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}
+    assert names == {"dev.tsv", "dev_mismatched.tsv"} | of_dev | with_probabilities | official
     assert glue_zip([str(tmp_path / "run"), str(tmp_path / "out.zip")]) == 0
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:
         assert archive.read("AX.tsv").decode().splitlines()[0] == "index\tprediction"

@@ -145,7 +145,7 @@ def test_a_task_over_tokens_with_labels_from_its_data(pretrained, tmp_path, monk
 
     monkeypatch.setitem(TASKS, "letters", Letters())
     monkeypatch.setitem(bert.heads.HEADS, "letters", Tagger)
-    arguments = (f"--init={pretrained}", "--task=letters", "--training.epochs=1", "--training.eval_every=1")
+    arguments = (f"--init={pretrained}", "--task=letters", "--training.epochs=4", "--training.eval_every=1")
     arguments = (*arguments, "--optimizer.learning_rate=0.05")
     assert run(folder, data, *arguments) == 0
     assert "a line of notes" in capsys.readouterr().out
