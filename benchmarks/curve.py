@@ -32,18 +32,18 @@ import transformers
 from torch.nn.functional import cross_entropy
 
 from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, recipe_folder
-from bert.config_file import load as load_config
-from bert.data.examples import build_examples, open_rows
-from bert.data.loader import PretrainingLoader, held_out_batches, masking_of
-from bert.heads import BertForPreTraining
-from bert.losses import pretraining_objective
+from bert.config.yaml_io import load as load_config
+from bert.data.pretraining.builder import build_examples, open_rows
+from bert.data.pretraining.loader import PretrainingLoader, held_out_batches, masking_of
+from bert.inference.pretrained import Pretrained
 from bert.metrics import unigram_log_probabilities
-from bert.optimizer import make_optimizer
-from bert.parallel import DataParallel
-from bert.pretrained import Pretrained
-from bert.step import TrainState, make_eval_step, make_train_step
-from bert.tokenizer import load_tokenizer, special_ids, vocabulary_size
-from bert.train import add_sums, divide
+from bert.model.heads import BertForPreTraining
+from bert.parallel.backends import DataParallel
+from bert.tokenizer.wordpiece import load_tokenizer, special_ids, vocabulary_size
+from bert.training.loop import add_sums, divide
+from bert.training.losses import pretraining_objective
+from bert.training.optimizer import make_optimizer
+from bert.training.step import TrainState, make_eval_step, make_train_step
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -125,7 +125,7 @@ def prepare(arguments: argparse.Namespace) -> Experiment:
         module = BertForPreTraining(model)
         params = jax.device_get(module.init(jax.random.key(seed), jnp.zeros((1, 8), jnp.int32))["params"])
         params["predictions"]["bias"] = bias
-        return Pretrained(model, params, tokenizer, None, None, f"seed {seed}", "BertForPreTraining")
+        return Pretrained(config=model, params=params, tokenizer=tokenizer, source=f"seed {seed}")
 
     def batches(seed: int, step: int) -> Batch:
         return PretrainingLoader(train, masking, arguments.batch_size, seed).batch(step)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert.commands.cluster import take_cluster
-from bert.parallel import DataParallel, MeshParallel, Parallel, add_up
+from bert.parallel.backends import DataParallel, MeshParallel, Parallel, add_up
 
 LEAVES, STEPS = 600, 50
 

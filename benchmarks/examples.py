@@ -3,7 +3,7 @@
     PYTHONPATH=. python benchmarks/examples.py [--megabytes 60 240] [--rounds 3] [--sides raw ours run_mlm google]
 
     raw      tokenizers' encode_batch_fast over the paragraphs, and nothing else: the ceiling
-    ours     bert.data.examples: sentences, pieces, pairs, rows on disk
+    ours     bert.data.pretraining.builder: sentences, pieces, pairs, rows on disk
     run_mlm  what transformers' run_mlm.py does: datasets.map over batches of lines, twice (tokenize; join and cut to T)
     google   the algorithm of google-research/bert's create_pretraining_data.py, one process as there, in memory, masks
              included; its sentences are found beforehand and its pieces by `tokenizers`, both in its favour
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert.values import known
+from bert.errors import known
 
 LENGTH = 128
 
@@ -126,7 +126,7 @@ Job = Callable[[], int]
 
 
 def raw(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
-    from bert.tokenizer import load_tokenizer
+    from bert.tokenizer.wordpiece import load_tokenizer
 
     tokenizer = load_tokenizer(vocabulary)
 
@@ -144,8 +144,8 @@ def ours(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
     import datasets.arrow_writer  # noqa: F401  the time of its import is nobody's
 
     from bert.config import DataConfig
-    from bert.data.examples import build_examples
-    from bert.tokenizer import load_tokenizer
+    from bert.data.pretraining.builder import build_examples
+    from bert.tokenizer.wordpiece import load_tokenizer
 
     tokenizer = load_tokenizer(vocabulary)
 
@@ -182,8 +182,8 @@ def run_mlm(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
 
 
 def google(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
-    from bert.data.corpus import documents, split_sentences
-    from bert.tokenizer import load_tokenizer, special_ids
+    from bert.data.corpus.documents import documents, split_sentences
+    from bert.tokenizer.wordpiece import load_tokenizer, special_ids
 
     tokenizer = load_tokenizer(vocabulary)
     corpus = [split_sentences(paragraphs, "en") for paragraphs in documents(str(text))]

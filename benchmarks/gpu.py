@@ -30,7 +30,7 @@ from gpu_parts import attention, ceiling_shapes, dropout, gaps, matmul, projecti
 from gpu_steps import SMALL, Scale, let_go, remat_of, torch_step, train
 from turns import hardware, versions, write
 
-from bert.compilation_cache import use_compilation_cache
+from bert.runtime.compilation_cache import use_compilation_cache
 
 GRACE = 50
 """Seconds that a row may take beyond the end of its process's share."""

@@ -17,13 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from gpu_steps import INPUT, Scale, jax_seconds, loader_of, step_of
 
-from bert.config import Count, TrainingConfig
-from bert.dot_product import dot_product_attention, fused_attention, padding_mask
-from bert.dropout import Dropout
-from bert.profiling import LEFT_OUT, STEPS, ProfiledStep
-from bert.report import Pace
-from bert.stop import StopRequest
-from bert.train import Work, fit
+from bert.config import TrainingConfig
+from bert.errors import Count
+from bert.model.attention import dot_product_attention, fused_attention, padding_mask
+from bert.model.dropout import Dropout
+from bert.runs.progress import Pace
+from bert.runtime.interrupts import StopRequest
+from bert.runtime.profiling import LEFT_OUT, STEPS, ProfiledStep
+from bert.training.loop import Work, fit
 
 
 def ceiling_shapes(scale: Scale) -> dict[str, tuple[int, int, int]]:

@@ -15,17 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
+from bert.analysis.flops import TRAINING, forward_flops
+from bert.analysis.memory_estimate import stored_of_a_layer
 from bert.config import ModelConfig, OptimizerConfig, TrainingConfig
-from bert.data.loader import PretrainingLoader
-from bert.data.masking import Masking
-from bert.execution import Execution
-from bert.flops import TRAINING, forward_flops
-from bert.heads import BertForPreTraining
-from bert.losses import pretraining_objective
-from bert.optimizer import make_optimizer
-from bert.parallel import DataParallel
-from bert.plan_estimate import stored_of_a_layer
-from bert.step import TrainState, make_train_step
+from bert.data.pretraining.loader import PretrainingLoader
+from bert.data.pretraining.masking import Masking
+from bert.model.execution import Execution
+from bert.model.heads import BertForPreTraining
+from bert.parallel.backends import DataParallel
+from bert.training.losses import pretraining_objective
+from bert.training.optimizer import make_optimizer
+from bert.training.step import TrainState, make_train_step
 
 ROUNDS = 3
 INPUT = "input"
@@ -123,7 +123,7 @@ class Corpus:
         return self.count
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The columns of `bert.data.examples` at these rows."""
+        """The columns of `bert.data.pretraining.builder` at these rows."""
         ids, follows = self._columns
         return {
             "input_ids": ids[indices],

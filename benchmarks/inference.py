@@ -97,7 +97,7 @@ Encode = Callable[[list[str]], np.ndarray]
 def ours(model: Path, exported: Path, batch_size: int) -> Encode:
     """`bert.load(...).embed`."""
     import bert
-    from bert.compilation_cache import use_compilation_cache
+    from bert.runtime.compilation_cache import use_compilation_cache
 
     use_compilation_cache()
     loaded = bert.load(model)

@@ -15,11 +15,11 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import bert
 from bert.config import PretrainConfig, TaskDataConfig, recipe_folder
-from bert.config_file import load
-from bert.data.tasks import find_task
-from bert.data.tasks.tagging import TaggingTask
-from bert.heads import HEADS
-from bert.pretrained import Pretrained
+from bert.config.yaml_io import load
+from bert.inference.pretrained import Pretrained
+from bert.model.heads import HEADS
+from bert.tasks import find_task
+from bert.tasks.token_classification import TaggingTask
 
 CALLS = 100
 PIECES = 30522
@@ -54,7 +54,9 @@ def tiny(name: str) -> Pretrained:
     shape = (1, 2, 8) if task.head == "choices" else (1, 8)
     params = model.init(jax.random.key(0), jnp.zeros(shape, jnp.int32))["params"]
     data = TaskDataConfig(max_length=384)
-    return Pretrained(config, jax.device_get(params), tokenizer, task, None, name, data=data)
+    return Pretrained(
+        config=config, params=jax.device_get(params), tokenizer=tokenizer, task=task, source=name, data=data
+    )
 
 
 def measure(name: str, model: Pretrained, given: object) -> None:

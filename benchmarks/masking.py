@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from bert.data.masking import Masking, random_words, words_of_rows
+from bert.data.pretraining.masking import Masking, random_words, words_of_rows
 
 ROWS, LENGTH, STEPS, ROUNDS = 256, 128, 100, 7
 

@@ -21,22 +21,22 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.allocator import use_huge_pages
 from bert.config import DataConfig, ModelConfig, OptimizerConfig
-from bert.data.examples import build_examples, open_rows
-from bert.data.loader import PretrainingLoader, Rows, masking_of
-from bert.data.objectives import OBJECTIVES
-from bert.data.packing import EXAMPLE_LENGTH
-from bert.heads import BertForMaskedLM, BertForPreTraining
-from bert.losses import pretraining_objective
-from bert.optimizer import make_optimizer
-from bert.parallel import DataParallel
-from bert.step import TrainState, make_train_step
-from bert.tokenizer import load_tokenizer, vocabulary_size
+from bert.data.pretraining.builder import build_examples, open_rows
+from bert.data.pretraining.loader import PretrainingLoader, Rows, masking_of
+from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.packing import EXAMPLE_LENGTH
+from bert.model.heads import BertForMaskedLM, BertForPreTraining
+from bert.parallel.backends import DataParallel
+from bert.runtime.malloc import use_huge_pages
+from bert.tokenizer.wordpiece import load_tokenizer, vocabulary_size
+from bert.training.losses import pretraining_objective
+from bert.training.optimizer import make_optimizer
+from bert.training.step import TrainState, make_train_step
 
 
 class OneExampleARow:
-    """The examples of packed rows as `bert.data.loader.Rows` of one each."""
+    """The examples of packed rows as `bert.data.pretraining.loader.Rows` of one each."""
 
     def __init__(self, rows: Rows, lengths: np.ndarray) -> None:
         self._rows, self._of = rows, np.argwhere(lengths > 0)

@@ -21,13 +21,13 @@ from typing import Any
 
 import jax
 
+from bert.analysis.batch_fit import compiled_memory
+from bert.analysis.memory_estimate import estimate_step
+from bert.analysis.step_memory import tpu_devices
 from bert.commands.arguments import parse
 from bert.commands.plan import size_of
 from bert.config import PretrainConfig
-from bert.parallel import MeshParallel
-from bert.plan import tpu_devices
-from bert.plan_estimate import estimate_step
-from bert.plan_fit import compiled_memory
+from bert.parallel.backends import MeshParallel
 
 
 def recipe(size: str, length: int, **training: Any) -> PretrainConfig:

@@ -37,8 +37,8 @@ from transformers import (
 )
 
 from bert import metrics
-from bert.allocator import use_huge_pages
-from bert.data.batches import epoch_batches
+from bert.data.batching import epoch_batches
+from bert.runtime.malloc import use_huge_pages
 
 IGNORED = -100
 

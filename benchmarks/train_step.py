@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from turns import in_turns, table
 
-from bert.allocator import use_huge_pages
+from bert.runtime.malloc import use_huge_pages
 
 SIZES = {"layers": 4, "width": 256, "heads": 4, "pieces": 30522, "rows": 32, "length": 128, "predicted": 20}
 SIDES = {
@@ -105,11 +105,11 @@ def ours(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
     import jax.numpy as jnp
 
     from bert.config import ModelConfig, OptimizerConfig
-    from bert.heads import BertForPreTraining
-    from bert.losses import pretraining_objective
-    from bert.optimizer import make_optimizer
-    from bert.parallel import DataParallel
-    from bert.step import TrainState, make_train_step
+    from bert.model.heads import BertForPreTraining
+    from bert.parallel.backends import DataParallel
+    from bert.training.losses import pretraining_objective
+    from bert.training.optimizer import make_optimizer
+    from bert.training.step import TrainState, make_train_step
 
     config = ModelConfig(
         vocab_size=sizes.pieces,

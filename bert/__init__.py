@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bert import metrics
-    from bert.config import UserError
-    from bert.data.tasks import register_task
-    from bert.heads import (
+    from bert.errors import UserError
+    from bert.inference.loading import load
+    from bert.inference.pretrained import Pretrained
+    from bert.model.encoder import Bert
+    from bert.model.heads import (
         BertForMaskedLM,
         BertForMultipleChoice,
         BertForNextSentencePrediction,
@@ -21,23 +23,22 @@ if TYPE_CHECKING:
         BertForSequenceClassification,
         BertForTokenClassification,
     )
-    from bert.model import Bert
-    from bert.pretrained import Pretrained, load
+    from bert.tasks import register_task
 
 _HOMES = {
-    "Bert": "bert.model",
-    "BertForMaskedLM": "bert.heads",
-    "BertForMultipleChoice": "bert.heads",
-    "BertForNextSentencePrediction": "bert.heads",
-    "BertForPreTraining": "bert.heads",
-    "BertForQuestionAnswering": "bert.heads",
-    "BertForSequenceClassification": "bert.heads",
-    "BertForTokenClassification": "bert.heads",
-    "Pretrained": "bert.pretrained",
+    "Bert": "bert.model.encoder",
+    "BertForMaskedLM": "bert.model.heads",
+    "BertForMultipleChoice": "bert.model.heads",
+    "BertForNextSentencePrediction": "bert.model.heads",
+    "BertForPreTraining": "bert.model.heads",
+    "BertForQuestionAnswering": "bert.model.heads",
+    "BertForSequenceClassification": "bert.model.heads",
+    "BertForTokenClassification": "bert.model.heads",
+    "Pretrained": "bert.inference.pretrained",
     "UserError": "bert.config",
-    "load": "bert.pretrained",
+    "load": "bert.inference.loading",
     "metrics": "bert.metrics",
-    "register_task": "bert.data.tasks",
+    "register_task": "bert.tasks",
 }
 
 __all__ = [

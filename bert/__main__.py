@@ -2,7 +2,7 @@
 
 import sys
 
-from bert.allocator import use_huge_pages
+from bert.runtime.malloc import use_huge_pages
 
 
 def main() -> int:

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert.config import UserError
-from bert.config.checks import local_path
+from bert.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,3 +100,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def local_path(path: str | Path, name: str = "") -> str:
+    """The path as it is. Raises UserError for one with a scheme, such as gs://, which would become a local folder."""
+    # One slash: Path has dropped the other one. Two letters at least: C:/ is a drive.
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
+        place = f"{name} is {path}, which" if name else str(path)
+        raise UserError(f"{place} is not a local path, and no other kind is supported: pass a local path")
+    return str(path)

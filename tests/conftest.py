@@ -24,7 +24,13 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 from jaxtyping import install_import_hook
 
 # Before any of them is imported: from here on a wrong shape or type in a call of the core is an error.
-TYPED = ("bert.model", "bert.dot_product", "bert.heads", "bert.losses", "bert.data.masking")
+TYPED = (
+    "bert.model.encoder",
+    "bert.model.attention",
+    "bert.model.heads",
+    "bert.training.losses",
+    "bert.data.pretraining.masking",
+)
 install_import_hook(TYPED, "beartype.beartype")
 
 from collections.abc import Callable, Iterator

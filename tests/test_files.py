@@ -9,7 +9,8 @@ import pytest
 import bert
 from bert.commands import COMMANDS
 from bert.commands import main as command
-from bert.config import FinetuneConfig, PretrainConfig, UserError
+from bert.config import FinetuneConfig, PretrainConfig
+from bert.errors import UserError
 from bert.files import new_folder
 
 URL = "gs://bucket/place.zip"

@@ -7,7 +7,7 @@ import importlib
 import importlib.metadata
 
 from bert.commands.arguments import run_command, run_program
-from bert.config import UserError
+from bert.errors import UserError
 
 COMMANDS = {
     "pretrain": ("bert.commands.pretrain", "trains an encoder on a corpus"),

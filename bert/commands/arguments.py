@@ -1,6 +1,6 @@
 """Command line and YAML file -> configuration, and every mistake in them -> one sentence.
 
-`bert.config_file` knows where each value was written and what it means; the help is jsonargparse's.
+`bert.config.yaml_io` knows where each value was written and what it means; the help is jsonargparse's.
 """
 
 from __future__ import annotations
@@ -22,12 +22,9 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
-from bert.allocator import keep_few_heaps
 from bert.commands.overrides import rescaled, without_other_ways
-from bert.compilation_cache import use_compilation_cache
-from bert.config import Count, UserError, recipe_folder, recipe_names, with_preset
-from bert.config.checks import local_path
-from bert.config_file import (
+from bert.config import recipe_folder, recipe_names, with_preset
+from bert.config.yaml_io import (
     NULLS,
     Given,
     Key,
@@ -41,8 +38,11 @@ from bert.config_file import (
     typed,
     unknown_key,
 )
-from bert.run import OWN
-from bert.values import known
+from bert.errors import Count, UserError, known
+from bert.files import local_path
+from bert.runs.folder import OWN
+from bert.runtime.compilation_cache import use_compilation_cache
+from bert.runtime.malloc import keep_few_heaps
 
 
 class Checked(Protocol):

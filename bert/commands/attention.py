@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 from bert.commands.arguments import MODEL, Arguments, run_command
-from bert.config import UserError
-from bert.config.checks import local_path
-from bert.values import without_surrogates
+from bert.errors import UserError, without_surrogates
+from bert.files import local_path
 
 DESCRIPTION = """Shows the attention of every layer and head over the pieces of a text, or of a pair of texts. A file
 that ends in .html is a page to explore in a browser, which needs nothing else; one in .png is a picture of all
@@ -42,8 +41,8 @@ def main(argv: list[str]) -> int:
     if not output.parent.is_dir():
         raise UserError(f"{output.parent} is not a folder: make it, or name another --output")
 
-    from bert.attention import attention_of, write_page, write_picture
-    from bert.pretrained import load
+    from bert.inference.attention_maps import attention_of, write_page, write_picture
+    from bert.inference.loading import load
 
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
     text = arguments.text if arguments.pair is None else (arguments.text, arguments.pair)

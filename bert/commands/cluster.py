@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bert.commands.arguments import take_options
-from bert.config import UserError
+from bert.errors import UserError
 
 OWN = {
     "coordinator HOST:PORT": "On several hosts, with the same command on each: name and a free port of the first one. "

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from bert.commands.arguments import COMMAND_LINE, parse, run_command
-from bert.config import PretrainConfig, UserError
-from bert.phases import phase_configs
+from bert.config import PretrainConfig
+from bert.config.pretraining import phase_configs
+from bert.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
 
-    from bert.data.examples import ExampleSet
+    from bert.data.pretraining.builder import ExampleSet
 
 DESCRIPTION = """Builds the examples that `bert pretrain` with the same arguments will find in its cache."""
 
@@ -51,15 +52,15 @@ def main(argv: list[str]) -> int:
         )
     part = None if options.shard is None else _part(options.shard)
 
-    from bert.data.examples import build_examples, build_part
-    from bert.data.vocabulary import corpus_vocabulary
-    from bert.report import progress_lines
-    from bert.tokenizer import load_tokenizer
+    from bert.data.corpus.vocabulary import corpus_vocabulary
+    from bert.data.pretraining.builder import build_examples, build_part
+    from bert.runs.progress import progress_lines
+    from bert.tokenizer.wordpiece import load_tokenizer
 
     if config.tokenizer.path is not None:  # beside init, its vocabulary extended
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
     elif config.init is not None:
-        from bert.pretrained import load_vocabulary  # which imports JAX
+        from bert.inference.loading import load_vocabulary  # which imports JAX
 
         tokenizer = load_vocabulary(config.init, print)
     else:
@@ -97,11 +98,11 @@ def _part(text: str) -> tuple[int, int]:
 def _statistics(found: ExampleSet, tokenizer: Tokenizer) -> None:
     import numpy as np
 
-    from bert.data.examples import open_rows
-    from bert.data.ids import share_of_unknown_pieces
-    from bert.data.packing import EXAMPLE_LENGTH
-    from bert.report import startup_table
-    from bert.tokenizer import special_ids
+    from bert.data.pretraining.builder import open_rows
+    from bert.data.pretraining.id_checks import share_of_unknown_pieces
+    from bert.data.pretraining.packing import EXAMPLE_LENGTH
+    from bert.runs.progress import startup_table
+    from bert.tokenizer.wordpiece import special_ids
 
     counts = found.counts
     unknown = share_of_unknown_pieces(found, special_ids(tokenizer))
@@ -141,11 +142,11 @@ def _show(found: ExampleSet, tokenizer: Tokenizer, config: PretrainConfig, count
     from rich.console import Console
     from rich.text import Text
 
-    from bert.data.examples import open_rows
-    from bert.data.loader import masked_batch, masking_of, random_words_per_row
-    from bert.data.masking import random_words
-    from bert.data.objectives import OBJECTIVES
-    from bert.tokenizer import special_ids
+    from bert.data.pretraining.builder import open_rows
+    from bert.data.pretraining.loader import masked_batch, masking_of, random_words_per_row
+    from bert.data.pretraining.masking import random_words
+    from bert.data.pretraining.objectives import OBJECTIVES
+    from bert.tokenizer.wordpiece import special_ids
 
     rows, masking, special = open_rows(found.train), masking_of(config.data, tokenizer), special_ids(tokenizer)
     objective, console = OBJECTIVES[config.data.objective], Console(highlight=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from bert.commands.arguments import MODEL, Arguments, run_command
-from bert.config import UserError
-from bert.config.checks import local_path
+from bert.errors import UserError
+from bert.files import local_path
 from bert.interchange import FORMATS
 
 DESCRIPTION = """Hands a model to others. hf: a folder that Hugging Face transformers reads (config.json, safetensors,
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
             f"command line: --length and --dynamic_length are for stablehlo: leave them out with {arguments.format}"
         )
 
-    from bert.pretrained import load
+    from bert.inference.loading import load
 
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
     model.save(arguments.out, arguments.format, print, length=arguments.length, dynamic_length=arguments.dynamic_length)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from bert.commands.arguments import invocation, parse, run_command
 from bert.commands.cluster import OWN, take_cluster
-from bert.config import FinetuneConfig, UserError
-from bert.report import scored_splits
+from bert.config import FinetuneConfig
+from bert.errors import UserError
+from bert.runs.metrics_log import scored_splits
 
 if TYPE_CHECKING:
-    from bert.run import RunFolder
+    from bert.runs.folder import RunFolder
 
 DESCRIPTION = """Fine-tunes a pretrained encoder on a task, scores it on the dev set after every epoch, keeps the best
 checkpoint and writes predictions. Run again with the same output_dir, a run resumes where it was."""
@@ -40,19 +41,19 @@ def main(argv: list[str]) -> int:
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
 
     if cluster is None:
-        from bert.run import open_run as opened
+        from bert.runs.folder import open_run as opened
     else:
         cluster.join()
-        from bert.hosts import open_shared_run as opened
+        from bert.runs.shared_run import open_shared_run as opened
 
     with opened(config) as run:
         return _train(run)
 
 
 def _train(run: RunFolder[FinetuneConfig]) -> int:
-    from bert.finetuning import finetune
-    from bert.seeds import finetune_seeds
-    from bert.stop import Interrupted
+    from bert.runtime.interrupts import Interrupted
+    from bert.training.finetuning import finetune
+    from bert.training.seeds import finetune_seeds
 
     several = run.config.seeds > 1
     try:

@@ -7,10 +7,9 @@ import zipfile
 from pathlib import Path
 
 from bert.commands.arguments import Arguments, run_command
-from bert.config import UserError
-from bert.config.checks import local_path
-from bert.data.tasks.glue import SUBMISSIONS
-from bert.files import replacing
+from bert.errors import UserError
+from bert.files import local_path, replacing
+from bert.tasks.glue import SUBMISSIONS
 
 DESCRIPTION = """Puts the test predictions of fine-tuning runs on GLUE's tasks into one zip for gluebenchmark.com. Of a
 folder with several seeds the best one on dev is taken."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert.commands.arguments import MODEL, Arguments, run_command
-from bert.config.checks import local_path
+from bert.files import local_path
 
 DESCRIPTION = """Tells what a run, or anything else that bert.load takes, is made of: its parts with their parameters
 and operations a token, its vocabulary, where its weights came from, and of a run its training and its scores. A run
@@ -40,8 +40,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     arguments = parser.parse_args(argv)
 
-    from bert.inspection import inspect
-    from bert.report import plain
+    from bert.analysis.inspection import inspect
+    from bert.runs.metrics_log import plain
 
     facts = inspect(arguments.source, arguments.length)
     if arguments.json:
@@ -116,7 +116,7 @@ def _training(facts: dict[str, Any]) -> list[str]:
     if training["tokens_per_second"]:
         head += f", {training['tokens_per_second']:,.0f} tokens a second (median)"
     if training["seconds"] is not None:
-        from bert.report import format_duration
+        from bert.runs.progress import format_duration
 
         head += f", {format_duration(training['seconds'])} from its last start to its end"
     steps = ", ".join(f"{step:,}" for step in checkpoints["steps"]) or "none"

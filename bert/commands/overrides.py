@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from bert.config_file import NULLS, Given, Key, typed
+from bert.config.yaml_io import NULLS, Given, Key, typed
 
 OTHER_WAYS = (
     ("training.steps", "training.epochs"),

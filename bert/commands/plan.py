@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bert.commands.arguments import parse, run_command, take_options
-from bert.config import REMAT, PretrainConfig, UserError
-from bert.device_kinds import TPUS, devices_named
-from bert.phases import phase_configs
+from bert.config import REMAT, PretrainConfig
+from bert.config.pretraining import phase_configs
+from bert.errors import UserError
+from bert.parallel.devices import TPUS, devices_named
 
 if TYPE_CHECKING:
     from jax import Device
 
-    from bert.parallel import MeshParallel
-    from bert.plan_fit import Fit
+    from bert.analysis.batch_fit import Fit
+    from bert.parallel.backends import MeshParallel
 
 DESCRIPTION = """Tells what a pretraining run takes of each device before it is tried: its train step is compiled,
 without weights or data, for the local devices or, with libtpu installed, for a TPU slice that need not be there; for
@@ -63,9 +64,9 @@ def main(argv: list[str]) -> int:
 
     target = _target(config, given.get("device"))
 
-    from bert.plan import state_bytes
-    from bert.plan_estimate import WITHIN
-    from bert.plan_fit import fit_rows
+    from bert.analysis.batch_fit import fit_rows
+    from bert.analysis.memory_estimate import WITHIN
+    from bert.analysis.step_memory import state_bytes
 
     mesh = target.mesh
     mesh.check_model(config.model)
@@ -111,9 +112,9 @@ def _target(config: PretrainConfig, text: str | None) -> Target:
 
     import jax
 
-    from bert.parallel import MeshParallel
-    from bert.plan import tpu_devices
-    from bert.plan_estimate import PlannedMesh
+    from bert.analysis.memory_estimate import PlannedMesh
+    from bert.analysis.step_memory import tpu_devices
+    from bert.parallel.backends import MeshParallel
 
     shape = config.training.mesh_shape
     if text is None or named is None:

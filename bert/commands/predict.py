@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from bert.commands.arguments import MODEL, Arguments, run_command
-from bert.config import FinetuneConfig, UserError
-from bert.config.checks import local_path
-from bert.data.new_inputs import Input, read_inputs
-from bert.files import new_folder, replacing
+from bert.config import FinetuneConfig
+from bert.errors import UserError
+from bert.files import local_path, new_folder, replacing
+from bert.inference.new_inputs import Input, read_inputs
 
 if TYPE_CHECKING:
-    from bert.pretrained import Pretrained
+    from bert.inference.pretrained import Pretrained
 
 DESCRIPTION = """Answers for new inputs, one JSON object a line: a label and the probability of each, a score, the
 answer to a question and its characters in the context, the entities of a text, or the likeliest choice. INPUT is (1) a
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     if arguments.output and Path(arguments.output).exists():
         raise UserError(f"{arguments.output} exists already: name another --output or remove it")
 
-    from bert.pretrained import load
+    from bert.inference.loading import load
 
     model = load(arguments.run, _say)
     if is_split:
@@ -80,8 +80,8 @@ def _no_input(name: str, splits: str) -> UserError:
 
 def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
     """Prints the prediction file of a split, or writes all of its files into the folder ``output``."""
-    from bert.config_file import load as load_config
-    from bert.finetuning import predict_split
+    from bert.config.yaml_io import load as load_config
+    from bert.training.finetuning import predict_split
 
     task = model.answering()
     if model.step is None:

@@ -13,7 +13,7 @@ from bert.commands.cluster import OWN, take_cluster
 from bert.config import PretrainConfig
 
 if TYPE_CHECKING:
-    from bert.run import RunFolder
+    from bert.runs.folder import RunFolder
 
 DESCRIPTION = """Pretrains BERT on a corpus. Without arguments: a tiny model on the prose of Python's own standard
 library, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it was."""
@@ -30,18 +30,18 @@ def main(argv: list[str]) -> int:
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
 
     if cluster is None:
-        from bert.run import open_run as opened
+        from bert.runs.folder import open_run as opened
     else:
         cluster.join()
-        from bert.hosts import open_shared_run as opened
+        from bert.runs.shared_run import open_shared_run as opened
 
     with opened(config) as run:
         return _train(run)
 
 
 def _train(run: RunFolder[PretrainConfig]) -> int:
-    from bert.pretraining import pretrain
-    from bert.stop import Interrupted
+    from bert.runtime.interrupts import Interrupted
+    from bert.training.pretraining import pretrain
 
     began = time.perf_counter()
     try:

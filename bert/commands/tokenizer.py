@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert.commands.arguments import COMMAND_LINE, parse, run_command
-from bert.config import PretrainConfig, TokenizerConfig, UserError
-from bert.config.checks import local_path
-from bert.values import known
+from bert.config import PretrainConfig, TokenizerConfig
+from bert.errors import UserError, known
+from bert.files import local_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -50,9 +50,9 @@ def main(argv: list[str]) -> int:
         if config.tokenizer.path is None:
             raise UserError("tokenizer.path is not set: name the vocabulary that --extend adds words to")
 
-    from bert.data.corpus import documents
-    from bert.new_words import useful_words, with_words
-    from bert.tokenizer import save_tokenizer, train_tokenizer, vocabulary_size
+    from bert.data.corpus.documents import documents
+    from bert.tokenizer.extension import useful_words, with_words
+    from bert.tokenizer.wordpiece import save_tokenizer, train_tokenizer, vocabulary_size
 
     lines = (line for document in documents(config.data.known_train) for line in document)
     if options.extend is None:
@@ -73,11 +73,11 @@ def main(argv: list[str]) -> int:
 def _published(path: str, config: TokenizerConfig) -> Tokenizer:
     """The vocabulary of a folder or file, or of a model on the hub."""
     from bert.interchange.hub import is_hub_name
-    from bert.tokenizer import load_tokenizer
+    from bert.tokenizer.wordpiece import load_tokenizer
 
     if Path(path).exists() or not is_hub_name(path):
         return load_tokenizer(path, config)
-    from bert.pretrained import load_vocabulary  # which imports JAX
+    from bert.inference.loading import load_vocabulary  # which imports JAX
 
     return load_vocabulary(path, print)
 

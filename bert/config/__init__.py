@@ -15,7 +15,7 @@ from bert.config.model import ACTIVATIONS, ModelConfig, TokenizerConfig
 from bert.config.presets import with_preset
 from bert.config.pretraining import PretrainConfig
 from bert.config.training import REMAT, OptimizerConfig, TrainingConfig
-from bert.values import Count, UserError
+from bert.errors import Count, UserError
 
 __all__ = [
     "ACTIVATIONS",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bert.config.checks import at_least, fraction, seed_in_range
-from bert.values import UserError
+from bert.config.validation import at_least, fraction, seed_in_range
+from bert.errors import UserError
 
 STANDARD_LIBRARY = "stdlib:"
 """Value of ``data.train`` for the embedded corpus: the docstrings of the running Python's standard library."""

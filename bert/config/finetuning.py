@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bert.config.checks import at_least, fraction, local_paths, seed_in_range
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.training import OptimizerConfig, TrainingConfig
-from bert.values import UserError
+from bert.config.validation import at_least, fraction, local_paths, seed_in_range
+from bert.errors import UserError
 
 
 class FoundNumber(float):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bert.config.checks import MAX_LENGTH, at_least, at_most, fraction
-from bert.values import UserError, known
+from bert.config.validation import MAX_LENGTH, at_least, at_most, fraction
+from bert.errors import UserError, known
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from dataclasses import dataclass, field
 
-from bert.config.checks import local_paths, seed_in_range
 from bert.config.data import DataConfig
 from bert.config.model import ModelConfig, TokenizerConfig
+from bert.config.phases import PhaseConfig
 from bert.config.training import OptimizerConfig, TrainingConfig
-from bert.phases import PhaseConfig, check_phases
-from bert.values import UserError
+from bert.config.validation import local_paths, seed_in_range
+from bert.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,110 @@ class PretrainConfig:
             )
         if self.phases is not None:
             check_phases(self)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a run whose number of steps is known.
+
+    Attributes:
+        number: from 1 on.
+        first, end: its steps are first + 1 to end, as they are counted in metrics and checkpoints.
+        config: of a run that is this phase alone.
+    """
+
+    number: int
+    first: int
+    end: int
+    config: PretrainConfig
+
+
+def phases_of(config: PretrainConfig, total_steps: int) -> list[Phase]:
+    """The phases of a run of ``total_steps``, one where the configuration has none."""
+    ends = _ends(config.phases or [PhaseConfig()], total_steps)
+    spans = itertools.pairwise([0, *ends])
+    return [Phase(i, *span, one) for i, (span, one) in enumerate(zip(spans, phase_configs(config), strict=True), 1)]
+
+
+def phase_configs(config: PretrainConfig) -> list[PretrainConfig]:
+    """The configuration of each phase; of a run without phases its own."""
+    return [config] if config.phases is None else [_alone(config, phase) for phase in config.phases]
+
+
+def check_phases(config: PretrainConfig) -> None:
+    """Raises UserError where the phases cannot follow one another, or one does not fit the model."""
+    phases = config.phases
+    if not phases:
+        raise UserError("phases is an empty list: describe at least one phase, or set it to null")
+    if config.training.steps is None:
+        raise UserError(
+            "phases are set, but training.steps is not, and rows of several lengths have no epochs in common: set "
+            "training.steps instead of training.epochs, or phases to null"
+        )
+    for number, phase in enumerate(phases, 1):
+        phase.check(f"phases.{number}", is_last=number == len(phases))
+    total = int(config.training.steps)
+    first = 0
+    for number, (phase, end, alone) in enumerate(
+        zip(phases, _ends(phases, total), phase_configs(config), strict=True), 1
+    ):
+        if end <= first:
+            raise UserError(
+                f"phases.{number} is left without a step, since those before it take {first:,} and training.steps is "
+                f"{total:,}: enlarge training.steps, or set phases to null"
+            )
+        first = end
+        _check_sizes(alone, phase, f"phases.{number}")
+
+
+def _check_sizes(config: PretrainConfig, phase: PhaseConfig, name: str) -> None:
+    length, predictions = config.data.sequence_length, config.data.max_predictions_per_sequence
+    config.model.check_length(f"{name}.sequence_length", length)
+    if length > config.model.max_position_embeddings:
+        raise UserError(
+            f"{name}.sequence_length ({length}) is over model.max_position_embeddings "
+            f"({config.model.max_position_embeddings}): shorten the one or enlarge the other"
+        )
+    if predictions >= length:
+        raise UserError(
+            f"{name}.max_predictions_per_sequence ({predictions}) is not below {name}.sequence_length ({length}): "
+            "lower the one or raise the other"
+        )
+    rows, parts = config.training.batch_size, config.training.gradient_accumulation_steps
+    if rows % parts:
+        raise UserError(
+            f"{name}.batch_size ({rows}) is not divisible by {name}.gradient_accumulation_steps ({parts}): change one "
+            "of them"
+        )
+
+
+def _ends(phases: list[PhaseConfig], total_steps: int) -> list[int]:
+    """The last step of each phase; shares are added up before they are rounded, so that no step is lost."""
+    ends, share, steps = [], 0.0, 0
+    for phase in phases[:-1]:
+        share, steps = share + (phase.share or 0.0), steps + int(phase.steps or 0)
+        ends.append(min(total_steps, round(share * total_steps) + steps))
+    return [*ends, total_steps]
+
+
+def _alone(config: PretrainConfig, phase: PhaseConfig) -> PretrainConfig:
+    """The configuration of a run that is this phase alone."""
+    data, training, optimizer = config.data, config.training, config.optimizer
+    length = phase.sequence_length or data.sequence_length
+    in_proportion = -(-data.max_predictions_per_sequence * length // data.sequence_length)
+    accumulation = phase.gradient_accumulation_steps or training.gradient_accumulation_steps
+    return dataclasses.replace(
+        config,
+        phases=None,
+        data=dataclasses.replace(
+            data,
+            sequence_length=length,
+            max_predictions_per_sequence=phase.max_predictions_per_sequence or in_proportion,
+        ),
+        training=dataclasses.replace(
+            training,
+            batch_size=phase.batch_size or training.batch_size,
+            gradient_accumulation_steps=accumulation,
+        ),
+        optimizer=dataclasses.replace(optimizer, learning_rate=phase.learning_rate or optimizer.learning_rate),
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bert.config.checks import at_least, fraction
-from bert.values import Count, UserError
+from bert.config.validation import at_least, fraction
+from bert.errors import Count, UserError
 
 REMAT = ("none", "dots", "full")
 PRESETS = ("faithful", "fast")

@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Protocol
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from bert.data.row_template import post_processor
-from bert.tokenizer import corpus_tokenizer
+from bert.tokenizer.wordpiece import corpus_tokenizer
 
 ROWS_AT_ONCE = 4096
 """Texts tokenized in one call: enough to make calls cheap, few enough to bound memory."""
@@ -220,3 +221,27 @@ def _digest(*arrays: np.ndarray | None) -> str:
         if array is not None:
             digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+class Rows(Protocol):
+    """R rows ready for the model: `bert.data.features.Features`, `ChoiceFeatures`, or a task's own extension."""
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """As the task's loss takes them; None where the rows have none, and so no loss (other than train's)."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[R] tokens of each row, by which rows are put into buckets."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
+        """The rows padded to T = ``length`` and B = ``batch_size``.
+
+        Returns ``input_ids``, ``token_type_ids``, ``attention_mask`` ([B, T], or [B, C, T] with choices), ``labels``
+        as the task's loss takes them, ``weights`` [B], 0 for rows that only fill the batch.
+        """
+
+    def digest(self) -> str:
+        """Of tokens and labels: a run does not go on with others."""

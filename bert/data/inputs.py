@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bert.config import UserError
 from bert.data.windows import Text
-from bert.values import without_surrogates
+from bert.errors import UserError, without_surrogates
 
 TEXT_OR_PAIR = "a text or a pair of texts is needed: pass a string or a tuple of two strings"
 

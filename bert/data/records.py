@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert.config import HUB, UserError
+from bert.config import HUB
+from bert.data.corpus.files import OPENERS, numbered_lines
 from bert.data.dialects import DELIMITERS, Dialect, csv_reader, dialect_of
-from bert.data.formats import OPENERS, numbered_lines
 from bert.data.json_text import parse_json
+from bert.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import DatasetDict

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from bert.config import UserError
-from bert.tokenizer import ROBERTA_SPECIAL_TOKENS, special_ids
+from bert.errors import UserError
+from bert.tokenizer.wordpiece import ROBERTA_SPECIAL_TOKENS, special_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

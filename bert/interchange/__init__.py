@@ -1,6 +1,6 @@
 """Checkpoints of others: one table of names (`names`), read in both directions. Imports no JAX by itself."""
 
-from bert.config import UserError
+from bert.errors import UserError
 
 FORMATS = ("hf", "stablehlo", "onnx")
 """What a model can be written as."""

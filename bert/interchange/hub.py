@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from bert.config import UserError
+from bert.errors import UserError
 from bert.interchange import first_line
 
 _NAMES = [

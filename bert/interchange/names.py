@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from bert.config import UserError
+from bert.errors import UserError
 
 BERT, ROBERTA, GOOGLE = "bert", "roberta", "google"
 """Whose names: those of Hugging Face's models, by the ``model_type`` of config.json, and of google-research/bert."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bert.config import UserError
+from bert.errors import UserError
 from bert.interchange.tensor_files import read_json
 
 MODES = ("mean", "cls", "max")

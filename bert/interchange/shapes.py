@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from bert.config import ModelConfig
-from bert.heads import BertForPreTraining
 from bert.interchange import names
+from bert.model.heads import BertForPreTraining
 
 FIRST_LAYER = "/layer_0/"
 

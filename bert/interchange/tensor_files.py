@@ -11,7 +11,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
-from bert.config import UserError
+from bert.errors import UserError
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"

@@ -11,8 +11,8 @@ from pathlib import Path
 import datasets
 import pytest
 
-from bert.config import UserError
 from bert.data.records import dataset_records, is_dataset, open_splits, read_records
+from bert.errors import UserError
 
 
 def made(folder: Path, name: str, content: str | bytes) -> Path:

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, processors
 
-from bert.config import DataConfig, TaskDataConfig, UserError
-from bert.data import examples, spans
-from bert.data.corpus import split_sentences
+from bert.config import DataConfig, TaskDataConfig
+from bert.data.corpus.documents import split_sentences
 from bert.data.features import Features
+from bert.data.pretraining import builder
 from bert.data.row_template import RowTemplate, post_processor, row_template
-from bert.data.tasks import find_task, multiple_choice, ner
-from bert.tokenizer import corpus_tokenizer, tokenizer_fingerprint
-from tests.data.letters import byte_level_tokenizer, letter_tokenizer
+from bert.errors import UserError
+from bert.tasks import find_task, multiple_choice, span_features
+from bert.tasks.readers import conll
+from bert.tokenizer.wordpiece import corpus_tokenizer, tokenizer_fingerprint
+from tests.letters import byte_level_tokenizer, letter_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), "."]
@@ -76,8 +78,8 @@ def test_a_template_lays_out_what_the_tokenizer_does(roberta, first, second) -> 
 
 
 def test_questions_have_both_separators_of_roberta(roberta) -> None:
-    example = spans.Example("1", "ab c", "a bc d", (spans.Answer("bc", 2),))
-    rows = spans.windows(roberta, [example], max_length=16, max_query_length=4)
+    example = span_features.Example("1", "ab c", "a bc d", (span_features.Answer("bc", 2),))
+    rows = span_features.windows(roberta, [example], max_length=16, max_query_length=4)
     assert rows_of(roberta, rows.features) == ["<s> a b Ġc </s> </s> a Ġb c Ġd </s>"]
     assert rows.features.ids.tolist() == roberta.encode("ab c", "a bc d").ids
     assert not rows.batch(np.array([0]), 16, 1)["token_type_ids"].any()
@@ -88,20 +90,22 @@ def test_questions_have_both_separators_of_roberta(roberta) -> None:
 
 def test_windows_of_a_long_context_fit_with_both_separators(roberta) -> None:
     context = " ".join(LETTERS)
-    rows = spans.windows(roberta, [spans.Example("1", "abc", context, ())], 16, doc_stride=4, max_query_length=3)
+    rows = span_features.windows(
+        roberta, [span_features.Example("1", "abc", context, ())], 16, doc_stride=4, max_query_length=3
+    )
     assert max(rows.lengths) == 16
     assert all(row.startswith("<s> a b c </s> </s> ") for row in rows_of(roberta, rows.features))
     assert set(rows.char_starts[rows.char_starts >= 0].tolist()) == {*range(0, len(context), 2)}
     with pytest.raises(UserError, match="a question of 12 tokens leaves no room for its context in a row of 16"):
-        spans.windows(roberta, [], 16, max_query_length=12)
-    assert len(spans.windows(roberta, [], 16, max_query_length=11)) == 0
+        span_features.windows(roberta, [], 16, max_query_length=12)
+    assert len(span_features.windows(roberta, [], 16, max_query_length=11)) == 0
 
 
 @pytest.mark.parametrize("add_prefix_space", [False, True])
 def test_tagged_words_keep_their_spaces(add_prefix_space) -> None:
     tokenizer = byte_level_tokenizer(add_prefix_space)
     words = [["the", "the", ".", " a", "é"]]
-    rows = ner.tokenize(tokenizer, ner.Sentences(words, [["O"] * 5]), ("O",), 32)
+    rows = conll.tokenize(tokenizer, conll.Sentences(words, [["O"] * 5]), ("O",), 32)
     assert rows_of(tokenizer, rows.features) == ["<s> Ġt h e Ġt h e Ġ . Ġa Ġ Ã © </s>"]
     as_transformers = byte_level_tokenizer(add_prefix_space=True)  # with is_split_into_words
     assert rows.features.ids.tolist() == as_transformers.encode(words[0], is_pretokenized=True).ids
@@ -138,8 +142,8 @@ def config_of(folder: Path, **settings) -> DataConfig:
 
 
 def built(folder: Path, tokenizer: Tokenizer, **settings) -> dict[str, np.ndarray]:
-    found = examples.build_examples(config_of(folder, **settings), tokenizer, folder / "cache")
-    rows = examples.open_rows(found.train)
+    found = builder.build_examples(config_of(folder, **settings), tokenizer, folder / "cache")
+    rows = builder.open_rows(found.train)
     return rows.take(np.arange(len(rows)))
 
 
@@ -174,9 +178,9 @@ def test_rows_of_another_layout_are_no_longer_found_in_the_cache(roberta, tmp_pa
     """Rows without the spaces were kept under the hash of these settings alone."""
     config, cache = config_of(tmp_path, objective="doc_sentences"), tmp_path / "cache"
     for tokenizer, same in ((roberta, False), (letter_tokenizer(WORDS), True)):
-        settings = examples._settings(config, cache, tokenizer_fingerprint(tokenizer))
+        settings = builder._settings(config, cache, tokenizer_fingerprint(tokenizer))
         name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
-        folder, named = examples._folder_of(config, tokenizer, cache, lambda *_: None)
+        folder, named = builder._folder_of(config, tokenizer, cache, lambda *_: None)
         assert (folder.name == name) is same
         assert ("row_template" in named) is not same
 

@@ -10,11 +10,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from bert.config import TaskDataConfig
-from bert.data import spans
-from bert.data.tasks import find_task, ner
-from bert.data.tasks.multiple_choice import MultipleChoiceTask
 from bert.data.windows import widest_windows, window_starts
-from tests.data.letters import letter_tokenizer
+from bert.tasks import find_task, span_features
+from bert.tasks.multiple_choice import MultipleChoiceTask
+from bert.tasks.readers import conll
+from tests.letters import letter_tokenizer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
 SHORT = TaskDataConfig(max_length=8)
@@ -49,8 +49,8 @@ def test_a_token_belongs_to_the_window_that_shows_most_around_it(tokens, room, s
 def test_long_inputs_take_time_in_proportion_to_their_length(tokenizer: Tokenizer):
     """0.3 s here; minutes and gigabytes if every window is compared with every token."""
     start = time.process_time()
-    tagged = ner.tokenize(tokenizer, ner.Sentences([["a", "b"] * 20_000], None), (), 32)
-    asked = spans.windows(tokenizer, [spans.Example("1", "a", "a b " * 20_000, ())], 32, 14, 8)
+    tagged = conll.tokenize(tokenizer, conll.Sentences([["a", "b"] * 20_000], None), (), 32)
+    asked = span_features.windows(tokenizer, [span_features.Example("1", "a", "a b " * 20_000, ())], 32, 14, 8)
     assert time.process_time() - start < 5
     assert (tagged.words >= 0).sum() == asked.max_context.sum() == 40_000
 

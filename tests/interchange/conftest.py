@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hf_folders import random_model
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from bert.config import ModelConfig
-from bert.interchange import hf_export
-from bert.interchange.hf_export import module_of
-from bert.pretrained import Pretrained
+from bert.inference.pretrained import Pretrained
+from bert.interchange.bundle import module_of
+from bert.interchange.writers import hf
+from tests.interchange.hf_folders import random_model
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(45)), "one", "text"]
 LABELLED = ("BertForSequenceClassification", "BertForTokenClassification")
@@ -40,7 +40,12 @@ def tiny(architecture: str, pooler: bool = True, **sizes) -> Pretrained:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     model = Pretrained(
-        config, {"bert": {"pooler": {}} if pooler else {}}, tokenizer, None, None, "tiny", architecture, labels
+        config=config,
+        params={"bert": {"pooler": {}} if pooler else {}},
+        tokenizer=tokenizer,
+        source="tiny",
+        architecture=architecture,
+        labels=labels,
     )
     ids = jnp.zeros((1, 2, 4) if architecture == "BertForMultipleChoice" else (1, 4), jnp.int32)
     shapes = jax.eval_shape(lambda: module_of(model).init(jax.random.key(0), ids)["params"])
@@ -79,7 +84,7 @@ def answer() -> Callable[[Pretrained, dict, dict], dict]:
 @pytest.fixture(autouse=True)
 def _without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its logits and ids are compared in tests/real: importing it takes longer than all of these tests."""
-    monkeypatch.setattr(hf_export, "logits_difference", lambda model, folder: None)
+    monkeypatch.setattr(hf, "logits_difference", lambda model, folder: None)
 
 
 @pytest.fixture(scope="session")

@@ -10,17 +10,17 @@ import huggingface_hub
 import jax
 import numpy as np
 import pytest
-from hf_folders import edit
 
 import bert
 from bert.commands.export import main as export
 from bert.commands.finetune import main as finetune
 from bert.commands.predict import main as predict
 from bert.commands.tokenizer import main as extend
-from bert.config import UserError
+from bert.errors import UserError
+from bert.inference.loading import load_vocabulary
 from bert.interchange import hub as hub_names
 from bert.interchange.hub import is_hub_name
-from bert.pretrained import load_vocabulary
+from tests.interchange.hf_folders import edit
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_name_is_fetched_and_nothing_that_runs_or_is_not_read(made, hub: Path,
 
 
 def test_a_vocabulary_on_the_hub_is_extended(made, hub: Path, tmp_path: Path, fails) -> None:
-    from bert.tokenizer import load_tokenizer
+    from bert.tokenizer.wordpiece import load_tokenizer
 
     model = made("BertForMaskedLM")
     model.save(hub / "someone" / "some-bert")

@@ -8,17 +8,17 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from bundle_writer import write_bundle
 from flax import traverse_util
-from hf_folders import CONFIG, ROBERTA
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 import bert
 from bert.commands.finetune import main as finetune
 from bert.commands.pretrain import main as pretrain
 from bert.interchange import names
-from bert.interchange.google import CHECKPOINT
 from bert.interchange.pooling import Pooling
+from bert.interchange.readers.google import CHECKPOINT
+from tests.interchange.bundle_writer import write_bundle
+from tests.interchange.hf_folders import CONFIG, ROBERTA
 
 FEW_STEPS = [
     "--training.steps=2",

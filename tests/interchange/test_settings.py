@@ -7,15 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hf_folders import CONFIG, ROBERTA
 from tokenizers import normalizers
 
 import bert
 from bert.commands.export import main as export
-from bert.config import UserError
-from bert.data.tasks.published import published_task
-from bert.interchange import ExportError, hf, hf_export
+from bert.errors import UserError
+from bert.interchange import ExportError
 from bert.interchange.pooling import Pooling
+from bert.interchange.readers import hf as hf_reader
+from bert.interchange.writers import hf, hf_config
+from bert.tasks.inference_only import published_task
+from tests.interchange.hf_folders import CONFIG, ROBERTA
 
 
 @pytest.mark.parametrize("rate", [None, 0.0, 0.3])
@@ -89,28 +91,28 @@ def test_how_texts_are_read_is_honoured_told_or_an_error(made, tmp_path: Path) -
 
 @pytest.mark.parametrize("theirs", ["gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh"])
 def test_every_name_of_the_tanh_form_is_one(theirs: str) -> None:
-    assert hf.ACTIVATIONS[theirs] == "gelu_tanh"
+    assert hf_reader.ACTIVATIONS[theirs] == "gelu_tanh"
 
 
 def spoilt_tensor(monkeypatch) -> str:
-    original = hf_export.write_tensors
+    original = hf.write_tensors
 
     def write(file: Path, tensors: dict) -> None:
         name = next(iter(tensors))
         original(file, {**tensors, name: tensors[name] + 1})
 
-    monkeypatch.setattr(hf_export, "write_tensors", write)
+    monkeypatch.setattr(hf, "write_tensors", write)
     return "does not read back as it was, bert/embeddings/word/embedding differ"
 
 
 def lost_label(monkeypatch) -> str:
-    original = hf_export.published_config
-    monkeypatch.setattr(hf_export, "published_config", lambda model: {**original(model), "id2label": {"0": "x"}})
+    original = hf_config.published_config
+    monkeypatch.setattr(hf_config, "published_config", lambda model: {**original(model), "id2label": {"0": "x"}})
     return "classifier.weight is [3, 12], but config.json makes it [1, 12]"
 
 
 def other_logits(monkeypatch) -> str:
-    monkeypatch.setattr(hf_export, "logits_difference", lambda model, folder: float("nan"))
+    monkeypatch.setattr(hf, "logits_difference", lambda model, folder: float("nan"))
     return "transformers' logits differ by nan from ours"
 
 
@@ -118,7 +120,7 @@ def unreadable(monkeypatch) -> str:
     def raises(model, folder) -> float:
         raise ValueError("Unrecognized model\nmore lines")
 
-    monkeypatch.setattr(hf_export, "logits_difference", raises)
+    monkeypatch.setattr(hf, "logits_difference", raises)
     return "transformers does not run its export (Unrecognized model)"
 
 
@@ -127,7 +129,7 @@ def test_an_export_that_fails_its_check_is_one_sentence_and_gone(
     spoil, made, tmp_path: Path, monkeypatch, fails
 ) -> None:
     model = made("BertForSequenceClassification")
-    monkeypatch.setattr("bert.pretrained.load", lambda source, say: model)
+    monkeypatch.setattr("bert.inference.loading.load", lambda source, say: model)
     sentence = spoil(monkeypatch)
     assert sentence in fails(export, "made", str(tmp_path / "out"))
     assert list(tmp_path.iterdir()) == [], "neither the folder nor a draft of it"
@@ -156,7 +158,7 @@ def test_a_model_of_one_segment_reads_pairs(made, tmp_path: Path) -> None:
     assert np.isfinite(encoded.last_hidden_state).all()
 
 
-@pytest.mark.parametrize("architecture", hf_export.WITHOUT_ROBERTA)
+@pytest.mark.parametrize("architecture", hf_config.WITHOUT_ROBERTA)
 def test_what_transformers_has_of_bert_alone_is_not_exported_of_roberta(made, tmp_path: Path, architecture) -> None:
     with pytest.raises(UserError, match="of RoBERTa's form, which transformers does not have"):
         made(architecture, ROBERTA).save(tmp_path / "out")

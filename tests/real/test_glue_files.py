@@ -10,8 +10,8 @@ from tokenizers import BertWordPieceTokenizer, Tokenizer
 
 from bert.config import TaskDataConfig
 from bert.data.records import table_cells
-from bert.data.tasks import TASKS
-from bert.data.tasks.sentences import Examples
+from bert.tasks import TASKS
+from bert.tasks.sequence import Examples
 
 pytestmark = pytest.mark.real
 

@@ -10,13 +10,14 @@ import pytest
 from flax import traverse_util
 
 import bert
-from bert.config import ModelConfig, UserError
+from bert.config import ModelConfig
 from bert.data.features import tokenize
-from bert.heads import BertForPreTraining
+from bert.errors import UserError
 from bert.interchange import names
-from bert.interchange.google import read
-from bert.interchange.tf_bundle import Bundle
-from bert.model import Bert
+from bert.interchange.readers.google import read
+from bert.interchange.readers.tf_checkpoint import Bundle
+from bert.model.encoder import Bert
+from bert.model.heads import BertForPreTraining
 
 pytestmark = pytest.mark.real
 

@@ -12,13 +12,14 @@ from sklearn.metrics import roc_auc_score
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import bert
-from bert.config import TokenizerConfig, UserError
+from bert.config import TokenizerConfig
 from bert.data.features import tokenize
-from bert.dropout import Dropout
-from bert.interchange.hf_export import module_of
+from bert.errors import UserError
+from bert.interchange.bundle import module_of
 from bert.interchange.names import ARCHITECTURES, published_name
-from bert.model import Bert
-from bert.tokenizer import load_tokenizer, train_tokenizer
+from bert.model.dropout import Dropout
+from bert.model.encoder import Bert
+from bert.tokenizer.wordpiece import load_tokenizer, train_tokenizer
 
 pytestmark = pytest.mark.real
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from bert.config import ModelConfig
-from bert.heads import BertForPreTraining
-from bert.model import Bert
+from bert.model.encoder import Bert
+from bert.model.heads import BertForPreTraining
 
 pytestmark = pytest.mark.real
 

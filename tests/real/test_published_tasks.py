@@ -11,7 +11,8 @@ import pytest
 import bert
 from bert import metrics
 from bert.commands.finetune import main
-from bert.data.tasks import ner, squad
+from bert.tasks import question_answering
+from bert.tasks.readers import conll
 from tests.conftest import SMALL_MODEL
 
 pytestmark = pytest.mark.real
@@ -30,8 +31,8 @@ def run(shared: Path, data: str, recipe: str, folder: Path, *arguments: str) -> 
 
 def test_wnut_17(shared: Path, tmp_path: Path) -> None:
     results = run(shared, "ner/wnut17", "wnut17", tmp_path / "run")
-    data = ner.read(shared / "data" / "ner" / "wnut17" / "test.conll")
-    written = ner.read(tmp_path / "run" / "predictions" / "test.conll", broken="count")
+    data = conll.read(shared / "data" / "ner" / "wnut17" / "test.conll")
+    written = conll.read(tmp_path / "run" / "predictions" / "test.conll", broken="count")
     assert written.words == data.words
     assert results["test"]["f1"] == pytest.approx(metrics.entities(written.tags, data.tags)["f1"])
     assert len(bert.load(tmp_path / "run").data.labels) == 13, "the types of the whole file, not of 64 sentences"
@@ -55,9 +56,9 @@ def test_squad(shared: Path, tmp_path: Path) -> None:
         short = {"version": content["version"], "data": content["data"][:1]}
         (data / f"{split}-v1.1.json").write_text(json.dumps(short), encoding="utf-8")
     results = run(shared, str(data), "squad", tmp_path / "run")
-    dataset = squad.read(data / "dev-v1.1.json")
+    dataset = question_answering.read(data / "dev-v1.1.json")
     answers = json.loads((tmp_path / "run" / "predictions" / "predictions.json").read_text())
     assert list(answers) == [example.id for example in dataset.examples]
     assert all(answers[example.id] in example.context for example in dataset.examples)
-    scores = metrics.squad(answers, squad.references(dataset.examples))
+    scores = metrics.squad(answers, question_answering.references(dataset.examples))
     assert {name: results["dev"][name] for name in scores} == scores

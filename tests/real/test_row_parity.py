@@ -21,9 +21,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 import bert
 from bert.commands.finetune import main
 from bert.config import DataConfig
-from bert.data.examples import build_examples, open_rows
-from bert.data.tasks.tagging import split_text
-from bert.tokenizer import load_tokenizer
+from bert.data.pretraining.builder import build_examples, open_rows
+from bert.tasks.token_classification import split_text
+from bert.tokenizer.wordpiece import load_tokenizer
 
 pytestmark = pytest.mark.real
 
@@ -123,7 +123,7 @@ def make(shared, byte_level, tmp_path_factory) -> Make:
 @pytest.fixture(autouse=True)
 def _one_length(monkeypatch) -> None:
     """Every input is padded to the same length: a model is compiled once for each batch size."""
-    monkeypatch.setattr("bert.pretrained.BUCKETS", (LENGTH,))
+    monkeypatch.setattr("bert.inference.pretrained.BUCKETS", (LENGTH,))
 
 
 def rows_of(features: Any) -> list[list[int]]:

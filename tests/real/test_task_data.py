@@ -11,8 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from bert import metrics
-from bert.data.tasks import multiple_choice, ner, squad
-from bert.tokenizer import load_tokenizer
+from bert.tasks import multiple_choice, question_answering
+from bert.tasks.readers import conll
+from bert.tokenizer.wordpiece import load_tokenizer
 
 pytestmark = pytest.mark.real
 
@@ -30,26 +31,26 @@ def test_right_places_give_right_answers(shared, tokenizer, name, questions, imp
     """Logits that name the first right answer's own tokens: what is lost are answers that are parts of a token ("8"
     of "18", "Japan" of "Japanese")."""
     began = time.perf_counter()
-    dataset = squad.read(shared / "data" / "squad" / f"{name}.json")
+    dataset = question_answering.read(shared / "data" / "squad" / f"{name}.json")
     examples = dataset.examples
     assert len(examples) == questions
     assert sum(example.is_impossible for example in examples) == impossible
     assert dataset.misplaced == []
     read = time.perf_counter()
-    windows = squad.windows(tokenizer, examples)
+    windows = question_answering.windows(tokenizer, examples)
     tokenized = time.perf_counter()
     start, end = np.zeros((2, len(windows), 384), np.float32)
     start[np.arange(len(windows)), windows.labels[:, 0]] = 10
     end[np.arange(len(windows)), windows.labels[:, 1]] = 10
     threshold = 0.0 if impossible else None
-    whole = squad.answers(examples, windows, start, end, max_answer_length=64, null_threshold=threshold)
+    whole = question_answering.answers(examples, windows, start, end, max_answer_length=64, null_threshold=threshold)
     answered = time.perf_counter()
 
     placed = {examples[number].id for number in windows.examples[windows.labels[:, 0] > 0]}
     assert len(placed) == questions - impossible, "every answer is whole in some window"
     first = {example.id: [example.answer.text] for example in examples if example.id in placed}
     own = metrics.squad(whole.texts, first)
-    scores = metrics.squad(whole.texts, squad.references(examples))
+    scores = metrics.squad(whole.texts, question_answering.references(examples))
     print(
         f"\n{name}: {len(windows)} windows; first answer EM {own['exact_match']:.2f} F1 {own['f1']:.2f}; "
         f"official: {scores}; {read - began:.1f} s read, {tokenized - read:.1f} s windows, "
@@ -64,10 +65,10 @@ def test_right_places_give_right_answers(shared, tokenizer, name, questions, imp
 
 
 def test_every_token_of_a_context_has_its_most_context_in_one_window(shared, tokenizer):
-    examples = squad.read(shared / "data" / "squad" / "dev-v1.1.json").examples
+    examples = question_answering.read(shared / "data" / "squad" / "dev-v1.1.json").examples
     examples = list({example.context: example for example in examples}.values())
     for max_length, stride in [(384, 128), (96, 20)]:
-        windows = squad.windows(tokenizer, examples, max_length, stride)
+        windows = question_answering.windows(tokenizer, examples, max_length, stride)
         of_token = np.repeat(windows.examples, windows.lengths)
         places = Counter(zip(of_token.tolist(), windows.char_starts.tolist(), strict=True))
         best = list(
@@ -81,21 +82,21 @@ WNUT = {"train": (3394, 62730), "dev": (1009, 15733), "test": (1287, 23394)}
 
 def test_every_word_of_wnut_17_is_labelled_once(shared, tokenizer):
     folder = shared / "data" / "ner" / "wnut17"
-    labels = ner.labels_of(ner.read(folder / "train.conll"))
+    labels = conll.labels_of(conll.read(folder / "train.conll"))
     types = ["corporation", "creative-work", "group", "location", "person", "product"]
     assert labels == ("O", *(f"{prefix}-{type}" for type in types for prefix in "BI"))
     for split, (sentences, words) in WNUT.items():
         began = time.perf_counter()
-        data = ner.read(folder / f"{split}.conll")
+        data = conll.read(folder / f"{split}.conll")
         assert (data.scheme, data.delimiter, data.broken) == ("BIO", "\t", [])
         assert len(data.words) == sentences
         assert sum(map(len, data.words)) == words
         for max_length in (128, 24):
-            rows = ner.tokenize(tokenizer, data, labels, max_length)
+            rows = conll.tokenize(tokenizer, data, labels, max_length)
             assert np.array_equal(np.sort(rows.words[rows.words >= 0]), np.arange(words))
             batch = rows.batch(np.arange(len(rows)), max_length, len(rows))
             assert (batch["labels"] >= 0).sum() == words
-            tags = ner.answers(data, rows, np.where(batch["labels"] >= 0, batch["labels"], -9), labels)
+            tags = conll.answers(data, rows, np.where(batch["labels"] >= 0, batch["labels"], -9), labels)
             assert tags == data.tags
         scores = metrics.entities(tags, data.tags)
         assert scores["f1"] == scores["accuracy"] == 1
@@ -104,9 +105,9 @@ def test_every_word_of_wnut_17_is_labelled_once(shared, tokenizer):
 
 
 def test_the_columns_of_wnut_17_come_back(shared, tmp_path):
-    data = ner.read(shared / "data" / "ner" / "wnut17" / "dev.conll")
-    path = ner.write_predictions(tmp_path / "dev.conll", data, data.tags)
-    again = ner.read(path)
+    data = conll.read(shared / "data" / "ner" / "wnut17" / "dev.conll")
+    path = conll.write_predictions(tmp_path / "dev.conll", data, data.tags)
+    again = conll.read(path)
     assert (again.words, again.tags) == (data.words, data.tags)
     assert all(cells[-1] == cells[-2] for sentence in again.columns for cells in sentence)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bert.config import TokenizerConfig
-from bert.tokenizer import load_tokenizer
+from bert.tokenizer.wordpiece import load_tokenizer
 
 pytestmark = pytest.mark.real
 

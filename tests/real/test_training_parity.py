@@ -9,13 +9,13 @@ import pytest
 from flax import traverse_util
 
 from bert.config import ModelConfig, OptimizerConfig
-from bert.data.batches import bucket, epoch_batches
+from bert.data.batching import bucket, epoch_batches
 from bert.data.features import IGNORED, Features
-from bert.heads import HEADS, BertForPreTraining
-from bert.losses import LOSSES, pretraining_objective, task_objective
-from bert.optimizer import make_optimizer
-from bert.parallel import DataParallel
-from bert.step import TrainState, compile_for_lengths, make_train_step
+from bert.model.heads import HEADS, BertForPreTraining
+from bert.parallel.backends import DataParallel
+from bert.training.losses import LOSSES, pretraining_objective, task_objective
+from bert.training.optimizer import make_optimizer
+from bert.training.step import TrainState, compile_for_lengths, make_train_step
 from tests.real.test_model_parity import LAYERS, params_of
 
 pytestmark = pytest.mark.real

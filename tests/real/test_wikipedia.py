@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from bert.config import DataConfig
-from bert.data.examples import build_examples, open_rows
-from bert.data.loader import PretrainingLoader
-from bert.data.masking import Masking
-from bert.data.packing import EXAMPLE_LENGTH, places
-from bert.tokenizer import load_tokenizer, special_ids, vocabulary_size
+from bert.data.pretraining.builder import build_examples, open_rows
+from bert.data.pretraining.loader import PretrainingLoader
+from bert.data.pretraining.masking import Masking
+from bert.data.pretraining.packing import EXAMPLE_LENGTH, places
+from bert.tokenizer.wordpiece import load_tokenizer, special_ids, vocabulary_size
 
 pytestmark = pytest.mark.real
 

@@ -1,0 +1,1 @@
+"""Parameters, FLOPs and memory of a model."""

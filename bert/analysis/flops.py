@@ -1,0 +1,71 @@
+"""Floating-point operations of a model, counted from its sizes. Imports no JAX.
+
+A multiplication and the addition that follows it are two operations. Only products of matrices are counted: what is
+left out (biases, LayerNorm, softmax, activations, dropout, the optimizer) is a few per cent at hidden size 128 and less
+than one from 768 on. Shapes as in `bert.model.encoder`: T tokens a row, D hidden, F feed-forward, V vocabulary, P predictions a
+row, L outputs of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from bert.config import ModelConfig
+
+ATTENTION, FEED_FORWARD, POOLER, PREDICTIONS = "layers/attention", "layers/feed_forward", "pooler", "predictions"
+
+TRAINING = 3
+"""Of the forward pass' operations: the backward pass has two products for each of its own, for weights and inputs."""
+
+FORMULA = {
+    ATTENTION: "a layer: 8 D^2 (query, key, value, output) + 4 T D (scores and mix)",
+    FEED_FORWARD: "a layer: 4 D F",
+    POOLER: "2 D^2 / T: one token a row",
+    PREDICTIONS: "(2 D^2 + 2 D V) P / T: the P masked positions alone are decoded",
+}
+"""Operations a token of the forward pass, part by part."""
+
+
+def forward_flops(
+    config: ModelConfig, length: int, parts: Collection[str], predictions: int, outputs: Mapping[str, tuple[int, bool]]
+) -> dict[str, float]:
+    """Operations a token of the forward pass over rows of T tokens, part by part.
+
+    Args:
+        config: sizes of the encoder.
+        length: T.
+        parts: the parts that are there: of `FORMULA` the pooler and the MLM head may be absent.
+        predictions: P, positions that the MLM head decodes.
+        outputs: of each further head the elements of its matrix, and whether it reads every token or one a row.
+    """
+    width, layers = config.hidden_size, config.num_hidden_layers
+    flops = {
+        ATTENTION: layers * (8.0 * width**2 + 4.0 * length * width),
+        FEED_FORWARD: layers * 4.0 * width * config.intermediate_size,
+    }
+    if POOLER in parts:
+        flops[POOLER] = 2.0 * width**2 / length
+    if PREDICTIONS in parts:
+        flops[PREDICTIONS] = (2.0 * width**2 + 2.0 * width * config.known_vocab_size) * predictions / length
+    for name, (elements, every_token) in outputs.items():
+        flops[name] = 2.0 * elements / (1 if every_token else length)
+    return flops
+
+
+def training_flops(
+    forward: Mapping[str, float], num_hidden_layers: int, frozen_layers: int = 0, frozen: Collection[str] = ()
+) -> float:
+    """Operations a token of a training step: thrice the forward pass, once where nothing is learned.
+
+    Args:
+        forward: as `forward_flops` gives it.
+        num_hidden_layers: layers of the encoder.
+        frozen_layers: how many of them stay as they are.
+        frozen: other parts that stay as they are.
+    """
+    learned = 1 - frozen_layers / num_hidden_layers
+    total = 0.0
+    for name, flops in forward.items():
+        share = learned if name.startswith("layers/") else float(name not in frozen)
+        total += flops * (1 + (TRAINING - 1) * share)
+    return total

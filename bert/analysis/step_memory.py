@@ -1,0 +1,166 @@
+"""What a training step takes of a device's memory, from a compilation for that device: it need not be there."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import topologies
+from jax.sharding import NamedSharding
+
+from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, TrainingConfig
+from bert.data.pretraining.loader import masked_batch, random_words_per_row
+from bert.data.pretraining.masking import Masking, random_words
+from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.packing import EXAMPLE_LENGTH
+from bert.errors import Count, UserError, known
+from bert.model.execution import Execution
+from bert.model.heads import BertForMaskedLM, BertForPreTraining
+from bert.parallel.backends import MeshParallel
+from bert.parallel.sharding import path_of, spec_of
+from bert.training.losses import Objective, pretraining_objective
+from bert.training.optimizer import make_optimizer
+from bert.training.step import TrainState, make_train_step
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of one device while a train step runs, as its compiler gives them.
+
+    Attributes:
+        state: parameters, optimizer state and the batch, which the step gets; it hands them on in the same place.
+        working: gradients, stored activations and whatever else lives within the step.
+    """
+
+    state: int
+    working: int
+
+    @property
+    def peak(self) -> int:
+        return self.state + self.working
+
+
+def step_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
+    """Compiles the train step of a pretraining run for the devices of a mesh; there are no weights and no data.
+
+    Raises:
+        UserError: rows or the model cannot be dealt out over the mesh.
+    """
+    compiled = lower_step(config, mesh).compile()
+    found = known(compiled.memory_analysis(), "the memory of the step")
+    new = found.output_size_in_bytes - found.alias_size_in_bytes
+    return StepMemory(found.argument_size_in_bytes, found.temp_size_in_bytes + new)
+
+
+def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered:
+    """The train step of a run, traced for the devices of a mesh, ready to be compiled."""
+    training = config.training
+    mesh.check_model(config.model)
+    mesh.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
+    _, objective, optimizer = _parts(config, mesh.cudnn_head)
+    step = make_train_step(objective, optimizer, config.seed, training.dropout_rng, mesh.axis)
+    return mesh.lower(step, state_shapes(config), batch_shapes(config), donate=(0,))
+
+
+def state_shapes(config: PretrainConfig) -> TrainState:
+    """The training state of a pretraining run as shapes."""
+    return _state_shapes(config.model, config.optimizer, config.data.objective)
+
+
+@functools.cache
+def _state_shapes(model: ModelConfig, optimizer: OptimizerConfig, objective: str) -> TrainState:
+    data = dataclasses.replace(DataConfig(), objective=objective)
+    training = TrainingConfig(steps=Count(1_000_000))
+    parts = _parts(PretrainConfig(data=data, model=model, optimizer=optimizer, training=training))
+
+    def create(key: jax.Array) -> TrainState:
+        params = parts[0].init(key, jnp.zeros((1, 8), jnp.int32))["params"]
+        return TrainState.create(params, parts[2], parts[1].metrics)
+
+    return jax.eval_shape(create, jax.random.key(0))
+
+
+def _parts(
+    config: PretrainConfig, cudnn_head: int | None = None
+) -> tuple[nn.Module, Objective, optax.GradientTransformation]:
+    """Model, objective and optimizer of a run, as `bert.training.pretraining.pretrain` puts them together."""
+    training, rows = config.training, OBJECTIVES[config.data.objective]
+    heads = BertForPreTraining if rows.label else BertForMaskedLM
+    execution = Execution.of(training, config.model.head_size, cudnn_head)
+    model = heads(config.model, jnp.dtype(training.dtype), execution)
+    optimizer = make_optimizer(config.optimizer, int(training.steps or 1_000_000))
+    return model, pretraining_objective(model.apply, rows.label, rows.metric), optimizer
+
+
+def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a global pretraining batch, [k, B / k, ...] with k micro-batches, by making one row of it."""
+    micro_batches = config.training.gradient_accumulation_steps
+    rows = config.training.batch_size // micro_batches
+    length, special = config.data.sequence_length, range(5)
+    most = config.data.max_examples_per_row
+    examples: tuple[int, ...] = (1, most) if config.data.packing else (1,)
+    row = {
+        "input_ids": np.full((1, length), len(special)),
+        "length": np.array([length]),
+        "segment_a_length": np.ones(examples, int),
+    }
+    if config.data.packing:
+        row[EXAMPLE_LENGTH] = np.array([[length] + [0] * (most - 1)])
+    if label := OBJECTIVES[config.data.objective].label:
+        row[f"{label}_label"] = np.zeros(examples, int)
+    masking = Masking(
+        vocab_size=config.model.known_vocab_size,
+        mask_id=special[-1],
+        special_ids=tuple(special),
+        max_predictions=config.data.max_predictions_per_sequence,
+        prob=config.data.masked_lm_prob,
+    )
+    batch = masked_batch(row, masking, random_words((0, 0), 0, 1, random_words_per_row(masking, row)), 0)
+    return {
+        name: jax.ShapeDtypeStruct((micro_batches, rows, *array.shape[1:]), array.dtype)
+        for name, array in batch.items()
+    }
+
+
+def tpu_devices(topology: str) -> Sequence[jax.Device]:
+    """The devices of a TPU slice such as v5e:2x4, to be compiled for; libtpu has to be installed, no TPU has to be.
+
+    Raises:
+        UserError: libtpu is missing, or knows no such slice.
+    """
+    # No TPU is asked for: without these, libtpu looks for one through the network, and complains of what it misses.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    except Exception as error:  # a RuntimeError, ValueError or XLA's own, by the version
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"cannot compile for the TPU slice {topology} ({reason}): name one such as v5e:2x4, with libtpu installed"
+        ) from None
+
+
+def state_bytes(config: PretrainConfig, mesh: MeshParallel) -> tuple[int, int]:
+    """Bytes of parameters and of optimizer state on one device: counted, by the table of places."""
+    state = state_shapes(config)
+    return placed_bytes(state.params, "params", mesh), placed_bytes(state.opt_state, "opt_state", mesh)
+
+
+def placed_bytes(tree: Any, name: str, mesh: MeshParallel) -> int:
+    """Bytes on one device of a part of the state, where ``name`` leads to it."""
+    found = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        spec = spec_of(f"{name}/{path_of(path)}", leaf.shape, mesh.mesh.shape)
+        part = NamedSharding(mesh.mesh, spec).shard_shape(leaf.shape)
+        found += math.prod(part) * leaf.dtype.itemsize
+    return found

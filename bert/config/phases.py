@@ -1,0 +1,60 @@
+"""Phases of one pretraining run: short rows for most of the steps, then long ones (Devlin et al. 2018, appendix A.2).
+
+Each phase comes to the configuration of a run of one phase, so that nothing behind it has to know of several.
+Parameters and the optimizer's moments are carried over, and steps are counted through: warm-up and decay are one
+schedule over all steps, times the phase's own peak,
+
+    rate(n) = learning_rate of the phase of n * min(n / warm-up, (steps - n) / (steps - warm-up))
+
+for update n from 0 on. With the same peak in each phase this is the schedule of the paper, which has no second warm-up.
+Imports no JAX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bert.errors import Count, UserError
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class PhaseConfig:
+    """One phase of a run; what it leaves out it takes from the rest of the configuration."""
+
+    share: float | None = None
+    """Share of training.steps; the last phase has neither share nor steps, and takes what is left."""
+    steps: Count | None = None
+    """Steps, in place of a share."""
+    sequence_length: int | None = None
+    """Tokens T a row; null takes data.sequence_length."""
+    max_predictions_per_sequence: int | None = None
+    """Most predictions P a row; null takes data.max_predictions_per_sequence, in proportion to the lengths."""
+    batch_size: int | None = None
+    """Rows B of one optimizer step; null takes training.batch_size."""
+    gradient_accumulation_steps: int | None = None
+    """Micro-batches of each batch; null takes training.gradient_accumulation_steps."""
+    learning_rate: float | None = None
+    """Peak learning rate; null takes optimizer.learning_rate. Warm-up and decay are one schedule over all phases."""
+
+    def check(self, name: str, is_last: bool) -> None:
+        """Raises UserError for values that no phase can have; ``name`` is its place in the list."""
+        given = [key for key in ("share", "steps") if getattr(self, key) is not None]
+        if is_last and given:
+            raise UserError(f"{name}.{given[0]} is set, but the last phase takes the steps that are left: leave it out")
+        if not is_last and len(given) != 1:
+            state = "are both set" if given else "are both null"
+            raise UserError(f"{name}.share and {name}.steps {state}: set exactly one of them")
+        if self.share is not None and not 0 < self.share < 1:
+            raise UserError(f"{name}.share is {self.share}: it must be above 0 and below 1")
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise UserError(f"{name}.learning_rate is {self.learning_rate}: it must be above 0")
+        least = {"sequence_length": 8}
+        for key in ("steps", "sequence_length", "max_predictions_per_sequence", "batch_size",
+                    "gradient_accumulation_steps"):  # fmt: skip
+            value = getattr(self, key)
+            if value is not None and value < least.get(key, 1):
+                raise UserError(f"{name}.{key} is {value}: it must be at least {least.get(key, 1)}")

@@ -1,0 +1,1 @@
+"""Text and labelled files to batches, in NumPy and Arrow."""

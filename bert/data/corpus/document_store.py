@@ -1,0 +1,152 @@
+"""Documents of any source in one file with an index: counted, in a random order, and read back one by one.
+
+A corpus may be compressed, spread over files, or parsed on the fly; the workers that build examples need
+document number 812,345 now. So the text is written once in a plain form, and removed when the examples are
+done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bert.errors import UserError
+
+MOST_PASSES = 1000
+"""Over a source of a mixture. Whoever asks for more has mistaken himself in the weights."""
+
+_TEXT, _OFFSETS, _SOURCES, _DONE = "text", "offsets.int64", "sources.int32", "done.json"
+
+
+@dataclass(frozen=True)
+class Spool:
+    """A folder with the text of N documents, their N + 1 byte offsets, and which source each is from.
+
+    The numbers are 12 bytes a document and mapped, not read; nothing else grows with the corpus.
+    """
+
+    folder: Path
+    number_of_documents: int
+    number_of_bytes: int
+
+    def offsets(self) -> np.ndarray:
+        """Byte offsets, int64 [N + 1], mapped."""
+        return np.memmap(self.folder / _OFFSETS, dtype=np.int64, mode="r")
+
+    def sources(self) -> np.ndarray:
+        """Number of the source of each document, int32 [N], mapped."""
+        return np.memmap(self.folder / _SOURCES, dtype=np.int32, mode="r")
+
+    def read(self, numbers: np.ndarray) -> Iterator[list[str]]:
+        """Documents by number, as lists of lines, in the order asked for."""
+        offsets = self.offsets()
+        with open(self.folder / _TEXT, "rb") as file:
+            for number in numbers:
+                file.seek(offsets[number])
+                yield file.read(int(offsets[number + 1] - offsets[number])).decode("utf-8").split("\n")
+
+    def order(self, seed: int) -> np.ndarray:
+        """A random order of the documents, int64 [N].
+
+        Sorted by the raw words of a Philox stream: NumPy keeps those for ever, a Generator's permutation it
+        may change.
+        """
+        words = np.random.Philox(key=seed).random_raw(self.number_of_documents)
+        return np.argsort(words, kind="stable")
+
+    def mixed(self, order: np.ndarray, weights: list[float], seed: int) -> np.ndarray:
+        """An order in which every source has its share of the bytes, int64 [at least N].
+
+        No document is left out: the source that is largest for its share is read once, the others as often as they
+        must be, in passes one after the other, the last in part.
+
+        Raises:
+          UserError: a source without a document in the order, or one that would be read more than MOST_PASSES times.
+        """
+        offsets, sources = self.offsets(), self.sources()[order]
+        sizes = np.maximum((offsets[1:] - offsets[:-1])[order], 1)
+        totals = np.bincount(sources, sizes, minlength=len(weights))
+        if not totals.all():
+            raise UserError(
+                f"data.weights: entry {int(totals.argmin()) + 1} of data.train has no document to train on: "
+                "leave it out or add text to it"
+            )
+        passes = np.array(weights) / totals
+        passes /= passes.min()
+        if passes.max() > MOST_PASSES:
+            raise UserError(
+                f"data.weights: entry {int(passes.argmax()) + 1} of data.train would be read {passes.max():,.0f} "
+                f"times, and {MOST_PASSES:,} are the most: give it more text, or less weight"
+            )
+        found, done = [], 0
+        while (passes > done).any():
+            words = np.random.Philox(key=np.array([seed, done], np.uint64)).random_raw(len(order))
+            places = np.argsort(words, kind="stable") if done else np.arange(len(order))
+            keep = np.zeros(len(order), bool)
+            for source, (times, total) in enumerate(zip(passes, totals, strict=True)):
+                mine = places[sources[places] == source]
+                # Where the last pass would end within a document, the document is in if most of it is.
+                keep[mine[np.cumsum(sizes[mine]) - sizes[mine] / 2 <= (times - done) * total]] = True
+            found.append(order[places[keep[places]]])
+            done += 1
+        return np.concatenate(found)
+
+    def slices(self, order: np.ndarray, slice_bytes: int) -> list[tuple[int, int]]:
+        """Ranges of an order: about ``slice_bytes`` of text each, all alike, at least two documents."""
+        offsets = self.offsets()
+        ends = np.cumsum((offsets[1:] - offsets[:-1])[order])
+        count = max(1, round(int(ends[-1]) / slice_bytes))
+        step = int(ends[-1]) / count
+        found: list[tuple[int, int]] = []
+        start = 0
+        while start < len(order):
+            stop = int(np.searchsorted(ends, step * (len(found) + 1), side="right"))
+            stop = max(stop, start + 2)
+            # One document alone has no other to draw from, so it joins the slice before it.
+            stop = len(order) if len(order) - stop < 2 else stop
+            found.append((start, stop))
+            start = stop
+        return found
+
+
+def write_spool(documents: Iterable[tuple[int, list[str]]], folder: Path, progress: Callable[[int], None]) -> Spool:
+    """Writes (number of the source, document) in their order. ``progress`` is told now and then how many they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _DONE).unlink(missing_ok=True)
+    number, place = 0, 0
+    with (
+        open(folder / _TEXT, "wb") as text,
+        open(folder / _OFFSETS, "wb") as offsets,
+        open(folder / _SOURCES, "wb") as sources,
+    ):
+        offsets.write(np.int64(0).tobytes())
+        for number, (source, document) in enumerate(documents, start=1):
+            data = "\n".join(document).encode("utf-8")
+            place += len(data)
+            text.write(data)
+            offsets.write(np.int64(place).tobytes())
+            sources.write(np.int32(source).tobytes())
+            if number % 1000 == 0:
+                progress(number)
+        for file in (text, offsets, sources):
+            file.flush()
+            os.fsync(file.fileno())
+    # Last, so that a spool that was cut short is not taken for a whole one.
+    temporary = folder / (_DONE + ".tmp")
+    temporary.write_text(json.dumps({"documents": number, "bytes": place}), encoding="utf-8")
+    os.replace(temporary, folder / _DONE)
+    return Spool(folder, number, place)
+
+
+def open_spool(folder: Path) -> Spool | None:
+    """A spool that an interrupted build left whole, or None."""
+    try:
+        done = json.loads((folder / _DONE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return Spool(folder, done["documents"], done["bytes"])

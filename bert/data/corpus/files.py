@@ -1,0 +1,294 @@
+"""One file, or one data set, of a corpus -> its documents. Streaming: memory holds one document or one batch of rows.
+
+Text files hold a document as a block of lines (paragraphs or sentences) that an empty line ends; ``.jsonl`` (or
+``.ndjson``) files hold one object a line whose "text" is a document; Parquet files and data sets of the ``datasets``
+library have a "text" column. Text and JSONL may be compressed (gzip, bzip2, xz, zstd).
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import json
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from bert.config import HUB
+from bert.errors import UTF16_MARKS, UserError, convert, without_surrogates
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset
+
+Document = list[str]
+"""Its lines: paragraphs or sentences, none of them empty."""
+
+MAX_DOCUMENT_BYTES = 64 << 20
+"""Longest document. One that is longer lacks its empty lines, and would be held in memory whole."""
+
+ROWS_AT_ONCE = 256
+"""Rows of Parquet and of data sets in memory together: documents may be long."""
+
+
+def _open_zstd(path: Path) -> io.BufferedIOBase:
+    import pyarrow as pa
+
+    return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
+
+
+OPENERS: dict[str, Callable[[Path], io.BufferedIOBase]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _open_zstd,
+}
+"""By the end of a file's name; any other is plain."""
+
+_JSON_LINES = (".jsonl", ".ndjson")
+
+FOLDER_SUFFIXES = (*(kind + packed for kind in (".txt", *_JSON_LINES) for packed in ("", *OPENERS)), ".parquet")
+"""Files that are read where a folder is named."""
+
+_UNREADABLE = (".json", ".csv", ".tsv", ".arrow", ".parquet", ".tar", ".html", ".xml", ".pdf")
+"""No text, plain or compressed."""
+
+_UNPACKED = (".zip", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zstd", ".lz4", ".lzma", ".br", ".z")
+"""Packed in a way that is not unpacked here."""
+
+
+def place_documents(place: str) -> Iterator[Document]:
+    """Documents of a file, of a folder that ``datasets`` saved, or of a data set on the hub.
+
+    Raises:
+      UserError: a file that is damaged, cut short or gone (with the number of the line or row where there is one).
+    """
+    kind = kind_of(place)
+    if kind == "dataset":
+        yield from _dataset_documents(place)
+    elif kind == "parquet":
+        yield from _parquet_documents(Path(place))
+    else:
+        with contextlib.closing(numbered_lines(Path(place))) as lines:
+            read = _json_documents if kind == "jsonl" else _text_documents
+            yield from read(Path(place), lines)
+
+
+def kind_of(place: str) -> str:
+    """text, jsonl, parquet or dataset."""
+    if place.startswith(HUB) or is_dataset(place):
+        return "dataset"
+    if place.lower().endswith(".parquet"):
+        return "parquet"
+    return "jsonl" if _unpacked_name(place).endswith(_JSON_LINES) else "text"
+
+
+def _unpacked_name(path: str) -> str:
+    """In lower case, without the end of a compressed file."""
+    name = path.lower()
+    return name.removesuffix(next((suffix for suffix in OPENERS if name.endswith(suffix)), ""))
+
+
+def is_dataset(folder: str) -> bool:
+    """Whether ``datasets`` saved a data set in this folder."""
+    return os.path.isfile(os.path.join(folder, "state.json"))
+
+
+def require_readable_kind(path: str) -> None:
+    """Raises UserError for a file whose name says that it is no text."""
+    if kind_of(path) == "parquet":
+        return
+    wanted = f".txt or .jsonl (plain or with {', '.join(OPENERS)}) or .parquet"
+    name = _unpacked_name(path)
+    if name.endswith(".json"):
+        raise UserError(
+            f'{path} may be one value of JSON: if it has one object with a "text" on each line, call it .jsonl; else '
+            f"convert it to {wanted}"
+        )
+    if name.endswith((*_UNREADABLE, *_UNPACKED)):
+        raise UserError(f"{path} is of a kind that is not read: convert it to {wanted}")
+
+
+def open_dataset(place: str) -> Dataset:
+    """The data set of a folder or of ``hub:NAME[:CONFIG][:SPLIT]``. Raises UserError where it cannot be opened."""
+    import datasets
+
+    if not place.startswith(HUB):
+        try:
+            found = datasets.load_from_disk(place)
+        except Exception as error:  # Arrow's, JSON's and the library's own, bare KeyErrors among them
+            raise _damaged(Path(place), "", error) from None
+    else:
+        name, config, split = [*place.removeprefix(HUB).split(":", 2), "", ""][:3]
+        try:
+            found = datasets.load_dataset(name, config or None, split=split or "train")
+        except Exception as error:  # of the network, of the hub, of the files behind it
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"{place} cannot be loaded ({reason}): name hub:ORG/NAME, with :CONFIG or ::SPLIT where it needs them"
+            ) from None
+    if "text" not in found.column_names:
+        raise UserError(
+            f'{place} has no column "text" but {", ".join(found.column_names)}: rename the one with the text'
+        )
+    return found
+
+
+def dataset_files(place: str) -> list[str]:
+    """The Arrow files behind a data set, in their order."""
+    return [entry["filename"] for entry in open_dataset(place).cache_files]
+
+
+def unreadable(path: Path | str, error: OSError) -> UserError:
+    """The error for a file that the system does not give."""
+    if isinstance(error, FileNotFoundError):
+        return UserError(f"{path} has disappeared: put it back or leave it out")
+    return UserError(f"{path} cannot be read ({error.strerror}): mend its permissions or leave it out")
+
+
+def _damaged(path: Path, where: str, error: Exception) -> UserError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    return UserError(f"{path} is cut short or damaged{where} ({reason}): copy it again")
+
+
+def _open(path: Path) -> io.BufferedIOBase:
+    return OPENERS.get(path.suffix.lower(), lambda path: open(path, "rb"))(path)
+
+
+def _raw_lines(path: Path, utf_16: bool) -> Iterator[bytes]:
+    """The lines of a file with their ends, cut at one byte over the longest; those of UTF-16 become UTF-8."""
+    with _open(path) as file:
+        line = file.readline(MAX_DOCUMENT_BYTES + 1)
+        if not (utf_16 and line.startswith(UTF16_MARKS)):
+            while line:
+                yield line
+                line = file.readline(MAX_DOCUMENT_BYTES + 1)
+            return
+    with _open(path) as file, io.TextIOWrapper(cast(io.BufferedReader, file), "utf-16", newline="\n") as text:
+        while characters := text.readline(MAX_DOCUMENT_BYTES + 1):
+            yield characters.encode("utf-8")
+
+
+def numbered_lines(path: Path, utf_16: bool = False, errors: str = "strict") -> Generator[tuple[int, str], None, None]:
+    """(number, line without its end), decoded line by line, so that an error knows its place.
+
+    Args:
+      utf_16: whether a file that begins with a byte order mark of UTF-16 is read as such; otherwise it is an error.
+      errors: what `bytes.decode` does with bytes that are not UTF-8.
+    """
+    number = 0
+    try:
+        if path.suffix.lower() in OPENERS and not path.stat().st_size:  # not all decoders mind
+            raise EOFError("it is empty")
+        for data in _raw_lines(path, utf_16):
+            number += 1
+            if len(data) > MAX_DOCUMENT_BYTES:
+                raise _too_long(path, number, kind_of(str(path)))
+            if number == 1:
+                data = data.removeprefix(b"\xef\xbb\xbf")
+            try:
+                yield number, data.decode("utf-8", errors).rstrip("\r\n")
+            except UnicodeDecodeError:
+                raise UserError(f"{path}, line {number}: not UTF-8: {convert(data)}") from None
+    except UnicodeDecodeError as error:
+        raise _damaged(path, f" after line {number}", error) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise _damaged(path, f" after line {number}", error) from None
+    except OSError as error:
+        if error.strerror is None:  # of bz2 and zstd: the file's fault, not the system's
+            raise _damaged(path, f" after line {number}", error) from None
+        raise unreadable(path, error) from None
+
+
+def _text_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Document]:
+    document: Document = []
+    size = 0
+    for number, line in lines:
+        if stripped := line.strip():
+            document.append(stripped)
+            size += len(stripped)
+            if size > MAX_DOCUMENT_BYTES:
+                raise _too_long(path, number, "text")
+        elif document:
+            yield document
+            document, size = [], 0
+    if document:
+        yield document
+
+
+def _json_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Document]:
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", str(error))
+            raise UserError(f"{path}, line {number}: not JSON ({reason}): mend or remove the line") from None
+        text = record.get("text") if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            raise UserError(f'{path}, line {number}: no string "text" in it: each line must be an object with one')
+        if document := _lines_of(without_surrogates(text)):
+            yield document
+
+
+def _parquet_documents(path: Path) -> Iterator[Document]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    row = 0
+    try:
+        with pq.ParquetFile(path, buffer_size=1 << 20) as file:
+            names = file.schema_arrow.names
+            if "text" not in names:
+                raise UserError(f'{path} has no column "text" but {", ".join(names)}: rename the one with the text')
+            for batch in file.iter_batches(ROWS_AT_ONCE, columns=["text"]):
+                yield from _column_documents(str(path), batch.column(0), row)
+                row += len(batch)
+    except pa.ArrowException as error:
+        raise _damaged(path, f" after row {row}", error) from None
+    except OSError as error:
+        if error.strerror is None:
+            raise _damaged(path, f" after row {row}", error) from None
+        raise unreadable(path, error) from None
+
+
+def _dataset_documents(place: str) -> Iterator[Document]:
+    import pyarrow as pa
+
+    row = 0
+    try:
+        for table in open_dataset(place).select_columns("text").with_format("arrow").iter(ROWS_AT_ONCE):
+            for chunk in table.column("text").chunks:
+                yield from _column_documents(place, chunk, row)
+                row += len(chunk)
+    except (OSError, pa.ArrowException) as error:
+        raise _damaged(Path(place), f" after row {row}", error) from None
+
+
+def _column_documents(place: str, column: pa.ChunkedArray, row: int) -> Iterator[Document]:
+    """Documents of an Arrow column, whose first row is number ``row`` of the place; a null is no document."""
+    for number, text in enumerate(column.to_pylist(), start=row + 1):
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise UserError(f'{place}, row {number}: "text" is {type(text).__name__} and not a string: convert it')
+        size = len(text)
+        if size > MAX_DOCUMENT_BYTES:
+            raise UserError(f"{place}, row {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: divide it")
+        if document := _lines_of(text):
+            yield document
+
+
+def _lines_of(text: str) -> Document:
+    return [stripped for part in text.split("\n") if (stripped := part.strip())]
+
+
+def _too_long(path: Path, number: int, kind: str) -> UserError:
+    mend = "divide it" if kind == "jsonl" else "separate documents with an empty line"
+    return UserError(f"{path}, line {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: {mend}")

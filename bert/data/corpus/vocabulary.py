@@ -1,0 +1,46 @@
+"""The vocabulary of a corpus, trained once and found again beside the built examples."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from bert.config import DataConfig, TokenizerConfig, to_dict
+from bert.data.corpus.documents import corpus_fingerprint, documents
+from bert.data.pretraining.builder import cache_folder
+from bert.errors import UserError
+from bert.locks import one_builder
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[str], None]) -> Tokenizer:
+    """A vocabulary of ``data.train``, kept in the cache: the same corpus and settings train it once.
+
+    Raises:
+      UserError: the corpus cannot be read or has no text, or the cache cannot be written.
+    """
+    from bert.tokenizer.wordpiece import load_tokenizer, save_tokenizer, train_tokenizer
+
+    cache = cache_folder(data)
+    train = data.known_train
+    settings = [corpus_fingerprint(train, cache), to_dict(config)]
+    folder = cache / "vocabularies" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
+    if (folder / "tokenizer.json").is_file():
+        return load_tokenizer(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with one_builder(folder, lambda: say("waiting for another process that trains the same vocabulary")):
+            if not (folder / "tokenizer.json").is_file():
+                say(f"training a vocabulary of up to {config.vocab_size:,} pieces")
+                tokenizer = train_tokenizer((line for document in documents(train) for line in document), config)
+                folder.mkdir(exist_ok=True)
+                save_tokenizer(tokenizer, folder)
+    except OSError as error:
+        raise UserError(
+            f"the vocabulary cannot be written to {folder} ({error.strerror}): name another folder with data.cache_dir"
+        ) from None
+    return load_tokenizer(folder)

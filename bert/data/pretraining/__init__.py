@@ -1,0 +1,1 @@
+"""Documents to examples on disk to masked batches."""

@@ -1,0 +1,427 @@
+"""Corpus -> examples of an objective on disk, built once and found again.
+
+    documents -> spool -> random order -> held-out share | shards -> one worker a shard -> index.json
+
+A set of examples is a folder named by the hash of all that decides its content. Until ``index.json`` stands
+in it, it is not a set: a build that was killed goes on with the shards that are missing. Memory holds one
+shard a worker, whatever the size of the corpus; the bytes do not depend on the number of workers, or on how
+often it was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bert.config import DataConfig
+from bert.data.corpus import document_store
+from bert.data.corpus import documents as corpus
+from bert.data.pretraining import workers
+from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.shards import Rows, ShardSummary, ShardTask, damaged, open_rows
+from bert.data.row_template import RowTemplate, row_template
+from bert.errors import UserError, known
+from bert.files import user_caches, write_array, write_durably
+from bert.locks import one_builder
+from bert.tokenizer.wordpiece import keeps_spaces, special_ids, tokenizer_fingerprint
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["ExampleSet", "Rows", "build_examples", "build_part", "cache_folder", "open_examples", "open_rows"]
+
+Progress = Callable[[str, int, int | None], None]
+"""Called as (what is being done, how many are done, of how many where that is known)."""
+
+FORMAT = 2
+"""Part of the key: raise it where the same text would give other rows."""
+
+SHARD_BYTES = 4 << 20
+"""Text of a shard: about 9,000 rows of 128 tokens, some 60 MB of memory while it is built."""
+
+WAITING = "waiting for another process that builds the same examples"
+
+_INDEX, _COUNTS, _WORK = "index.json", "unigram_counts.npy", "work"
+
+
+@dataclass(frozen=True)
+class ExampleSet:
+    """A finished set of examples.
+
+    Attributes:
+      folder: where it lies.
+      train, eval: its shards, for ``open_rows``.
+      sequence_length: T.
+      vocab_size: V.
+      counts: train_rows and eval_rows, their positive_rows and unused_tokens, duplicates included; and documents,
+        sentences and tokens of the text behind either.
+    """
+
+    folder: Path
+    train: tuple[Path, ...]
+    eval: tuple[Path, ...]
+    sequence_length: int
+    vocab_size: int
+    counts: dict[str, int]
+
+    @functools.cached_property
+    def unigram_counts(self) -> np.ndarray:
+        """Occurrences of each piece in the training rows, special ones included, padding not: int64 [V]."""
+        return np.load(self.folder / _COUNTS)
+
+
+def build_examples(
+    config: DataConfig, tokenizer: Tokenizer, cache_dir: Path | None = None, progress: Progress | None = None
+) -> ExampleSet:
+    """The examples of a corpus: from the cache where they were built before.
+
+    Args:
+      config: corpus, lengths, seed, workers; its ``cache_dir`` is used where the argument is None, and
+        without either the folder bert-jax/examples in the user's cache folder.
+      tokenizer: special tokens spelled out in the corpus are ordinary text to it (``corpus_tokenizer``).
+      progress: is told how far it is.
+
+    Raises:
+      UserError: an unreadable or empty corpus, too few documents, a damaged set, a cache that cannot be
+        written.
+    """
+    progress = progress or _silent
+    folder, settings = _folder_of(config, tokenizer, cache_dir, progress)
+    if not (folder / _INDEX).exists():
+        with _writing(folder), one_builder(folder, lambda: progress(WAITING, 0, None)):
+            if not (folder / _INDEX).exists():
+                tasks = _tasks(folder, config, progress)
+                _build(tasks, tasks, folder, config, tokenizer, progress)
+                _merge(tasks, folder, config, settings)
+    return _verified(open_examples(folder), folder.parent)
+
+
+def build_part(
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    part: tuple[int, int],
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> ExampleSet | None:
+    """Builds every n-th shard of a set, so that n processes that share only the cache folder build all of it.
+
+    They may start at any time and on any machine. The first spools the text while the others wait; which of them ends
+    last puts the set together.
+
+    Args:
+      config, tokenizer, cache_dir, progress: as of ``build_examples``, the same for all.
+      part: (i, n), i from 1 to n.
+
+    Returns:
+      The set, or None while shards of others are missing. ``build_examples`` then builds those.
+    """
+    progress = progress or _silent
+    folder, settings = _folder_of(config, tokenizer, cache_dir, progress)
+    number, count = part
+    index = folder / _INDEX
+    if not index.exists():
+        with _writing(folder):
+            with one_builder(folder, lambda: progress(WAITING, 0, None)):
+                tasks = [] if index.exists() else _tasks(folder, config, progress)
+            # Duplicates of a shard have its number: their text is tokenised once.
+            mine = [task for task in tasks if int(task.name[-5:]) % count == number - 1]
+            try:
+                _build(mine, tasks, folder, config, tokenizer, progress)
+            except FileNotFoundError:
+                if not index.exists():  # else another process has built everything, and cleared its work away
+                    raise
+            with one_builder(folder, lambda: progress(WAITING, 0, None)):
+                if not index.exists():
+                    if any(_finished(task, folder / _WORK) is None for task in tasks):
+                        return None
+                    _merge(tasks, folder, config, settings)
+    return _verified(open_examples(folder), folder.parent)
+
+
+def _folder_of(
+    config: DataConfig, tokenizer: Tokenizer, cache_dir: Path | None, progress: Progress
+) -> tuple[Path, dict[str, Any]]:
+    """Where the set lies or will lie, and the settings that name it."""
+    config.check()
+    cache = cache_folder(config, cache_dir)
+    progress("fingerprinting the corpus", 0, None)
+    settings = _settings(config, cache, tokenizer_fingerprint(tokenizer)) | _layout(config, tokenizer)
+    return cache / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32], settings
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Makes the folder; what the system refuses there becomes a UserError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(
+            f"the examples cannot be written to {folder} ({error.strerror or error}): "
+            "make room there, or name another folder with data.cache_dir"
+        ) from None
+
+
+def _verified(found: ExampleSet, cache: Path) -> ExampleSet:
+    """The set, once the bytes of its files are those that were built.
+
+    What was verified is remembered by path, size and time of change: a file is read for this once, and again when it
+    has changed or been copied, not at every start.
+
+    Raises:
+      UserError: a file with other bytes.
+    """
+    index = json.loads((found.folder / _INDEX).read_text(encoding="utf-8"))
+    memo = corpus.Memo(cache)
+    for entry in [*index["train"], *index["eval"], index["unigram_counts"]]:
+        path = found.folder / entry["file"]
+        state, modified = corpus.file_state(path)
+        if memo.get((f"sha256|{state}", modified), lambda: _sha256(path)) != entry["sha256"]:
+            raise damaged(path, "its checksum is not that of what was built")
+    memo.save()
+    return found
+
+
+def open_examples(folder: str | Path) -> ExampleSet:
+    """Opens a finished set and checks the size of its files. Needs NumPy and pyarrow only.
+
+    Raises:
+      UserError: not a finished set, or one with a file that is missing or of another size.
+    """
+    folder = Path(folder)
+    try:
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{folder} holds no finished examples ({_INDEX} is missing): build them first") from None
+    except (OSError, ValueError) as error:
+        raise damaged(folder / _INDEX, str(error)) from None
+    for entry in [*index["train"], *index["eval"], index["unigram_counts"]]:
+        path = folder / entry["file"]
+        size = path.stat().st_size if path.exists() else None
+        if size != entry["size"]:
+            reason = "it is missing" if size is None else f"{size} bytes instead of {entry['size']}"
+            raise damaged(path, reason)
+    return ExampleSet(
+        folder=folder,
+        train=tuple(folder / entry["file"] for entry in index["train"]),
+        eval=tuple(folder / entry["file"] for entry in index["eval"]),
+        sequence_length=index["settings"]["sequence_length"],
+        vocab_size=index["vocab_size"],
+        counts=index["counts"],
+    )
+
+
+def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]:
+    """All that decides the rows, and nothing else: masking, workers and names of files do not.
+
+    What came later stands in it only where it is set, so that sets built before it are still found.
+    """
+    train = config.known_train
+    settings = {
+        "format": FORMAT,
+        "corpus": corpus.corpus_fingerprint(train, cache),
+        "eval_corpus": None if config.eval is None else corpus.corpus_fingerprint(config.eval, cache),
+        "held_out": config.held_out if config.eval is None else None,
+        "tokenizer": tokenizer,
+        "sequence_length": config.sequence_length,
+        "short_seq_prob": config.short_seq_prob if OBJECTIVES[config.objective].shortens else None,
+        "one_sentence_per_line": config.one_sentence_per_line,
+        "language": None if config.one_sentence_per_line else config.language,
+        "seed": config.seed,
+        "shard_bytes": SHARD_BYTES,
+    }
+    if config.objective != "nsp":
+        settings["objective"] = config.objective
+    if config.weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
+        settings["weights"] = config.weights
+        settings["files"] = [len(places) for places in corpus.entries(train)]
+        settings["eval_files"] = None if config.eval is None else [len(p) for p in corpus.entries(config.eval)]
+    if config.duplicates > 1:
+        settings["duplicates"] = config.duplicates
+    if config.packing:
+        settings["max_examples_per_row"] = config.max_examples_per_row
+    return settings
+
+
+def _layout(config: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The special tokens of a row and the spaces of its text, where they differ from those of BERT's own rows."""
+    special, pair = special_ids(tokenizer), OBJECTIVES[config.objective].pair
+    template = row_template(tokenizer, pair)
+    separator = (special.sep,)
+    of_bert = RowTemplate((special.cls,), separator, separator, (0, 0, 1), 1)
+    of_bert = of_bert if pair else RowTemplate((special.cls,), (), separator, (0, 0))
+    if template == of_bert and not keeps_spaces(tokenizer):
+        return {}
+    return {"row_template": asdict(template), "spaces": keeps_spaces(tokenizer)}
+
+
+def cache_folder(config: DataConfig, cache_dir: Path | None = None) -> Path:
+    """Where built examples, and vocabularies of corpora, lie. Raises UserError where nobody says: there is no home."""
+    named = cache_dir or config.cache_dir
+    if named:
+        return Path(named).expanduser()
+    caches = user_caches()
+    if caches is None:
+        raise UserError("data.cache_dir is null, and the user has no home folder: name a folder, --data.cache_dir DIR")
+    return caches / "examples"
+
+
+def _build(
+    tasks: list[ShardTask],
+    every: list[ShardTask],
+    folder: Path,
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    progress: Progress,
+) -> None:
+    """Builds those of some shards, out of all, that are missing."""
+    work = folder / _WORK
+    missing = [task for task in tasks if _finished(task, work) is None]
+    done = len(tasks) - len(missing)
+    progress("building examples", done, len(tasks))
+    # A process takes a second to start: worth it for a shard of text each, not for less.
+    text = sum({task.spool.folder: task.spool.number_of_bytes for task in missing}.values())
+    own_text = text * len(tasks) / max(1, len(every))
+    cores = config.num_workers or _cores()
+    number_of_workers = min(cores, len(missing), round(own_text / SHARD_BYTES))
+    for _ in workers.build_shards(missing, tokenizer, work, number_of_workers):
+        done += 1
+        progress("building examples", done, len(tasks))
+
+
+def _merge(tasks: list[ShardTask], folder: Path, config: DataConfig, settings: dict[str, Any]) -> None:
+    """Makes a set of finished shards. The caller holds its lock."""
+    work = folder / _WORK
+    summaries = {task.name: known(_finished(task, work), task.name) for task in tasks}
+    parts = {
+        split: [asdict(summary) for name, summary in summaries.items() if name.startswith(split)]
+        for split in ("train", "eval")
+    }
+    counts = sum(np.load(work / f"{name}.npy") for name in summaries if name.startswith("train"))
+    write_array(folder / _COUNTS, counts)
+    index = {
+        "settings": settings,
+        "vocab_size": len(counts),
+        "counts": _counts(parts, config.duplicates),
+        "unigram_counts": {
+            "file": _COUNTS,
+            "size": (folder / _COUNTS).stat().st_size,
+            "sha256": _sha256(folder / _COUNTS),
+        },
+        **parts,
+    }
+    write_durably(folder / _INDEX, json.dumps(index, indent=1).encode())
+    shutil.rmtree(work, ignore_errors=True)
+    for leftover in folder.glob(".*"):  # of a worker that was killed while it wrote
+        leftover.unlink(missing_ok=True)
+
+
+def _tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardTask]:
+    """The shards of a set: they depend on corpus, seed and held-out share only. The caller holds the set's lock."""
+    work = folder / _WORK
+    train = _spooled(work / "spool", config.known_train, "data.train", progress)
+    order = train.order(config.seed)
+    least = OBJECTIVES[config.objective].documents
+    if config.eval is None:
+        held_out = max(least, round(config.held_out * train.number_of_documents))
+        if train.number_of_documents - held_out < least:
+            reason = "two to train on and two to hold out (next-sentence pairs draw from another document)"
+            reason = reason if least == 2 else "one to train on and one to hold out"
+            raise UserError(
+                f"data.train holds {_number(train)}: at least {2 * least} are needed, {reason}; "
+                "an empty line separates documents"
+            )
+        splits = {"eval": (train, order[:held_out]), "train": (train, order[held_out:])}
+    else:
+        own = _spooled(work / "spool-eval", config.eval, "data.eval", progress)
+        splits = {"eval": (own, own.order(config.seed)), "train": (train, order)}
+    tasks = []
+    for split, (source, numbers) in splits.items():
+        if split == "train" and config.weights is not None:
+            numbers = source.mixed(numbers, config.weights, config.seed)
+        if len(numbers) < least:
+            raise UserError(
+                f"data.{split} holds {_number(source)}: at least 2 are needed, since next-sentence pairs "
+                "draw from another document; an empty line separates documents"
+            )
+        order_file = work / f"{split}-order.npy"
+        if not order_file.exists():  # it is the same for every process, and another one may be reading it
+            write_array(order_file, numbers)
+        slices = list(enumerate(source.slices(numbers, SHARD_BYTES)))
+        copies = range(config.duplicates if split == "train" else 1)
+        for copy, (number, (first, last)) in itertools.product(copies, slices):
+            tasks.append(
+                ShardTask(
+                    name=f"{split}-{copy}-{number:05d}" if copy else f"{split}-{number:05d}",
+                    folder=folder,
+                    spool=source,
+                    order=order_file,
+                    first=first,
+                    last=last,
+                    seed=config.seed,
+                    objective=config.objective,
+                    sequence_length=config.sequence_length,
+                    short_seq_prob=config.short_seq_prob,
+                    languages=(config.language,) if isinstance(config.language, str) else tuple(config.language),
+                    one_sentence_per_line=config.one_sentence_per_line,
+                    # Held-out rows stay as they are: with the same masks for all, packed and unpacked runs compare.
+                    max_examples_per_row=config.max_examples_per_row if config.packing and split == "train" else None,
+                )
+            )
+    return tasks
+
+
+def _spooled(folder: Path, source: list[str] | str, key: str, progress: Progress) -> document_store.Spool:
+    if found := document_store.open_spool(folder):
+        return found
+    documents = corpus.numbered_documents(source)
+    return document_store.write_spool(documents, folder, lambda number: progress(f"reading {key}", number, None))
+
+
+def _counts(parts: dict[str, list[dict[str, Any]]], duplicates: int) -> dict[str, int]:
+    counts = {}
+    for split, part in parts.items():
+        for name in ("rows", "documents", "sentences", "tokens", "unused_tokens", "positive_rows"):
+            counts[f"{split}_{name}"] = sum(summary[name] for summary in part)
+    for name in ("documents", "sentences", "tokens"):  # every duplicate is made of the same text
+        counts[f"train_{name}"] //= duplicates
+    return counts
+
+
+def _number(source: document_store.Spool) -> str:
+    return f"{source.number_of_documents} document{'s' * (source.number_of_documents != 1)}"
+
+
+def _finished(task: ShardTask, work: Path) -> ShardSummary | None:
+    """The summary of a shard that stands whole on disk, or None."""
+    try:
+        summary = ShardSummary(**json.loads((work / f"{task.name}.json").read_text(encoding="utf-8")))
+        whole = _sha256(task.file) == summary.sha256
+    except (OSError, ValueError, TypeError):
+        return None
+    return summary if whole else None
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _cores() -> int:
+    """Cores this process may use; macOS does not tell, and has all of them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _silent(stage: str, done: int, total: int | None) -> None:
+    pass

@@ -1,0 +1,276 @@
+"""80/10/10 masking: a pure, vectorised function of tokens and random words. NumPy only.
+
+Devlin et al. 2018, section 3.1 and appendix A.1: 15% of the tokens are chosen for prediction; of these 80% become
+[MASK], 10% a random token and 10% stay. The random words come from a counter-based generator addressed by
+(seed, step, row), so that any process can draw any row without drawing those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int32, Integer, UInt32, UInt64
+
+from bert.errors import UserError
+
+_PHILOX_WORDS = 4  # 64-bit words that one step of Philox's counter yields
+_GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's step: the odd number nearest to 2**64 / phi
+
+
+@dataclass(frozen=True)
+class Masking:
+    """What masking needs to know of the vocabulary, and its rates.
+
+    Attributes:
+        vocab_size: number of pieces V.
+        mask_id: id of [MASK].
+        special_ids: ids that are never chosen and never put in (all special tokens, padding among them).
+        max_predictions: P, most predictions a row; in packed rows, an example.
+        prob: share of a row's (an example's) maskable tokens that is predicted.
+        continuing_ids: ids of pieces that continue a word. Where there are any, words are masked whole or not at all;
+            where there are none, tokens are chosen one by one.
+        maskable: [V] booleans, pieces that may be chosen.
+        continuing: [V] booleans, pieces that continue a word.
+        ordinary_ids: int32 ids that may be put in.
+        predictions_of: maskable tokens of a row (an example) -> how many of them are predicted.
+        predictions_per_row: `_predictions_per_row`, remembered.
+
+    Raises:
+        UserError: nothing in the vocabulary can be predicted.
+    """
+
+    vocab_size: int
+    mask_id: int
+    special_ids: Sequence[int]
+    max_predictions: int
+    prob: float = 0.15
+    continuing_ids: Sequence[int] = ()
+    maskable: np.ndarray = field(init=False, repr=False, compare=False)
+    continuing: np.ndarray = field(init=False, repr=False, compare=False)
+    ordinary_ids: np.ndarray = field(init=False, repr=False, compare=False)
+    predictions_of: np.ndarray = field(init=False, repr=False, compare=False)
+    predictions_per_row: Callable[..., int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        maskable = np.ones(self.vocab_size, dtype=bool)
+        maskable[list(self.special_ids)] = False
+        if not maskable.any():
+            raise UserError("the vocabulary holds special tokens only: give one with pieces to predict")
+        continuing = np.zeros(self.vocab_size, dtype=bool)
+        continuing[list(self.continuing_ids)] = True
+        object.__setattr__(self, "maskable", maskable)
+        object.__setattr__(self, "continuing", continuing)
+        object.__setattr__(self, "ordinary_ids", np.flatnonzero(maskable).astype(np.int32))
+        lengths = np.arange(2**16 + 1)
+        wanted = np.floor(lengths * self.prob + 0.5).astype(np.int64)  # half up: never NumPy's half to even
+        wanted[1:] = np.clip(wanted[1:], 1, self.max_predictions)
+        object.__setattr__(self, "predictions_of", wanted)
+        object.__setattr__(self, "predictions_per_row", lru_cache(self._predictions_per_row))
+
+    def _predictions_per_row(self, sequence_length: int, examples: int = 1) -> int:
+        """P of rows of T tokens: ``max_predictions``, or, in packed rows, the most that so many examples come to.
+
+        No packed row can want more, so that none loses a prediction. An example has two special tokens at least.
+        """
+        if examples == 1:
+            return self.max_predictions
+        alone = self.predictions_of[np.maximum(np.arange(sequence_length + 1) - 2, 0)]
+        most = alone
+        for _ in range(examples - 1):  # one example more, of every length that the others leave
+            most = np.array([(most[: room + 1] + alone[room::-1]).max() for room in range(sequence_length + 1)])
+        return int(most[-1])
+
+    def words_per_row(self, sequence_length: int, examples: int = 1) -> int:
+        """64-bit random words a row of T tokens takes: fixed, and a multiple of Philox's block."""
+        halves = sequence_length + 2 * self.predictions_per_row(sequence_length, examples)
+        return -(-halves // (2 * _PHILOX_WORDS)) * _PHILOX_WORDS
+
+    def __call__(
+        self,
+        input_ids: Integer[np.ndarray, "B T"],
+        words: UInt64[np.ndarray, "B words"],
+        example_length: Integer[np.ndarray, "B K"] | None = None,
+    ) -> dict[str, Int32[np.ndarray, "B T"] | Int32[np.ndarray, "B P"] | Float32[np.ndarray, "B P"]]:
+        """Chooses and corrupts tokens.
+
+        Args:
+            input_ids: [B, T] integers; positions that hold a special id are never chosen.
+            words: [B, words_per_row(T, K)] uint64, uniformly distributed.
+            example_length: [B, K] tokens of each example of packed rows, one after the other: each is masked as a row
+                of its own, by the draws at its own places.
+
+        Returns:
+            ``input_ids`` [B, T] int32 after corruption; ``masked_lm_positions`` [B, P] int32, ascending, 0 where
+            unused; ``masked_lm_ids`` [B, P] int32, the original tokens; ``masked_lm_weights`` [B, P] float32, 1 for
+            a prediction and 0 for an unused place.
+        """
+        length = input_ids.shape[1]
+        most = self.predictions_per_row(length, 1 if example_length is None else example_length.shape[1])
+        count = min(most, length)
+        draws = words.view(np.uint32)
+        if example_length is None:
+            positions, used = self._chosen(input_ids, draws[:, :length])
+        else:
+            positions, used = self._chosen_of_examples(input_ids, draws[:, :length], example_length, count)
+        places = positions + np.arange(len(input_ids), dtype=np.int32)[:, None] * np.int32(length)
+        original = input_ids.take(places).astype(np.int32)
+
+        fate = draws[:, length : length + count]
+        choice = draws[:, length + most : length + most + count].astype(np.uint64)
+        random_ids = self.ordinary_ids.take((choice * np.uint64(len(self.ordinary_ids))) >> np.uint64(32))
+        corrupted = np.where(fate < _share(0.8), np.int32(self.mask_id), original)
+        corrupted = np.where(fate >= _share(0.9), random_ids, corrupted)
+        output = input_ids.astype(np.int32, order="C")
+        output.reshape(-1)[places[used]] = corrupted[used]
+
+        predicted = {
+            "masked_lm_positions": positions,
+            "masked_lm_ids": np.where(used, original, 0).astype(np.int32),
+            "masked_lm_weights": used.astype(np.float32),
+        }
+        if count < most:
+            predicted = {name: np.pad(value, ((0, 0), (0, most - count))) for name, value in predicted.items()}
+        return {"input_ids": output, **predicted}
+
+    def _chosen(
+        self, input_ids: Integer[np.ndarray, "B T"], draws: UInt32[np.ndarray, "B T"]
+    ) -> tuple[Int32[np.ndarray, "B count"], Bool[np.ndarray, "B count"]]:
+        """Positions [B, min(P, T)], ascending and 0 where unused, and which of them are used, by draws [B, T]."""
+        count = min(self.max_predictions, input_ids.shape[1])
+        maskable = self.maskable.take(input_ids)
+        wanted = self.predictions_of[np.count_nonzero(maskable, axis=1)]
+        if len(self.continuing_ids):
+            return self._whole_words(input_ids, maskable, wanted, draws, count)
+        return self._single_tokens(maskable, wanted, draws, count)
+
+    def _chosen_of_examples(
+        self,
+        input_ids: Integer[np.ndarray, "B T"],
+        draws: UInt32[np.ndarray, "B T"],
+        example_length: Integer[np.ndarray, "B K"],
+        count: int,
+    ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
+        """As ``_chosen``, [B, count], of packed rows: their examples, each laid out as a row, and put back."""
+        row, number = np.nonzero(example_length)
+        start = (np.cumsum(example_length, axis=1) - example_length)[row, number, None]
+        length = example_length[row, number, None]
+        within = np.arange(length.max(initial=1))
+        here = within < length
+        places = np.where(here, start + within, 0)
+        apart = np.where(here, input_ids[row[:, None], places], self.special_ids[0])
+        positions, used = self._chosen(apart, draws[row[:, None], places])
+        example = np.nonzero(used)[0]
+        found = np.bincount(row[example], minlength=len(input_ids))
+        together = np.zeros((len(input_ids), count), np.int32)
+        filled = np.arange(count) < found[:, None]
+        together[filled] = (positions + start)[used]  # examples ascend in a row, and their positions in them
+        return together, filled
+
+    @staticmethod
+    def _single_tokens(
+        maskable: Bool[np.ndarray, "B T"],
+        wanted: Integer[np.ndarray, " B"],
+        draws: UInt32[np.ndarray, "B T"],
+        count: int,
+    ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
+        """Positions [B, count], ascending and 0 where unused, and which of them are used, of ``wanted`` [B] tokens."""
+        length = maskable.shape[1]
+        # One sortable key a token: 32 random bits above its position, so keys never tie. Tokens that may not be
+        # chosen get the largest keys; the `wanted` smallest of a row are its choice.
+        keys = draws.astype(np.uint64)
+        keys <<= np.uint64(16)
+        keys |= np.arange(length, dtype=np.uint64)
+        keys[~maskable] = np.uint64(2**64 - 1)
+        smallest = np.partition(keys, count - 1, axis=1)[:, :count] if count < length else keys
+        smallest = np.sort(smallest, axis=1)
+        used = np.arange(count) < wanted[:, None]
+        positions = np.where(used, smallest & np.uint64(0xFFFF), np.uint64(0xFFFF)).astype(np.int32)
+        positions.sort(axis=1)
+        positions[~used] = 0
+        return positions, used
+
+    def _whole_words(
+        self,
+        input_ids: Integer[np.ndarray, "B T"],
+        maskable: Bool[np.ndarray, "B T"],
+        wanted: Integer[np.ndarray, " B"],
+        draws: UInt32[np.ndarray, "B T"],
+        count: int,
+    ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
+        """As ``_single_tokens``: words in random order, each taken if no more than ``wanted`` tokens come together.
+
+        A word is a piece and those that continue it; one that truncation left without its beginning starts where the
+        row has it. As in google-research/bert ``create_masked_lm_predictions`` a word that is too long is passed over,
+        and each token of a word that is taken gets a fate of its own.
+        """
+        rows, length = input_ids.shape
+        starts = ~(maskable & self.continuing.take(input_ids))
+        starts[:, 1:] |= ~maskable[:, :-1]
+        starts[:, 0] = True
+        flat = np.flatnonzero(starts)
+        keys = np.empty(rows * length, np.uint64)
+        keys[flat] = np.diff(flat, append=rows * length).view(np.uint64)
+        # One sortable key a word, at its start: 32 random bits, its position, its size.
+        keys = keys.reshape(rows, length)
+        keys |= np.arange(length, dtype=np.uint64) << np.uint64(16)
+        keys |= draws.astype(np.uint64) << np.uint64(32)
+        starts &= maskable
+        keys = np.where(starts, keys, np.uint64(2**64 - 1))
+        most = int(np.count_nonzero(starts, axis=1).max(initial=0))
+        keys = np.sort(keys, axis=1)[:, :most].T
+        sizes = (keys & np.uint64(0xFFFF)).astype(np.int32)  # 65535 where a row has no more words
+        left, taken, turns = wanted.astype(np.int32), np.empty((most, rows), bool), 0
+        while turns < most and (turns % 8 or left.any()):
+            np.less_equal(sizes[turns], left, out=taken[turns])
+            left -= sizes[turns] * taken[turns]
+            turns += 1
+        number, row = np.nonzero(taken[:turns])
+        size = sizes[number, row]
+        first = row * length + (keys[number, row] >> np.uint64(16) & np.uint64(0xFFFF)).astype(np.int64)
+        tokens = (np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())).astype(np.int32)
+        used = np.arange(count) < (wanted - left)[:, None]
+        positions = np.zeros((rows, count), np.int32)
+        positions[used] = np.sort(tokens) % np.int32(length)
+        return positions, used
+
+
+def random_words(
+    key: tuple[int, int], first_row: int, rows: int, words_per_row: int
+) -> UInt64[np.ndarray, "{rows} {words_per_row}"]:
+    """[rows, words_per_row] uint64 from the Philox stream of ``key`` = (seed, step), starting at ``first_row``.
+
+    Rows first_row .. first_row + rows - 1 get the same words whoever draws them and with whatever rows before.
+    """
+    stream = np.random.Philox(key=np.array(key, dtype=np.uint64))
+    stream.advance(first_row * words_per_row // _PHILOX_WORDS)
+    return stream.random_raw(rows * words_per_row).reshape(rows, words_per_row)
+
+
+def words_of_rows(
+    key: tuple[int, int], rows: Integer[np.ndarray, " B"], words_per_row: int
+) -> UInt64[np.ndarray, "B {words_per_row}"]:
+    """[B, words_per_row] uint64 for rows [B] in any order: each is addressed by its own number.
+
+    Another stream than `random_words`, whose Philox takes 3 microseconds to go to a row: SplitMix64 (Steele, Lea and
+    Flood 2014, "Fast splittable pseudorandom number generators"), of which all numbers are computed at once.
+    """
+    first, second = key
+    start = _splitmix64(_splitmix64(np.array([first], np.uint64)) + np.uint64(second))
+    numbers = rows.astype(np.uint64)[:, None] * np.uint64(words_per_row) + np.arange(words_per_row, dtype=np.uint64)
+    return _splitmix64(numbers * _GOLDEN_RATIO + start)
+
+
+def _splitmix64(numbers: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
+    """The generator's finalizer, a bijection of 64-bit numbers, in place."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        numbers ^= numbers >> np.uint64(shift)
+        numbers *= np.uint64(factor)
+    numbers ^= numbers >> np.uint64(31)
+    return numbers
+
+
+def _share(fraction: float) -> np.uint32:
+    return np.uint32(round(fraction * 2**32))

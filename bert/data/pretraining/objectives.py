@@ -1,0 +1,145 @@
+"""What a pretraining row is: for each objective how its rows are drawn from the text, laid out and labelled.
+
+Masked-LM is part of every objective. Beside it stands next-sentence prediction, sentence order, or nothing; a new one
+is a new line in OBJECTIVES, and a loss (`bert.training.losses`) if it needs another than two classes over the pooled output.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bert.data.pretraining.segments import (
+    Pair,
+    ordered_pairs,
+    rows_across_documents,
+    rows_within_documents,
+    sentence_pairs,
+)
+
+if TYPE_CHECKING:
+    from bert.data.row_template import RowTemplate
+
+Columns = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class RowObjective:
+    """One way to make rows of text.
+
+    Attributes:
+      pair: whether a row is laid out as a pair of texts, else as one; a sentence is no longer than T less the special
+        tokens of such a row.
+      documents: least number of documents that rows can be drawn from.
+      shortens: whether data.short_seq_prob has a say.
+      draw: (sentences, documents, T, template, short_seq_prob, random stream, numbers) -> rows [R, ...]: the token
+        ranges of each, start and end, and the label where there is one. Arguments otherwise as of
+        ``bert.data.pretraining.segments.sentence_pairs``.
+      lay_out: (tokens, boundaries of the documents among the tokens, drawn rows, template, input_ids) -> columns. It
+        writes into input_ids [R, T], which come as padding.
+      label: what the label tells: the column NAME_label and the batch's NAME_labels and NAME_weights; None without.
+      metric: start of the names of its loss and accuracy in metrics.jsonl.
+      answers: the label's values in words.
+    """
+
+    pair: bool
+    documents: int
+    shortens: bool
+    draw: Callable[[list[int], list[int], int, RowTemplate, float, random.Random, list[int]], np.ndarray]
+    lay_out: Callable[[np.ndarray, np.ndarray, np.ndarray, RowTemplate, np.ndarray], Columns]
+    label: str | None = None
+    metric: str | None = None
+    answers: tuple[str, ...] = ()
+
+
+def _paired(
+    pairs: Callable[..., Iterator[Pair]],
+    label: str,
+    metric: str,
+    documents: int,
+    answers: tuple[str, ...],
+) -> RowObjective:
+    def draw(
+        sentences: list[int], documents: list[int], length: int, template: RowTemplate, *arguments: Any
+    ) -> np.ndarray:
+        found = pairs(sentences, documents, template.room(length), *arguments)
+        return np.array(list(found), np.int64).reshape(-1, 5)
+
+    def lay_out(
+        tokens: np.ndarray, _: np.ndarray, found: np.ndarray, template: RowTemplate, input_ids: np.ndarray
+    ) -> Columns:
+        return {
+            **_pair_columns(tokens, found, template, input_ids),
+            f"{label}_label": found[:, 4].astype(np.int8),
+        }
+
+    return RowObjective(True, documents, True, draw, lay_out, label, metric, answers)
+
+
+def _unpaired(rows: Callable[[list[int], list[int], int, int], Iterator[tuple[int, int]]]) -> RowObjective:
+    def draw(sentences: list[int], documents: list[int], length: int, template: RowTemplate, *_: Any) -> np.ndarray:
+        found = rows(sentences, documents, template.room(length), len(template.suffix))
+        return np.array(list(found), np.int64).reshape(-1, 2)
+
+    return RowObjective(False, 1, False, draw, _full_columns)
+
+
+def _pair_columns(tokens: np.ndarray, found: np.ndarray, template: RowTemplate, input_ids: np.ndarray) -> Columns:
+    """``[CLS] A [SEP] B [SEP]`` and padding for every pair [R, 5]."""
+    first, second = found[:, 1] - found[:, 0], found[:, 3] - found[:, 2]
+    lengths = first + second + template.size
+    a_place, gap = len(template.prefix), len(template.separator)
+    for row, (a_start, a_end, b_start, b_end, _) in zip(input_ids, found.tolist(), strict=True):
+        b_place = a_place + a_end - a_start + gap
+        row[a_place : b_place - gap] = tokens[a_start:a_end]
+        row[b_place : b_place + b_end - b_start] = tokens[b_start:b_end]
+    _put(input_ids, template.prefix, np.zeros_like(first))
+    _put(input_ids, template.separator, a_place + first)
+    _put(input_ids, template.suffix, lengths - len(template.suffix))
+    return {
+        "input_ids": input_ids,
+        "length": lengths.astype(np.int32),
+        "segment_a_length": template.segment_a_length(first, second).astype(np.int32),
+    }
+
+
+def _put(input_ids: np.ndarray, special: tuple[int, ...], places: np.ndarray) -> None:
+    """Writes special tokens into every row, from its place [R] on."""
+    every = np.arange(len(input_ids))
+    for number, token in enumerate(special):
+        input_ids[every, places + number] = token
+
+
+def _full_columns(
+    tokens: np.ndarray, documents: np.ndarray, found: np.ndarray, template: RowTemplate, input_ids: np.ndarray
+) -> Columns:
+    """``[CLS] sentences [SEP]`` and padding for every range [R, 2]; one [SEP] more where a document ends inside."""
+    first = np.searchsorted(documents, found[:, 0], side="right")
+    inside = np.searchsorted(documents, found[:, 1], side="left") - first
+    lengths = found[:, 1] - found[:, 0] + inside * len(template.suffix) + template.size
+    _put(input_ids, template.prefix, np.zeros(len(found), np.int64))
+    for row, (start, end), cut, cuts in zip(input_ids, found.tolist(), first.tolist(), inside.tolist(), strict=True):
+        place = len(template.prefix)
+        for stop in [*documents[cut : cut + cuts].tolist(), end]:
+            row[place : place + stop - start] = tokens[start:stop]
+            place += stop - start
+            row[place : place + len(template.suffix)] = template.suffix
+            start, place = stop, place + len(template.suffix)
+    return {
+        "input_ids": input_ids,
+        "length": lengths.astype(np.int32),
+        "segment_a_length": lengths.astype(np.int32),
+    }
+
+
+OBJECTIVES = {
+    "nsp": _paired(sentence_pairs, "next_sentence", "nsp", 2, ("B follows A", "B is from another document")),
+    "sop": _paired(ordered_pairs, "sentence_order", "sop", 1, ("in order", "swapped")),
+    "full_sentences": _unpaired(rows_across_documents),
+    "doc_sentences": _unpaired(rows_within_documents),
+}
+"""By the name that data.objective takes; `bert.config.OBJECTIVES` lists the same names."""

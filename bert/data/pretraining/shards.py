@@ -1,0 +1,319 @@
+"""One shard of examples: documents of a spool -> tokens -> rows of an objective in an Arrow stream; and reading
+rows back.
+
+A shard is built by one process from (seed, its name) alone, so how many processes share the work changes
+nothing. The files are what ``datasets.Dataset.from_file`` opens; reading them here takes pyarrow and NumPy
+only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from bert.data.corpus import documents as corpus
+from bert.data.corpus.document_store import Spool
+from bert.data.pretraining import segments
+from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.packing import EXAMPLE_LENGTH, packed
+from bert.data.row_template import row_template
+from bert.errors import UserError
+from bert.files import write_durably
+from bert.tokenizer.wordpiece import keeps_spaces, special_ids
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+BATCH_OF_SENTENCES = 4096
+"""Sentences tokenised in one call: enough to make calls cheap, few enough to bound memory."""
+
+COLUMNS = ("input_ids", "length", "segment_a_length")
+"""Of every row; where rows are packed example_length follows, and the label of the objective where it has one,
+NAME_label. Packed rows have K values of these and of segment_a_length."""
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """All a worker needs to know about a shard, besides the tokenizer."""
+
+    name: str
+    """train-00000 or eval-00000, train-1-00000 in the first duplicate: the name of the file and, with the seed, the key
+    of its random stream."""
+    folder: Path
+    spool: Spool
+    order: Path
+    """The numbers of the split's documents in their order, int64 .npy."""
+    first: int
+    last: int
+    """Range of the document order."""
+    seed: int
+    objective: str
+    sequence_length: int
+    short_seq_prob: float
+    languages: tuple[str, ...]
+    """Of each source of the spool; one alone is that of all."""
+    one_sentence_per_line: bool
+    max_examples_per_row: int | None = None
+    """K where rows are packed; None where they are not."""
+
+    @property
+    def file(self) -> Path:
+        return self.folder / f"{self.name}.arrow"
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """What index.json says about a shard."""
+
+    file: str
+    rows: int
+    size: int
+    sha256: str
+    documents: int
+    sentences: int
+    tokens: int
+    unused_tokens: int
+    """Tokens that stand in no row: cut off where two segments were too long together, as Google does."""
+    positive_rows: int
+    """Rows, or examples of packed rows, whose label is 1: B from another document, or swapped."""
+
+
+def build_shards_of(
+    tasks: list[ShardTask], tokenizer: Tokenizer
+) -> Iterator[tuple[ShardTask, ShardSummary, np.ndarray]]:
+    """Builds and writes the shards of one range of documents, duplicates of each other, each atomically.
+
+    Args:
+      tasks: what to build; their text is tokenised once.
+      tokenizer: as ``bert.tokenizer.wordpiece.corpus_tokenizer`` gives it.
+
+    Yields:
+      Each task with its summary, and how often each piece stands in its rows, special ones included and padding not:
+      int64 [V].
+
+    Raises:
+      UserError: too few of its documents have a token, or none gives a row.
+    """
+    task = tasks[0]
+    # A copy: another process may put its own file in place of a mapped one, and some file systems forget the old then.
+    asked = np.array(np.load(task.order, mmap_mode="r")[task.first : task.last])
+    objective = OBJECTIVES[task.objective]
+    template, pad = row_template(tokenizer, objective.pair), special_ids(tokenizer).pad
+    tokens, sentences, documents, numbers = _tokenized(task, asked, tokenizer, template.room(task.sequence_length))
+    if len(documents) - 1 < objective.documents:
+        raise UserError(
+            f"only {len(documents) - 1} of {len(asked)} documents of {task.name} hold more than control "
+            f"characters, and data.objective {task.objective} needs {objective.documents}: "
+            "remove the empty ones from the corpus"
+        )
+    if len(set(numbers)) < objective.documents:
+        raise UserError(
+            f"{task.name} holds copies of one document alone, and data.objective {task.objective} needs "
+            f"{objective.documents}: give entry {task.spool.sources()[numbers[0]] + 1} of data.train more documents, "
+            "or less of data.weights"
+        )
+    vocab_size = max(tokenizer.get_vocab().values()) + 1
+    dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
+    ends = np.array(sentences)[documents]
+    for task in tasks:
+        draw = segments.stream(task.seed, task.name)
+        found = objective.draw(sentences, documents, task.sequence_length, template, task.short_seq_prob, draw, numbers)
+        if not len(found):
+            raise UserError(
+                f"no document of {task.name} has two sentences, which data.objective {task.objective} needs: "
+                "take data.objective nsp or doc_sentences for such a corpus"
+            )
+        padding = np.full((len(found), task.sequence_length), pad, dtype)
+        columns = objective.lay_out(tokens, ends, found, template, padding)
+        present = np.arange(task.sequence_length) < columns["length"][:, None]
+        counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
+        positive = int(columns[f"{objective.label}_label"].sum()) if objective.label else 0
+        if task.max_examples_per_row is not None:
+            columns = packed(columns, task.max_examples_per_row, pad)
+        size, sha256 = _write(task.file, columns)
+        summary = ShardSummary(
+            file=task.file.name,
+            rows=len(columns["length"]),
+            size=size,
+            sha256=sha256,
+            documents=len(documents) - 1,
+            sentences=len(sentences) - 1,
+            tokens=len(tokens),
+            unused_tokens=_unused(found, len(tokens)),
+            positive_rows=positive,
+        )
+        yield task, summary, counts
+
+
+def _tokenized(
+    task: ShardTask, asked: np.ndarray, tokenizer: Tokenizer, longest: int
+) -> tuple[np.ndarray, list[int], list[int], list[int]]:
+    """Flat tokens, boundaries of the sentences in them, of the documents among the sentences, and their numbers.
+
+    Sentences without a token and documents without a sentence vanish. A sentence of more than ``longest`` tokens, as
+    many as fit a row, is cut into even pieces of about half that: where a corpus has no punctuation, truncation would
+    throw most of it away.
+    """
+    parts: list[np.ndarray] = []
+    lengths: list[int] = []
+    owners: list[int] = []
+    for batch, batch_owners in _batches_of_sentences(task, asked, keeps_spaces(tokenizer)):
+        ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
+        parts.append(np.fromiter(itertools.chain.from_iterable(ids), np.int32))
+        lengths += map(len, ids)
+        owners += batch_owners
+    tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    length, owner = np.array(lengths, np.int64), np.array(owners, np.int64)
+    pieces = np.where(length > longest, -(-length // (longest // 2)), np.minimum(length, 1))
+    each, owner = np.repeat(np.arange(len(pieces)), pieces), np.repeat(owner, pieces)
+    within = np.arange(len(each)) - (np.cumsum(pieces) - pieces)[each]
+    length = length[each] // pieces[each] + (within < length[each] % pieces[each])
+    starts = np.flatnonzero(np.diff(owner)) + 1
+    documents = [0, *starts.tolist(), len(owner)] if len(owner) else [0]
+    return tokens, [0, *np.cumsum(length).tolist()], documents, asked[owner[documents[:-1]]].tolist()
+
+
+def _batches_of_sentences(
+    task: ShardTask, numbers: np.ndarray, keep_space: bool
+) -> Iterator[tuple[list[str], list[int]]]:
+    """Sentences in their order, and which document each is from."""
+    sentences: list[str] = []
+    owners: list[int] = []
+    of = task.spool.sources() if len(task.languages) > 1 else None
+    for owner, paragraphs in enumerate(task.spool.read(numbers)):
+        language = task.languages[0 if of is None else of[numbers[owner]]]
+        found = corpus.split_sentences(paragraphs, language, task.one_sentence_per_line, keep_space)
+        sentences += found
+        owners += [owner] * len(found)
+        while len(sentences) >= BATCH_OF_SENTENCES:
+            yield sentences[:BATCH_OF_SENTENCES], owners[:BATCH_OF_SENTENCES]
+            del sentences[:BATCH_OF_SENTENCES], owners[:BATCH_OF_SENTENCES]
+    if sentences:
+        yield sentences, owners
+
+
+def _unused(found: np.ndarray, number_of_tokens: int) -> int:
+    """Tokens that stand in no row [R, ...] of ranges: cut off where A and B were too long together."""
+    steps = np.zeros(number_of_tokens + 1, np.int64)
+    for start in range(0, found.shape[1] - 1, 2):
+        np.add.at(steps, found[:, start], 1)
+        np.add.at(steps, found[:, start + 1], -1)
+    return int((np.cumsum(steps)[:-1] == 0).sum())
+
+
+def _write(file: Path, columns: dict[str, np.ndarray]) -> tuple[int, str]:
+    """Writes one record batch as `datasets` does, under a temporary name first. Returns (size, sha256)."""
+    from datasets import Features, List, Value
+    from datasets.arrow_writer import ArrowWriter
+
+    features, arrays = {}, {}
+    for name, values in columns.items():
+        kind = Value(str(values.dtype))
+        features[name] = kind if values.ndim == 1 else List(kind, length=values.shape[1])
+        flat = pa.array(values.reshape(-1))
+        arrays[name] = flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    sink = pa.BufferOutputStream()
+    with ArrowWriter(features=Features(features), stream=sink) as writer:
+        writer.write_table(pa.table(arrays), writer_batch_size=len(columns["length"]))
+        writer.finalize(close_stream=False)
+    data = sink.getvalue()
+    if not (file.is_file() and data == file.read_bytes()):  # another process may have built it, and read it by now
+        write_durably(file, data)
+    return len(data), hashlib.sha256(data).hexdigest()
+
+
+class Rows:
+    """Rows of shards, memory-mapped: pages come in when rows are taken and go when memory is short.
+
+    ``len(rows)`` is their number; ``rows.take`` fetches some by number.
+    """
+
+    def __init__(self, paths: Sequence[Path]):
+        """Maps the shards. Raises UserError for one that is missing or not a shard."""
+        self._views: list[tuple[np.ndarray, ...]] = []
+        self._files: list[tuple[Path, tuple[int, ...] | None]] = []  # of each view, with its state
+        self._names = COLUMNS
+        for path in paths:
+            try:
+                with pa.memory_map(str(path)) as source:
+                    table = pa.ipc.open_stream(source).read_all()
+                    more = [name for name in table.column_names if name == EXAMPLE_LENGTH or name.endswith("_label")]
+                    batches = table.select([*COLUMNS, *more]).to_batches()
+            except (OSError, pa.ArrowException, KeyError) as error:
+                raise damaged(path, str(error).splitlines()[0]) from None
+            self._names = (*COLUMNS, *more)
+            self._views += [tuple(map(_view, batch.columns)) for batch in batches]
+            self._files += [(path, _state(path))] * len(batches)
+        self._starts = np.concatenate([[0], np.cumsum([len(view[0]) for view in self._views], dtype=np.int64)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows by number, in the order asked for.
+
+        Args:
+          indices: whole numbers in [0, len(self)), [B].
+
+        Returns:
+          int32 ``input_ids`` [B, T]; ``length``, ``segment_a_length`` and, where the objective has one, the label
+          (``next_sentence_label``, ``sentence_order_label``) [B]. The token types of a row are 1 at positions from
+          segment_a_length up to length. Packed rows have ``example_length`` as well, and it, segment_a_length and the
+          label are [B, K], 0 where a row has fewer examples.
+
+        Raises:
+          IndexError: a number outside the rows.
+          UserError: a shard that has vanished or been changed since it was opened. To read on in the map of a file
+            that was cut short would end the process without a word (SIGBUS).
+        """
+        indices = np.asarray(indices, np.int64)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(f"rows are numbered from 0 to {len(self) - 1}")
+        shapes = [column.shape[1:] for column in self._views[0]] if self._views else [(0,), (), ()]
+        out = [np.empty((len(indices), *shape), np.int32) for shape in shapes]
+        shard = np.searchsorted(self._starts, indices, side="right") - 1
+        within = indices - self._starts[shard]
+        for number in set(shard.tolist()):
+            path, state = self._files[number]
+            if (now := _state(path)) != state:
+                raise damaged(path, "it has vanished" if now is None else "it has been changed during the run")
+            here = np.flatnonzero(shard == number)
+            chosen = within[here]
+            for column, view in zip(out, self._views[number], strict=True):
+                column[here] = view[chosen]
+        return dict(zip(self._names, out, strict=True))
+
+
+def _view(column: pa.Array) -> np.ndarray:
+    """[R] of a plain column, [R, size] of one of lists, without a copy."""
+    if not pa.types.is_fixed_size_list(column.type):
+        return column.to_numpy(zero_copy_only=True)
+    return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), column.type.list_size)
+
+
+def _state(path: Path) -> tuple[int, ...] | None:
+    """What tells that a file is still the one that was opened; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def open_rows(paths: Sequence[Path]) -> Rows:
+    """Rows of some shards as one sequence, in the order of the paths."""
+    return Rows(paths)
+
+
+def damaged(path: Path, reason: str) -> UserError:
+    """The error for a shard that is not what was built."""
+    return UserError(f"{path} is damaged ({reason}): delete the folder {path.parent}, it will be rebuilt")

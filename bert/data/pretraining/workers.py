@@ -1,0 +1,97 @@
+"""Processes that build shards: without JAX, and spawned, since a fork of a process with threads may hang."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bert.data.pretraining.shards import ShardTask, build_shards_of
+from bert.errors import UserError, known
+from bert.files import write_array, write_durably
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_tokenizer: Tokenizer | None = None
+"""Of a worker process: parsed once, at its start."""
+
+
+def build_shards(tasks: list[ShardTask], tokenizer: Tokenizer, work: Path, processes: int) -> Iterator[str]:
+    """Builds shards and yields their names as they are done; beside each, in ``work``, its summary and
+    counts.
+
+    Raises:
+      UserError: a shard cannot be built, or a worker was killed.
+    """
+    from bert.tokenizer.wordpiece import corpus_tokenizer
+
+    # Duplicates of a shard are built together: their text is tokenised once.
+    in_order = sorted(tasks, key=_text_of)
+    groups = [list(group) for _, group in itertools.groupby(in_order, key=_text_of)]
+    if processes <= 1:
+        plain = corpus_tokenizer(tokenizer)
+        for group in groups:
+            _build_and_record(group, plain, work)
+            yield from (task.name for task in group)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=(tokenizer.to_str(),)) as pool:
+        futures = {pool.submit(_build_in_worker, group, work): group for group in groups}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                yield from (task.name for task in futures[future])
+        except BrokenProcessPool:
+            raise UserError(
+                "a process that builds examples was killed, most likely for lack of memory: run again with "
+                f"a smaller data.num_workers than {processes}, what is done is kept"
+            ) from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start(tokenizer: str) -> None:
+    global _tokenizer
+    # One core a worker: the workers are the parallelism.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Ctrl-C reaches the whole group: the parent answers it, and ends us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    from tokenizers import Tokenizer
+
+    from bert.tokenizer.wordpiece import corpus_tokenizer
+
+    _tokenizer = corpus_tokenizer(Tokenizer.from_str(tokenizer))
+
+
+def _end_with_parent() -> None:
+    """A worker waits for its next task on a pipe it holds both ends of: it would never see its parent die."""
+    multiprocessing.connection.wait([known(multiprocessing.parent_process(), "the parent").sentinel])
+    os._exit(1)
+
+
+def _text_of(task: ShardTask) -> tuple[str, int]:
+    """What the task reads: duplicates of each other read the same."""
+    return str(task.order), task.first
+
+
+def _build_in_worker(tasks: list[ShardTask], work: Path) -> None:
+    _build_and_record(tasks, known(_tokenizer, "the tokenizer"), work)
+
+
+def _build_and_record(tasks: list[ShardTask], tokenizer: Tokenizer, work: Path) -> None:
+    for task, summary, counts in build_shards_of(tasks, tokenizer):
+        write_array(work / f"{task.name}.npy", counts)
+        # Last: a shard without its summary is built again.
+        write_durably(work / f"{task.name}.json", json.dumps(asdict(summary)).encode())

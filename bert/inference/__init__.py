@@ -1,0 +1,1 @@
+"""Trained models that answer: `bert.load` and what it returns."""

@@ -1,0 +1,161 @@
+"""What every head of a model looks at in a text, as a page and as a picture."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert.data.features import tokenize
+from bert.data.inputs import as_text_or_pair
+from bert.errors import UserError
+from bert.files import replacing
+from bert.inference.pretrained import NO_LIMIT, Params, Pretrained, Text
+from bert.model.encoder import Bert
+from bert.tokenizer.wordpiece import ROBERTA_SPECIAL_TOKENS, special_ids, special_tokens
+
+LABELLED = 24
+"""Most pieces that a picture names: more are not readable."""
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """Attention over one text, or one pair of texts, of T pieces.
+
+    Attributes:
+        source: name of the model.
+        pieces: T pieces as people read them, special tokens included.
+        segments: [T] of 0 and 1.
+        special: [T] booleans, true for special tokens.
+        weights: [layers, N, T, S] float32: how much of its attention piece t gives to piece s; each row sums to 1.
+        cut: pieces of the text that did not fit the model.
+    """
+
+    source: str
+    pieces: list[str]
+    segments: np.ndarray
+    special: np.ndarray
+    weights: np.ndarray
+    cut: int = 0
+
+
+def attention_of(model: Pretrained, text: Text) -> AttentionMap:
+    """Attention of every layer and head over a text, or over a pair of texts given as a tuple.
+
+    Raises:
+        UserError: not a text or a pair of texts, or one of them is empty.
+    """
+    text = as_text_or_pair(text, 1)
+    if not all(part.strip() for part in ([text] if isinstance(text, str) else text)):
+        raise UserError("the text is empty: give at least one word")
+    features = tokenize(model.tokenizer, [text], model.config.max_position_embeddings)
+    whole = tokenize(model.tokenizer, [text], NO_LIMIT)
+    length = len(features.ids)
+    batch = features.batch(np.arange(1), length, 1)
+    encoder = Bert(model.config, add_pooling_layer=False)
+    params = {name: part for name, part in model.params["bert"].items() if name != "pooler"}
+
+    @jax.jit
+    def attentions(params: Params, input_ids: jax.Array, token_type_ids: jax.Array) -> tuple[jax.Array, ...]:
+        apply: Callable[..., Any] = encoder.apply
+        return apply({"params": params}, input_ids, token_type_ids, intermediates=True).attentions
+
+    weights = jax.device_get(attentions(params, batch["input_ids"], batch["token_type_ids"]))
+    return AttentionMap(
+        source=model.origin,
+        pieces=_pieces(model.tokenizer, features.ids),
+        segments=batch["token_type_ids"][0],
+        special=np.isin(features.ids, special_ids(model.tokenizer).all),
+        weights=np.stack([layer[0] for layer in weights]),
+        cut=len(whole.ids) - length,
+    )
+
+
+def _pieces(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
+    """Pieces by id: WordPiece's as they are; byte-level ones as text, a space at the start as an open box."""
+    if special_tokens(tokenizer.get_vocab()) != ROBERTA_SPECIAL_TOKENS:
+        return [tokenizer.id_to_token(int(number)) or "" for number in ids]
+    return [tokenizer.decode([int(number)], skip_special_tokens=False).replace(" ", "␣") for number in ids]
+
+
+def write_page(attention: AttentionMap, path: Path) -> None:
+    """Writes one HTML file that needs nothing else: data, script and style are in it, and it may load nothing."""
+    layers, heads, _, _ = attention.weights.shape
+    # A byte a weight, relative to the largest of its row: a uniform row of 512 is as exact as the peak of a sharp one.
+    largest = attention.weights.max(-1)
+    bytes_ = np.round(255 * attention.weights / np.maximum(largest, 1e-30)[..., None]).astype(np.uint8)
+    data = {
+        "source": attention.source,
+        "layers": layers,
+        "heads": heads,
+        "pieces": attention.pieces,
+        "segments": attention.segments.tolist(),
+        "special": attention.special.tolist(),
+        "cut": attention.cut,
+        "weights": _packed(bytes_),
+        "largest": _packed(np.round(65535 * largest).astype("<u2")),
+    }
+    # Inside a script element nothing but "<" can end it; escaped, pieces such as "</script>" are text.
+    content = json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    page = resources.files("bert").joinpath("attention_page.html").read_text(encoding="utf-8")
+    filling = {"title": html.escape(f"attention of {attention.source}"), "data": content}
+    page = re.sub(r"\{\{(title|data)\}\}", lambda place: filling[place[1]], page)
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def _packed(array: np.ndarray) -> str:
+    return base64.b64encode(zlib.compress(array.tobytes(), 9)).decode("ascii")
+
+
+def write_picture(attention: AttentionMap, path: Path) -> None:
+    """Writes a PNG: a row of squares a layer, a column a head, each square the weights [T, S] of one head."""
+    # The Agg canvas without pyplot: no display, no global state.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import PowerNorm
+    from matplotlib.figure import Figure
+
+    layers, heads, length, _ = attention.weights.shape
+    named = length <= LABELLED
+    side = max(1.1, 0.115 * length) if named else min(2.4, 1.1 + length / 200)
+    figure = Figure(figsize=(side * heads + 1.9, side * layers + 1.6), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(layers, heads, squeeze=False, sharex=True, sharey=True)
+    # Under a square root a weight of 0.01 is still seen beside one of 1; all heads share the scale.
+    norm = PowerNorm(0.5, 0, 1)
+    boundary = np.flatnonzero(np.diff(attention.segments)) + 0.5
+    for (layer, head), axes in np.ndenumerate(grid):
+        image = axes.imshow(attention.weights[layer, head], cmap="Blues", norm=norm, interpolation="nearest")
+        for line in boundary:
+            axes.axvline(line, color="#D55E00", linewidth=0.6)
+            axes.axhline(line, color="#D55E00", linewidth=0.6)
+        axes.set_xticks(range(length) if named else [])
+        axes.set_yticks(range(length) if named else [])
+        axes.tick_params(length=0, labelsize=6)
+        if layer == 0:
+            axes.set_title(f"head {head + 1}", fontsize=8)
+        if head == 0:
+            axes.set_ylabel(f"layer {layer + 1}", fontsize=8)
+    if named:
+        for axes in grid[-1]:
+            axes.set_xticklabels(attention.pieces, rotation=90, parse_math=False)
+        for axes in grid[:, 0]:
+            axes.set_yticklabels(attention.pieces, parse_math=False)
+    bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.01, ticks=[0, 0.01, 0.1, 0.3, 0.6, 1])
+    bar.ax.tick_params(labelsize=7)
+    bar.set_label("attention from the row's piece to the column's", fontsize=8)
+    cut = f", {attention.cut} more cut" if attention.cut else ""
+    figure.suptitle(f"{attention.source}: {length} pieces{cut}", fontsize=9, parse_math=False)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")

@@ -1,0 +1,223 @@
+"""Inputs of `bert predict` from text, CSV, TSV and JSONL: one for each line or row, with an error where it is none.
+
+A bad line is an input with an error, never the end of the stream.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from bert.data.corpus.files import numbered_lines
+from bert.data.dialects import csv_reader, dialect_of
+from bert.data.json_text import parse_json
+from bert.data.records import kind_of
+from bert.errors import CONVERT, UserError
+
+if TYPE_CHECKING:
+    from bert.tasks.base import Task
+
+LINES_AT_ONCE = 1024
+READ_AT_ONCE = 1 << 20
+
+NOT_READ = (".json", ".conll", ".parquet", ".arrow", ".xlsx", ".zip")
+"""Ends of names of files that do not have one input a line."""
+
+NOT_UTF8 = f"not UTF-8: {CONVERT}"
+EMPTY_LINE = "an empty line: write a row or remove the line"
+
+Numbered = Iterator[tuple[int, str]]
+"""(number from 1, line without its end); bytes that are not UTF-8 are lone surrogates."""
+
+Rows = Iterator[tuple[int, list[str] | str]]
+"""(number of its first line, cells, or the sentence that says what is wrong with them)."""
+
+
+class Input(NamedTuple):
+    """One input, or why it is none."""
+
+    line: int
+    """From 1; of a CSV row of several lines the first one."""
+    text: str
+    """The line, for people."""
+    given: Any = None
+    """As `bert.inference.pretrained.Pretrained.predict` takes it."""
+    id: Mapping[str, Any] = {}
+    """The id column of a table, by its name."""
+    error: str | None = None
+
+    def failed(self) -> dict[str, Any]:
+        """What stands in the place of an answer."""
+        return {**self.id, "line": self.line, "text": self.text, "error": self.error}
+
+
+def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
+    """The inputs of a file, or of standard input (``-``), in lists: those of standard input as they come.
+
+    Raises:
+      UserError: a file of a kind that is not read, is damaged or empty; a table without the task's columns.
+    """
+    if name == "-":
+        chunks = _decoded(lines_as_they_come(cast(io.BufferedReader, sys.stdin.buffer)))
+        return _not_empty(([_text(*line, task) for line in chunk] for chunk in chunks), "standard input")
+    path = Path(name)
+    kind = kind_of(path)
+    if kind in NOT_READ:
+        raise UserError(
+            f"{path} does not hold one input a line: write them to a text, .csv, .tsv or .jsonl file, or name a split "
+            "of the run's data"
+        )
+    if kind in (".csv", ".tsv"):
+        inputs = _without_blanks_at_end(_table_inputs(path, task))
+    elif kind == ".jsonl":
+        inputs = _without_blanks_at_end(_json_input(*line, task) for line in _lines(path))
+    else:
+        inputs = (_text(*line, task) for line in _lines(path))
+    return _not_empty(iter(lambda: list(itertools.islice(inputs, LINES_AT_ONCE)), []), name)
+
+
+def lines_as_they_come(file: io.BufferedReader) -> Iterator[list[bytes]]:
+    """The lines that are there, at most LINES_AT_ONCE: whoever waits for an answer before he goes on gets it."""
+    rest = b""
+    while data := file.read1(READ_AT_ONCE):
+        *lines, rest = (rest + data).split(b"\n")
+        for start in range(0, len(lines), LINES_AT_ONCE):
+            yield lines[start : start + LINES_AT_ONCE]
+    if rest:
+        yield [rest]
+
+
+def _decoded(chunks: Iterator[list[bytes]]) -> Iterator[list[tuple[int, str]]]:
+    number = 0
+    for chunk in chunks:
+        chunk[0] = chunk[0].removeprefix(b"" if number else b"\xef\xbb\xbf")
+        lines = [raw.decode(errors="surrogateescape").rstrip("\r\n") for raw in chunk]
+        yield list(enumerate(lines, start=number + 1))
+        number += len(chunk)
+
+
+def _lines(path: Path) -> Numbered:
+    return numbered_lines(path, utf_16=True, errors="surrogateescape")
+
+
+def _not_empty(chunks: Iterator[list[Input]], name: str) -> Iterator[list[Input]]:
+    first = next(chunks, None)
+    if first is None:
+        raise UserError(f"{name} holds no input: write one on each line")
+    yield first
+    yield from chunks
+
+
+def _text(number: int, line: str, task: Task) -> Input:
+    """A line as the task reads it."""
+    if not _is_utf8(line):
+        return Input(number, _shown(line), error=NOT_UTF8)
+    try:
+        return Input(number, line, task.input_of(line))
+    except ValueError as error:
+        return Input(number, line, error=str(error))
+
+
+def _is_utf8(line: str) -> bool:
+    return _shown(line) == line
+
+
+def _shown(line: str) -> str:
+    """The line with U+FFFD for what is not UTF-8."""
+    return line.encode(errors="surrogateescape").decode(errors="replace")
+
+
+def _json_input(number: int, line: str, task: Task) -> Input:
+    if not line.strip():
+        return Input(number, line, error=EMPTY_LINE)
+    if not _is_utf8(line):
+        return Input(number, _shown(line), error=NOT_UTF8)
+    try:
+        fields = parse_json(line)
+    except ValueError as error:
+        reason = getattr(error, "msg", str(error))
+        return Input(number, line, error=f"not JSON ({reason}): fix or remove the line")
+    if not isinstance(fields, dict):
+        return Input(number, line, error="not an object of named fields: write {...} on each line")
+    return _row(number, line, fields, task)
+
+
+def _row(number: int, text: str, fields: Mapping[str, Any], task: Task) -> Input:
+    id = {name: fields[name] for name in task.id_columns if name in fields}
+    try:
+        return Input(number, text, task.input_of_row(fields), id)
+    except ValueError as error:
+        return Input(number, text, id=id, error=str(error))
+
+
+def _table_inputs(path: Path, task: Task) -> Iterator[Input]:
+    """The inputs below the line that names the columns, or of all lines where the configuration names them."""
+    given = task.unnamed_table_columns
+    dialect = dialect_of((line for _, line in _lines(path)), kind_of(path) == ".csv", given or None)
+    if dialect.quoted:
+        rows = _quoted_rows(csv_reader((f"{line}\n" for _, line in _lines(path)), dialect.delimiter))
+    else:
+        rows = ((number, line.split("\t") if line else []) for number, line in _lines(path))
+    number, first = next(rows, (1, []))
+    if isinstance(first, str):
+        raise UserError(f"{path}, line {number}: {first}")
+    names = [name.strip() for name in first]
+    if names and not _has_names(names, path, number, task):
+        names, rows = list(given), itertools.chain([(number, first)], rows)
+    return (_table_row(number, cells, names, dialect.delimiter, task) for number, cells in rows)
+
+
+def _quoted_rows(reader: Any) -> Rows:
+    while True:
+        number = reader.line_num + 1
+        try:
+            yield number, next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield number, f"not CSV ({error}): fix its quotes"
+
+
+def _has_names(first: list[str], path: Path, number: int, task: Task) -> bool:
+    """Whether the first line of a table names its columns; False if the configuration does and the width is right."""
+    try:
+        wanted = task.columns_among(first)
+    except ValueError as error:
+        if len(task.unnamed_table_columns) != len(first):
+            raise UserError(f"{path}, line {number}: {error}") from None
+        return False
+    repeated = next((name for name in wanted if first.count(name) > 1), None)
+    if repeated is not None:
+        raise UserError(f"{path}, line {number}: two columns have the name {repeated!r}: give each its own name")
+    return True
+
+
+def _table_row(number: int, cells: list[str] | str, names: list[str], delimiter: str, task: Task) -> Input:
+    if isinstance(cells, str):
+        return Input(number, "", error=cells)
+    if not cells:
+        return Input(number, "", error=EMPTY_LINE)
+    text = delimiter.join(cells)
+    if not _is_utf8(text):
+        return Input(number, _shown(text), error=NOT_UTF8)
+    if len(cells) != len(names):
+        columns = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
+        return Input(number, text, error=f"{columns}, but the header has {len(names)}: fix or remove the line")
+    return _row(number, text, dict(zip(names, cells, strict=True)), task)
+
+
+def _without_blanks_at_end(rows: Iterator[Input]) -> Iterator[Input]:
+    """All inputs but the empty lines after the last row."""
+    blanks: list[Input] = []
+    for row in rows:
+        if row.error == EMPTY_LINE:
+            blanks.append(row)
+            continue
+        yield from blanks
+        blanks.clear()
+        yield row

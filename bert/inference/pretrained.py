@@ -1,0 +1,384 @@
+"""What `bert.load` returns: a model that reads texts and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import jax
+import numpy as np
+
+from bert.config import TaskDataConfig
+from bert.data.batching import bucket, evaluation_batches
+from bert.data.features import Features, Rows, tokenize
+from bert.data.inputs import as_list, as_text_or_pair, check_count, shown
+from bert.errors import UserError, known
+from bert.interchange import FORMATS
+from bert.interchange.bundle import ModelBundle
+from bert.interchange.names import ARCHITECTURES
+from bert.interchange.pooling import Pooling
+from bert.metrics import softmax
+from bert.model.encoder import Bert
+from bert.model.heads import HEADS, BertForMaskedLM
+from bert.tasks.base import Outputs, Task
+from bert.tokenizer.wordpiece import special_ids, vocabulary_size
+
+Text = str | tuple[str, str]
+Params = dict[str, Any]
+
+
+LABELS_SHOWN = 8
+"""Labels that the summary of a model lists."""
+
+NO_LIMIT = 2**31 - 1
+"""Tokens of a row that is not cut."""
+
+
+BUCKETS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
+"""Lengths that inputs are padded to; a program is compiled for each length and number of rows."""
+
+
+class Encoded(NamedTuple):
+    """What `Pretrained.encode` returns; T is the longest text's, in tokens.
+
+    Attributes:
+        last_hidden_state: [B, T, D] float32, zero at padding.
+        pooled_output: [B, D] float32; None for a model without pooler.
+        attention_mask: [B, T] int32, 1 for a token and 0 for padding.
+        embeddings: [B, D] float32, the hidden states pooled as the model declares (`Pretrained.pooling`).
+    """
+
+    last_hidden_state: np.ndarray
+    pooled_output: np.ndarray | None
+    attention_mask: np.ndarray
+    embeddings: np.ndarray
+
+
+class FilledMask(NamedTuple):
+    """One proposal for a [MASK]: the piece, its probability, its id."""
+
+    token: str
+    probability: float
+    token_id: int
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Pretrained(ModelBundle):
+    """A model with its vocabulary, ready to be asked.
+
+    Attributes:
+        task: the task it was fine-tuned for, or None.
+        data: how the task's rows were made.
+        feature_layers: of a head over a frozen encoder: how many last layers it reads; else None.
+    """
+
+    architecture: str = "BertForPreTraining"
+    task: Task | None = None
+    data: TaskDataConfig = field(default_factory=TaskDataConfig)
+    feature_layers: int | None = None
+
+    def __repr__(self) -> str:
+        """A few lines: source, architecture, sizes, parameters, vocabulary, task and labels."""
+        sizes = self.config
+        labels = self.labels
+        more = f", ... ({len(labels)} labels)" if len(labels) > LABELS_SHOWN else ""
+        lines = {
+            "source": self.origin,
+            "architecture": self.architecture,
+            "encoder": f"{sizes.num_hidden_layers} layers, hidden size {sizes.hidden_size}, "
+            f"{sizes.num_attention_heads} heads, feed-forward size {sizes.intermediate_size}, "
+            f"up to {sizes.max_position_embeddings} tokens",
+            "parameters": f"{sum(leaf.size for leaf in jax.tree.leaves(self.params)):,}",
+            "vocabulary": f"{vocabulary_size(self.tokenizer):,} tokens",
+            "task": None if self.task is None else self.task.name,
+            "labels": ", ".join(labels[:LABELS_SHOWN]) + more,
+        }
+        return "\n".join(["Pretrained", *(f"  {name}: {value}" for name, value in lines.items() if value)])
+
+    def warm_up(self, lengths: Iterable[int] | None = None, batch_sizes: Iterable[int] = (1,)) -> None:
+        """Compiles `predict`, or without a task `embed` and `encode`, for the given shapes, so that no request waits.
+
+        Lengths are rounded up to one of `BUCKETS`, numbers of inputs to a power of two; each pair compiles once.
+
+        Args:
+            lengths: tokens of the inputs, special ones included; None for every length that is read.
+            batch_sizes: inputs of one call; those above 32 as they are passed as ``batch_size``.
+
+        Raises:
+            UserError: a number below 1, or a task of multiple choice, which compiles for each number of choices.
+        """
+        if self.task is not None and self.task.head == "choices":
+            raise UserError(f"{self.task.name} compiles for each number of choices: call predict with such questions")
+        limit = (self.pooling or Pooling()).max_length if self.task is None else self.data.max_length
+        longest = min(limit or self.config.max_position_embeddings, self.config.max_position_embeddings)
+        lengths, batch_sizes = (list(BUCKETS) if lengths is None else list(lengths)), list(batch_sizes)
+        for name, numbers in (("lengths", lengths), ("batch_sizes", batch_sizes)):
+            for number in numbers:
+                check_count(f"one of {name}", number)
+        self.embed([]) if self.task is None else self.predict([])  # prepares the tokenizer
+        forward = self._encoder if self.task is None else self._head
+        for length in sorted({min(length, longest) for length in lengths}):
+            for rows in batch_sizes:
+                list(self._run(forward, _blank_rows(rows, length), max(rows, 32)))
+
+    def encode(self, texts: str | Sequence[Text], batch_size: int = 32) -> Encoded:
+        """Hidden states of texts, and of pairs of texts given as tuples; longer ones than the model's are cut.
+
+        A string is a batch of one text (B = 1). A sentence-transformers folder may declare a shorter length, and that
+        texts are lower-cased first. Of many texts, `embed` takes less memory and time.
+
+        Raises:
+            UserError: an input is not a text or a pair of texts, or ``batch_size`` is not at least 1.
+        """
+        features, pooling = self._features_to_pool(texts)
+        longest = int(features.lengths.max(initial=0))
+        hidden = np.zeros((len(features), longest, self.config.hidden_size), np.float32)
+        pooled = np.zeros((len(features), self.config.hidden_size), np.float32)
+        embeddings = np.zeros_like(pooled)
+        mask = (np.arange(longest) < features.lengths[:, None]).astype(np.int32)
+        for rows, output in self._run(self._encoder, features, batch_size):
+            states = output.last_hidden_state[: len(rows), :longest]
+            own = mask[rows, : states.shape[1]]
+            hidden[rows, : states.shape[1]] = states * own[:, :, None]
+            embeddings[rows] = pooling(states, own)
+            if output.pooled_output is not None:
+                pooled[rows] = output.pooled_output[: len(rows)]
+        return Encoded(hidden, pooled if self._has_pooler else None, mask, embeddings)
+
+    def embed(self, texts: str | Sequence[Text], batch_size: int = 32) -> np.ndarray:
+        """The embeddings of `encode` alone, [B, D] float32, or [D] for a string.
+
+        In memory are the hidden states of two batches at once.
+
+        Raises:
+            UserError: as `encode`.
+        """
+        if isinstance(texts, str):
+            return self.embed([texts], batch_size)[0]
+        features, pooling = self._features_to_pool(texts)
+        embeddings = np.zeros((len(features), self.config.hidden_size), np.float32)
+        for rows, output in self._run(self._encoder, features, batch_size):
+            hidden = output.last_hidden_state[: len(rows)]
+            mask = (np.arange(hidden.shape[1]) < features.lengths[rows, None]).astype(np.int32)
+            embeddings[rows] = pooling(hidden, mask)
+        return embeddings
+
+    def fill_mask(self, text: Text, top_k: int = 5) -> list[list[FilledMask]]:
+        """The ``top_k`` likeliest pieces for each [MASK] of a text, masks in order, likeliest first.
+
+        Args:
+            text: a string, or a tuple of two for a pair.
+            top_k: proposals for each [MASK].
+
+        Raises:
+            UserError: no [MASK] in the text, one beyond the length that the model reads, or a model without the MLM
+                head (a fine-tuned one).
+        """
+        check_count("top_k", top_k)
+        if "predictions" not in self.params:
+            raise UserError(f"{self.source} has no masked-LM head to fill masks with: load a pretraining run")
+        features, places = self._masked(text)
+        [(_, logits)] = self._run(self._masked_lm, features, 1)
+        answers = []
+        for place in places:
+            probabilities = softmax(logits[0, place, : vocabulary_size(self.tokenizer)])
+            best = np.argsort(-probabilities, kind="stable")[:top_k]
+            answers.append(
+                [FilledMask(self.tokenizer.id_to_token(int(i)) or "", float(probabilities[i]), int(i)) for i in best]
+            )
+        return answers
+
+    @overload
+    def predict(self, inputs: str, batch_size: int = 32) -> Any: ...
+
+    @overload
+    def predict(self, inputs: Sequence[Any], batch_size: int = 32) -> list[Any]: ...
+
+    def predict(self, inputs: str | Sequence[Any], batch_size: int = 32) -> Any:
+        """The fine-tuned task's answers, one per input in their order: named tuples, as the task has them.
+
+        Rows are made as those of dev were: an input longer than ``data.max_length`` is cut, by tasks with windows read
+        through several. A published model, whose ``max_length`` is not known, cuts where its position table ends.
+
+        Args:
+            inputs: a list of texts, or of what else the task takes: tuples of a pair of texts, of a question with its
+                context or with its choices. A string is one text, and its answer is not in a list.
+            batch_size: rows at once.
+
+        Raises:
+            UserError: the model was not fine-tuned for a task that is answered here; an input is not what the task
+                takes; or ``batch_size`` is not at least 1.
+        """
+        if isinstance(inputs, str):
+            return self.predict([inputs], batch_size)[0]
+        inputs = as_list(inputs)
+        task = self.answering()
+        examples = task.asked(inputs)
+        features = task.features(self.tokenizer, examples, self.data)
+        predictions = task.predict(self.outputs(features, batch_size), features, examples)
+        answers = task.answers(predictions, examples)
+        if len(answers) != len(inputs):
+            raise UserError(f"{task.name} gave {len(answers)} answers to {len(inputs)} inputs: fix that task's methods")
+        return answers
+
+    def answering(self) -> Task:
+        """The task that `predict` answers.
+
+        Raises:
+            UserError: there is none.
+        """
+        if self.task is not None:
+            return self.task
+        if self.problem_type is not None:
+            raise UserError(
+                f"{self.source} is fine-tuned for {self.problem_type}, which bert predict does not answer: "
+                "name another model"
+            )
+        raise UserError(
+            f"{self.source} is not fine-tuned for a task: fine-tune it first with bert finetune --init {self.source}"
+        )
+
+    def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
+        """What the task's head says of each row, in the order of the rows: see `bert.tasks.base.Outputs`."""
+        outputs: list[np.ndarray] = [np.zeros(0)] * len(features)
+        lengths = features.lengths
+        for rows, batch in self._run(self._head, features, batch_size):
+            for row, output in zip(rows, batch, strict=False):
+                outputs[row] = output[: lengths[row]] if output.ndim == 2 else output
+        return outputs
+
+    def save(
+        self,
+        out: str | Path,
+        format: str = "hf",
+        say: Callable[[str], None] = lambda text: None,
+        *,
+        length: int | None = None,
+        dynamic_length: bool = False,
+    ) -> None:
+        """Writes the model for others, as a whole or not at all, and checked against this one.
+
+        Args:
+            out: a folder that is not there yet, or an empty one.
+            format: ``hf``, a folder that Hugging Face transformers reads; ``stablehlo``, a function that JAX alone
+                calls; ``onnx``, a graph for ONNX Runtime and others, of any number of rows and tokens.
+            say: told what was written and what was compared.
+            length: tokens T of the inputs of a ``stablehlo`` function; None for the longest that the model reads.
+            dynamic_length: leave T of a ``stablehlo`` function free, up to that longest.
+
+        Raises:
+            UserError: an unknown format, a head that others have no names for, settings that are not the format's own,
+                a library that is not installed, or ``out`` is there already and not an empty folder.
+        """
+        if format not in FORMATS:
+            raise UserError(f"format is {format!r}: choose one of {', '.join(FORMATS)}")
+        if self.architecture not in ARCHITECTURES:
+            raise UserError(
+                f"{self.source} has the head {self.architecture}, which has no names outside of this toolkit: give it "
+                "some as CONTRIBUTING.md tells"
+            )
+        if self.feature_layers is not None:
+            raise UserError(
+                f"{self.source} has a head over {self.feature_layers} layers of a frozen encoder, which no format of "
+                "others has: fine-tune without feature_layers"
+            )
+        if format == "stablehlo":
+            from bert.interchange.writers import stablehlo
+
+            stablehlo.export(self, Path(out), say, length=length, dynamic_length=dynamic_length)
+            return
+        if length is not None or dynamic_length:
+            raise UserError(f"length and dynamic_length are for stablehlo: leave them out for {format}")
+        if format == "onnx":
+            from bert.interchange.writers.onnx import export
+        else:
+            from bert.interchange.writers.hf import export
+        export(self, Path(out), say)
+
+    def _features_to_pool(self, inputs: str | Sequence[Text]) -> tuple[Features, Pooling]:
+        texts = [as_text_or_pair(given, number) for number, given in enumerate(as_list(inputs), 1)]
+        pooling = self.pooling or Pooling()
+        if pooling.lowercase:
+            texts = [_lower(text) for text in texts]
+        return self._features(texts, pooling.max_length), pooling
+
+    def _masked(self, text: Any) -> tuple[Features, np.ndarray]:
+        """A text as one row, and the places of its masks, at least one. Raises UserError where one is cut off."""
+        if isinstance(text, list):
+            raise UserError(f"the text is {shown(text)}: pass one string, or a tuple of two for a pair")
+        given = as_text_or_pair(text, 1)
+        features = self._features([given])
+        mask = special_ids(self.tokenizer).mask
+        places = np.flatnonzero(features.ids == mask)
+        longest = self.config.max_position_embeddings
+        whole = tokenize(self.tokenizer, [given], NO_LIMIT) if len(features.ids) == longest else features
+        name = self.tokenizer.id_to_token(mask)
+        if not (whole.ids == mask).any():
+            raise UserError(f"no {name} in {shown(text)}: put one where a word is to be guessed")
+        if cut := np.count_nonzero(whole.ids == mask) - len(places):
+            raise UserError(
+                f"{cut} {name} in {shown(text)} beyond the {longest} tokens that {self.source} reads: "
+                "pass a shorter text"
+            )
+        return features, places
+
+    def _features(self, texts: Sequence[Text], max_length: int | None = None) -> Features:
+        longest = self.config.max_position_embeddings
+        return tokenize(self.tokenizer, list(texts), min(longest, max_length or longest))
+
+    def _run(self, forward: Callable[..., Any], features: Rows, batch_size: int) -> Iterator[tuple[np.ndarray, Any]]:
+        """Batches of like lengths through a compiled function: (row numbers, outputs as NumPy arrays).
+
+        While one is looked at, the next one is computed.
+        """
+        check_count("batch_size", batch_size)
+        batch_size = min(batch_size, 1 << max(len(features) - 1, 0).bit_length())
+        before: tuple[np.ndarray, Any] | None = None
+        for rows in evaluation_batches(features.lengths, batch_size):
+            longest = int(features.lengths[rows].max())
+            length = bucket(longest, BUCKETS, self.config.max_position_embeddings)
+            batch = features.batch(rows, length, batch_size)
+            inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
+            begun = rows, forward(self._device_params, *inputs)
+            if before is not None:
+                yield before[0], jax.device_get(before[1])
+            before = begun
+        if before is not None:
+            yield before[0], jax.device_get(before[1])
+
+    @cached_property
+    def _device_params(self) -> Params:
+        return jax.device_put(self.params)
+
+    @property
+    def _has_pooler(self) -> bool:
+        return "pooler" in self.params["bert"]
+
+    @cached_property
+    def _encoder(self) -> Callable[..., Any]:
+        model = Bert(self.config, add_pooling_layer=self._has_pooler)
+        return jax.jit(lambda params, *inputs: model.apply({"params": params["bert"]}, *inputs))
+
+    @cached_property
+    def _masked_lm(self) -> Callable[..., Any]:
+        model = BertForMaskedLM(self.config)
+        return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
+
+    @cached_property
+    def _head(self) -> Callable[..., Any]:
+        task = known(self.task, "the task")
+        model = HEADS[task.head](self.config, task.num_labels, feature_layers=self.feature_layers)
+        return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
+
+
+def _lower(text: Text) -> Text:
+    return text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower())
+
+
+def _blank_rows(rows: int, length: int) -> Features:
+    """Rows of so many tokens each, to compile with."""
+    offsets = length * np.arange(rows + 1, dtype=np.int64)
+    return Features(np.zeros(rows * length, np.int32), offsets, np.full(rows, length, np.int32), None)

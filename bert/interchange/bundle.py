@@ -1,0 +1,65 @@
+"""The data of a model, apart from what it can do: what readers return and writers take."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from bert.config import ModelConfig
+from bert.interchange.pooling import Pooling
+from bert.model import heads
+from bert.model.encoder import Bert
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelBundle:
+    """A model's sizes, parameters and vocabulary, and how its outputs are read.
+
+    Attributes:
+        config: sizes of the encoder.
+        params: nested dict of float32 arrays: the encoder and the heads that are there.
+        tokenizer: its vocabulary.
+        architecture: name of our module that the heads fill, a key of `names.ARCHITECTURES`.
+        labels: names of the classes of a classifier, by number; () without one.
+        problem_type: of a sequence classifier, as in config.json; None where it says nothing.
+        classifier_dropout: rate before a task's dense layer in training; None for ``hidden_dropout_prob``.
+        null_threshold: of a model that answers questions: above this difference of the null score from the best
+            answer's there is no answer; None where it always answers.
+        pooling: how embeddings are made, as a sentence-transformers folder declares it; None for any other.
+        source: the folder or hub name the model was read from.
+        step: the checkpoint it was read from; None if it is not a run's.
+    """
+
+    config: ModelConfig
+    params: dict[str, Any]
+    tokenizer: Tokenizer
+    architecture: str
+    labels: tuple[str, ...] = ()
+    problem_type: str | None = None
+    classifier_dropout: float | None = None
+    null_threshold: float | None = None
+    pooling: Pooling | None = None
+    source: str = ""
+    step: int | None = None
+
+    @property
+    def origin(self) -> str:
+        """The source and a run's step, for messages."""
+        return self.source if self.step is None else f"{self.source}, step {self.step:,}"
+
+
+OUTPUTS = {"BertForQuestionAnswering": 2, "BertForMultipleChoice": 1}
+"""L of the heads whose outputs have no names: start and end, and one score a choice."""
+
+
+def module_of(model: ModelBundle) -> Any:
+    """The Flax module that the parameters fill."""
+    if model.architecture == "Bert":
+        return Bert(model.config, add_pooling_layer="pooler" in model.params["bert"])
+    module = getattr(heads, model.architecture)
+    takes = {field.name for field in dataclasses.fields(module)}
+    outputs = len(model.labels) or OUTPUTS.get(model.architecture, 0)
+    return module(model.config, **({"num_labels": outputs} if "num_labels" in takes else {}))

@@ -1,0 +1,1 @@
+"""Checkpoints of other libraries to a model."""

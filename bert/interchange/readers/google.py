@@ -1,0 +1,227 @@
+"""Reads the checkpoints of google-research/bert: ``bert_config.json``, ``bert_model.ckpt.*``, ``vocab.txt``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flax import traverse_util
+
+from bert.config import ModelConfig, TokenizerConfig
+from bert.errors import UserError
+from bert.interchange import names
+from bert.interchange.bundle import ModelBundle
+from bert.interchange.readers.tf_checkpoint import Bundle
+from bert.interchange.shapes import LABELLED, expected_shapes
+from bert.tokenizer.wordpiece import capitalised, load_tokenizer, vocabulary_size
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Params = dict[str, Any]
+Say = Callable[[str], None]
+
+CONFIG = "bert_config.json"
+CHECKPOINT = "bert_model.ckpt"
+
+
+OPTIMIZER = re.compile(
+    r".+/(adam_[mv]|lamb_[mv]|(AdamWeightDecay|LAMB)Optimizer(_1)?|Adam(_1)?)|global_step|beta[12]_power"
+)
+"""Names of what belongs to the optimizer (optimization.py of google-research/bert, lamb_optimizer.py of albert)."""
+
+HEADS = {"BertForSequenceClassification": "output_weights", "BertForQuestionAnswering": "cls/squad/output_weights"}
+"""The modules that Google's scripts fine-tune, run_classifier.py and run_squad.py, and the tensor that tells each."""
+
+ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "tanh": "tanh"}
+"""``hidden_act`` as modeling.py's ``get_activation`` reads it -> ours: its gelu is the tanh form."""
+
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
+_RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+# The configurations of the multilingual and the Chinese model say these of a pooler that modeling.py does not build.
+_WITHOUT_EFFECT = ("directionality", "pooler_")
+
+
+def is_google(folder: Path) -> bool:
+    """Whether this looks like one of Google's folders, be it a whole one or not."""
+    return (folder / CONFIG).is_file() or any(folder.glob(f"{CHECKPOINT}.*"))
+
+
+def published(folder: Path, say: Say = lambda text: None) -> ModelBundle:
+    """`read` and `read_tokenizer`; the labels of a classifier, which these files do not name, are numbered."""
+    config, params = read(folder, say)
+    tokenizer = read_tokenizer(folder, config, say)
+    make = partial(ModelBundle, config=config, params=params, tokenizer=tokenizer)
+    if names.CLASSIFIER in params:
+        labels = tuple(f"LABEL_{number}" for number in range(len(params[names.CLASSIFIER]["bias"])))
+        return make(architecture="BertForSequenceClassification", labels=labels)
+    if names.QA_OUTPUTS in params:
+        return make(architecture="BertForQuestionAnswering")
+    return make(architecture=names.pretraining_architecture(set(params)))
+
+
+def read(folder: Path, say: Say = lambda text: None) -> tuple[ModelConfig, Params]:
+    """The encoder, and those heads that the checkpoint has.
+
+    Args:
+        folder: with ``bert_config.json`` and one checkpoint.
+        say: told what was read and what was left out.
+
+    Returns:
+        The sizes, and a nested dict of float32 arrays: ``bert``, and of ``predictions``, ``seq_relationship``,
+        ``classifier``, ``qa_outputs`` what there is.
+
+    Raises:
+        UserError: a file is missing, damaged or malformed; a tensor is missing, unknown or of another shape.
+    """
+    config = read_config(folder / CONFIG, say)
+    bundle = Bundle(_checkpoint(folder))
+    name = f"{bundle.prefix}.index"
+    entries = {key: entry for key, entry in bundle.entries.items() if not OPTIMIZER.fullmatch(key)}
+    if any("/.ATTRIBUTES/" in key for key in entries):
+        raise UserError(
+            f"{name} is one of TensorFlow 2's object graphs, not a checkpoint of google-research/bert: name a folder "
+            "whose checkpoint holds bert/embeddings/word_embeddings and its like"
+        )
+    architecture = next((head for head, sign in HEADS.items() if sign in entries), "BertForPreTraining")
+    names.check_layers(config.num_hidden_layers, len(entries), name, CONFIG)
+    table = names.tensors(config.num_hidden_layers, names.GOOGLE, architecture)
+    parts = {tensor.part for tensor in table if tensor.theirs in entries} | {names.ENCODER, names.POOLER}
+    table = [tensor for tensor in table if tensor.part in parts]
+    _complain(name, "lacks", (tensor.theirs for tensor in table if tensor.theirs not in entries))
+    _complain(name, "holds unknown tensors,", entries.keys() - {tensor.theirs for tensor in table})
+    labels = (entries["output_bias"].shape or (1,))[0] if architecture in LABELLED else 0
+    shapes = expected_shapes(config, architecture, labels)
+    wrong = []
+    for tensor in table:
+        expected = shapes[tensor.ours][::-1] if tensor.transposed else shapes[tensor.ours]
+        if (shape := entries[tensor.theirs].shape) != expected:
+            wrong.append(f"{tensor.theirs} {list(shape)} instead of {list(expected)}")
+    _complain(name, "has other shapes than the configuration says,", wrong)
+
+    found = {}
+    for tensor in table:
+        array = bundle.read(tensor.theirs)
+        if array.dtype.kind == "i":
+            raise UserError(f"{name}: {tensor.theirs} holds whole numbers, not weights: name a checkpoint of BERT")
+        found[tensor.ours] = np.ascontiguousarray(array.T if tensor.transposed else array, np.float32)
+    params = traverse_util.unflatten_dict(found, sep="/")
+    count = sum(array.size for array in found.values())
+    say(f"read {bundle.prefix}: {', '.join(params)} ({len(found)} tensors, {count:,} parameters)")
+    if slots := len(bundle.entries) - len(entries):
+        say(f"not taken over from {bundle.prefix}: {slots} tensors of the optimizer")
+    return config, params
+
+
+def read_config(file: Path, say: Say = lambda text: None) -> ModelConfig:
+    """``bert_config.json`` as our sizes; rates and activation may be left out there, and are then Google's defaults.
+
+    Keys that google-research/bert does not know have no effect there, and none here: they are said.
+
+    Raises:
+        UserError: the file is missing or malformed, a size is missing, or a value cannot be built.
+    """
+    try:
+        given = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist: copy it from where the checkpoint came from") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}): mend its permissions or copy it again") from None
+    except ValueError:
+        raise UserError(f"{file} is not valid JSON: copy it again from where the checkpoint came from") from None
+    if not isinstance(given, dict):
+        raise UserError(f"{file} is not a JSON object: copy it again from where the checkpoint came from")
+    _complain(str(file), "lacks", (key for key in _SIZES if key not in given))
+    unknown = sorted(given.keys() - {*_SIZES, *_RATES, "hidden_act"})
+    if others := [key for key in unknown if not key.startswith(_WITHOUT_EFFECT)]:
+        say(f"not taken over from {file}: {', '.join(others)}")
+    for key in (*_SIZES, *_RATES):
+        whole = key in _SIZES
+        value = given.get(key, 0.0)
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            raise UserError(f"{file}: {key} is {value!r}, which is not a {'whole ' if whole else ''}number: mend it")
+    _complain(str(file), "has sizes below 1,", (key for key in _SIZES if given[key] < 1))
+    act = given.get("hidden_act", "gelu")
+    if not isinstance(act, str) or act.lower() not in ACTIVATIONS:
+        raise UserError(f"{file}: hidden_act is {act!r}, which is not one of {', '.join(ACTIVATIONS)}: mend it")
+    config = ModelConfig(
+        hidden_act=ACTIVATIONS[act.lower()], **{key: given[key] for key in (*_SIZES, *_RATES) if key in given}
+    )
+    try:
+        config.check()
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+    return config
+
+
+def read_tokenizer(folder: Path, config: ModelConfig, say: Say = lambda text: None) -> Tokenizer:
+    """The vocabulary, lower-casing where the folder's name or the pieces say so: Google's files do not say it.
+
+    A ``tokenizer.json`` or ``tokenizer_config.json`` beside it, where somebody has put one, knows better.
+
+    Args:
+        folder: with ``vocab.txt``.
+        config: whose ``vocab_size`` the vocabulary must fit.
+        say: told whether text is lower-cased, and why.
+
+    Raises:
+        UserError: no vocabulary, a malformed one, or one with more pieces than the embedding has rows.
+    """
+    vocabulary = load_tokenizer(folder)
+    lowercase, why = _casing(folder.resolve().name, vocabulary.get_vocab())
+    tokenizer = load_tokenizer(folder, TokenizerConfig(lowercase=lowercase))
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        say(f"text is {'lower-cased' if lowercase else 'not lower-cased'}: {why}")
+    if (pieces := vocabulary_size(tokenizer)) > config.known_vocab_size:
+        raise UserError(
+            f"{folder} has {pieces} pieces in its vocabulary, but vocab_size in {CONFIG} is {config.vocab_size}: "
+            "take both files from one checkpoint"
+        )
+    return tokenizer
+
+
+def _casing(name: str, pieces: dict[str, int]) -> tuple[bool, str]:
+    """Whether to lower-case, and why."""
+    for sign, lowercase in (("uncased", True), ("cased", False)):
+        if sign in name.lower():
+            return lowercase, f'the folder\'s name says "{sign}"'
+    capital = capitalised(pieces)
+    if capital is None:
+        return True, "no piece of the vocabulary has an upper-case letter"
+    return False, f"the vocabulary has upper-case letters, as in {capital!r}"
+
+
+def _checkpoint(folder: Path) -> Path:
+    """The checkpoint's prefix: Google's name, else the only one there, else the one that TensorFlow noted as newest."""
+    if (folder / CHECKPOINT).is_file() or any(folder.glob(f"{CHECKPOINT}.*")):
+        return folder / CHECKPOINT
+    found = sorted(folder / file.stem for file in folder.glob("*.index"))
+    if len(found) > 1 and (folder / "checkpoint").is_file():
+        state = (folder / "checkpoint").read_text(encoding="utf-8", errors="replace")
+        newest = re.search(r'^model_checkpoint_path: "(?:.*/)?([^/"]+)"$', state, re.MULTILINE)
+        found = [prefix for prefix in found if newest and prefix.name == newest[1]] or found
+    if len(found) != 1:
+        what = f"{len(found)} checkpoints" if found else "no checkpoint"
+        raise UserError(f"{folder} holds {what}: a folder of Google's holds one, {CHECKPOINT}.index and its data files")
+    return found[0]
+
+
+def _complain(name: str, what: str, items: Iterable[str]) -> None:
+    """Raises UserError where there are items: the first five, and how many."""
+    items = sorted(items)
+    if items:
+        more = f" and {len(items) - 5} more" if len(items) > 5 else ""
+        raise UserError(f"{name} {what} {', '.join(items[:5])}{more}: take all files from one checkpoint of BERT")

@@ -1,0 +1,324 @@
+"""Folders as Hugging Face transformers writes them: config.json, safetensors, tokenizer files -> our parameters.
+
+Every tensor of a folder finds its place by the table in `bert.interchange.names`, is left out by name, or is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax import traverse_util
+from tokenizers import Tokenizer
+from tokenizers.normalizers import BertNormalizer
+
+from bert.config import ModelConfig
+from bert.errors import UserError
+from bert.interchange import names
+from bert.interchange.bundle import ModelBundle
+from bert.interchange.pooling import read_pooling
+from bert.interchange.shapes import LABELLED, expected_shapes
+from bert.interchange.tensor_files import read_json, read_tensors
+from bert.tokenizer.hf_settings import SETTINGS, read_settings
+from bert.tokenizer.wordpiece import capitalised, load_tokenizer, vocabulary_size
+
+Say = Callable[[str], None]
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+"""Hugging Face's names of ``hidden_act``, and ours."""
+
+REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+            "max_position_embeddings", "type_vocab_size", "hidden_act")  # fmt: skip
+OPTIONAL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "layer_norm_eps")
+
+BUFFERS = re.compile(r"(^|\.)embeddings\.(position_ids|token_type_ids)$")
+"""Constants that older versions stored with the parameters."""
+
+FLOATS = ("float16", "bfloat16", "float32")
+
+PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
+
+NULL_THRESHOLD = "null_threshold"
+"""A key of our own in config.json, which transformers keeps and does not use: of models that may give no answer."""
+
+TOO_LARGE = 1 << 31
+"""No size is: an index of the tables would not fit 32 bits."""
+
+
+def is_published(folder: Path) -> bool:
+    """Whether a folder looks like one of these."""
+    return (folder / "config.json").is_file() or (folder / "modules.json").is_file()
+
+
+def read(folder: Path, say: Say) -> ModelBundle:
+    """Reads a folder, saying what was read, what was left out and which parts start afresh.
+
+    Raises:
+        UserError: a file that is missing or damaged; a model that is neither BERT nor RoBERTa; a tensor without a
+            place, a parameter without a tensor, a shape that is not config.json's.
+    """
+    pooling, folder = read_pooling(folder, say)
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UserError(f"{file} does not exist: copy it beside the weights")
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise UserError(f"{file} holds no JSON object: copy it again")
+    family, architecture = _architecture(content, file)
+    config = _model_config(content, family, file)
+    labels = _labels(content, file) if architecture in LABELLED else ()
+    longest = config.max_position_embeddings
+    if pooling is not None and (pooling.max_length or 0) > longest:
+        say(f"{folder}: max_seq_length is {pooling.max_length}, but the model reads {longest} tokens: longer are cut")
+    classifier_dropout = _classifier_dropout(content, file)
+    problem_type = _problem_type(content, file) if labels else None
+    tokenizer = load_tokenizer(folder)
+    _say_casing(folder, tokenizer, say)
+    if vocabulary_size(tokenizer) > config.known_vocab_size:
+        raise UserError(
+            f"{folder}: the vocabulary has {vocabulary_size(tokenizer)} pieces, but the model has rows for "
+            f"{config.vocab_size}: copy both anew from one source"
+        )
+    stored, source = read_tensors(folder)
+    found, config = _placed(stored, source, config, family, architecture, say)
+    parts = _checked(found, source, config, family, architecture, labels)
+    if family == names.ROBERTA and names.PREDICTIONS in parts and config.hidden_act != "gelu":
+        raise UserError(
+            f"{file}: hidden_act is {content['hidden_act']}, and the MLM head of RoBERTa has gelu: name another model"
+        )
+    size = sum(array.size for array in found.values())
+    say(f"read {source}: {', '.join(sorted(parts))} ({len(found)} tensors, {size:,} parameters)")
+    if fresh := [part for part in names.ARCHITECTURES[architecture] if part not in parts]:
+        say(f"not in {source}, starts afresh: {', '.join(fresh)}")
+    if not parts & {names.CLASSIFIER, names.QA_OUTPUTS}:
+        architecture, labels = names.pretraining_architecture(parts), ()
+    return ModelBundle(
+        config=config,
+        params=traverse_util.unflatten_dict(found, sep="/"),
+        tokenizer=tokenizer,
+        architecture=architecture,
+        labels=labels,
+        problem_type=problem_type if labels else None,
+        classifier_dropout=classifier_dropout,
+        null_threshold=_number(content, NULL_THRESHOLD, file) if architecture == "BertForQuestionAnswering" else None,
+        pooling=pooling,
+    )
+
+
+def _architecture(content: dict[str, Any], file: Path) -> tuple[str, str]:
+    """Family and our module's name."""
+    declared = content.get("architectures") or []
+    declared = declared[0] if isinstance(declared, list) and declared else declared or None
+    family = content.get("model_type") or ("roberta" if str(declared).startswith("Roberta") else "bert")
+    if family not in (names.BERT, names.ROBERTA):
+        raise UserError(f"{file}: model_type is {family!r}, and bert and roberta are read: name another model")
+    for key, plain in (("is_decoder", False), ("add_cross_attention", False), ("position_embedding_type", "absolute")):
+        if content.get(key, plain) not in (plain, None):
+            raise UserError(f"{file}: {key} is {content[key]!r}, and only {plain!r} is read: name another model")
+    if declared is None:
+        return family, "Bert"
+    architecture = names.our_name(str(declared), family)
+    if architecture is None:
+        choice = ", ".join(names.published_name(name, family) for name in names.ARCHITECTURES)
+        raise UserError(f"{file}: the architecture is {declared!r}: one of {choice} is read: name another model")
+    return family, architecture
+
+
+def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConfig:
+    if missing := [key for key in REQUIRED if key not in content]:
+        raise UserError(f"{file} lacks {', '.join(missing)}: copy it again from where the weights are from")
+    values = {key: content[key] for key in (*REQUIRED, *OPTIONAL) if key in content}
+    for key, value in values.items():
+        kind = (str,) if key == "hidden_act" else (int, float) if key in OPTIONAL else (int,)
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise UserError(f"{file}: {key} is {value!r}: copy the file again from where the weights are from")
+    for key in set(values) - {"hidden_act", *OPTIONAL}:
+        if values[key] >= TOO_LARGE:
+            raise UserError(f"{file}: {key} is {values[key]}: copy the file again from where the weights are from")
+    tied = content.get("tie_word_embeddings", True)
+    if not isinstance(tied, bool):
+        raise UserError(f"{file}: tie_word_embeddings is {tied!r}, mend it to true or false")
+    if values["hidden_act"] not in ACTIVATIONS:
+        raise UserError(
+            f"{file}: hidden_act is {values['hidden_act']!r}: one of {', '.join(ACTIVATIONS)} is read: "
+            "name another model"
+        )
+    values["hidden_act"] = ACTIVATIONS[values["hidden_act"]]
+    if family == names.ROBERTA:
+        offset = content.get("pad_token_id", 1)
+        if not isinstance(offset, int):
+            raise UserError(f"{file}: pad_token_id is {offset!r}, and RoBERTa counts its positions from there: mend it")
+        values["position_offset"] = offset + 1
+        values["max_position_embeddings"] -= offset + 1
+    config = ModelConfig(**values, tie_word_embeddings=tied)
+    try:
+        if config.known_vocab_size < 1:
+            raise UserError("model.vocab_size is below 1: mend it")
+        config.check()
+    except UserError as error:
+        raise UserError(f"{file}: {str(error).replace('model.', '')}") from None
+    return config
+
+
+def _labels(content: dict[str, Any], file: Path) -> tuple[str, ...]:
+    known = content.get("id2label")
+    if known is None:
+        count = content.get("num_labels", 2)
+        known = {str(number): f"LABEL_{number}" for number in range(count if isinstance(count, int) else 0)}
+    if not isinstance(known, dict) or sorted(known) != sorted(map(str, range(len(known)))) or not known:
+        raise UserError(f"{file}: id2label does not number its labels 0, 1, ...: mend it")
+    labels = tuple(str(known[str(number)]) for number in range(len(known)))
+    if len(set(labels)) < len(labels):
+        raise UserError(f"{file}: id2label names two labels alike: mend it")
+    return labels
+
+
+def _classifier_dropout(content: dict[str, Any], file: Path) -> float | None:
+    rate = _number(content, "classifier_dropout", file)
+    if rate is not None and not 0 <= rate < 1:
+        raise UserError(f"{file}: classifier_dropout is {rate!r}: mend it to a number from 0 to below 1, or null")
+    return rate
+
+
+def _number(content: dict[str, Any], key: str, file: Path) -> float | None:
+    value = content.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise UserError(f"{file}: {key} is {value!r}: mend it to a number, or null")
+    return value
+
+
+def _problem_type(content: dict[str, Any], file: Path) -> str | None:
+    kind = content.get("problem_type")
+    if kind not in PROBLEM_TYPES:
+        known = ", ".join(filter(None, PROBLEM_TYPES))
+        raise UserError(f"{file}: problem_type is {kind!r}: mend it to one of {known}, or null")
+    return kind
+
+
+def _say_casing(folder: Path, tokenizer: Tokenizer, say: Say) -> None:
+    """Says that a bare vocabulary with capitals is lower-cased, as transformers does where nothing is said of it."""
+    if (folder / "tokenizer.json").is_file() or read_settings(folder).do_lower_case is not None:
+        return
+    capital = capitalised(sorted(tokenizer.get_vocab()))
+    if capital is not None and isinstance(tokenizer.normalizer, BertNormalizer):
+        say(
+            f"{folder / 'vocab.txt'}: text is lower-cased, though the vocabulary has upper-case letters, as in "
+            f'{capital!r}; if that is wrong, put {{"do_lower_case": false}} into {SETTINGS} beside it'
+        )
+
+
+def _placed(
+    stored: dict[str, np.ndarray], source: Path, config: ModelConfig, family: str, architecture: str, say: Say
+) -> tuple[dict[str, np.ndarray], ModelConfig]:
+    """Tensors under our names, as float32, and the config with what the decoder turned out to be."""
+    names.check_layers(config.num_hidden_layers, len(stored), source, "config.json")
+    table = {tensor.theirs: tensor for tensor in names.tensors(config.num_hidden_layers, family, architecture)}
+    left_out: set[str] = set()
+    by_name: dict[str, str] = {}
+    for name in stored:
+        if BUFFERS.search(name):
+            continue
+        plain = _current_name(name, family)
+        if plain in by_name:
+            raise UserError(f"{source} holds {by_name[plain]} and {name}, which are one tensor: copy it again")
+        by_name[plain] = name
+    if family == names.ROBERTA and architecture == "BertForSequenceClassification":
+        # Left over from pretraining: this architecture has no pooler of its own, only its classifier's first layer.
+        left_out |= {by_name.pop(f"roberta.pooler.dense.{end}", "") for end in ("weight", "bias")} - {""}
+
+    def of(ours: str) -> np.ndarray | None:
+        [theirs] = [tensor.theirs for tensor in table.values() if tensor.ours == ours]
+        return stored.get(by_name.get(theirs, ""))
+
+    decoder, word = of("predictions/decoder"), of("bert/embeddings/word/embedding")
+    if decoder is not None and config.tie_word_embeddings:
+        if word is not None and np.array_equal(decoder, word):
+            del by_name[_their_name(table, "predictions/decoder")]
+        else:
+            say(f"{source}: the MLM decoder differs from the word embeddings, and stays untied")
+            config = dataclasses.replace(config, tie_word_embeddings=False)
+    second = by_name.pop(names.decoder_bias(family), None)
+    if second is not None:
+        first = by_name.get(_their_name(table, "predictions/bias"))
+        if first is not None and not np.array_equal(stored[second], stored[first]):
+            left_out.add(first)  # transformers adds the decoder's own
+        by_name[_their_name(table, "predictions/bias")] = second
+    if unexplained := sorted(by_name[name] for name in set(by_name) - set(table)):
+        more = f" and {len(unexplained) - 4} more" if len(unexplained) > 4 else ""
+        raise UserError(
+            f"{source} holds {', '.join(unexplained[:4])}{more}, which a {names.published_name(architecture, family)} "
+            f"of {config.num_hidden_layers} layers lacks: mend architectures and num_hidden_layers in config.json"
+        )
+    found = {}
+    for theirs, name in by_name.items():
+        array, tensor = stored[name], table[theirs]
+        if array.dtype.name not in FLOATS:
+            raise UserError(f"{source}: {name} is {array.dtype.name}, and {', '.join(FLOATS)} are read: convert it")
+        found[tensor.ours] = np.ascontiguousarray((array.T if tensor.transposed else array).astype(np.float32))
+    if halves := sorted({stored[name].dtype.name for name in by_name.values()} - {"float32"}):
+        say(f"{source}: {' and '.join(halves)} becomes float32, and is written as float32")
+    if left_out:
+        say(f"not taken over from {source}: {', '.join(sorted(left_out))}")
+    return found, config
+
+
+def _checked(
+    found: dict[str, np.ndarray],
+    source: Path,
+    config: ModelConfig,
+    family: str,
+    architecture: str,
+    labels: tuple[str, ...],
+) -> set[str]:
+    """The parts that are there; UserError where one is there by half or not in config.json's shapes."""
+    table = names.tensors(config.num_hidden_layers, family, architecture)
+    parts = {tensor.part for tensor in table if tensor.ours in found}
+    needed = {names.ENCODER, *parts}
+    pooled = names.POOLER in names.ARCHITECTURES[architecture]
+    if names.SEQ_RELATIONSHIP in parts or (names.CLASSIFIER in parts and pooled):
+        needed.add(names.POOLER)
+    # Before the shapes are worked out: a number of layers that is wrong may be so by thousands.
+    missing = [t.theirs for t in table if t.part == names.ENCODER and t.ours not in found]
+    shapes = {} if missing else expected_shapes(config, architecture, len(labels))
+    missing += [t.theirs for t in table if t.part in needed and t.ours in shapes and t.ours not in found]
+    if missing:
+        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+        raise UserError(f"{source} lacks {', '.join(missing[:4])}{more}: copy it again, or mend config.json")
+    for tensor in table:
+        if tensor.ours in found and found[tensor.ours].shape != shapes[tensor.ours]:
+            theirs, ours = (
+                list(shape[::-1] if tensor.transposed else shape)
+                for shape in (found[tensor.ours].shape, shapes[tensor.ours])
+            )
+            raise UserError(
+                f"{source}: {tensor.theirs} is {theirs}, but config.json makes it {ours}: copy both from one source"
+            )
+    return parts
+
+
+def _their_name(table: dict[str, names.Tensor], ours: str) -> str:
+    return next(theirs for theirs, tensor in table.items() if tensor.ours == ours)
+
+
+def _current_name(name: str, family: str) -> str:
+    """A tensor's name as today's versions write it: the prefix of a bare encoder, gamma and beta of old files."""
+    name = re.sub(r"(LayerNorm|layer_norm)\.gamma$", r"\1.weight", name)
+    name = re.sub(r"(LayerNorm|layer_norm)\.beta$", r"\1.bias", name)
+    bare = name.startswith(("embeddings.", "encoder.", "pooler."))
+    return f"{family}.{name}" if bare else name

@@ -1,0 +1,274 @@
+"""Reads TensorFlow's checkpoints (tensor bundles, "V2") without TensorFlow, verifying every checksum on the way.
+
+A checkpoint PREFIX is ``PREFIX.index``, a sorted table from names to where their tensors lie, and the data files
+``PREFIX.data-00000-of-00001`` and so on, which hold the raw bytes. The formats: tensorflow/core/util/tensor_bundle and
+tensorflow/core/protobuf/tensor_bundle.proto; the table is LevelDB's (its doc/table_format.md); the values in it are
+protocol buffers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import ml_dtypes
+import numpy as np
+
+from bert.errors import UserError, known
+from bert.interchange.readers.crc32c import crc32c, masked
+
+DTYPES: dict[int, np.dtype] = {
+    1: np.dtype("<f4"),
+    3: np.dtype("<i4"),
+    9: np.dtype("<i8"),
+    14: np.dtype(ml_dtypes.bfloat16),
+    19: np.dtype("<f2"),
+}
+"""TensorFlow's numbers (framework/types.proto) of the types that are read."""
+
+_FOOTER = 48
+_MAGIC = 0xDB4775248B80FB57
+_TRAILER = 5  # after each block: its compression, one byte, and its checksum
+_VERSION = 1  # of the bundle format that this reads
+_NO_COMPRESSION = 0
+_BIG_ENDIAN = 1
+
+
+class _Damaged(Exception):
+    """What is wrong with a file; its name is added where it is known."""
+
+
+class _Unsupported(_Damaged):
+    """The file may be whole, but is of a kind that is not read; the text says what it is, and the mend."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the index says of a tensor.
+
+    Attributes:
+        dtype: TensorFlow's number of its type.
+        shape: its dimensions.
+        shard: number of the data file it lies in.
+        offset: where in that file, in bytes.
+        size: its bytes.
+        checksum: masked CRC-32C of these bytes.
+        partitioned: whether it lies in several parts, each with an entry of its own.
+    """
+
+    dtype: int
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    size: int
+    checksum: int
+    partitioned: bool
+
+
+class Bundle:
+    """A checkpoint, opened: the index is read and verified, tensors are read when asked for.
+
+    Attributes:
+        prefix: the checkpoint's path, without ``.index``.
+        entries: by name, sorted; parts of partitioned tensors are left out.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        """Reads the index.
+
+        Raises:
+            UserError: there is none, it is damaged, or it is of a kind that is not read.
+        """
+        self.prefix = prefix
+        self._index = Path(f"{prefix}.index")
+        if not self._index.is_file():
+            if prefix.is_file():
+                raise UserError(
+                    f"{prefix} is a checkpoint in TensorFlow's old format (V1), which is not read: restore it and save "
+                    "it again in TensorFlow, whose Saver writes the newer one"
+                )
+            raise UserError(f"{self._index} does not exist: copy it from where the checkpoint came from")
+        try:
+            table = dict(_read_table(known(_read(self._index), str(self._index))))
+            if b"" not in table:
+                raise _Damaged("no header")
+            self._shards, self._big_endian = _parse_header(table.pop(b""))
+            # Keys that start with a zero byte are not names but parts of partitioned tensors.
+            parsed = {key.decode(): _parse_entry(value) for key, value in table.items() if key[0]}
+        except _Unsupported as fault:
+            raise UserError(f"{self._index} {fault}") from None
+        except (_Damaged, UnicodeDecodeError) as fault:
+            _fail(self._index, str(fault))
+        self.entries: dict[str, Entry] = parsed
+
+    def read(self, name: str) -> np.ndarray:
+        """A tensor, verified, of the type and shape it was stored in.
+
+        Raises:
+            UserError: the data file is missing, cut short or damaged, or the tensor is of a kind that is not read.
+        """
+        entry = self.entries[name]
+        dtype = DTYPES.get(entry.dtype)
+        if dtype is None or entry.partitioned:
+            kind = "lies in parts" if entry.partitioned else f"has TensorFlow's type number {entry.dtype}"
+            raise UserError(
+                f"{self._index}: {name} {kind}, which is not read: store it whole, as one of float32, float16, "
+                "bfloat16, int32, int64"
+            )
+        if entry.size != math.prod(entry.shape) * dtype.itemsize or entry.shard >= self._shards:
+            _fail(self._index, f"the entry of {name} contradicts itself")
+        file = Path(f"{self.prefix}.data-{entry.shard:05d}-of-{self._shards:05d}")
+        octets = _read(file, entry.offset, entry.size)
+        if octets is None:
+            _fail(file, f"it ends before {name} does")
+        if masked(crc32c(octets)) != entry.checksum:
+            _fail(file, f"the checksum of {name} is wrong")
+        if self._big_endian:
+            octets = octets.reshape(-1, dtype.itemsize)[:, ::-1].copy().reshape(-1)
+        return octets.view(dtype).reshape(entry.shape)
+
+
+def _fail(file: Path, fault: str) -> NoReturn:
+    raise UserError(f"{file} is damaged ({fault}): copy it again from where the checkpoint came from") from None
+
+
+def _read(file: Path, offset: int = 0, size: int | None = None) -> np.ndarray | None:
+    """Bytes of a file, to its end where no size is given; None where it ends before."""
+    try:
+        if offset + (size or 0) > file.stat().st_size:
+            return None
+        return np.fromfile(file, np.uint8, -1 if size is None else size, offset=offset)
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist: copy it from where the checkpoint came from") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}): mend its permissions or copy it again") from None
+
+
+def _read_table(octets: np.ndarray) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of a table in order: footer -> index block -> data blocks."""
+    content = octets.tobytes()
+    if len(content) < _FOOTER or int.from_bytes(content[-8:], "little") != _MAGIC:
+        raise _Damaged("it does not end as an index does")
+    footer = content[-_FOOTER:-8]
+    meta, at = _handle(footer, 0)
+    index, at = _handle(footer, at)
+    if footer[at:].strip(b"\0"):
+        raise _Damaged("its last bytes are wrong")
+    for _ in _read_block(content, meta):
+        raise _Damaged("an unknown part in it")
+    last = None
+    for _, place in _read_block(content, index):
+        handle, _ = _handle(place, 0)
+        for key, value in _read_block(content, handle):
+            if last is not None and key <= last:
+                raise _Damaged("its names are out of order")
+            last = key
+            yield key, value
+
+
+def _read_block(content: bytes, place: tuple[int, int]) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of one block, given its offset and size. A key is stored as what differs from the one before."""
+    begin, end = place[0], sum(place)
+    if end + _TRAILER > len(content) - _FOOTER:
+        raise _Damaged("it is shorter than it says")
+    if masked(crc32c(content[begin : end + 1])) != int.from_bytes(content[end + 1 : end + _TRAILER], "little"):
+        raise _Damaged("a checksum is wrong")
+    if content[end] != _NO_COMPRESSION:
+        raise _Unsupported("is compressed, which is not read: let TensorFlow's Saver write it, which does not compress")
+    # The block ends with a list of places for binary search, and its length.
+    places = int.from_bytes(content[end - 4 : end], "little")
+    end -= 4 * places + 4
+    if end < begin:
+        raise _Damaged("a block is too short")
+    key = b""
+    while begin < end:
+        shared, begin = _varint(content, begin)
+        fresh, begin = _varint(content, begin)
+        length, begin = _varint(content, begin)
+        if shared > len(key) or begin + fresh + length > end:
+            raise _Damaged("a block contradicts itself")
+        key = key[:shared] + content[begin : begin + fresh]
+        begin += fresh
+        yield key, content[begin : begin + length]
+        begin += length
+
+
+def _handle(content: bytes, at: int) -> tuple[tuple[int, int], int]:
+    """A block's (offset, size), and where the next thing begins."""
+    offset, at = _varint(content, at)
+    size, at = _varint(content, at)
+    return (offset, size), at
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    """A number of up to 64 bits in groups of seven, lowest first, and where the next thing begins."""
+    value = 0
+    for place, octet in enumerate(content[at : at + 10]):
+        value |= (octet & 0x7F) << 7 * place
+        if octet < 0x80:
+            if (place and not octet) or value >= 1 << 64:
+                break  # not how any program writes it
+            return value, at + place + 1
+    raise _Damaged("a number in it is malformed")
+
+
+def _fields(message: int | bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Numbers and values of a protocol buffer's fields in order: whole numbers, and bytes for all that is nested."""
+    if isinstance(message, int):
+        raise _Damaged("a message in it is malformed")
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        number, wire = tag >> 3, tag & 7
+        if wire == 0:
+            value, at = _varint(message, at)
+            yield number, value
+            continue
+        if wire == 2:
+            size, at = _varint(message, at)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise _Damaged("a message in it is malformed")
+        content, at = message[at : at + size], at + size
+        if at > len(message):
+            raise _Damaged("a message in it is cut short")
+        yield number, content if wire == 2 else int.from_bytes(content, "little")
+
+
+def _parse_header(message: bytes) -> tuple[int, bool]:
+    """BundleHeaderProto: number of data files, and whether the tensors' bytes are big-endian."""
+    fields = dict(_fields(message))
+    needed = _number(dict(_fields(fields.get(3, b""))), 2)
+    if needed > _VERSION:
+        raise _Unsupported(
+            f"needs a reader of version {needed}, this is one of {_VERSION}: save it with an older TensorFlow"
+        )
+    return _number(fields, 1), _number(fields, 2) == _BIG_ENDIAN
+
+
+def _parse_entry(message: bytes) -> Entry:
+    """BundleEntryProto."""
+    fields = dict(_fields(message))
+    # TensorShapeProto: field 2, repeated, is a dimension, whose field 1 is its size.
+    dims = (dict(_fields(dim)) for number, dim in _fields(fields.get(2, b"")) if number == 2)
+    return Entry(
+        dtype=_number(fields, 1),
+        shape=tuple(_number(dim, 1) for dim in dims),
+        shard=_number(fields, 3),
+        offset=_number(fields, 4),
+        size=_number(fields, 5),
+        checksum=_number(fields, 6),
+        partitioned=7 in fields,
+    )
+
+
+def _number(fields: dict[int, int | bytes], field: int) -> int:
+    """A field of a message; those that are 0 are not stored."""
+    value = fields.get(field, 0)
+    if not isinstance(value, int):
+        raise _Damaged("a message in it is malformed")
+    return value

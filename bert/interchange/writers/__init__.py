@@ -1,0 +1,1 @@
+"""A model to the formats of other libraries."""

@@ -1,0 +1,217 @@
+"""Our parameters -> a folder as Hugging Face transformers writes it, read back before it is called done."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+from bert.config import ModelConfig
+from bert.data.features import tokenize
+from bert.errors import UserError
+from bert.files import new_folder
+from bert.interchange import ExportError, first_line, names
+from bert.interchange.bundle import ModelBundle, module_of
+from bert.interchange.pooling import declared
+from bert.interchange.readers import hf
+from bert.interchange.tensor_files import write_tensors
+from bert.interchange.writers.hf_config import WITHOUT_ROBERTA, family_of, published_config
+from bert.interchange.writers.model_card import model_card
+from bert.interchange.writers.tokenizer_files import published_tokenizer, save_published_tokenizer
+from bert.model.initializers import fixed_positions
+
+TOLERANCE = 1e-4
+"""Most that a logit may differ from transformers'."""
+
+
+SAMPLES = (
+    "Don't stop: it's 3.14, e.g. at café Müller's!",
+    "CamelCase_and under_scores\t[MASK] <mask> naïve ﬁne ½",
+    "中文 and 日本語のテキスト, ελληνικά, кириллица, العربية",
+    "",
+)
+"""Texts that tokenizers read differently if anything differs."""
+
+
+def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
+    """Writes ``out`` as a whole or not at all: config.json, model.safetensors, tokenizer files and a model card.
+
+    The folder is read back and compared tensor by tensor, and by logits where transformers is installed.
+
+    Raises:
+        UserError: ``out`` is there already and not an empty folder, or its parent cannot be written; or transformers'
+            BERT has no place for what the model is made of.
+        ExportError: what was read back is not what was written, or answers otherwise.
+    """
+    model = expressible(model)
+    with new_folder(out) as draft:
+        _write(model, draft)
+        say(_verify(model, draft))
+    say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+def expressible(model: ModelBundle) -> ModelBundle:
+    """The same model in the parts that transformers' BERT is made of: fixed positions become its table of positions.
+
+    Raises:
+        UserError: it has others.
+    """
+    config = model.config
+    if config.position_offset and model.architecture in WITHOUT_ROBERTA:
+        raise UserError(
+            f"{model.source} is a {model.architecture} of RoBERTa's form, which transformers does not have: export it "
+            "as stablehlo or onnx, or pretrain with data.objective full_sentences"
+        )
+    if config.pre_layer_norm:
+        raise UserError(
+            f"{model.source} has model.pre_layer_norm, which transformers' BERT cannot express: export it as stablehlo "
+            "or onnx"
+        )
+    if config.embedding_width != config.hidden_size:
+        raise UserError(
+            f"{model.source} has model.embedding_size {config.embedding_size} beside model.hidden_size "
+            f"{config.hidden_size}, which transformers' BERT cannot express: export it as stablehlo or onnx"
+        )
+    params = model.params
+    if config.position_embedding == "sinusoidal":
+        table = np.asarray(fixed_positions(config))
+        embeddings = {**params["bert"]["embeddings"], "position": {"embedding": table}}
+        params = {**params, "bert": {**params["bert"], "embeddings": embeddings}}
+    # What transformers has no field for, and what it would not read back
+    config = dataclasses.replace(
+        config, embedding_size=None, position_embedding="learned", position_init=ModelConfig().position_init
+    )
+    return dataclasses.replace(model, config=config, params=params, tokenizer=published_tokenizer(model))
+
+
+def published_tensors(model: ModelBundle) -> dict[str, np.ndarray]:
+    """Every parameter under transformers' name and in its layout. Raises UserError where one has no name."""
+    config, family = model.config, family_of(model.config)
+    found = traverse_util.flatten_dict(model.params, sep="/")
+    tensors = {}
+    for tensor in names.tensors(config.num_hidden_layers, family, model.architecture):
+        if (array := found.pop(tensor.ours, None)) is not None:
+            tensors[tensor.theirs] = np.asarray(array).T if tensor.transposed else np.asarray(array)
+    if found:
+        raise UserError(
+            f"{model.source}: {', '.join(sorted(found)[:4])} have no name in Hugging Face's models: "
+            "export it as stablehlo or onnx"
+        )
+    if not config.tie_word_embeddings and names.PREDICTIONS in model.params:
+        tensors[names.decoder_bias(family)] = np.asarray(model.params[names.PREDICTIONS]["bias"])
+    if model.architecture == "Bert":  # a bare encoder is written without its name in front
+        prefix = f"{family}."
+        tensors = {name.removeprefix(prefix): array for name, array in tensors.items()}
+    return tensors
+
+
+def _write(model: ModelBundle, folder: Path) -> None:
+    file = folder / "model.safetensors"
+    write_tensors(file, published_tensors(model))
+    files = {"config.json": published_config(model)}
+    if model.pooling is not None:
+        files |= declared(model.pooling, model.config.hidden_size)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    save_published_tokenizer(model.tokenizer, folder, model.config.max_position_embeddings)
+    architecture = names.published_name(model.architecture, family_of(model.config))
+    (folder / "README.md").write_text(model_card(model, architecture), encoding="utf-8")
+    shutil.copymode(folder / "README.md", file)  # the library gives its file to the owner alone
+
+
+def _verify(model: ModelBundle, folder: Path) -> str:
+    """Reads the folder back; a sentence on what was compared. Raises ExportError where anything differs."""
+    parts = {names.part_of(path) for path in traverse_util.flatten_dict(model.params, sep="/")}
+    if model.architecture != "Bert" and (missing := set(names.ARCHITECTURES[model.architecture]) - parts):
+        raise ExportError(f"{model.source} has no {', '.join(sorted(missing))}, which {model.architecture} needs")
+    try:
+        again = hf.read(folder, lambda text: None)
+    except UserError as error:
+        raise ExportError(f"{model.source}: its export does not read back ({error}): not exported") from None
+    ours, theirs = (traverse_util.flatten_dict(params, sep="/") for params in (model.params, again.params))
+    wrong = sorted(set(ours) ^ set(theirs))
+    wrong += [key for key in set(ours) & set(theirs) if not np.array_equal(ours[key], theirs[key])]
+    ours, theirs = ((m.labels, m.problem_type, m.classifier_dropout, m.pooling) for m in (model, again))
+    if wrong or again.config != model.config or ours != theirs:
+        what = ", ".join(wrong[:5]) or "settings"
+        raise ExportError(f"{model.source}: its export does not read back as it was, {what} differ: not exported")
+    said = f"verified: {len(jax.tree.leaves(again.params))} tensors read back identical"
+    try:
+        difference = logits_difference(model, folder)
+    except Exception as error:  # the library raises what it meets
+        raise ExportError(f"{model.source}: transformers does not run its export ({first_line(error)})") from error
+    if difference is None:
+        return f"{said}; transformers is not installed, so its logits were not compared"
+    if not difference <= TOLERANCE:  # nor NaN
+        raise ExportError(f"{model.source}: transformers' logits differ by {difference:.2g} from ours: not exported")
+    if (text := read_otherwise(model, folder)) is not None:
+        raise ExportError(f"{model.source}: transformers' tokenizer reads {text!r} otherwise than ours: not exported")
+    return f"{said}, logits within {difference:.1g} of transformers', token ids equal"
+
+
+def read_otherwise(model: ModelBundle, folder: Path) -> str | None:
+    """The first of some texts that transformers' tokenizer makes other ids of than ours; None where all are equal."""
+    import transformers
+
+    pieces = sorted(model.tokenizer.get_vocab())
+    some = np.random.default_rng(0).choice(len(pieces), (4, 12))
+    texts = [*SAMPLES, *(" ".join(pieces[i] for i in row) for row in some)]
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    longest = model.config.max_position_embeddings
+    ours = tokenize(model.tokenizer, texts, longest)
+    expected = theirs(texts, truncation=True, max_length=longest)["input_ids"]
+    rows = zip(texts, expected, ours.offsets, ours.offsets[1:], strict=False)
+    return next((text for text, ids, start, end in rows if ids != ours.ids[start:end].tolist()), None)
+
+
+def logits_difference(model: ModelBundle, folder: Path) -> float | None:
+    """Largest |difference| of our outputs and transformers' on random rows; None without transformers and PyTorch."""
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        return None
+    config = model.config
+    architecture = names.published_name(model.architecture, family_of(config))
+    reference = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
+    random = np.random.default_rng(0)
+    length = min(24, config.max_position_embeddings)
+    shape = (2, 2, length) if model.architecture == "BertForMultipleChoice" else (4, length)
+    # transformers counts RoBERTa's positions by the ids that are not padding
+    ids = random.integers(config.position_offset, config.vocab_size, shape)
+    segments = random.integers(0, config.type_vocab_size, shape)
+    mask = np.ones(shape, int)
+    mask[-1, ..., length // 2 :] = 0
+    ids[mask == 0] = max(config.position_offset - 1, 0)
+    with torch.no_grad():
+        expected = reference(
+            input_ids=torch.tensor(ids), token_type_ids=torch.tensor(segments), attention_mask=torch.tensor(mask)
+        )
+    params = model.params["bert"] if model.architecture == "Bert" else model.params
+    ours = jax.device_get(module_of(model).apply({"params": params}, ids, segments, mask))
+    pairs: list[tuple[np.ndarray, Any]]
+    if model.architecture == "Bert":
+        pairs = [(ours.last_hidden_state, expected.last_hidden_state)]
+        if ours.pooled_output is not None:
+            pairs.append((ours.pooled_output, expected.pooler_output))
+    elif model.architecture == "BertForPreTraining":
+        pairs = [(ours.prediction_logits, expected.prediction_logits),
+                 (ours.seq_relationship_logits, expected.seq_relationship_logits)]  # fmt: skip
+    elif model.architecture == "BertForQuestionAnswering":
+        pairs = [(ours[..., 0], expected.start_logits), (ours[..., 1], expected.end_logits)]
+    else:
+        pairs = [(ours, expected.logits)]
+    differences = []
+    for mine, theirs in pairs:
+        apart = np.abs(mine - theirs.numpy())
+        real = mask.astype(bool)
+        differences.append(apart[real].max() if apart.shape[: mask.ndim] == mask.shape else apart.max())
+    return float(max(differences))

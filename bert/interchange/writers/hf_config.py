@@ -1,0 +1,63 @@
+"""config.json as Hugging Face transformers writes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bert.config import ModelConfig
+from bert.interchange import names
+from bert.interchange.bundle import ModelBundle
+from bert.interchange.readers import hf
+from bert.tokenizer.wordpiece import special_ids
+
+WITHOUT_ROBERTA = ("BertForPreTraining", "BertForNextSentencePrediction")
+"""Architectures that transformers has for BERT alone."""
+
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu", "tanh": "tanh"}
+
+
+def family_of(config: ModelConfig) -> str:
+    """RoBERTa's positions begin after its padding id, BERT's at 0."""
+    return names.ROBERTA if config.position_offset else names.BERT
+
+
+def published_config(model: ModelBundle) -> dict[str, Any]:
+    """The content of config.json."""
+    config, family = model.config, family_of(model.config)
+    special = special_ids(model.tokenizer)
+    content: dict[str, Any] = {
+        "architectures": [names.published_name(model.architecture, family)],
+        "model_type": family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "intermediate_size": config.intermediate_size,
+        "hidden_act": ACTIVATIONS[config.hidden_act],
+        "hidden_dropout_prob": config.hidden_dropout_prob,
+        "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
+        "max_position_embeddings": config.max_position_embeddings + config.position_offset,
+        "type_vocab_size": config.type_vocab_size,
+        "initializer_range": config.initializer_range,
+        "layer_norm_eps": config.layer_norm_eps,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "pad_token_id": special.pad,
+        "dtype": "float32",
+    }
+    if family == names.ROBERTA:
+        content |= {
+            "pad_token_id": config.position_offset - 1,
+            "bos_token_id": special.cls,
+            "eos_token_id": special.sep,
+        }
+    if model.labels:
+        content["id2label"] = {str(number): label for number, label in enumerate(model.labels)}
+        content["label2id"] = {label: number for number, label in enumerate(model.labels)}
+    if model.problem_type is not None:
+        content["problem_type"] = model.problem_type
+    if model.null_threshold is not None:
+        content[hf.NULL_THRESHOLD] = model.null_threshold
+    if model.classifier_dropout is not None:
+        content["classifier_dropout"] = model.classifier_dropout
+    return content

@@ -1,0 +1,119 @@
+"""The README.md of an exported model: what it is, how to use it, its recipe and its measured scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import yaml
+
+from bert.config import HUB, STANDARD_LIBRARY
+from bert.config.validation import PATHS
+from bert.errors import UserError
+from bert.interchange.bundle import ModelBundle
+from bert.interchange.hub import is_downloaded
+from bert.interchange.tensor_files import read_json
+from bert.runs.folder import FREE
+
+PIPELINES = {
+    "BertForPreTraining": "fill-mask",
+    "BertForMaskedLM": "fill-mask",
+    "BertForSequenceClassification": "text-classification",
+    "BertForTokenClassification": "token-classification",
+    "BertForQuestionAnswering": "question-answering",
+    "BertForMultipleChoice": "multiple-choice",
+    "Bert": "feature-extraction",
+}
+
+
+def model_card(model: ModelBundle, architecture: str) -> str:
+    """Markdown with the front matter that the hub reads; ``architecture`` is transformers' class."""
+    source, config = Path(model.source), model.config
+    recipe = _recipe(source)
+    size = sum(leaf.size for leaf in jax.tree.leaves(model.params))
+    parts = [
+        _front_matter(model, architecture, recipe),
+        f"# {source.resolve().name}",
+        f"{architecture}, {size:,} parameters: {config.num_hidden_layers} layers of width {config.hidden_size} with "
+        f"{config.num_attention_heads} heads, {config.vocab_size:,} pieces, up to {config.max_position_embeddings} "
+        "tokens. Exported by bert-jax.",
+        "```python\n"
+        f"from transformers import AutoTokenizer, {architecture}\n\n"
+        'tokenizer = AutoTokenizer.from_pretrained("PATH")\n'
+        f'model = {architecture}.from_pretrained("PATH")\n'
+        "```",
+    ]
+    if model.labels:
+        parts += ["## Labels", ", ".join(f"`{label}`" for label in model.labels)]
+    results = _results(source)
+    if results:
+        rows = [f"| {name} | {value} |" for name, value in _flat(results) if not name.startswith("details.")]
+        parts += ["## Scores", "Measured at the end of the run.", "\n".join(["| | |", "|---|---|", *rows])]
+    if recipe:
+        text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=120).rstrip()
+        parts += ["## Recipe", f"```yaml\n{text}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(model: ModelBundle, architecture: str, recipe: dict[str, Any]) -> str:
+    """What the hub reads. The license is left out: it is the user's to choose."""
+    kind = "roberta" if architecture.lower().startswith("roberta") else "bert"
+    fields: dict[str, Any] = {"library_name": "transformers", "tags": [kind, "jax", "bert-jax"]}
+    if (pipeline := PIPELINES.get(model.architecture)) is not None:
+        fields["pipeline_tag"] = pipeline
+    base = next((name for name in (model.source, recipe.get("init")) if name and is_downloaded(name)), None)
+    if base is not None:
+        fields["base_model"] = base
+    data = recipe.get("data", {})
+    places = [data.get("dir"), *_listed(data.get("train"))]
+    if names := sorted({place.split(":")[1] for place in places if place and place.startswith(HUB)}):
+        fields["datasets"] = names
+    return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---"
+
+
+def _recipe(source: Path) -> dict[str, Any]:
+    """A run's configuration in what decides the result: without local paths, and without what may change on resume."""
+    file = source / "config.yaml"
+    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    for key in {*PATHS, *FREE}:
+        section, _, name = key.rpartition(".")
+        inside = content.get(section) if section else content
+        for part in inside if isinstance(inside, list) else [inside or {}]:
+            if name in part and (key in FREE or not _is_public(key, part[name])):
+                del part[name]
+    return content
+
+
+def _is_public(key: str, value: Any) -> bool:
+    """Whether an option for paths holds names that mean the same on every machine."""
+    if key in ("init", "like"):
+        return value == "none" or (value is not None and is_downloaded(value))
+    return value is not None and all(place.startswith((HUB, STANDARD_LIBRARY)) for place in _listed(value))
+
+
+def _listed(value: list[str] | str | None) -> list[str]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _results(source: Path) -> dict[str, Any]:
+    file = source / "results.json"
+    try:
+        content = read_json(file) if file.is_file() else {}
+    except UserError:  # a card without scores is better than no export
+        content = {}
+    return content if isinstance(content, dict) else {}
+
+
+def _flat(nested: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Numbers by their dotted name, and a few words; lists, such as filled masks, and paths are left out."""
+    flat = []
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            flat += _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, float):
+            flat.append((prefix + key, f"{value:.6g}"))
+        elif isinstance(value, int) or key in ("task", "main_metric", "baseline"):
+            flat.append((prefix + key, json.dumps(value, ensure_ascii=False)))
+    return flat

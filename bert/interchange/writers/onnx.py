@@ -1,0 +1,284 @@
+"""A model as an ONNX graph, built from BERT's few operators rather than traced: every size of batch and length, and
+the weights as they are. Operator set 17 (LayerNormalization), which servers of 2022 already run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bert.config import ModelConfig
+from bert.errors import UserError
+from bert.files import new_folder, write_durably
+from bert.interchange import ExportError, first_line
+from bert.interchange.bundle import ModelBundle
+from bert.interchange.writers.hf_config import published_config
+from bert.interchange.writers.signature import (
+    CHOICES,
+    Signature,
+    parameters,
+    sample_inputs,
+    signature,
+    verify,
+    write_companions,
+)
+from bert.model.initializers import fixed_positions
+
+if TYPE_CHECKING:
+    import onnx
+    import onnxruntime
+
+
+OPSET, IR_VERSION = 17, 8
+GRAPH, WEIGHTS = "model.onnx", "model.onnx_data"
+LARGEST = 2**31 - 2**24
+"""Bytes of weights that fit into the graph's own file, whose format ends at 2 GiB; more lie in a file beside it."""
+
+
+def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
+    """Writes ``out`` as a whole or not at all: the graph, config.json, tokenizer files, signature.json and README.md.
+
+    Raises:
+        UserError: the extra ``onnx`` is not installed, weights are not there, or ``out`` is.
+        ExportError: ONNX Runtime does not read the graph, or answers differently.
+    """
+    try:
+        import onnx
+        import onnxruntime  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"{error.name} is not installed: pip install 'bert-jax[onnx]'") from None
+    given, longest = signature(model), model.config.max_position_embeddings
+    with new_folder(out) as draft:
+        file = draft / GRAPH
+        large = sum(array.nbytes for array in parameters(model).values()) > LARGEST
+        onnx.save_model(build(model), file, save_as_external_data=large, location=WEIGHTS if large else None)
+        write_companions(model, draft, given, "int64", _usage(given))
+        config = json.dumps(published_config(model), indent=2, ensure_ascii=False)
+        write_durably(draft / "config.json", config + "\n")
+        session = _session(model, file)
+        output_names = [output.name for output in session.get_outputs()]
+        sizes = ((1, longest), (3, (longest + 1) // 2))
+        samples = (sample_inputs(model.config, given.inputs, *size, np.int64) for size in sizes)
+        say(verify(model, samples, lambda inputs: dict(zip(output_names, session.run(None, inputs), strict=True))))
+    say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+def _session(model: ModelBundle, file: Path) -> onnxruntime.InferenceSession:
+    """The graph checked and loaded. Raises ExportError."""
+    import onnx
+    import onnxruntime
+
+    try:
+        onnx.checker.check_model(file, full_check=True)
+        return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    except Exception as error:  # each of the two raises its own
+        raise ExportError(f"{model.source}: its graph cannot be run ({first_line(error)}): not exported") from error
+
+
+def build(model: ModelBundle) -> onnx.ModelProto:
+    """The graph with its weights in it, however large."""
+    graph = Graph(parameters(model))
+    given = signature(model)
+    results = _outputs(graph, model, given)
+    for name, result in zip(given.outputs, results, strict=True):
+        graph.node("Identity", result, output=name)
+    return graph.proto(given)
+
+
+class Graph:
+    """Nodes in the order they were asked for, and the constants they read."""
+
+    def __init__(self, weights: dict[str, np.ndarray]) -> None:
+        self._weights = weights
+        self._constants: dict[str, np.ndarray] = {}
+        self._nodes: list[onnx.NodeProto] = []
+
+    def node(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+        """Adds an operator; returns the name of its (only) output."""
+        from onnx import helper
+
+        name = f"{kind}_{len(self._nodes)}"
+        self._nodes.append(helper.make_node(kind, inputs, [output or name], name=name, **attributes))
+        return output or name
+
+    def weight(self, path: str) -> str:
+        """The name of a parameter."""
+        self._constants[path] = self._weights[path]
+        return path
+
+    def array(self, name: str, array: np.ndarray) -> str:
+        """A constant under a name of its own."""
+        self._constants[name] = array
+        return name
+
+    def constant(self, value: float | list[int]) -> str:
+        """The name of a float32 scalar, or of int64 numbers [n]."""
+        array = np.asarray(value, np.int64 if isinstance(value, list) else np.float32)
+        name = f"constant_{array.dtype}_{'_'.join(map(str, array.reshape(-1)))}"
+        self._constants[name] = array
+        return name
+
+    def dense(self, x: str, path: str) -> str:
+        """[..., D] -> [..., F] by the kernel [D, F] and the bias [F] under ``path``."""
+        product = self.node("MatMul", x, self.weight(f"{path}/kernel"))
+        return self.node("Add", product, self.weight(f"{path}/bias"))
+
+    def norm(self, x: str, path: str, epsilon: float) -> str:
+        """LayerNorm over the last axis."""
+        scale, bias = self.weight(f"{path}/scale"), self.weight(f"{path}/bias")
+        return self.node("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon)
+
+    def activation(self, x: str, name: str) -> str:
+        """One of `bert.config.ACTIVATIONS`; both forms of gelu are spelt out, as operator set 17 has none."""
+        if name == "silu":
+            return self.node("Mul", x, self.node("Sigmoid", x))
+        if name in ("relu", "tanh"):
+            return self.node({"relu": "Relu", "tanh": "Tanh"}[name], x)
+        if name == "gelu":
+            inner = self.node("Erf", self.node("Div", x, self.constant(math.sqrt(2))))
+        else:
+            cube = self.node("Mul", x, self.node("Mul", x, x))
+            total = self.node("Add", x, self.node("Mul", cube, self.constant(0.044715)))
+            inner = self.node("Tanh", self.node("Mul", total, self.constant(math.sqrt(2 / math.pi))))
+        gate = self.node("Add", inner, self.constant(1.0))
+        return self.node("Mul", self.node("Mul", x, gate), self.constant(0.5))
+
+    def first_token(self, x: str) -> str:
+        """[B, T, D] -> [B, D]."""
+        self._constants["first"] = np.asarray(0, np.int64)
+        return self.node("Gather", x, "first", axis=1)
+
+    def proto(self, given: Signature) -> onnx.ModelProto:
+        """The whole as a protobuf."""
+        from onnx import TensorProto, helper, numpy_helper
+
+        graph = helper.make_graph(
+            self._nodes,
+            "bert",
+            [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name, shape in given.inputs.items()],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in given.outputs.items()],
+            [numpy_helper.from_array(array, name) for name, array in self._constants.items()],
+        )
+        opset = helper.make_opsetid("", OPSET)
+        return helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="bert-jax")
+
+
+def _outputs(graph: Graph, model: ModelBundle, given: Signature) -> list[str]:
+    """The graph's results in the order of its signature."""
+    config, architecture = model.config, model.architecture
+    inputs = {name: name for name in given.inputs}
+    if CHOICES in given.inputs["input_ids"]:  # each choice is a row: [B, C, T] -> [B * C, T]
+        length = graph.node("Shape", "input_ids", start=2)
+        rows = graph.node("Concat", graph.constant([-1]), length, axis=0)
+        inputs = {name: graph.node("Reshape", name, rows) for name in inputs}
+    hidden = _encoder(graph, config, inputs)
+
+    def pooled() -> str:
+        return graph.node("Tanh", graph.dense(graph.first_token(hidden), "bert/pooler"))
+
+    if architecture == "Bert":
+        return [hidden, *([pooled()] if "pooler_output" in given.outputs else [])]
+    if architecture == "BertForPreTraining":
+        return [_masked_lm(graph, config, hidden), graph.dense(pooled(), "seq_relationship")]
+    if architecture == "BertForMaskedLM":
+        return [_masked_lm(graph, config, hidden)]
+    if architecture == "BertForNextSentencePrediction":
+        return [graph.dense(pooled(), "seq_relationship")]
+    if architecture == "BertForTokenClassification":
+        return [graph.dense(hidden, "classifier")]
+    if architecture == "BertForQuestionAnswering":
+        logits, last = graph.dense(hidden, "qa_outputs"), graph.constant([2])
+        return [
+            graph.node("Squeeze", graph.node("Slice", logits, graph.constant([i]), graph.constant([i + 1]), last), last)
+            for i in (0, 1)
+        ]
+    logits = graph.dense(pooled(), "classifier")
+    if architecture == "BertForMultipleChoice":  # [B * C, 1] -> [B, C]
+        choices = graph.node("Shape", "input_ids", start=1, end=2)
+        logits = graph.node("Reshape", logits, graph.node("Concat", graph.constant([-1]), choices, axis=0))
+    return [logits]
+
+
+def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
+    """Ids, mask and segments [B, T] -> hidden states [B, T, D]; a T over the position table fails when run."""
+    from onnx import TensorProto
+
+    node, path = graph.node, "bert/embeddings"
+
+    def before(x: str, path: str) -> str:
+        return graph.norm(x, path, config.layer_norm_eps) if config.pre_layer_norm else x
+
+    def after(x: str, path: str) -> str:
+        return x if config.pre_layer_norm else graph.norm(x, path, config.layer_norm_eps)
+
+    ids = inputs["input_ids"]
+    first, axis = graph.constant([config.position_offset]), graph.constant([0])
+    end = node("Add", node("Shape", ids, start=1), first)
+    if config.position_embedding == "learned":
+        table = graph.weight(f"{path}/position/embedding")
+    else:
+        table = graph.array("sinusoids", np.asarray(fixed_positions(config)))
+    positions = node("Slice", table, first, end, axis)
+    segments = graph.weight(f"{path}/segment/embedding")  # of one row without an input to choose by
+    if "token_type_ids" in inputs:
+        segments = node("Gather", segments, inputs["token_type_ids"])
+    x = node("Gather", graph.weight(f"{path}/word/embedding"), ids)
+    x = node("Add", node("Add", x, positions), segments)
+    x = graph.norm(x, f"{path}/norm", config.layer_norm_eps)
+    if config.embedding_width != config.hidden_size:
+        x = graph.dense(x, f"{path}/projection")
+    visible = node("Unsqueeze", node("Cast", inputs["attention_mask"], to=TensorProto.BOOL), graph.constant([1, 2]))
+    for number in range(config.num_hidden_layers):
+        layer = f"bert/encoder/layer_{number}"
+        read = before(x, f"{layer}/attention_norm")
+        attended = _attention(graph, config, read, visible, f"{layer}/attention")
+        x = after(node("Add", x, attended), f"{layer}/attention_norm")
+        read = before(x, f"{layer}/output_norm")
+        inner = graph.activation(graph.dense(read, f"{layer}/intermediate"), config.hidden_act)
+        x = after(node("Add", x, graph.dense(inner, f"{layer}/output")), f"{layer}/output_norm")
+    return before(x, "bert/encoder/norm")
+
+
+def _attention(graph: Graph, config: ModelConfig, x: str, visible: str, path: str) -> str:
+    """[B, T, D] and booleans [B, 1, 1, S] -> [B, T, D]; a row without any token attends everywhere alike, as ours."""
+    node, heads = graph.node, config.num_attention_heads
+    split = graph.constant([0, 0, heads, config.hidden_size // heads])
+
+    def project(name: str, order: list[int]) -> str:
+        return node("Transpose", node("Reshape", graph.dense(x, f"{path}/{name}"), split), perm=order)
+
+    scale = graph.constant((config.hidden_size // heads) ** -0.5)
+    query, key = node("Mul", project("query", [0, 2, 1, 3]), scale), project("key", [0, 2, 3, 1])
+    scores = node("Where", visible, node("MatMul", query, key), graph.constant(float(np.finfo(np.float32).min)))
+    mixed = node("MatMul", node("Softmax", scores, axis=-1), project("value", [0, 2, 1, 3]))
+    joined = graph.constant([0, 0, config.hidden_size])
+    return graph.dense(node("Reshape", node("Transpose", mixed, perm=[0, 2, 1, 3]), joined), f"{path}/output")
+
+
+def _masked_lm(graph: Graph, config: ModelConfig, hidden: str) -> str:
+    """[B, T, D] -> [B, T, V]; a tied decoder is the word embeddings, stored once."""
+    x = graph.activation(graph.dense(hidden, "predictions/transform"), config.hidden_act)
+    x = graph.norm(x, "predictions/norm", config.layer_norm_eps)
+    table = graph.weight("bert/embeddings/word/embedding" if config.tie_word_embeddings else "predictions/decoder")
+    logits = graph.node("MatMul", x, graph.node("Transpose", table, perm=[1, 0]))
+    return graph.node("Add", logits, graph.weight("predictions/bias"))
+
+
+def _usage(given: Signature) -> list[str]:
+    """The paragraphs of README.md that show how to call it."""
+    shape = tuple(2 if dim == CHOICES else 1 if i == 0 else 8 for i, dim in enumerate(given.inputs["input_ids"]))
+    return [
+        f"An ONNX graph of operator set {OPSET}; rows and tokens may be any number, tokens up to max_length of "
+        "signature.json:",
+        "```python\n"
+        "import numpy as np, onnxruntime\n"
+        f'session = onnxruntime.InferenceSession("{GRAPH}")\n'
+        f"inputs = {{name: np.ones({shape}, np.int64) for name in {json.dumps(list(given.inputs))}}}\n"
+        "outputs = session.run(None, inputs)\n"
+        "```",
+    ]

@@ -1,0 +1,188 @@
+"""What an exported graph takes and gives, by name: the same for every format, and the README.md that says so.
+
+Names are those of Hugging Face transformers' models, so that its tokenizers' output can be fed as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+from bert.config import ModelConfig
+from bert.errors import UserError
+from bert.files import write_durably
+from bert.interchange import ExportError, names
+from bert.interchange.bundle import ModelBundle, module_of
+from bert.interchange.writers.hf_config import family_of
+from bert.interchange.writers.tokenizer_files import published_tokenizer, save_published_tokenizer
+
+BATCH, CHOICES, LENGTH = "batch_size", "num_choices", "sequence_length"
+"""Names of the dimensions B, C and T where they are free."""
+
+TOLERANCE = 1e-4
+"""Most that an output may differ from ours."""
+
+Arrays = dict[str, Any]
+Shape = tuple[int | str, ...]
+
+
+Size = TypeVar("Size")
+
+
+class Signature(NamedTuple):
+    """Names and shapes of a graph's inputs (integers) and outputs (float32), in order. A free dimension has a name."""
+
+    inputs: dict[str, Shape]
+    outputs: dict[str, Shape]
+
+
+def signature(model: ModelBundle, length: int | None = None) -> Signature:
+    """Inputs [B, T], or [B, C, T] of choices, and the architecture's outputs; T is ``length``, or free if None.
+
+    RoBERTa reads no segments, so that a graph of one takes none.
+    """
+    config, tokens = model.config, (BATCH, length or LENGTH)
+    rows: Shape = (BATCH, CHOICES, tokens[1]) if model.architecture == "BertForMultipleChoice" else tokens
+    inputs = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), rows)
+    if config.type_vocab_size == 1 and family_of(config) == names.ROBERTA:
+        del inputs["token_type_ids"]
+    labels = len(model.labels)
+    outputs: dict[str, dict[str, Shape]] = {
+        "Bert": {"last_hidden_state": (*tokens, config.hidden_size), "pooler_output": (BATCH, config.hidden_size)},
+        "BertForPreTraining": {
+            "prediction_logits": (*tokens, config.known_vocab_size),
+            "seq_relationship_logits": (BATCH, 2),
+        },
+        "BertForMaskedLM": {"logits": (*tokens, config.known_vocab_size)},
+        "BertForNextSentencePrediction": {"logits": (BATCH, 2)},
+        "BertForSequenceClassification": {"logits": (BATCH, labels)},
+        "BertForTokenClassification": {"logits": (*tokens, labels)},
+        "BertForQuestionAnswering": {"start_logits": tokens, "end_logits": tokens},
+        "BertForMultipleChoice": {"logits": (BATCH, CHOICES)},
+    }
+    given = outputs[model.architecture]
+    if "pooler" not in model.params["bert"]:
+        given.pop("pooler_output", None)
+    return Signature(inputs, given)
+
+
+def filled(shape: Shape, sizes: Mapping[str, Size]) -> tuple[int | Size, ...]:
+    """A shape with sizes in place of its free dimensions."""
+    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in shape)
+
+
+def parameters(model: ModelBundle) -> dict[str, np.ndarray]:
+    """The float32 arrays that the graph reads, by their path (``bert/encoder/layer_0/...``).
+
+    Raises:
+        UserError: the architecture has a head, and the model no weights for it.
+    """
+    wanted = {names.ENCODER, *names.ARCHITECTURES[model.architecture]}
+    flat = traverse_util.flatten_dict(model.params, sep="/")
+    found = {path: array for path, array in flat.items() if names.part_of(path) in wanted}
+    missing = wanted - set(map(names.part_of, found)) - ({names.POOLER} if model.architecture == "Bert" else set())
+    if missing:
+        raise UserError(f"{model.source} has no weights of {', '.join(sorted(missing))}: fine-tune it first")
+    return {path: np.asarray(array, np.float32) for path, array in found.items()}
+
+
+def forward(model: ModelBundle) -> Callable[[Arrays, Arrays], Arrays]:
+    """A function of (`parameters`, inputs by name) that gives the outputs by name."""
+    module, architecture = module_of(model), model.architecture
+    outputs = tuple(signature(model).outputs)
+
+    def call(params: Arrays, inputs: Arrays) -> Arrays:
+        tree = traverse_util.unflatten_dict(params, sep="/")
+        ids, mask, segments = (inputs.get(name) for name in ("input_ids", "attention_mask", "token_type_ids"))
+        given = module.apply({"params": tree["bert"] if architecture == "Bert" else tree}, ids, segments, mask)
+        if architecture == "Bert":
+            values = (given.last_hidden_state, given.pooled_output)[: len(outputs)]
+        elif architecture == "BertForPreTraining":
+            values = (given.prediction_logits, given.seq_relationship_logits)
+        elif architecture == "BertForQuestionAnswering":
+            values = (given[..., 0], given[..., 1])
+        else:
+            values = (given,)
+        return dict(zip(outputs, values, strict=True))
+
+    return call
+
+
+def sample_inputs(
+    config: ModelConfig, shapes: dict[str, Shape], batch: int, length: int, dtype: Any = np.int32
+) -> dict[str, np.ndarray]:
+    """Random inputs for B = ``batch`` and T = ``length``: the first row is full, those after it ever shorter."""
+    random = np.random.default_rng(length)
+    sizes = {BATCH: batch, CHOICES: 3, LENGTH: length}
+    inputs = {}
+    for name, dims in shapes.items():
+        shape = filled(dims, sizes)
+        if name == "attention_mask":
+            tokens = np.maximum(length - length // batch * np.arange(batch), 1)
+            rows = tokens.reshape(batch, *[1] * (len(shape) - 1))
+            inputs[name] = np.broadcast_to(np.arange(length) < rows, shape).astype(dtype)
+        else:
+            top = config.vocab_size if name == "input_ids" else config.type_vocab_size
+            inputs[name] = random.integers(0, top, shape).astype(dtype)
+    return inputs
+
+
+def verify(model: ModelBundle, samples: Iterator[dict[str, np.ndarray]], run: Callable[[Arrays], Arrays]) -> str:
+    """Runs a graph on sample inputs; a sentence on how near its outputs are to ours.
+
+    Raises:
+        ExportError: an output is missing, of another shape, or differs by more than `TOLERANCE`.
+    """
+    ours, params, largest = jax.jit(forward(model)), parameters(model), 0.0
+    for inputs in samples:
+        expected, given = jax.device_get(ours(params, inputs)), run(inputs)
+        if {name: x.shape for name, x in given.items()} != {name: x.shape for name, x in expected.items()}:
+            raise ExportError(
+                f"{model.source}: its graph's outputs are not of the model's names and shapes: not exported"
+            )
+        for name, array in expected.items():
+            difference = float(np.abs(np.asarray(given[name]) - array).max())
+            if not difference <= TOLERANCE:  # nor NaN
+                raise ExportError(
+                    f"{model.source}: its graph's {name} differs by {difference:.2g} from the model's: not exported"
+                )
+            largest = max(largest, difference)
+    return f"verified: the outputs are within {largest:.1g} of ours"
+
+
+def write_companions(model: ModelBundle, folder: Path, given: Signature, dtype: str, text: list[str]) -> None:
+    """Writes what lies beside a graph: signature.json, the tokenizer's files, and README.md with ``text`` in it."""
+    content: dict[str, Any] = {
+        "architecture": model.architecture,
+        "inputs": [{"name": name, "shape": list(shape), "dtype": dtype} for name, shape in given.inputs.items()],
+        "outputs": [{"name": name, "shape": list(shape), "dtype": "float32"} for name, shape in given.outputs.items()],
+        "max_length": model.config.max_position_embeddings,
+    }
+    if model.labels:
+        content["labels"] = list(model.labels)
+    if model.problem_type is not None:
+        content["problem_type"] = model.problem_type
+    if model.pooling is not None:
+        content["pooling"] = {"mode": model.pooling.mode, "normalize": model.pooling.normalize}
+    write_durably(folder / "signature.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    save_published_tokenizer(published_tokenizer(model), folder, model.config.max_position_embeddings)
+    rows = [
+        f"| `{port['name']}` | {kind.removesuffix('s')} | {port['dtype']} | {' x '.join(map(str, port['shape']))} |"
+        for kind in ("inputs", "outputs")
+        for port in content[kind]
+    ]
+    parts = [
+        f"# {Path(model.source).resolve().name}",
+        f"{model.architecture}, exported by bert-jax.",
+        *text,
+        "\n".join(["| name | | type | shape |", "|---|---|---|---|", *rows]),
+    ]
+    if model.labels:
+        parts.append(f"Labels, by number: {', '.join(f'`{label}`' for label in model.labels)}.")
+    write_durably(folder / "README.md", "\n\n".join(parts) + "\n")

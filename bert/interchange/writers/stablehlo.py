@@ -1,0 +1,146 @@
+"""A model as one compiled-anywhere function: StableHLO in `jax.export`'s envelope, its weights in a file beside it.
+
+The weights are an argument and not constants of the function: a 45 MB model then is 70 KB of graph that loads in no
+time, rather than 45 MB that XLA parses and folds at every compilation; and they can be put on a device once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax import export as jax_export
+from safetensors.numpy import load_file
+
+from bert.errors import UserError
+from bert.files import new_folder
+from bert.interchange.bundle import ModelBundle
+from bert.interchange.tensor_files import write_tensors
+from bert.interchange.writers.signature import (
+    BATCH,
+    CHOICES,
+    LENGTH,
+    Signature,
+    filled,
+    forward,
+    parameters,
+    sample_inputs,
+    signature,
+    verify,
+    write_companions,
+)
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+GRAPH, WEIGHTS = "model.jaxexport", "model.safetensors"
+
+
+def export(
+    model: ModelBundle,
+    out: Path,
+    say: Callable[[str], None],
+    *,
+    length: int | None = None,
+    dynamic_length: bool = False,
+) -> None:
+    """Writes ``out`` as a whole or not at all: graph, weights, tokenizer files, signature.json and README.md.
+
+    Args:
+        model: what to export; the outputs are its architecture's.
+        out: a folder that is not there yet, or an empty one.
+        say: told what was written and how near its outputs are to ours.
+        length: T of every input; None for the longest that the model reads.
+        dynamic_length: leave T free, up to that longest.
+
+    Raises:
+        UserError: a length that the model does not read, weights that are not there, or an ``out`` that is.
+        ExportError: the graph, read back, answers differently.
+    """
+    longest = model.config.max_position_embeddings
+    if length is not None and dynamic_length:
+        raise UserError(f"length is {length} and dynamic_length is set: choose one of the two")
+    if length is not None and not 1 <= length <= longest:
+        raise UserError(f"length is {length}, and the model reads 1 to {longest} tokens: choose one of these")
+    full = length or longest
+    given = signature(model, None if dynamic_length else full)
+    with new_folder(out) as draft:
+        (draft / GRAPH).write_bytes(serialized(model, given))
+        write_tensors(draft / WEIGHTS, parameters(model))
+        os.chmod(draft / WEIGHTS, (draft / GRAPH).stat().st_mode)  # the library gives its file to the owner alone
+        write_companions(model, draft, given, "int32", _usage(given, longest))
+        graph = jax.jit(jax_export.deserialize(bytearray((draft / GRAPH).read_bytes())).call)
+        weights = load_file(draft / WEIGHTS)
+        sizes = ((1, full), (3, (full + 1) // 2 if dynamic_length else full))
+        samples = (sample_inputs(model.config, given.inputs, *size) for size in sizes)
+        say(verify(model, samples, lambda inputs: jax.device_get(graph(weights, inputs))))
+    say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+def serialized(model: ModelBundle, given: Signature) -> bytes:
+    """The function of (weights by name, inputs by name) that gives outputs by name, for every one of `PLATFORMS`."""
+    named = {dim for shape in given.inputs.values() for dim in shape if isinstance(dim, str)}
+    free = [dim for dim in (BATCH, CHOICES, LENGTH) if dim in named]
+    bounds = [f"{LENGTH} <= {model.config.max_position_embeddings}"] if LENGTH in free else []
+    scope = jax_export.SymbolicScope(bounds)
+    sizes = dict(zip(free, jax_export.symbolic_shape(", ".join(free), scope=scope), strict=True))
+    inputs = {name: jax.ShapeDtypeStruct(filled(shape, sizes), jnp.int32) for name, shape in given.inputs.items()}
+    weights = {path: jax.ShapeDtypeStruct(array.shape, array.dtype) for path, array in parameters(model).items()}
+    with _without_source_files():
+        exported = jax_export.export(jax.jit(forward(model)), platforms=PLATFORMS)(weights, inputs)
+    return bytes(exported.serialize())
+
+
+@contextlib.contextmanager
+def _without_source_files() -> Iterator[None]:
+    """Keeps out of a graph where the source files are on this machine, which JAX notes at every operation."""
+    name = "jax_traceback_in_locations_limit"
+    before = getattr(jax.config, name)
+    jax.config.update(name, 0)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def _usage(given: Signature, longest: int) -> list[str]:
+    """The paragraphs of README.md that show how to call it."""
+    [tokens] = {shape[-1] for shape in given.inputs.values()}
+    sizes = {BATCH: 1, CHOICES: 2, LENGTH: min(8, longest)}
+    shape = filled(given.inputs["input_ids"], sizes)
+    free = f"any up to {longest}" if tokens == LENGTH else f"{tokens}: pad the inputs to it at their end"
+    lines = [
+        "A function for CPUs, NVIDIA's GPUs and TPUs. It needs `pip install jax flatbuffers safetensors`, for texts "
+        "also tokenizers:",
+        "```python\n"
+        "import jax, jax.export, numpy as np\n"
+        "from safetensors.numpy import load_file\n"
+        f'model = jax.jit(jax.export.deserialize(open("{GRAPH}", "rb").read()).call)\n'
+        f"inputs = {{name: np.ones({shape}, np.int32) for name in {json.dumps(list(given.inputs))}}}\n"
+        f'outputs = model(load_file("{WEIGHTS}"), inputs)\n'
+        "```",
+        f"The number of rows is free, and compiled once for each; the number of tokens is {free}. "
+        "`jax.device_put(load_file(...))` keeps the weights on the device between calls.",
+    ]
+    if CHOICES not in given.inputs["input_ids"]:
+        width = "" if tokens == LENGTH else f"length={tokens}"
+        lines += [
+            "From text:",
+            "```python\n"
+            "from tokenizers import Tokenizer\n"
+            'tokenizer = Tokenizer.from_file("tokenizer.json")\n'
+            f"tokenizer.enable_truncation({longest if tokens == LENGTH else tokens})\n"
+            f"tokenizer.enable_padding({width})\n"
+            'rows = tokenizer.encode_batch(["one text", ("a pair", "of texts")])\n'
+            'fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}\n'
+            "inputs = {name: np.array([getattr(row, fields[name]) for row in rows], np.int32) for name in inputs}\n"
+            'outputs = model(load_file("model.safetensors"), inputs)\n'
+            "```",
+        ]
+    lines.append(
+        f"Written with JAX {jax.__version__}; newer versions read it for at least six months after that one's release."
+    )
+    return lines

@@ -1,0 +1,72 @@
+"""Tokenizer files as transformers writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from bert.files import write_durably
+from bert.interchange.bundle import ModelBundle
+from bert.tokenizer.hf_settings import set_prefix_space
+from bert.tokenizer.wordpiece import save_tokenizer, special_ids
+
+
+def published_tokenizer(model: ModelBundle) -> Tokenizer:
+    """The model's tokenizer; of a run that tags words, and is byte-level, with ``add_prefix_space``.
+
+    Every word of such a run's rows has a space in front, and transformers makes the same rows of lists of words with
+    this setting alone.
+    """
+    if model.step is None or model.architecture != "BertForTokenClassification":
+        return model.tokenizer
+    tokenizer = Tokenizer.from_str(model.tokenizer.to_str())
+    set_prefix_space(tokenizer, True)
+    return tokenizer
+
+
+def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
+    """Writes tokenizer.json, the vocabulary, tokenizer_config.json and special_tokens_map.json."""
+    save_tokenizer(tokenizer, folder)
+    content = json.loads(tokenizer.to_str())
+    if content["model"]["type"] == "BPE":
+        tokenizer.model.save(str(folder))  # vocab.json and merges.txt
+    special = special_ids(tokenizer)
+    roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    names = {role: tokenizer.id_to_token(number) for role, number in zip(roles, special.all, strict=True)}
+    config = {**_class(content), **names, "model_max_length": max_length}
+    for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
+        write_durably(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _class(content: dict[str, Any]) -> dict[str, Any]:
+    """The class that makes the same ids: a model's own with its settings, or the one that takes tokenizer.json."""
+    steps, words = content["normalizer"] or {}, content["pre_tokenizer"] or {}
+    if not _ends_as_published(content["post_processor"]):
+        return {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if content["model"]["type"] == "BPE" and not steps and words.get("type") == "ByteLevel":
+        return {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": words["add_prefix_space"]}
+    plain = steps.get("type") == "BertNormalizer" and steps["clean_text"] and words.get("type") == "BertPreTokenizer"
+    if content["model"]["type"] == "WordPiece" and plain:
+        return {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": steps["lowercase"],
+            "strip_accents": steps["strip_accents"],
+            "tokenize_chinese_chars": steps["handle_chinese_chars"],
+        }
+    return {"tokenizer_class": "PreTrainedTokenizerFast"}
+
+
+def _ends_as_published(steps: dict[str, Any] | None) -> bool:
+    """Whether rows are laid out as BERT's or RoBERTa's own: ``[CLS] A [SEP] B [SEP]``, ``<s> A </s></s> B </s>``."""
+    if steps is None or steps["type"] in ("BertProcessing", "RobertaProcessing"):
+        return True
+    if steps["type"] != "TemplateProcessing":
+        return False
+    single, pair = (
+        [next(iter(step.values()))["id"] for step in steps[name] if isinstance(step, dict)]
+        for name in ("single", "pair")
+    )
+    return (single, pair) == (["[CLS]", "A", "[SEP]"], ["[CLS]", "A", "[SEP]", "B", "[SEP]"])

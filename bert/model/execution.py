@@ -1,0 +1,57 @@
+"""How a run's layers are run, from what its configuration asks for and what its devices have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+
+from bert.config import TrainingConfig
+from bert.errors import UserError
+from bert.parallel.devices import largest_cudnn_head
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the layers are run. None of it changes parameters, or results and gradients by more than rounding.
+
+    Attributes:
+        remat: what the backward pass computes anew: "none", "dots" (all but the results of linear layers) or "full"
+            (a layer from its input; Chen et al. 2016).
+        scan: compile one layer and loop over stacked weights; they are stacked within the step, so that every layer
+            has its own parameters to optimizer, checkpoints and exports.
+        attention: "written" out, with dropout, any mask and its weights to look at; or one kernel with neither
+            (`bert.model.attention.fused_attention`), "cudnn" or "xla".
+        vocab_multiple: of the width that the MLM head decodes to; pieces beyond the vocabulary have no probability.
+    """
+
+    remat: str = "none"
+    scan: bool = False
+    attention: str = "written"
+    vocab_multiple: int = 1
+
+    @classmethod
+    def of(cls, config: TrainingConfig, head_size: int | None = None, cudnn_head: int | None = None) -> Execution:
+        """What a run asks for.
+
+        Args:
+            config: asks.
+            head_size: H of the model; None where it is not known yet, and taken for one that fits.
+            cudnn_head: of the devices, as `largest_cudnn_head` has it; None for those that JAX has.
+
+        Raises:
+            UserError: cuDNN is asked for where there is none, or for heads that it does not take.
+        """
+        largest = largest_cudnn_head(jax.local_devices()) if cudnn_head is None else cudnn_head
+        cudnn = largest > 0 and (head_size is None or (head_size % 8 == 0 and head_size <= largest))
+        if config.attention == "cudnn" and not cudnn:
+            reason = (
+                f"whose heads have a multiple of 8 features and at most {largest} on these devices, and the model's "
+                f"have {head_size} (model.hidden_size / model.num_attention_heads)"
+                if largest
+                else "which is for NVIDIA GPUs of compute capability 8.0 or more, and the devices are none"
+            )
+            raise UserError(f"training.attention is cudnn, {reason}: set it to xla, or leave it to training.preset")
+        kernel = "cudnn" if config.attention == "cudnn" or (config.preset == "fast" and cudnn) else "xla"
+        fused = config.attention == "cudnn" or (config.preset == "fast" and config.attention is None)
+        return cls(config.remat, config.scan_layers, kernel if fused else "written", config.vocab_multiple)

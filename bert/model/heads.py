@@ -1,0 +1,356 @@
+"""Heads, and the encoder with each set of heads. Shapes as in `bert.model.encoder`; P predictions, C choices, L labels."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Bool, Float, Int, Num
+
+from bert.config import ModelConfig
+from bert.errors import known
+from bert.model.array_types import Array
+from bert.model.dropout import Dropout
+from bert.model.encoder import ACTIVATIONS, Bert, Dtype, Packing, at_positions, dense, layer_norm
+from bert.model.execution import Execution
+from bert.model.initializers import initializer
+from bert.model.linear import decode
+from bert.parallel.sharding import apart
+
+Mask = Num[Array, "B T"] | Bool[Array, "B T"]
+Inputs = tuple[Int[Array, "B T"], Int[Array, "B T"] | None, Mask | None]
+"""Ids, segments and mask, [B, T] each."""
+
+
+class MaskedLMHead(nn.Module):
+    """Transform, LayerNorm, and a decoder with a bias of its own, tied to the word embeddings unless the config says
+    otherwise.
+
+    Attributes:
+        vocab_multiple: the logits are padded to a multiple of so many, with the least float: products of an even width
+            are quicker on GPUs. The parameters are not.
+    """
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+    vocab_multiple: int = 1
+
+    @nn.compact
+    def __call__(
+        self, hidden_states: Float[Array, "B P D"], word_embedding: Float[Array, "V E"]
+    ) -> Float[Array, "B P padded_V"]:
+        """[B, P, D] hidden states, [V, E] embedding -> [B, P, V] float32 logits, V as padded."""
+        config = self.config
+        x = dense(config, config.embedding_width, self.dtype, "transform")(hidden_states)
+        x = layer_norm(config, self.dtype, "norm")(ACTIVATIONS[config.hidden_act](x))
+        bias = self.param("bias", nn.initializers.zeros, (word_embedding.shape[0],), jnp.float32)
+        decoder = word_embedding
+        if not config.tie_word_embeddings:
+            decoder = self.param("decoder", initializer(config), word_embedding.shape, jnp.float32)
+        if extra := -len(bias) % self.vocab_multiple:
+            decoder = jnp.pad(decoder, ((0, extra), (0, 0)))
+            bias = jnp.pad(bias, (0, extra), constant_values=jnp.finfo(jnp.float32).min)
+        return apart(decode(x, decoder, bias, jnp.dtype(self.dtype)), None, "tensor")
+
+
+class PretrainingOutput(struct.PyTreeNode):
+    """Logits of the two pretraining heads: ``prediction_logits`` [B, P, V], ``seq_relationship_logits`` [B, 2], or
+    [B, K, 2] where rows are packed."""
+
+    __no_type_check__ = True  # in jax.tree.map a field may be anything
+
+    prediction_logits: Array
+    seq_relationship_logits: Array
+
+
+class BertForPreTraining(nn.Module):
+    """Encoder with the MLM head and that of NSP (Devlin et al. 2018, section 3.1) or sentence order."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+    execution: Execution = Execution()
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype, execution=self.execution)
+        self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.vocab_multiple)
+        self.seq_relationship = dense(self.config, 2, self.dtype, "seq_relationship")
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: Mask | None = None,
+        masked_lm_positions: Int[Array, "B P"] | None = None,
+        *,
+        packing: Packing | None = None,
+        dropout: Dropout | None = None,
+    ) -> PretrainingOutput:
+        """Decodes the ``masked_lm_positions`` [B, P] only; every position if None (then P is T)."""
+        encoded = self.bert(input_ids, token_type_ids, attention_mask, packing=packing, dropout=dropout)
+        hidden = _at_positions(encoded.last_hidden_state, masked_lm_positions)
+        return PretrainingOutput(
+            self.predictions(hidden, self.bert.word_embedding()),
+            self.seq_relationship(known(encoded.pooled_output, "the pooled output")).astype(jnp.float32),
+        )
+
+
+class BertForMaskedLM(nn.Module):
+    """Encoder without pooler, and the MLM head: for objectives without a label too (Liu et al. 2019, section 4.2)."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+    execution: Execution = Execution()
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
+        self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.vocab_multiple)
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: Mask | None = None,
+        masked_lm_positions: Int[Array, "B P"] | None = None,
+        *,
+        packing: Packing | None = None,
+        dropout: Dropout | None = None,
+    ) -> Float[Array, "B P V"]:
+        """[B, T] -> [B, P, V] float32 logits at ``masked_lm_positions`` [B, P]; at every position if None (P is T)."""
+        encoded = self.bert(input_ids, token_type_ids, attention_mask, packing=packing, dropout=dropout)
+        hidden = _at_positions(encoded.last_hidden_state, masked_lm_positions)
+        return self.predictions(hidden, self.bert.word_embedding())
+
+
+class BertForNextSentencePrediction(nn.Module):
+    """Encoder with the NSP head."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+    execution: Execution = Execution()
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype, execution=self.execution)
+        self.seq_relationship = dense(self.config, 2, self.dtype, "seq_relationship")
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: Mask | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> Float[Array, "B 2"]:
+        """[B, T] -> [B, 2] float32 logits: segment B follows A, or is random."""
+        pooled = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).pooled_output
+        return self.seq_relationship(known(pooled, "the pooled output")).astype(jnp.float32)
+
+
+class BertForSequenceClassification(nn.Module):
+    """Encoder with dropout and a dense layer over the pooled output (Devlin et al. 2018, section 4.1).
+
+    RoBERTa's classifier, whose first layer is what BERT has as its pooler, has dropout before that layer as well
+    (transformers, modeling_roberta.py, RobertaClassificationHead).
+
+    Attributes:
+        num_labels: L; 1 for a regression.
+        classifier_dropout: rate before the dense layer; None takes ``hidden_dropout_prob``.
+        feature_layers: as `last_layers` takes it; the dense layer then reads the first token's features.
+    """
+
+    config: ModelConfig
+    num_labels: int
+    classifier_dropout: float | None = None
+    dtype: Dtype = jnp.float32
+    feature_layers: int | None = None
+    execution: Execution = Execution()
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype, execution=self.execution)
+        self.classifier = dense(self.config, self.num_labels, self.dtype, "classifier")
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: Mask | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> Float[Array, "B L"]:
+        """[B, T] -> [B, L] float32 logits."""
+        inputs = (input_ids, token_type_ids, attention_mask)
+        if dropout is not None and self.config.position_offset and self.feature_layers is None:
+            first = self.bert(*inputs, dropout=dropout).last_hidden_state[:, 0]
+            read = self.bert.pool(drop_before_head(self, first, dropout, "pooler"))
+        else:
+            read = text_read(self, inputs, dropout)
+        return self.classifier(drop_before_head(self, read, dropout)).astype(jnp.float32)
+
+
+def last_layers(bert: Bert, inputs: Inputs, layers: int) -> Float[Array, "B T features"]:
+    """Features without fine-tuning (Devlin et al. 2018, section 5.3): the last layers' outputs side by side.
+
+    Without dropout: what is not trained is to say the same of a text each time.
+
+    Args:
+        bert: the encoder.
+        inputs: ids, segments and mask, [B, T] each.
+        layers: how many layers; 4 in the paper.
+
+    Returns:
+        [B, T, layers * D].
+    """
+    return jnp.concatenate(bert(*inputs, intermediates=True).hidden_states[-layers:], axis=-1)
+
+
+def text_read(head: nn.Module, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B features"]:
+    """What the head of a whole row reads: the pooled output [B, D], or the first token's features [B, layers * D]."""
+    if head.feature_layers is None:
+        return head.bert(*inputs, dropout=dropout).pooled_output
+    return last_layers(head.bert, inputs, head.feature_layers)[:, 0]
+
+
+def tokens_read(head: nn.Module, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B T features"]:
+    """What the head of every token reads: hidden states [B, T, D], or features [B, T, layers * D]."""
+    if head.feature_layers is None:
+        return head.bert(*inputs, dropout=dropout).last_hidden_state
+    return last_layers(head.bert, inputs, head.feature_layers)
+
+
+def drop_before_head(
+    head: nn.Module, read: Float[Array, "*shape"], dropout: Dropout | None, site: str = "classifier"
+) -> Float[Array, "*shape"]:
+    """What a task's dense layer reads, with dropout at ``classifier_dropout``; ``head`` is the task's module."""
+    if dropout is None:
+        return read
+    rate = head.classifier_dropout
+    return dropout(read, head.config.hidden_dropout_prob if rate is None else rate, site)
+
+
+class BertForTokenClassification(nn.Module):
+    """Encoder without pooler, dropout and a dense layer over every token (Devlin et al. 2018, section 5.3).
+
+    Attributes:
+        num_labels: L.
+        classifier_dropout: rate before the dense layer; None takes ``hidden_dropout_prob``.
+        feature_layers: as `last_layers` takes it.
+    """
+
+    config: ModelConfig
+    num_labels: int
+    classifier_dropout: float | None = None
+    dtype: Dtype = jnp.float32
+    feature_layers: int | None = None
+    execution: Execution = Execution()
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
+        self.classifier = dense(self.config, self.num_labels, self.dtype, "classifier")
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: Mask | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> Float[Array, "B T L"]:
+        """[B, T] -> [B, T, L] float32 logits."""
+        hidden = tokens_read(self, (input_ids, token_type_ids, attention_mask), dropout)
+        return self.classifier(drop_before_head(self, hidden, dropout)).astype(jnp.float32)
+
+
+class BertForQuestionAnswering(nn.Module):
+    """Encoder without pooler, and a dense layer that scores every token as the start and as the end of the answer
+    (Devlin et al. 2018, section 4.2).
+
+    Attributes:
+        num_labels: 2, the start and the end.
+        classifier_dropout: rate before the dense layer; None has none there, as google-research/bert (run_squad.py).
+        feature_layers: as `last_layers` takes it.
+    """
+
+    config: ModelConfig
+    num_labels: int = 2
+    classifier_dropout: float | None = None
+    dtype: Dtype = jnp.float32
+    feature_layers: int | None = None
+    execution: Execution = Execution()
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
+        self.qa_outputs = dense(self.config, self.num_labels, self.dtype, "qa_outputs")
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: Mask | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> Float[Array, "B T 2"]:
+        """[B, T] -> [B, T, 2] float32 logits of start and end."""
+        hidden = tokens_read(self, (input_ids, token_type_ids, attention_mask), dropout)
+        if self.classifier_dropout is not None:
+            hidden = drop_before_head(self, hidden, dropout)
+        return self.qa_outputs(hidden).astype(jnp.float32)
+
+
+class BertForMultipleChoice(nn.Module):
+    """Encoder over every choice as a row of its own, and one score each (Devlin et al. 2018, section 4.4).
+
+    Attributes:
+        num_labels: 1, the score of a choice.
+        classifier_dropout: rate before the dense layer; None takes ``hidden_dropout_prob``.
+        feature_layers: as in `BertForSequenceClassification`.
+    """
+
+    config: ModelConfig
+    num_labels: int = 1
+    classifier_dropout: float | None = None
+    dtype: Dtype = jnp.float32
+    feature_layers: int | None = None
+    execution: Execution = Execution()
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype, execution=self.execution)
+        self.classifier = dense(self.config, self.num_labels, self.dtype, "classifier")
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B C T"],
+        token_type_ids: Int[Array, "B C T"] | None = None,
+        attention_mask: Num[Array, "B C T"] | Bool[Array, "B C T"] | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> Float[Array, "B C"]:
+        """[B, C, T] -> [B, C] float32 logits."""
+        choices, length = input_ids.shape[-2:]
+
+        def rows(x: Array | None) -> Array | None:
+            return None if x is None else x.reshape(-1, length)
+
+        if dropout is not None:  # each choice is a row, and draws as one
+            dropout = dropout.replace(rows=(dropout.rows[:, None] * choices + jnp.arange(choices)).reshape(-1))
+        read = text_read(self, (input_ids.reshape(-1, length), rows(token_type_ids), rows(attention_mask)), dropout)
+        return self.classifier(drop_before_head(self, read, dropout)).astype(jnp.float32).reshape(-1, choices)
+
+
+HEADS: dict[str, type[nn.Module]] = {
+    "classification": BertForSequenceClassification,
+    "tagging": BertForTokenClassification,
+    "span": BertForQuestionAnswering,
+    "choices": BertForMultipleChoice,
+}
+"""The models of fine-tuning tasks by the names that tasks give.
+
+All are made from (config, num_labels, classifier_dropout, dtype, feature_layers), have the encoder as ``bert``, and
+are called with (input_ids, token_type_ids, attention_mask, dropout=...). For training.remat and training.scan_layers
+they take the field ``execution`` as well, and hand it to the encoder.
+"""
+
+
+def _at_positions(hidden_states: Float[Array, "B T D"], positions: Int[Array, "B P"] | None) -> Float[Array, "B P D"]:
+    """[B, T, D] at [B, P] -> [B, P, D]; all of them where positions is None."""
+    if positions is None:
+        return hidden_states
+    return at_positions(hidden_states, positions)

@@ -1,0 +1,1 @@
+"""Devices, meshes, hosts and partition rules. Knows no model."""

@@ -1,0 +1,318 @@
+"""The devices of a run: copies under `jax.pmap`, or a mesh under `jax.jit`. Device axes stay inside this file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from bert.config import ModelConfig, TrainingConfig
+from bert.errors import UserError
+from bert.parallel.devices import largest_cudnn_head
+from bert.parallel.multihost import wait
+from bert.parallel.sharding import AXES, ROWS, in_place, path_of, spec_of
+
+AXIS = "devices"
+
+
+class Parallel(Protocol):
+    """What a step and a loop need to know of devices.
+
+    Attributes:
+        axis: name of the axis that a body adds over; None where the compiler adds by itself.
+        process: (index, count) of this host's share of the rows of every batch, of all shares.
+        steps_in_flight: how many steps may have been started and not waited for.
+    """
+
+    axis: str | None
+    process: tuple[int, int]
+    steps_in_flight: int
+
+    def describe(self) -> str:
+        """How many devices of which kind, for the log."""
+        ...
+
+    def check_batch(self, name: str, batch_size: int, micro_batches: int = 1) -> None:
+        """Raises UserError where a global batch cannot be dealt out evenly."""
+        ...
+
+    def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
+        """The body, over all devices."""
+        ...
+
+    def replicate(self, tree: Any) -> Any:
+        """A state or parameters from the host to the devices: whole on each, or each its part."""
+        ...
+
+    def fetch(self, tree: Any) -> Any:
+        """What `replicate` or a compiled body gave, as whole NumPy arrays of their own (safe under donation).
+
+        All hosts call it together.
+        """
+        ...
+
+    def place(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
+        """This host's rows [B, ...] onto its devices; a train step takes micro-batches, an evaluation None."""
+        ...
+
+    def gather(self, array: jax.Array) -> np.ndarray:
+        """What a compiled body says of each row, [B, ...] of the rows of all hosts."""
+        ...
+
+
+def parallel_of(training: TrainingConfig, model: ModelConfig | None = None) -> Parallel:
+    """pmap over the local devices, or the mesh that is asked for; several hosts take the mesh in any case.
+
+    Under pmap, every leaf of the state is wrapped anew at each step of several hosts (`benchmarks/dispatch.py`).
+
+    Raises:
+        UserError: the mesh does not fit devices or model.
+    """
+    if training.mesh is None and jax.process_count() == 1:
+        return DataParallel()
+    # Not all devices there are, but those of a run: the ones that each host calls its own.
+    devices = jax.devices() if jax.process_count() > 1 else jax.local_devices()
+    mesh = MeshParallel(training.mesh_shape or (len(devices), 1, 1), devices)
+    if model is not None:
+        mesh.check_model(model)
+    return mesh
+
+
+def add_up(tree: Any, axis: str | None) -> Any:
+    """Sums over the devices of an axis; of a mesh (None) the compiler has added already."""
+    return tree if axis is None else jax.lax.psum(tree, axis)
+
+
+class DataParallel:
+    """`jax.pmap`: one copy of the state on each local device, and a share of each batch.
+
+    Args:
+        devices: the devices to use; all local ones if None.
+
+    Raises:
+        UserError: several hosts take part, and each would train by itself.
+    """
+
+    axis: str | None = AXIS
+    process = (0, 1)
+    steps_in_flight = 2
+
+    def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
+        if jax.process_count() > 1:
+            raise UserError(f"{jax.process_count()} hosts take part, which takes a mesh: set training.mesh")
+        self.devices = list(jax.local_devices() if devices is None else devices)
+        self._sharding = NamedSharding(Mesh(np.array(self.devices), (AXIS,)), PartitionSpec(AXIS))
+
+    def describe(self) -> str:
+        return f"{len(self.devices)} x {self.devices[0].device_kind}"
+
+    def check_batch(self, name: str, batch_size: int, micro_batches: int = 1) -> None:
+        _check_batch(name, batch_size, len(self.devices), "devices", micro_batches)
+
+    def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
+        """The body, run on every device at once; inside it `jax.lax.psum(x, AXIS)` adds over devices."""
+        return jax.pmap(body, axis_name=AXIS, devices=self.devices, donate_argnums=tuple(donate))
+
+    def replicate(self, tree: Any) -> Any:
+        """A copy of every array on every device."""
+
+        def copy(leaf: Any) -> jax.Array:
+            leaf = np.asarray(leaf)
+            return jax.device_put(np.broadcast_to(leaf, (len(self.devices), *leaf.shape)), self._sharding)
+
+        return jax.tree.map(copy, tree)
+
+    def fetch(self, tree: Any) -> Any:
+        """The first device's copy of replicated arrays, as NumPy arrays of their own (safe under donation)."""
+        shards = jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, tree)
+        return jax.tree.map(lambda leaf: np.array(leaf, copy=True)[0], jax.device_get(shards))
+
+    def place(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
+        """[k, b, ...] on each device with k micro-batches, [b, ...] with None."""
+
+        def put(array: np.ndarray) -> jax.Array:
+            shape = (len(self.devices),) if micro_batches is None else (len(self.devices), micro_batches)
+            return jax.device_put(array.reshape(*shape, -1, *array.shape[1:]), self._sharding)
+
+        return {name: put(array) for name, array in batch.items()}
+
+    def gather(self, array: jax.Array) -> np.ndarray:
+        return np.asarray(array).reshape(-1, *array.shape[2:])
+
+
+class MeshParallel:
+    """`jax.jit` over a mesh: rows, parameters and features lie where the table in `bert.parallel.sharding` puts them.
+
+    A body sees whole arrays and needs no axis: the compiler splits the work and adds over devices. Neighbours along
+    the last axis are neighbours in ``devices``, so tensor parallelism stays within a host while it can.
+
+    Args:
+        shape: devices along data, fsdp and tensor.
+        devices: the devices to use, those of a host next to each other; all of them if None.
+
+    Raises:
+        UserError: there are more or fewer devices, or the hosts' shares of the rows would differ.
+    """
+
+    axis: str | None = None
+
+    def __init__(self, shape: tuple[int, int, int], devices: Sequence[jax.Device] | None = None) -> None:
+        devices = jax.devices() if devices is None else list(devices)
+        name = "x".join(map(str, shape))
+        check_mesh(shape, len(devices))
+        self.shape, self.cudnn_head = shape, largest_cudnn_head(devices)
+        self.mesh = Mesh(np.array(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+        self.process = _share(self.mesh, name)
+        # gloo, which connects CPUs of several hosts, may let two steps wait for each other.
+        self._gloo = jax.process_count() > 1 and devices[0].platform == "cpu"
+        self.steps_in_flight = 0 if self._gloo else 2
+
+    def describe(self) -> str:
+        devices = self.mesh.devices.flat
+        hosts = len({device.process_index for device in devices})
+        return (
+            f"{self.mesh.size} x {devices[0].device_kind}"
+            + (f" on {hosts} hosts" if hosts > 1 else "")
+            + ", mesh "
+            + " x ".join(f"{axis} {size}" for axis, size in zip(AXES, self.shape, strict=True))
+        )
+
+    def check_model(self, model: ModelConfig) -> None:
+        """Raises UserError where a dimension cannot be dealt out evenly."""
+        _, fsdp, tensor = self.shape
+        for axis, parts, names in (
+            ("fsdp", fsdp, ("hidden_size",)),
+            ("tensor", tensor, ("num_attention_heads", "intermediate_size")),
+        ):
+            for name in names:
+                if getattr(model, name) % parts:
+                    raise UserError(
+                        f"model.{name} ({getattr(model, name)}) is not divisible by the {parts} devices of "
+                        f"training.mesh's axis {axis}: take fewer of these and more along data"
+                    )
+
+    def check_batch(self, name: str, batch_size: int, micro_batches: int = 1) -> None:
+        _check_batch(name, batch_size, self.shape[0] * self.shape[1], "shares of rows (data x fsdp)", micro_batches)
+
+    def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
+        """The body over whole arrays; what it returns of the state lies as the table says, all else on each device."""
+        compiled = self._jit(body, donate)
+        if self._gloo:
+            compiled = _compiled_together(compiled)
+
+        def run(*arguments: Any) -> Any:
+            with jax.set_mesh(self.mesh):
+                return compiled(*arguments)
+
+        return run
+
+    def lower(self, body: Callable[..., Any], *arguments: Any, donate: Sequence[int] = ()) -> jax.stages.Lowered:
+        """The body, ready to be compiled for the devices, from shapes (`jax.ShapeDtypeStruct`) alone.
+
+        The first argument is a state, and the second, where there is one, a batch [k, b, ...].
+        """
+        state, *batches = arguments
+        placed = [jax.tree_util.tree_map_with_path(lambda path, leaf: self._shape(leaf, self._of(path, leaf)), state)]
+        rows = NamedSharding(self.mesh, PartitionSpec(None, ROWS))
+        placed += [jax.tree.map(lambda leaf: self._shape(leaf, rows), batch) for batch in batches]
+        with jax.set_mesh(self.mesh):
+            return self._jit(body, donate).lower(*placed)
+
+    def replicate(self, tree: Any) -> Any:
+        """Each array on the devices where the table puts it."""
+
+        def put(path: Sequence[Any], leaf: Any) -> jax.Array:
+            leaf = np.asarray(leaf)
+            return jax.make_array_from_callback(leaf.shape, self._of(path, leaf), lambda part: leaf[part])
+
+        return jax.tree_util.tree_map_with_path(put, tree)
+
+    def fetch(self, tree: Any) -> Any:
+        def whole(leaf: jax.Array) -> np.ndarray:
+            if leaf.is_fully_replicated:
+                leaf = leaf.addressable_data(0)
+            elif not leaf.is_fully_addressable:
+                leaf = multihost_utils.process_allgather(leaf, tiled=True)
+            return np.array(leaf, copy=True)
+
+        return jax.tree.map(whole, tree)  # leaf by leaf: a device has room for one whole array, hardly for all
+
+    def place(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
+        """[k, B / k, ...] with k micro-batches, [B, ...] with None, B the rows of all hosts."""
+        spec = PartitionSpec(ROWS) if micro_batches is None else PartitionSpec(None, ROWS)
+        sharding = NamedSharding(self.mesh, spec)
+
+        def put(array: np.ndarray) -> jax.Array:
+            if micro_batches is not None:
+                array = array.reshape(micro_batches, -1, *array.shape[1:])
+            return jax.make_array_from_process_local_data(sharding, array)
+
+        return {name: put(array) for name, array in batch.items()}
+
+    def gather(self, array: jax.Array) -> np.ndarray:
+        return np.asarray(array.addressable_data(0))
+
+    def _jit(self, body: Callable[..., Any], donate: Sequence[int]) -> Any:
+        return jax.jit(lambda *arguments: in_place(body(*arguments)), donate_argnums=tuple(donate))
+
+    def _of(self, path: Sequence[Any], leaf: Any) -> NamedSharding:
+        return NamedSharding(self.mesh, spec_of(path_of(path), leaf.shape, self.mesh.shape))
+
+    @staticmethod
+    def _shape(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _compiled_together(jitted: Any) -> Callable[..., Any]:
+    """The function, run by no host before it is compiled on all: gloo gives them 30 seconds to meet."""
+    programs: dict[Any, Callable[..., Any]] = {}
+
+    def run(*arguments: Any) -> Any:
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arguments))
+        if shapes not in programs:
+            programs[shapes] = jitted.lower(*arguments).compile()
+            wait("compiled")
+        return programs[shapes](*arguments)
+
+    return run
+
+
+def check_mesh(shape: tuple[int, int, int], count: int) -> None:
+    """Raises UserError where a mesh takes more or fewer devices than there are."""
+    if math.prod(shape) != count:
+        raise UserError(
+            f"training.mesh ({'x'.join(map(str, shape))}) takes {math.prod(shape)} devices, and there are {count}: "
+            f"choose three numbers whose product is {count}"
+        )
+
+
+def _check_batch(name: str, batch_size: int, shares: int, what: str, micro_batches: int) -> None:
+    parts = shares * micro_batches
+    if batch_size % parts:
+        lower, upper = batch_size // parts * parts, -(-batch_size // parts) * parts
+        nearest = f"{lower} or {upper}" if lower else str(upper)
+        raise UserError(
+            f"{name} ({batch_size}) is not divisible by {shares} {what} x {micro_batches} micro-batches: take {nearest}"
+        )
+
+
+def _share(mesh: Mesh, name: str) -> tuple[int, int]:
+    """(index, count): which contiguous share of a batch's rows the devices of this host take, of how many."""
+    by_rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
+    holders = [{device.process_index for device in devices} for devices in by_rows]
+    mine = [number for number, hosts in enumerate(holders) if jax.process_index() in hosts]
+    if not mine:  # devices that are only compiled for
+        return 0, 1
+    width = len(mine)
+    aligned = mine == list(range(mine[0], mine[0] + width)) and mine[0] % width == 0 and len(holders) % width == 0
+    if not aligned:
+        raise UserError(
+            f"training.mesh ({name}) splits the rows of a batch unevenly over hosts: let its last axis divide the "
+            "devices of a host, or be a multiple of them"
+        )
+    return mine[0] // width, len(holders) // width

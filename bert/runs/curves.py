@@ -1,0 +1,174 @@
+"""curves.png: the losses, scores and learning rate of metrics.jsonl over the steps."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bert import metrics
+from bert.files import replacing
+from bert.runs.metrics_log import read_metrics
+
+# Okabe and Ito's colours, which colour-blind people can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
+
+STYLES: dict[str, dict[str, Any]] = {
+    "training": {"linewidth": 1.2, "alpha": 0.45},  # faint: evaluation is what counts
+    "evaluation": {"linewidth": 1.6, "marker": "o", "markersize": 4.5},
+    "baseline": {"linewidth": 1.2, "linestyle": "--"},
+}
+SPLITS = {"train": "training", "eval": "evaluation"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the curves are of.
+
+    Attributes:
+        title: task and model.
+        baseline: name of the answer that looks at no text, such as ``majority_class``.
+        baselines: its scores, by the names of the evaluation's metrics.
+        main_metric: the score that is drawn in any case.
+        higher_is_better: metric -> its direction, None for none.
+    """
+
+    title: str = ""
+    baseline: str = "baseline"
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    main_metric: str = ""
+    higher_is_better: Callable[[str], bool | None] = metrics.higher_is_better
+
+
+def draw_curves(folder: Path | str, subject: Subject | None = None) -> Path | None:
+    """Writes FOLDER/curves.png and returns its path; None where there is nothing to draw or no matplotlib."""
+    lines, subject = read_metrics(folder), subject or Subject()
+    panels = {
+        "loss": _losses(_names(lines)),
+        "score": _scores(lines, subject),
+        "learning rate": [name for name in _names(lines) if name == "learning_rate"],
+    }
+    panels = {title: members for title, members in panels.items() if members}
+    if not panels:
+        return None
+    path = Path(folder) / "curves.png"
+    with _its_cycles_collected():
+        drawn = _draw(path, panels, lines, subject)
+    return path if drawn else None
+
+
+def _names(lines: list[dict[str, Any]], split: str | None = None) -> list[str]:
+    held = (line for line in lines if split is None or line.get("split") == split)
+    return list(dict.fromkeys(name for line in held for name in line if name not in ("step", "split")))
+
+
+def _losses(names: list[str]) -> list[str]:
+    """``loss`` and the losses it is the sum of; a single one of these is the same line."""
+    parts = [name for name in names if name.endswith("_loss")]
+    return [name for name in names if name == "loss" or (name in parts and (len(parts) > 1 or "loss" not in names))]
+
+
+def _scores(lines: list[dict[str, Any]], subject: Subject) -> list[str]:
+    """The main metric and all of which more is better, of the evaluations; of a run without one, of training.
+
+    The axis has place for as many as there are colours: beyond that the scores of single labels are left out.
+    """
+    main, names = subject.main_metric, _names(lines, "eval") or _names(lines, "train")
+    scores = [name for name in names if subject.higher_is_better(name) or name == main]
+    scores = [name for name in scores if name not in _losses(names)]
+    if len(scores) > len(COLOURS):
+        scores = [name for name in scores if name == main or metrics.higher_is_better(name) is not None]
+    return sorted(scores, key=lambda name: name != main)[: len(COLOURS)]
+
+
+@contextlib.contextmanager
+def _its_cycles_collected() -> Iterator[None]:
+    """Frees what the block leaves behind: a figure is a web of cycles, and Python seldom looks for those of a long run.
+
+    No collection within the block, so that all it makes stays in the youngest generation and only that is looked
+    through: a whole collection walks all that JAX holds, a third of a second after each drawing.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect(0)
+        if enabled:
+            gc.enable()
+
+
+def _draw(path: Path, panels: dict[str, list[str]], lines: list[dict[str, Any]], subject: Subject) -> bool:
+    """Draws the panels side by side; says whether there is matplotlib."""
+    try:
+        # The Agg canvas without pyplot: no display, no global state.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError:
+        return False
+    figure = Figure(figsize=(5.2 * len(panels), 3.9), dpi=130, layout=ConstrainedLayoutEngine(wspace=0.04))
+    FigureCanvasAgg(figure)
+    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, members) in zip(row, panels.items(), strict=True):
+        _draw_panel(axes, title, members, lines, subject)
+    figure.suptitle(subject.title, fontsize=11, parse_math=False)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
+    return True
+
+
+def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, Any]], subject: Subject) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    is_rate = title == "learning rate"
+    colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
+    drawn: list[str] = []
+    for name, colour in colours.items():
+        for split, style in SPLITS.items():
+            steps, values = _series(lines, split, name)
+            if steps:
+                drawn.append(style)
+                dot = {"marker": "."} if len(steps) == 1 else {}  # one point makes no line
+                axes.plot(steps, values, color=colour, **{**dot, **STYLES[style], **({"alpha": 1} if is_rate else {})})
+        if name in subject.baselines:
+            drawn.append("baseline")
+            axes.axhline(subject.baselines[name], color=colour, **STYLES["baseline"])
+
+    axes.set_xlabel("step")
+    axes.set_ylabel(names[0].replace("_", " ") if len(names) == 1 else title)
+    axes.grid(color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 250k, 1M
+    if is_rate:
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+        axes.set_ylim(bottom=0)
+    else:
+        _add_legend(axes, colours, drawn, subject.baseline)
+
+
+def _add_legend(axes: Any, colours: Mapping[str, str], drawn: list[str], baseline: str) -> None:
+    """One entry for each metric and one for each kind of line: half as many as one for each line."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=colour, label=name) for name, colour in colours.items()]
+    for style, look in STYLES.items():
+        if style in drawn:
+            label = baseline.replace("_", " ") if style == "baseline" else style
+            handles.append(Line2D([], [], color="#666666", label=label, **look))
+    axes.legend(handles=handles, frameon=False, fontsize=9)
+
+
+def _series(lines: list[dict[str, Any]], split: str, name: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one metric; a null, which stands for NaN, is a gap."""
+    points = [(line["step"], line[name]) for line in lines if line.get("split") == split and name in line]
+    points = [(step, value) for step, value in points if value is None or isinstance(value, (int, float))]
+    return [step for step, _ in points], [math.nan if value is None else float(value) for _, value in points]

@@ -1,0 +1,224 @@
+"""A run's folder: whose it is, and what a run in it starts from."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import yaml
+
+from bert.config import FinetuneConfig, PretrainConfig, to_dict
+from bert.config.yaml_io import dump, load
+from bert.errors import UserError, known
+from bert.files import is_temporary, local_path, write_durably
+from bert.locks import LOCK, sole_process
+
+Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
+
+KINDS: dict[type, str] = {PretrainConfig: "pretraining", FinetuneConfig: "fine-tuning"}
+
+DATA = "data.digest"
+"""File with the digest of the training data, so that a run does not go on with other data unnoticed."""
+
+OWN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "position_init")
+"""What a run sets of its own in ``model`` where its weights come from elsewhere."""
+
+# What may change when a run resumes: none of these changes the result beyond the rounding of sums. (Evaluations and log
+# lines with other intervals are at other steps, and the best of other evaluations may be another one: the user asked
+# for it.) Every remedy of `bert.commands.arguments.OUT_OF_MEMORY` is one of these. Keys of phases have no number here.
+FREE = (
+    "output_dir",
+    "profile",
+    "seeds",
+    "data.num_workers",
+    "data.cache_dir",
+    "training.log_every",
+    "training.eval_every",
+    "training.checkpoint_every",
+    "training.keep_checkpoints",
+    "training.max_skipped_steps",
+    "training.eval_batch_size",
+    "training.gradient_accumulation_steps",
+    "training.mesh",
+    "training.remat",
+    "training.scan_layers",
+    "training.vocab_multiple",
+    "phases.gradient_accumulation_steps",
+)
+
+RESOLVED = ("model.vocab_size", "data.labels", "data.null_threshold", "data.dev_share")
+"""What null asks for and the data tells: config.yaml then has the value."""
+
+
+@dataclass(frozen=True)
+class RunFolder(Generic[Config]):
+    """An output folder that belongs to one run.
+
+    Attributes:
+        path: the folder.
+        config: what the run is; of a run that goes on, as it was resolved when it began.
+        resumed: whether the run had begun before.
+        writes: whether this process writes into the folder; of several hosts, the first one does.
+    """
+
+    path: Path
+    config: Config
+    resumed: bool
+    writes: bool = True
+
+    def check_data(self, digest: str) -> None:
+        """Remembers what the run is trained on, by its digest.
+
+        Raises:
+            UserError: the run began with other data.
+        """
+        if not self.writes:
+            return
+        file = self.path / DATA
+        if not file.is_file():
+            write_durably(file, digest + "\n")
+        elif file.read_text(encoding="utf-8").strip() != digest:
+            raise UserError(
+                f"the data is not what the run in {self.path} began with: restore it, or name another --output_dir"
+            )
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def resolve(self, config: Config) -> RunFolder[Config]:
+        """Writes config.yaml with everything resolved, and returns the folder with it."""
+        if self.writes:
+            write_durably(self.path / "config.yaml", dump(config))
+        return dataclasses.replace(self, config=config)
+
+
+@contextlib.contextmanager
+def open_run(config: Config) -> Iterator[RunFolder[Config]]:
+    """Claims ``config.output_dir`` for this process alone, or finds the same run there already.
+
+    Args:
+        config: as asked for.
+
+    Raises:
+        UserError: the folder cannot be written, is in use by another process, or holds something that is not this run.
+    """
+    path = Path(local_path(known(config.output_dir, "output_dir"), "output_dir"))
+    _refuse_strangers(path)  # before the lock, which writes
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output_dir {path} cannot be written ({error.strerror}): name another one") from None
+    with sole_process(path):
+        _refuse_strangers(path)
+        for leftover in _leftovers(path):
+            leftover.unlink(missing_ok=True)
+        yield _claim(path, config)
+
+
+def _refuse_strangers(path: Path) -> None:
+    """Raises UserError for a file, and for a folder with anything in it but a run."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"output_dir {path} is a file: name a folder")
+    if path.is_dir() and not (path / "config.yaml").is_file():
+        ours = {path / LOCK, *_leftovers(path)}
+        if any(entry not in ours for entry in path.iterdir()):
+            raise UserError(f"{path} is not empty and holds no run (no config.yaml): name another --output_dir")
+
+
+def _leftovers(path: Path) -> list[Path]:
+    """What a kill left of files that were being written (`bert.files.replacing`)."""
+    return [entry for entry in path.glob(".*") if is_temporary(entry) and entry.is_file()]
+
+
+def _claim(path: Path, config: Config) -> RunFolder[Config]:
+    """The run in a folder that this process has for itself."""
+    file = path / "config.yaml"
+    if file.is_file():
+        if kind_of(path) is not type(config):
+            raise UserError(
+                f"{path} holds a {KINDS[kind_of(path)]} run, and this is a {KINDS[type(config)]} run: "
+                "name another --output_dir"
+            )
+        stored = load(type(config), file)
+        different = _difference(config, stored)
+        if different is None:
+            return RunFolder(path, _with_free(stored, config), resumed=True)
+        if _has_begun(path):
+            key, theirs, ours = different
+            raise UserError(
+                f"{path} holds another run: its {key} is {theirs!r}, here {ours!r}; name another --output_dir, "
+                f"or go on with it by --config {file}"
+            )
+        # Nothing was trained yet: a mistake was mended before the first checkpoint.
+        for name in ("config.yaml", "tokenizer.json", "vocab.txt", DATA):
+            (path / name).unlink(missing_ok=True)
+    return RunFolder(path, config, resumed=False)
+
+
+def kind_of(run: Path) -> type:
+    """The configuration class of the run in a folder, by what its config.yaml holds. Raises UserError."""
+    try:
+        content = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError):
+        content = None
+    if not isinstance(content, dict):
+        raise UserError(f"{run / 'config.yaml'} cannot be read: it is not the config.yaml of a run")
+    return FinetuneConfig if "task" in content else PretrainConfig
+
+
+def _has_begun(path: Path) -> bool:
+    folder = path / "checkpoints"
+    trained = folder.is_dir() and any(entry.name.isdigit() for entry in folder.iterdir())
+    return trained or any(_has_begun(seed) for seed in path.glob("seed-*"))
+
+
+def _difference(asked: Config, stored: Config) -> tuple[str, Any, Any] | None:
+    """The first key in which two runs differ, and its values in the stored and in the asked-for one."""
+    # A run that starts from another one has that one's sizes, whatever the recipe says.
+    source = asked.init not in (None, "none") or getattr(asked, "like", None) is not None
+    theirs, ours = _flat(to_dict(stored)), _flat(to_dict(asked))
+    for key, value in ours.items():
+        section, _, name = key.rpartition(".")
+        comes_along = section in ("model", "tokenizer") and name not in OWN
+        if key == "tokenizer.path" and isinstance(asked, PretrainConfig):
+            comes_along = False  # the source's vocabulary may be extended
+        taken = (source and comes_along) or re.sub(r"^phases\.\d+\.", "phases.", key) in FREE
+        if key == "seeds":  # more of several may come; one run and several are different folders
+            taken = (value > 1) == (theirs[key] > 1)
+        resolved = key in RESOLVED and value is None
+        if not taken and not resolved and value != theirs.get(key):
+            return key, theirs.get(key), value
+    return next(((key, value, None) for key, value in theirs.items() if key not in ours), None)
+
+
+def _with_free(stored: Config, asked: Config) -> Config:
+    """The stored configuration with the values of FREE as asked for."""
+    for key in FREE:
+        section, _, name = key.rpartition(".")
+        if not section:
+            stored = _with_value(stored, asked, name)
+        elif (mine := getattr(stored, section, None)) and (theirs := getattr(asked, section, None)):
+            stored = dataclasses.replace(stored, **{section: _with_value(mine, theirs, name)})
+    return stored
+
+
+def _with_value(stored: Any, asked: Any, name: str) -> Any:
+    """A section, or each of a list of sections, with one value of another; as it is without such a key."""
+    if isinstance(stored, list):
+        return [_with_value(mine, theirs, name) for mine, theirs in zip(stored, asked, strict=True)]
+    return dataclasses.replace(stored, **{name: getattr(asked, name)}) if hasattr(asked, name) else stored
+
+
+def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            value = {str(number): item for number, item in enumerate(value, 1)}
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

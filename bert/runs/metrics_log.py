@@ -1,0 +1,97 @@
+"""metrics.jsonl and results.json: written by a run, read by everything else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from bert.files import replacing
+from bert.runs.tensorboard import EventFile
+
+
+class MetricsLog:
+    """metrics.jsonl and its twin in TensorBoard. Only one process may hold it.
+
+    On resume both go back to start_step: later lines, and a half line left by a kill, are cut off, so that
+    the files are those of a run never interrupted. At start_step 0 the run begins anew, and so do they.
+    """
+
+    def __init__(self, folder: Path | str, start_step: int) -> None:
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "metrics.jsonl"
+        kept = [line for line in read_metrics(folder) if line["step"] <= start_step] if start_step else []
+        with replacing(path) as temporary:
+            temporary.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8")
+        try:
+            self._events: EventFile | None = EventFile(folder / "tensorboard", kept)
+        except ImportError:
+            self._events = None
+
+    def write(self, split: str, step: int, metrics: dict[str, Any]) -> None:
+        """Appends one line; split is "train" or "eval". NaN and infinities become null: JSON has neither."""
+        line = plain({"step": step, "split": split, **metrics})
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()  # a kill may lose the step, never the lines before it
+        if self._events is not None:
+            self._events.write(line)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
+    """The whole lines of metrics.jsonl; none where there is no file."""
+    path = Path(folder) / "metrics.jsonl"
+    lines = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        with contextlib.suppress(json.JSONDecodeError):  # the half line of a kill
+            line = json.loads(text)
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                lines.append(line)
+    return lines
+
+
+def write_results(folder: Path | str, results: dict[str, Any]) -> None:
+    """results.json, whole or not at all; numbers that are not finite become null."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "results.json") as temporary:
+        text = json.dumps(plain(results), indent=2, allow_nan=False)
+        # A row of a matrix on one line. No text matches: in JSON it has no line ends.
+        text = re.sub(r"\[\n +(-?\d+(?:,\n +-?\d+)*)\n +\]", lambda row: f"[{' '.join(row[1].split())}]", text)
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def scored_splits(results: dict[str, Any]) -> list[str]:
+    """The splits that a fine-tuning run's results have scores of, the one that chooses checkpoints first."""
+    return [name for name in results if name in ("dev", "test") or name.startswith("dev_")]
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it: arrays as lists, NaN and infinities as None, paths as text."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy's and JAX's arrays and scalars
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+Metrics = dict[str, float]

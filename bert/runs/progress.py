@@ -1,0 +1,204 @@
+"""Progress on the terminal: a bar or lines, the time left, tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from bert.errors import known
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How the time of a run is spread over its steps.
+
+    Attributes:
+        parts: last step, and seconds of each step, of each phase.
+        once: (step, seconds) of what is done a single time, before the step is finished: compilations, the scoring at
+            the end.
+        evaluations: last step, steps between two evaluations, and seconds of each evaluation, of each phase.
+    """
+
+    parts: tuple[tuple[int, float], ...]
+    once: tuple[tuple[int, float], ...] = ()
+    evaluations: tuple[tuple[int, int, float], ...] = ()
+
+    def cost(self, first: int, last: int) -> float:
+        """Seconds of the steps first + 1 to last, with all that is done between them."""
+        total, begin = sum(seconds for step, seconds in self.once if first < step <= last), 0
+        for end, each in self.parts:
+            total += each * max(0, min(last, end) - max(first, begin))
+            begin = end
+        begin = 0
+        for end, every, seconds in self.evaluations:
+            low, high = max(first, begin), min(last, end)
+            if low < high:
+                total += seconds * (high // every - low // every + (high == end and end % every > 0))
+            begin = end
+        return total
+
+    def each(self, step: int) -> float:
+        """Seconds of the step after ``step`` alone."""
+        return next((each for end, each in self.parts if step < end), self.parts[-1][1])
+
+    def scaled(self, factor: float) -> Pace:
+        """The pace of a machine that takes ``factor`` times as long."""
+        return Pace(
+            tuple((end, each * factor) for end, each in self.parts),
+            tuple((step, seconds * factor) for step, seconds in self.once),
+            tuple((end, every, seconds * factor) for end, every, seconds in self.evaluations),
+        )
+
+
+class Progress:
+    """How far a run is: a bar on a terminal, otherwise a plain line at most every ``every`` steps."""
+
+    def __init__(
+        self,
+        total_steps: int,
+        start_step: int = 0,
+        label: str = "training",
+        every: int = 1,
+        pace: Pace | None = None,
+    ) -> None:
+        self.total_steps, self.label, self.every = total_steps, label, every
+        self._pace = pace or Pace(((total_steps, 1.0),))
+        self._step = self._last_line = start_step
+        self._since: tuple[float, int] | None = None  # (time, step) of the first update: compilation is behind it
+        self._bar = _bar() if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
+        if self._bar is not None:
+            self._task = self._bar.add_task(label, total=total_steps, completed=start_step, metrics="", left="")
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def follow(self, pace: Pace) -> None:
+        """Takes another estimate of how the time is spread."""
+        self._pace = pace
+
+    def update(self, step: int, metrics: dict[str, Any] | None = None) -> None:
+        """Says that step steps are done; metrics, where there are new ones, are shown."""
+        self._step = step
+        if self._since is None:
+            self._since = (time.monotonic(), step)
+        left = self._left()
+        if self._bar is not None:
+            fields = {} if metrics is None else {"metrics": _short(metrics)}
+            self._bar.update(self._task, completed=step, left=left, **fields)
+        elif metrics is not None and (step - self._last_line >= self.every or step >= self.total_steps):
+            self._last_line = step
+            percent = 100 * step // max(self.total_steps, 1)
+            parts = [f"step {step}/{self.total_steps} ({percent}%)", *_formatted(metrics), left]
+            print("  ".join(part for part in parts if part), flush=True)
+
+    def say(self, text: str) -> None:
+        """Prints a line, above the bar where there is one."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, flush=True)
+
+    def _left(self) -> str:
+        began, first = known(self._since, "the first update")
+        seconds, done = time.monotonic() - began, self._pace.cost(first, self._step)
+        if done <= 0 or self._step >= self.total_steps:
+            return ""
+        return f"{format_duration(seconds / done * self._pace.cost(self._step, self.total_steps))} left"
+
+
+def _bar() -> Any:
+    """rich's bar, not started; None where rich is not installed."""
+    try:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bar
+    except ImportError:
+        return None
+    return Bar(
+        TextColumn("{task.description}", style="bold"),
+        BarColumn(bar_width=24),
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[metrics]}", style="cyan"),
+        TextColumn("{task.fields[left]}", style="dim"),
+        refresh_per_second=4,
+    )
+
+
+def format_metrics(split: str, step: int, metrics: dict[str, Any]) -> str:
+    """One line for people: ``eval  step 500  loss 2.345  mlm_accuracy 0.412``."""
+    return "  ".join([split, f"step {step}", *_formatted(metrics)])
+
+
+def format_duration(seconds: float) -> str:
+    """45s, 3m10s, 2h05m, 3d04h."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
+
+
+def progress_lines(say: Callable[[str], None]) -> Callable[[str, int, int | None], None]:
+    """Progress of preprocessing as lines, no more than one every few seconds a stage."""
+    last: dict[str, float] = {}
+
+    def tell(stage: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        if stage not in last or now - last[stage] > 5 or (total and done == total):
+            last[stage] = now
+            say(f"{stage}: {done:,}" + (f" of {total:,}" if total else "") if done else stage)
+
+    return tell
+
+
+def startup_table(rows: list[tuple[str, str]]) -> None:
+    """Prints the facts of a run, names and values in two columns."""
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        first, *more = str(value).splitlines() or [""]
+        print(f"  {name:{width}}  {first}".rstrip())
+        for line in more:
+            print(f"  {'':{width}}  {line}")
+    sys.stdout.flush()
+
+
+def _formatted(metrics: dict[str, Any]) -> list[str]:
+    """Each number with its name, as short as it stays readable."""
+    parts = []
+    for name, value in metrics.items():
+        if isinstance(value, (str, bool)) or not hasattr(value, "__float__"):
+            continue
+        value = value.item() if hasattr(value, "item") else value  # NumPy's and JAX's scalars
+        number = float(value)
+        if name == "learning_rate":
+            parts.append(f"lr {number:.1e}")
+        elif name.endswith("_per_second"):
+            parts.append(f"{number:,.0f} {name.removesuffix('_per_second')}/s")
+        elif isinstance(value, int):
+            parts.append(f"{name} {value:,}")
+        else:
+            small = 0 < abs(number) < 0.001
+            parts.append(f"{name} {number:.1e}" if small else f"{name} {number:.3f}")
+    return parts
+
+
+def _short(metrics: dict[str, Any]) -> str:
+    """What fits beside a bar."""
+    names = ("phase", "loss", "tokens_per_second")
+    return "  ".join(_formatted({name: metrics[name] for name in names if name in metrics}))

@@ -1,0 +1,109 @@
+"""What people see of a run: progress, one line a log step in metrics.jsonl and TensorBoard, results.json.
+
+rich and tensorboardX are imported at the moment of use. A machine without them gets plain lines and no
+TensorBoard; metrics.jsonl has everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert.runs import skipped_steps
+from bert.runs.metrics_log import MetricsLog, read_metrics
+from bert.runs.progress import Pace, Progress, format_duration, format_metrics
+from bert.runs.skipped_steps import SkippedStep
+
+if TYPE_CHECKING:
+    from bert.runs.curves import Subject
+
+
+SECONDS_A_DRAWING = 20
+"""At least between two pictures of the curves, each of which takes up to a second of a processor; the last is always
+drawn."""
+
+
+class RunReport:
+    """What `bert.training.loop.fit` tells goes to metrics.jsonl, TensorBoard, curves.png and the eyes of people."""
+
+    def __init__(
+        self,
+        folder: Path,
+        total_steps: int,
+        start_step: int,
+        log_every: int,
+        pace: Pace | None = None,
+        subject: Subject | None = None,
+    ) -> None:
+        self._folder, self._total_steps, self._subject = folder, total_steps, subject
+        self._pace = pace
+        self._facts: dict[str, Any] = {}
+        self._log = MetricsLog(folder, start_step)
+        self._evaluated = {line["step"] for line in read_metrics(folder) if line["split"] == "eval"}
+        self._progress = Progress(total_steps, start_step, every=log_every, pace=pace)
+        self._draw_again = time.monotonic() + SECONDS_A_DRAWING
+
+    def __enter__(self) -> RunReport:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._progress.__exit__(*error)
+        self._log.close()
+        with contextlib.suppress(*([OSError] if any(error) else [])):  # what went wrong first is what is told
+            self._draw()
+
+    def enters(self, facts: dict[str, Any]) -> None:
+        """A phase begins: from here on each line of figures has these facts as well."""
+        self._facts = facts
+
+    def begins(self, step: int, pace: Pace) -> None:
+        """The first step is about to run, and what is to come has been timed; of several phases, this one."""
+        if self._pace is not None:
+            pace = self._pace.scaled(pace.each(step) / self._pace.each(step))
+        self._progress.follow(pace)
+        seconds = pace.cost(step, self._total_steps)
+        end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
+        self.say(
+            f"about {pace.each(step):.3g} s a step: estimated end {end:%Y-%m-%d %H:%M}, in {format_duration(seconds)}, "
+            "with compilation and evaluations"
+        )
+
+    def step(self, step: int, loss: float) -> None:
+        """A step is finished."""
+        self._progress.update(step)
+
+    def skipped(self, step: SkippedStep) -> None:
+        """A step had no effect: its batch is written down."""
+        file = step.write(self._folder / skipped_steps.FOLDER)
+        where = "as many are written down already" if file is None else f"its batch stands in {file}"
+        self.say(f"step {step.step:,} was skipped: {step.diagnosis}; {where}")
+
+    def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
+        """There are new figures."""
+        metrics = {**self._facts, **metrics}
+        self._log.write(split, step, metrics)
+        if split == "train":
+            self._progress.update(step, metrics)
+            return
+        self._evaluated.add(step)
+        self._progress.say(format_metrics(split, step, metrics))
+        if time.monotonic() > self._draw_again:
+            self._draw()
+
+    def evaluated(self, step: int) -> bool:
+        """Whether metrics.jsonl has an evaluation at this step."""
+        return step in self._evaluated
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        self._progress.say(text)
+
+    def _draw(self) -> None:
+        from bert.runs.curves import draw_curves
+
+        draw_curves(self._folder, self._subject)
+        self._draw_again = time.monotonic() + SECONDS_A_DRAWING

@@ -1,0 +1,163 @@
+"""One run directory shared by several hosts: the main process writes, all read the same state."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bert.config import FinetuneConfig, PretrainConfig
+from bert.config.yaml_io import dump, load
+from bert.errors import known
+from bert.parallel.multihost import from_first, is_first, several, wait
+from bert.runs.checkpoint import Checkpointer
+from bert.runs.curves import Subject
+from bert.runs.folder import RunFolder, open_run
+from bert.runs.metrics_log import Metrics
+from bert.runs.progress import Pace
+from bert.runs.report import RunReport
+from bert.runs.skipped_steps import SkippedStep
+
+Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
+
+
+@contextlib.contextmanager
+def open_shared_run(config: Config) -> Iterator[RunFolder[Config]]:
+    """`bert.runs.folder.open_run` on the first host; the same run on all, which only that one writes into."""
+    run: RunFolder[Config] | None = None
+    with contextlib.ExitStack() as held:
+
+        def opened() -> dict[str, Any]:
+            nonlocal run
+            run = held.enter_context(open_run(config))
+            return {"config": dump(run.config), "resumed": run.resumed}
+
+        found = from_first(opened)
+        if run is None:
+            theirs = _read(type(config), found["config"])
+            run = RunFolder(Path(known(theirs.output_dir, "output_dir")), theirs, found["resumed"], writes=False)
+        yield run
+
+
+class SharedCheckpoints:
+    """A `Checkpointer` for all hosts: the first one writes, and all read the step that it has found good."""
+
+    def __init__(self, checkpoints: Checkpointer) -> None:
+        self._own = checkpoints
+
+    def __enter__(self) -> SharedCheckpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._own.close()
+
+    def save(self, step: int, state: Any) -> None:
+        """Begins to save a state, of which every host has the arrays."""
+        if is_first():
+            self._own.save(step, state)
+
+    def wait(self) -> None:
+        """Waits until nothing is being saved."""
+        self._own.wait()
+        wait("checkpoints")
+
+    def protect(self, step: int) -> None:
+        """Keeps a step besides the newest ones."""
+        if is_first():
+            self._own.protect(step)
+
+    def thin_out(self) -> None:
+        """Removes what is not to be kept."""
+        from_first(self._own.thin_out)
+
+    def restore_best_params(self) -> tuple[int, Any] | None:
+        """The parameters of the protected step, or of the newest good one: the same on every host."""
+        read: tuple[int, Any] | None = None
+
+        def best() -> int | None:
+            nonlocal read
+            read = self._own.restore_best_params()
+            return None if read is None else read[0]
+
+        step = from_first(best)
+        return read if read is not None or step is None else self._own.restore_params(step)
+
+    def restore(self, like: Any = None) -> tuple[int, Any] | None:
+        """The newest good checkpoint, the same on every host."""
+        read: tuple[int, Any] | None = None
+
+        def newest() -> int | None:
+            nonlocal read
+            read = self._own.restore(like)
+            return None if read is None else read[0]
+
+        step = from_first(newest)
+        return read if read is not None or step is None else self._own.restore(like, step)
+
+
+class SharedReport:
+    """The `RunReport` of the first host for all of them.
+
+    Args:
+        report: None on the others.
+    """
+
+    def __init__(self, report: RunReport | None) -> None:
+        self._report = report
+
+    def __enter__(self) -> SharedReport:
+        if self._report is not None:
+            self._report.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._report is not None:
+            self._report.__exit__(*error)
+
+    def begins(self, step: int, pace: Pace) -> None:
+        if self._report is not None:
+            self._report.begins(step, pace)
+
+    def step(self, step: int, loss: float) -> None:
+        if self._report is not None:
+            self._report.step(step, loss)
+
+    def skipped(self, step: SkippedStep) -> None:
+        if self._report is not None:
+            self._report.skipped(step)
+
+    def enters(self, phase: dict[str, int]) -> None:
+        if self._report is not None:
+            self._report.enters(phase)
+
+    def metrics(self, step: int, split: str, metrics: Metrics) -> None:
+        if self._report is not None:
+            self._report.metrics(step, split, metrics)
+
+    def evaluated(self, step: int) -> bool:
+        return from_first(lambda: known(self._report, "the report").evaluated(step))
+
+
+def checkpoints_of(run: RunFolder[Any], say: Callable[[str], None]) -> Checkpointer | SharedCheckpoints:
+    """The checkpoints of a run, for one host or for several."""
+    own = Checkpointer(run.checkpoints, run.config.training.keep_checkpoints, say)
+    return SharedCheckpoints(own) if several() else own
+
+
+def report_of(
+    run: RunFolder[Any], total_steps: int, start_step: int, pace: Pace | None = None, subject: Subject | None = None
+) -> RunReport | SharedReport:
+    """What the loop tells of a run, for one host or for several."""
+    own = None
+    if run.writes:
+        own = RunReport(run.path, total_steps, start_step, int(run.config.training.log_every), pace, subject)
+    return SharedReport(own) if several() else known(own, "the report")
+
+
+def _read(kind: type[Config], text: str) -> Config:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "config.yaml")
+        file.write_text(text, encoding="utf-8")
+        return load(kind, file)

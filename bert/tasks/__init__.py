@@ -1,0 +1,68 @@
+"""The tasks one can fine-tune on, by the name that ``task`` takes. NumPy only, no JAX."""
+
+from __future__ import annotations
+
+import difflib
+
+from bert.config import FinetuneConfig, TaskDataConfig
+from bert.errors import UserError
+from bert.tasks import (
+    custom_question_answering,
+    custom_sequence,
+    custom_token_classification,
+    glue,
+    multiple_choice,
+    question_answering,
+    token_classification,
+)
+from bert.tasks.base import Task
+
+MODULES = (
+    glue,
+    question_answering,
+    token_classification,
+    multiple_choice,
+    custom_sequence,
+    custom_token_classification,
+    custom_question_answering,
+)
+
+BUILT_IN = tuple(task for module in MODULES for task in module.TASKS)
+
+TASKS: dict[str, Task] = {task.name: task for task in BUILT_IN}
+
+OWN_KEYS = ("train", "dev", "test", "header", "columns", "metrics", "score_range")
+"""Keys of ``data`` that only some tasks read (`Task.own_keys`)."""
+
+
+def register_task(task: Task) -> None:
+    """Makes a task of one's own known to this process, under its name: to fine-tune, to load its runs, to predict.
+
+    A run's folder names its task and holds no code. Whoever loads the run registers the task first; nothing else is
+    ever imported or run on its behalf.
+
+    Raises:
+      ValueError: a task of the toolkit has that name.
+    """
+    if any(task.name == other.name for other in BUILT_IN):
+        raise ValueError(f"{task.name} is a task of the toolkit: give yours another name")
+    TASKS[task.name] = task
+
+
+def find_task(name: str) -> Task:
+    """The task of that name; UserError names the nearest ones."""
+    if name in TASKS:
+        return TASKS[name]
+    near = difflib.get_close_matches(name.lower().replace("-", ""), TASKS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(TASKS)}"
+    raise UserError(f"task is {name!r}, which is unknown: {hint} (bert.register_task makes one of your own known)")
+
+
+def task_of(config: FinetuneConfig) -> Task:
+    """The task of a run, as its configuration shapes it. Raises UserError for what the task would not read."""
+    task, unset = find_task(config.task), TaskDataConfig()
+    for key in OWN_KEYS:
+        if key not in task.own_keys and getattr(config.data, key) != getattr(unset, key):
+            readers = ", ".join(task.name for task in BUILT_IN if key in task.own_keys)
+            raise UserError(f"data.{key} is set, but it is for {readers}, and the task is {task.name}: leave it out")
+    return task.shaped(config.data)

@@ -1,0 +1,286 @@
+"""What the fine-tuning loop and `bert predict` know of a task. A task is a subclass of `Task`; NumPy only, no JAX.
+
+The way of the data: files -> ``read`` -> examples -> ``features`` -> rows for the model -> (head, loss: by name) ->
+outputs, one array a row -> ``predict`` -> predictions -> ``score``, ``write`` or ``answers``. What examples and
+predictions are is the task's own affair: the loop only hands them back to it. A row is what the model reads at once;
+an example may be one row, or several (the windows of a long text).
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert import metrics
+from bert.config import TaskDataConfig
+from bert.data.features import Rows
+from bert.data.json_text import parse_json
+from bert.errors import UserError
+
+Outputs = Sequence[np.ndarray]
+"""What the head says of each row, R float32 arrays: [L] labels, [C] choices, or [T, L] for the row's own T tokens."""
+
+
+def json_input(line: str, keys: Sequence[str]) -> dict[str, Any] | None:
+    """The values of ``keys`` in a line that is a JSON object; None for a line that does not begin as one.
+
+    Raises:
+      ValueError: the line begins as an object, but is none, or lacks a key.
+    """
+    if not line.lstrip().startswith("{"):
+        return None
+    try:
+        entry = parse_json(line)
+    except ValueError as error:
+        reason = getattr(error, "msg", error)
+        raise ValueError(f"not JSON ({reason}): fix it, or put tabs between {', '.join(keys)}") from None
+    if missing := [key for key in keys if key not in entry]:
+        raise ValueError(f"no {missing[0]!r}: the object needs {' and '.join(keys)}")
+    return {key: entry[key] for key in keys}
+
+
+class Examples(Protocol):
+    """The examples of one split, as read."""
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the answers are known."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the user has to know, such as rows that were left out: a sentence each."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def groups(self) -> Sequence[Hashable]:
+        """What each example is about: those about the same are not separated when dev is held out of train."""
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """The examples of these numbers. Needed, as ``groups``, only to sample examples and to hold some out."""
+
+    def sentences(self) -> Iterator[str]:
+        """Every text, to train a vocabulary on where the run has none."""
+
+
+class Task(ABC):
+    """A task: its data, the names of its head and loss, its scores, its files."""
+
+    name: str
+    head: str
+    """Name in `bert.model.heads.HEADS`."""
+    loss: str
+    """Name in `bert.training.losses.LOSSES`."""
+    main_metric: str
+    """The score, of the first dev split, that chooses the best checkpoint."""
+    directions: ClassVar[Mapping[str, bool]] = {}
+    """Whether higher is better, of the task's metrics that `bert.metrics.HIGHER_IS_BETTER` does not list."""
+    baseline: str
+    """What `baseline_scores` are those of, such as ``majority_class``; "" for none."""
+    windows: ClassVar[bool] = False
+    """Whether long inputs become several rows; else they are cut to ``data.max_length``."""
+    own_keys: ClassVar[tuple[str, ...]] = ()
+    """Which keys of ``data`` that are there for tasks of one's own, such as train and columns, it reads."""
+
+    @property
+    @abstractmethod
+    def num_labels(self) -> int:
+        """L, the width of the head."""
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the L outputs, for those who read an exported model."""
+        return tuple(f"LABEL_{number}" for number in range(self.num_labels))
+
+    @property
+    def problem_type(self) -> str | None:
+        """What Hugging Face's config.json calls the problem, where the number of outputs does not tell it."""
+        return None
+
+    def higher_is_better(self, metric: str) -> bool | None:
+        """Whether a higher value of one of the scores is better; None for a score without a direction."""
+        return self.directions.get(metric, metrics.higher_is_better(metric))
+
+    @property
+    def higher_main_is_better(self) -> bool:
+        """Whether a higher value of ``main_metric`` is better. Raises UserError if that is not declared."""
+        higher = self.higher_is_better(self.main_metric)
+        if higher is None:
+            raise UserError(
+                f"task {self.name}: its main_metric {self.main_metric!r} has no direction: "
+                f"set directions = {{{self.main_metric!r}: True}} on the class if higher is better, else False"
+            )
+        return higher
+
+    def fitted(self, train: Any) -> Task:
+        """The task with what only its training examples tell, such as the set of tags; ``shape`` keeps it.
+
+        Args:
+          train: what ``read`` returned for the split ``train``; the other splits are read by the task that this
+            returns.
+        """
+        return self
+
+    def tuned(self, outputs: Outputs, features: Any, examples: Any) -> Task:
+        """The task with what the best checkpoint's outputs for dev tell, such as a threshold; kept likewise."""
+        return self
+
+    def shape(self, data: TaskDataConfig) -> TaskDataConfig:
+        """The configuration with what ``fitted`` and ``tuned`` have found: `bert.load` knows the task by it.
+
+        Fields that are null until then belong into `bert.runs.folder.RESOLVED`.
+        """
+        return data
+
+    def shaped(self, data: TaskDataConfig) -> Self:
+        """The task as the configuration of a run describes it: the inverse of ``shape``."""
+        return self
+
+    # Files
+
+    @abstractmethod
+    def splits(self, folder: Path) -> list[str]:
+        """``train``, ``dev`` and whatever more the folder has: further dev splits (named dev_...), then those to
+        predict. Without ``dev``, some rows of train are held out as dev. Names of splits are names of files under
+        predictions/ and keys of results.json."""
+
+    @abstractmethod
+    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Any:
+        """The `Examples` of a split, the first ``max_rows`` of them.
+
+        Raises:
+          UserError: file (and line) that is missing or not as the task needs it, and the mend.
+        """
+
+    @abstractmethod
+    def features(self, tokenizer: Tokenizer, examples: Any, data: TaskDataConfig) -> Rows:
+        """The examples as rows of at most ``data.max_length`` tokens."""
+
+    @abstractmethod
+    def predict(self, outputs: Outputs, features: Any, examples: Any) -> Any:
+        """The answers that the outputs of all rows amount to, one an example."""
+
+    @abstractmethod
+    def score(self, predictions: Any, examples: Any) -> dict[str, float]:
+        """The official metrics of a split with labels, ``main_metric`` among them; 0 where one is undefined."""
+
+    def baseline_scores(self, examples: Any) -> dict[str, float]:
+        """The same metrics of an answer that looks at no text: what any model has to beat."""
+        return {}
+
+    def collapsed(self, predictions: Any, examples: Any) -> bool:
+        """Whether training came to nothing: the answers are no better than ``baseline``, or all one and the same."""
+        return False
+
+    @abstractmethod
+    def write(self, folder: Path, split: str, predictions: Any, examples: Any) -> list[Path]:
+        """Writes the official prediction files of a split into ``folder``, made if need be, and returns them."""
+
+    def details(self, predictions: Any, examples: Any) -> dict[str, Any]:
+        """More on a split with labels than its scores, of values that JSON has, for results.json."""
+        return {}
+
+    def write_details(self, folder: Path, split: str, predictions: Any, examples: Any) -> list[Path]:
+        """Writes files for people on a split with labels, such as one with the errors, and returns them."""
+        return []
+
+    # New inputs
+
+    @property
+    @abstractmethod
+    def input_columns(self) -> tuple[str, ...]:
+        """Names of the texts of one input of `bert predict`."""
+
+    def input_of(self, line: str) -> Any:
+        """One line of an input file as ``asked`` takes it: a text, or a tuple of texts with tabs between.
+
+        Raises:
+          ValueError: what is wrong with the line, and the mend.
+        """
+        wanted = len(self.input_columns)
+        columns = line.split("\t") if wanted > 1 else [line]
+        if not all(column.strip() for column in columns):
+            raise ValueError("an empty text: write it or remove the line")
+        if len(columns) != wanted:
+            names = ", ".join(self.input_columns)
+            raise ValueError(
+                f"{len(columns)} column(s) where this task takes {wanted}: write {names} with a tab between"
+            )
+        return columns[0] if wanted == 1 else tuple(columns)
+
+    @property
+    def table_columns(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the texts of one input in a table: the first of these whose names are all there."""
+        return (self.input_columns,)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        """Columns of a table that answers keep, where they are there."""
+        return ()
+
+    @property
+    def unnamed_table_columns(self) -> tuple[str, ...]:
+        """Columns of a table whose first line does not name them."""
+        return ()
+
+    def columns_among(self, names: Collection[str]) -> tuple[str, ...]:
+        """Which of the columns of a table are the texts of an input.
+
+        Raises:
+          ValueError: one is missing, and how to name it.
+        """
+        for wanted in self.table_columns:
+            if set(wanted) <= set(names):
+                return wanted
+        wanted = self.table_columns[0]
+        missing = next(name for name in wanted if name not in names)
+        there, named = ", ".join(map(repr, names))[:200], ", ".join(map(repr, wanted))
+        raise ValueError(
+            f"no {missing!r} among {there or 'the fields'}: name the column(s) {named} as in training, or write one "
+            "input a line to a .txt file"
+        )
+
+    def input_of_row(self, fields: Mapping[str, Any]) -> Any:
+        """The fields of a table's row, by the names of their columns, as ``asked`` takes them.
+
+        Raises:
+          ValueError: what is wrong with the row, and how to fix it.
+        """
+        texts = [self.text_of(name, fields[name]) for name in self.columns_among(fields)]
+        return texts[0] if len(texts) == 1 else tuple(texts)
+
+    def text_of(self, name: str, value: Any) -> str:
+        """A text of a row. Raises ValueError if it is none or empty."""
+        if not isinstance(value, str):
+            raise ValueError(f"{name} is {json.dumps(value, default=str)[:40]}: it must be a text")
+        if not value.strip():
+            raise ValueError(f"{name} is empty: write it or remove the row")
+        return value
+
+    def shown(self, given: Any) -> dict[str, Any]:
+        """An input as the first fields of its line of answers."""
+        return dict(zip(self.input_columns, [given] if isinstance(given, str) else given, strict=True))
+
+    def sample(self, examples: Any) -> tuple[str, ...]:
+        """The texts of one of the examples, as a line of an input file has them; () where there is no such example."""
+        if len(self.input_columns) > 1:
+            return ()
+        return next(((text,) for text in examples.sentences() if text.strip()), ())
+
+    @abstractmethod
+    def asked(self, inputs: Sequence[Any]) -> Any:
+        """New inputs as examples without labels.
+
+        Raises:
+          UserError: an input is not what the task takes.
+        """
+
+    @abstractmethod
+    def answers(self, predictions: Any, examples: Any) -> list[Any]:
+        """Predictions for people, one named tuple an input, of values that JSON has."""

@@ -1,0 +1,134 @@
+"""Spans of one's own: questions, contexts and answers in the columns of files or data sets -> SQuAD's examples."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from bert.config import ColumnsConfig, TaskDataConfig
+from bert.data.records import Records
+from bert.errors import without_surrogates
+from bert.tasks.question_answering import Dataset, SquadTask
+from bert.tasks.readers.columns import KEYS, read_cells, split_names, split_records
+from bert.tasks.span_features import Answer, Example
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span(SquadTask):
+    """Answers as spans of a context; where a training question has none, as in SQuAD v2.0."""
+
+    name: str = "span"
+    version: str = ""
+    data: TaskDataConfig = field(default_factory=TaskDataConfig)
+    own_keys = KEYS
+
+    def splits(self, folder: Path) -> list[str]:
+        return split_names(Path(folder), self.data)
+
+    @property
+    def table_columns(self) -> tuple[tuple[str, ...], ...]:
+        return ((self.data.columns.question, self.data.columns.context),)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return () if self.data.columns.id is None else (self.data.columns.id,)
+
+    @property
+    def unnamed_table_columns(self) -> tuple[str, ...]:
+        return tuple(self.data.header or ())
+
+    def records(self, folder: Path, split: str) -> Records:
+        """The rows of a split, under the names that the columns have."""
+        return split_records(folder, split, self.data)
+
+    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Dataset:
+        records = self.records(Path(folder), split)
+        may_be_impossible = self.may_be_impossible or split == "train"
+        dataset = read_questions(records, self.data.columns, split != "test", self.strict, may_be_impossible)
+        return self._kept(dataset, records.place, split, max_rows)
+
+    def fitted(self, train: Dataset) -> Span:
+        return dataclasses.replace(self, may_be_impossible=self.may_be_impossible or train.may_be_impossible)
+
+    def shaped(self, data: TaskDataConfig) -> Self:
+        """A threshold, once found, says that questions may be impossible."""
+        return dataclasses.replace(super().shaped(data), data=data, may_be_impossible=data.null_threshold is not None)
+
+
+def read_questions(
+    records: Records, columns: ColumnsConfig, needed: bool = True, strict: bool = False, may_be_impossible: bool = True
+) -> Dataset:
+    """The questions of a split, R examples.
+
+    A row without an answer is a question that its context does not answer.
+
+    Args:
+      needed: whether there have to be answers; otherwise a split whose first row has none is one to predict.
+      strict: an answer that does not stand where its row says is an error, and not only counted.
+
+    Raises:
+      UserError: place of a row that lacks a column, has an empty text, an answer without its start, or another's id.
+    """
+    labels = {columns.answer: "data.columns.answer"}
+    if columns.answer_start is not None:
+        labels[columns.answer_start] = "data.columns.answer_start"
+    cells = read_cells(
+        records,
+        {columns.question: "data.columns.question", columns.context: "data.columns.context"},
+        labels,
+        None if columns.id is None else (columns.id, "data.columns.id"),
+        needed=needed,
+    )
+    examples, misplaced = [], []
+    for row, (id, question, context) in enumerate(zip(cells.ids, *cells.texts, strict=True)):
+        if cells.labels is None:
+            examples.append(Example(id, question, context, ()))
+            continue
+        number, given = cells.numbers[row], [column[row] for column in cells.labels]
+        answers = _answers(records, number, columns, context, *given)
+        if not (answers or may_be_impossible):
+            raise records.error(
+                number, "no answer, but every training question has one: remove it, or train with such questions"
+            )
+        if wrong := next((answer for answer in answers if answer.start is None), None):
+            if strict or columns.answer_start is None:
+                where = "at its place in" if columns.answer_start is not None else "in"
+                raise records.error(
+                    number, f"the answer {wrong.text[:80]!r} does not stand {where} its context: mend the row"
+                )
+            misplaced.append(id)
+        examples.append(Example(id, question, context, answers, is_impossible=not answers))
+    impossible = any(example.is_impossible for example in examples)
+    return Dataset(examples, misplaced, cells.labels is not None, cells.notes, impossible)
+
+
+def _answers(
+    records: Records, number: int, columns: ColumnsConfig, context: str, texts: Any, starts: Any = None
+) -> tuple[Answer, ...]:
+    """The right answers of a row; none where it has no text."""
+    if not isinstance(texts, list):
+        texts, starts = ([], []) if texts in (None, "") else ([texts], [starts])
+    texts = [without_surrogates(text) if isinstance(text, str) else text for text in texts]
+    if columns.answer_start is None:
+        starts = [context.find(text) if isinstance(text, str) else None for text in texts]
+    if not isinstance(starts, list) or len(starts) != len(texts):
+        raise records.error(
+            number,
+            f"{columns.answer} has {len(texts)} texts, {columns.answer_start} is {str(starts)[:40]}: give one for each",
+        )
+    answers = []
+    for text, start in zip(texts, starts, strict=True):
+        if not isinstance(text, str) or not text.strip():
+            raise records.error(number, f"{columns.answer} is {str(text)[:40]!r}: it must be a text, or empty")
+        try:
+            start = int(start)
+        except (TypeError, ValueError):
+            shown = repr(start)[:40]
+            raise records.error(number, f"{columns.answer_start} is {shown}: it must be a whole number") from None
+        answers.append(Answer(text, start if start >= 0 and context.startswith(text, start) else None))
+    return tuple(answers)
+
+
+TASKS = (Span(),)

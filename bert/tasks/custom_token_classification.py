@@ -1,0 +1,244 @@
+"""Tagging of one's own: words and tags in JSONL, in a data set, or in columns that the configuration names.
+
+Columns are those of CSV, TSV and CoNLL files: a row for each word, an empty row behind each sentence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from bert.config import TaskDataConfig
+from bert.data.records import Records, is_dataset, kind_of, table_cells, table_dialect
+from bert.errors import UserError
+from bert.tasks.readers import conll
+from bert.tasks.readers.columns import KEYS, split_names, split_path, split_records, word_of
+from bert.tasks.readers.conll import Sentences
+from bert.tasks.token_classification import TaggingTask
+
+KINDS = (".jsonl", ".csv", ".tsv", ".conll", ".txt")
+
+NAMES_OF_WORDS = ("word", "words", "token", "tokens", "form")
+"""What a column of words is called where nobody said so: such a first row is hardly one."""
+
+Row = tuple[int, list[str]]
+"""(line, cells); without cells it ends a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagging(TaggingTask):
+    """A tag for each word; whether the tags mark entities, they tell themselves."""
+
+    name: str = "tagging"
+    data: TaskDataConfig = field(default_factory=TaskDataConfig)
+    own_keys = KEYS
+
+    def shaped(self, data: TaskDataConfig) -> Self:
+        return dataclasses.replace(super().shaped(data), data=data)
+
+    def splits(self, folder: Path) -> list[str]:
+        return split_names(Path(folder), self.data, KINDS)
+
+    def records(self, folder: Path, split: str) -> Records:
+        """The rows of a split that is not in columns, under the names that the configuration gives them."""
+        return split_records(folder, split, self.data)
+
+    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Sentences:
+        folder = Path(folder)
+        broken: Literal["error", "count"] = "count" if self.may_be_broken else "error"
+        if self._in_columns(folder, split):
+            sentences = self._read_columns(folder, split, broken)
+        else:
+            columns = self.data.columns
+            names = (columns.words or "words", columns.tags or "tags")
+            sentences = read_sentences(self.records(folder, split), *names, needed=split != "test", broken=broken)
+        labels = conll.labels_of(sentences) if sentences.labelled else ()
+        return dataclasses.replace(sentences.first(max_rows), labels=labels)
+
+    def _in_columns(self, folder: Path, split: str) -> bool:
+        if is_dataset(folder.as_posix()):
+            return False
+        return kind_of(split_path(folder, split, self.data, KINDS)) != ".jsonl"
+
+    def _read_columns(self, folder: Path, split: str, broken: Literal["error", "count"]) -> Sentences:
+        path = split_path(folder, split, self.data, KINDS)
+        delimiter, found = _rows_of(path, self.data.header)
+        rows = list(found)
+        names = self._names(folder, split, path, rows)
+        if names is None:
+            word, tag, width = 0, -1, len(_first(rows)[1])
+            labelled = split != "test" or width == len(self._train_row(folder))
+            if labelled:
+                _refuse_header(path, rows)
+        else:
+            word, tag, width = self._place("words", 0, names), -1, len(names)
+            labelled = split != "test" or self._has_tags(folder, names)
+            if labelled:
+                tag = self._place("tags", width - 1, names)
+                labelled = split != "test" or _first(rows)[1][tag : tag + 1] != [""]
+        sentences = conll.read_rows(path, rows, delimiter, labelled, broken, word, tag, width)
+        return _in_conll_columns(sentences) if delimiter == "," else sentences
+
+    def _names(self, folder: Path, split: str, path: Path, rows: list[Row]) -> list[str] | None:
+        """The names of the columns, whose row is taken out of ``rows``; None: they have none.
+
+        Raises:
+          UserError: there are names, or have to be, and those of the configuration are not among them.
+        """
+        number, cells = _first(rows)
+        if not cells:
+            return None
+        if self.data.header is not None:
+            names = self._given_names(split, f"{path}, line {number}", len(cells))
+            if cells == names:
+                rows.remove((number, cells))
+            return names
+        given = {key: name for key in ("words", "tags") if (name := getattr(self.data.columns, key)) is not None}
+        wanted = given or {"words": "words", "tags": "tags"}
+        trained = None if split != "test" or "words" in given else self._train_word(folder)
+        if split == "test" and (given or trained or kind_of(path) == ".csv"):  # it may lack the tags
+            wanted = {"words": given.get("words") or trained or "words"}
+        for key, name in wanted.items():
+            if name not in cells:
+                if not (given or trained or kind_of(path) == ".csv"):
+                    return None
+                raise UserError(
+                    f"{path}, line {number}: no {name!r} among {_listed(cells)}: set data.columns.{key} to the right "
+                    "one, or name them all in their order as data.header"
+                )
+        if len(set(cells)) < len(cells):
+            raise UserError(f"{path}, line {number}: the columns are {_listed(cells)}: give each its own name")
+        rows.remove((number, cells))
+        return cells
+
+    def _given_names(self, split: str, place: str, width: int) -> list[str]:
+        """data.header, for a test file of one column less without that of the tag."""
+        names = list(self.data.header or ())
+        if width != len(names) and not (split == "test" and width == len(names) - 1):
+            raise UserError(f"{place}: {width} columns, and data.header names {len(names)}: name each of them")
+        if width < len(names):
+            del names[self._place("tags", width, names)]
+        return names
+
+    def _place(self, key: str, default: int, names: list[str]) -> int:
+        name = getattr(self.data.columns, key)
+        if name is None:
+            return names.index(key) if key in names else default
+        if name not in names:
+            raise UserError(f"data.columns.{key} is {name!r}, which is not in data.header: {', '.join(names)}")
+        return names.index(name)
+
+    def _has_tags(self, folder: Path, names: list[str]) -> bool:
+        if self.data.columns.tags is not None:
+            return self.data.columns.tags in names
+        return "tags" in names or len(names) == len(self._train_row(folder))
+
+    def _train_row(self, folder: Path) -> list[str]:
+        """The first row of the training file; empty where that is not in columns."""
+        if not self._in_columns(folder, "train"):
+            return []
+        path = split_path(folder, "train", self.data, KINDS)
+        return _first(_rows_of(path, self.data.header)[1])[1]
+
+    def _train_word(self, folder: Path) -> str | None:
+        """What the training file calls the column of words; None where its columns have no names."""
+        row = self._train_row(folder)
+        path = split_path(folder, "train", self.data, KINDS)
+        names = self._names(folder, "train", path, [(1, row)])
+        return None if names is None else names[self._place("words", 0, names)]
+
+
+def _rows_of(path: Path, header: list[str] | None) -> tuple[str, Iterator[Row]]:
+    """What separates the columns of a file, and its rows."""
+    is_csv = kind_of(path) == ".csv" and table_dialect(path, header).delimiter != "\t"
+    return (",", _csv_rows(path, header)) if is_csv else conll.split_columns(path)
+
+
+def _csv_rows(path: Path, header: list[str] | None) -> Iterator[Row]:
+    """Rows without any text are without cells, and so is what stands for the lines that the csv module leaves out."""
+    last = 0
+    for number, given in table_cells(path, header)[0]:
+        if broken := next((cell for cell in given if set(cell) & set("\t\r\n")), None):
+            raise UserError(f"{path}, line {number}: the cell {broken[:40]!r} has a tab or a line end: take it out")
+        if number > last + 1:
+            yield number - 1, []
+        cells = [cell.strip(" ") for cell in given]
+        yield number, cells if any(cells) and not cells[0].startswith(conll.DOCUMENT_START) else []
+        last = number
+
+
+def _in_conll_columns(sentences: Sentences) -> Sentences:
+    """To be written with spaces between the columns, with tabs where cells are empty or have spaces."""
+    rows = (cells for sentence in sentences.columns or () for cells in sentence)
+    odd = any(" " in cell or not cell for cells in rows for cell in cells)
+    return dataclasses.replace(sentences, delimiter="\t" if odd else " ")
+
+
+def _first(rows: Iterable[Row]) -> Row:
+    return next((row for row in rows if row[1]), (1, []))
+
+
+def _refuse_header(path: Path, rows: list[Row]) -> None:
+    """Raises UserError where the first row looks like names of columns, and its tag is that of no other word."""
+    number, cells = _first(rows)
+    if cells and cells[0].lower() in NAMES_OF_WORDS and sum(row[-1:] == cells[-1:] for _, row in rows) == 1:
+        raise UserError(
+            f"{path}, line {number}: {cells[0]!r} and {cells[-1]!r} look like names of columns: set data.columns.words "
+            "and data.columns.tags to them, or, where they are none, name the columns as data.header"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names))[:200]
+
+
+def read_sentences(records: Records, words: str, tags: str, needed: bool = True, broken: str = "error") -> Sentences:
+    """The sentences of rows that hold a list of words and a list of tags.
+
+    Args:
+      needed: whether there have to be tags; otherwise a split whose first row has none is one to predict.
+      broken: as for `bert.tasks.readers.conll.read`.
+
+    Raises:
+      UserError: place of a row without such lists, or with lists that are not equally long; and as `ner.read`.
+    """
+    found: list[list[str]] = []
+    right: list[list[str]] = []
+    lines: list[int] = []
+    labelled = True
+    for number, fields in records.rows:
+        if not (needed or lines):
+            labelled = fields.get(tags) is not None
+        wanted = {words: "data.columns.words", **({tags: "data.columns.tags"} if labelled else {})}
+        records.require(number, list(fields), wanted)
+        found.append(_list(records, number, words, fields[words]))
+        lines.append(number)
+        if labelled:
+            right.append(_list(records, number, tags, fields[tags]))
+            if len(right[-1]) != len(found[-1]):
+                raise records.error(number, f"{len(found[-1])} {words} and {len(right[-1])} {tags}: give each word one")
+    if not lines:
+        raise UserError(f"{records.place} has no rows: it needs a {records.unit} for each sentence")
+    right_of = right if labelled else [[] for _ in found]
+    columns = [_columns(sentence, given) for sentence, given in zip(found, right_of, strict=True)]
+    place = Path(records.place)
+    untagged = Sentences(found, None, conll.PLAIN, columns, lines, path=place, unit=records.unit, lines_a_word=0)
+    untagged = _in_conll_columns(untagged)
+    return conll.tagged(untagged, right, broken) if labelled else untagged
+
+
+def _list(records: Records, number: int, name: str, values: Any) -> list[str]:
+    if not isinstance(values, list) or not values:
+        raise records.error(number, f"{name} is {str(values)[:40]!r}: it must be a list with at least one entry")
+    return [word_of(records, number, name, value) for value in values]
+
+
+def _columns(words: Sequence[str], tags: Sequence[str]) -> list[list[str]]:
+    """A sentence as CoNLL has it: a row for each word."""
+    return [list(cells) for cells in zip(words, tags, strict=True)] if tags else [[word] for word in words]
+
+
+TASKS = (Tagging(),)

@@ -1,0 +1,106 @@
+"""Models of others, as tasks: they can be asked, and neither trained nor scored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bert.data.inputs import as_text_or_pair
+from bert.data.windows import Text
+from bert.tasks.base import Task
+from bert.tasks.multiple_choice import MultipleChoiceTask
+from bert.tasks.question_answering import SquadTask
+from bert.tasks.sequence import ClassificationTask, Examples, RegressionTask
+from bert.tasks.token_classification import TaggingTask
+
+
+class _AsGiven:
+    """Of a model whose files are unknown, and with them whether it takes single texts or pairs: both are taken."""
+
+    def asked(self, inputs: Sequence[Any]) -> Examples:
+        texts = [as_text_or_pair(given, number) for number, given in enumerate(inputs, 1)]
+        first = [text if isinstance(text, str) else text[0] for text in texts]
+        return _Mixed(first, None, None, [str(row) for row in range(len(texts))], given=texts)
+
+    @property
+    def table_columns(self) -> tuple[tuple[str, ...], ...]:
+        return (("text",), ("text_a", "text_b"))
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return ("id",)
+
+    def input_of(self, line: str) -> str | tuple[str, ...]:
+        columns = line.split("\t")
+        if not all(column.strip() for column in columns):
+            raise ValueError("an empty text: write it or remove the line")
+        if len(columns) > 2:
+            raise ValueError(
+                f"{len(columns)} columns where one or two are taken: write a text, or two with a tab between"
+            )
+        return line if len(columns) == 1 else tuple(columns)
+
+    def shown(self, given: Any) -> dict[str, Any]:
+        return {"text": given} if isinstance(given, str) else {"text_a": given[0], "text_b": given[1]}
+
+
+@dataclass(frozen=True)
+class _Mixed(Examples):
+    """Texts and pairs of texts as they come."""
+
+    given: Sequence[Text] = ()
+
+    @property
+    def texts(self) -> Sequence[Text]:
+        return self.given
+
+
+class _PublishedClassification(_AsGiven, ClassificationTask):
+    pass
+
+
+class _PublishedRegression(_AsGiven, RegressionTask):
+    pass
+
+
+def published_task(
+    head: str | None,
+    name: str,
+    outputs: tuple[str, ...],
+    problem_type: str | None,
+    null_threshold: float | None = None,
+) -> Task | None:
+    """The task of a model of others, as far as it can be asked.
+
+    Args:
+      head: name in `bert.model.heads.HEADS`; None for a model that has none of these.
+      name: of the model, for messages.
+      outputs: names of its outputs.
+      problem_type: of a sequence classifier, as config.json has it; null means regression for one output, else one of
+        several labels.
+      null_threshold: of a model that answers questions: None where it always answers.
+
+    Returns:
+      None for what has no answer here: another head, no output, or several labels at once.
+    """
+    if head == "classification":
+        return _classifier(name, outputs, problem_type)
+    if head == "tagging" and outputs:
+        return TaggingTask(name=name, labels=outputs)
+    if head == "span":
+        if null_threshold is None:
+            return SquadTask(name=name, version="1.1")
+        return SquadTask(name=name, version="2.0", may_be_impossible=True, null_threshold=null_threshold)
+    return MultipleChoiceTask(name=name) if head == "choices" else None
+
+
+def _classifier(name: str, outputs: tuple[str, ...], problem_type: str | None) -> Task | None:
+    unknown: dict[str, Any] = {"name": name, "folder_name": name, "text_columns": ("text",), "label_column": "label"}
+    unknown |= {"metrics": (), "main_metric": ""}
+    if len(outputs) == 1 and problem_type in (None, "regression"):
+        return _PublishedRegression(**unknown, lowest=-math.inf, highest=math.inf)
+    if len(outputs) > 1 and problem_type in (None, "single_label_classification"):
+        return _PublishedClassification(**unknown, labels=outputs, label_names=outputs)
+    return None

@@ -1,0 +1,398 @@
+"""SQuAD v1.1 and v2.0: files -> questions; answers -> the official files. `bert.tasks.span_features` does what lies between."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert import metrics
+from bert.config import TaskDataConfig
+from bert.config.finetuning import FoundNumber
+from bert.data.features import padded
+from bert.data.inputs import as_texts
+from bert.data.json_text import parse_json
+from bert.errors import UserError, convert, known
+from bert.files import write_durably
+from bert.tasks.base import Outputs, Task, json_input
+from bert.tasks.readers import split_files
+from bert.tasks.readers.json_location import Place
+from bert.tasks.span_features import Answer, Answers, Example, Windows, answers, windows
+
+__all__ = ["Dataset", "SquadTask", "answers", "read", "references", "windows", "write_predictions"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A file's questions, in its order."""
+
+    examples: list[Example]
+    misplaced: list[str]
+    """Ids of the questions with an answer that does not stand where the file says, each once."""
+    labelled: bool = True
+    """Whether the answers are known."""
+    notes: tuple[str, ...] = ()
+    may_be_impossible: bool = False
+    """Whether the file has questions without an answer, be they among ``examples`` or not."""
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """The contexts: questions about the same one stay together."""
+        return [example.context for example in self.examples]
+
+    def take(self, rows: Sequence[int]) -> Dataset:
+        """The questions of these numbers."""
+        return replace(self, examples=[self.examples[row] for row in rows])
+
+    def sentences(self) -> Iterator[str]:
+        """Every context once, then every question."""
+        yield from dict.fromkeys(example.context for example in self.examples)
+        yield from (example.question for example in self.examples)
+
+    @property
+    def trainable(self) -> list[Example]:
+        """The questions one can learn from: impossible, or with an answer that has a place. The others are skipped."""
+        return [example for example in self.examples if example.is_impossible or example.answer is not None]
+
+    @property
+    def skipped(self) -> list[str]:
+        """Ids of the questions that ``trainable`` leaves out."""
+        kept = {example.id for example in self.trainable}
+        return [example.id for example in self.examples if example.id not in kept]
+
+
+def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossible: bool = True) -> Dataset:
+    """Reads a file in SQuAD's layout, v1.1 or v2.0.
+
+    Args:
+      strict: an answer that does not stand where the file says is an error, and not only counted.
+      labelled: every question has to come with its answers, or be marked as impossible; otherwise the file is
+        labelled where all do.
+      may_be_impossible: a labelled file may have questions without an answer, as v2.0.
+
+    Raises:
+      UserError: the file, the line and id of the question, what is wrong, and the mend.
+    """
+    path = Path(path)
+    examples: list[Example] = []
+    misplaced: list[str] = []
+    seen: dict[str, Place] = {}
+    for context, question, place in _questions(path):
+        id = _get(question, "id", str, place)
+        place = place.inside("id")._replace(name=f"question {id}")
+        if id in seen:
+            raise place.error(
+                f"the id occurs twice, on line {seen[id].line} for the first time: give every question an id of its own"
+            )
+        seen[id] = place
+        text = _get(question, "question", str, place)
+        if not text.strip():
+            raise place.error("the question is empty: write it or remove the entry")
+        impossible = "is_impossible" in question and _get(question, "is_impossible", bool, place)
+        listed = _get(question, "answers", list, place) if labelled or "answers" in question else []
+        answers = tuple(_answer(entry, context, place) for entry in listed)
+        if impossible and answers:
+            raise place.error("is_impossible is true but there are answers: remove one or the other")
+        if labelled and not impossible and not answers:
+            raise place.error("no answers: list one, or set is_impossible to true")
+        if any(answer.start is None for answer in answers):
+            if strict:
+                number = next(number for number, answer in enumerate(answers) if answer.start is None)
+                start = listed[number]["answer_start"]
+                raise place.error(
+                    f"the answer {answers[number].text[:80]!r} does not stand at character {start} "
+                    f"of its context, where there is {context[max(start, 0) :][:40]!r}: mend answer_start or the text"
+                )
+            misplaced.append(id)
+        examples.append(Example(id, text, context, answers, impossible))
+    if not examples:
+        raise UserError(f"{path} holds no questions: copy it again")
+    labelled = labelled or all(example.answers or example.is_impossible for example in examples)
+    impossible_id = next((example.id for example in examples if example.is_impossible), None)
+    if labelled and impossible_id is not None and not may_be_impossible:
+        raise seen[impossible_id].error("it has no answer, as in SQuAD v2.0: take the task squad2")
+    return Dataset(examples, misplaced, labelled)
+
+
+def references(examples: Sequence[Example]) -> dict[str, list[str]]:
+    """The right answers of each question, as `bert.metrics.squad` takes them; an empty list: it has none."""
+    return {example.id: [answer.text for answer in example.answers] for example in examples}
+
+
+def write_predictions(folder: Path, answers: Answers) -> list[Path]:
+    """Writes predictions.json, nbest_predictions.json and, for v2.0, null_odds.json, as run_squad.py does."""
+    n_best = {
+        id: [
+            {name: getattr(candidate, name) for name in ("text", "probability", "start_logit", "end_logit")}
+            for candidate in candidates
+        ]
+        for id, candidates in answers.n_best.items()
+    }
+    files = {"predictions.json": answers.texts, "nbest_predictions.json": n_best}
+    if answers.null_odds is not None:
+        files["null_odds.json"] = answers.null_odds
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        write_durably(folder / name, json.dumps(content, indent=4) + "\n")
+    return [folder / name for name in files]
+
+
+def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], Place]]:
+    """(context, question's entry, its place in the file) of each question."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        content = parse_json(text)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): name a file in SQuAD's JSON layout") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}, byte {error.start}: not UTF-8: {convert(error.object)}") from None
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path}, line {error.lineno}: not JSON ({error.msg}), the file is damaged: copy it again"
+        ) from None
+    except ValueError as error:  # thousands of digits in a number, or of brackets in one another
+        raise UserError(f"{path}: not JSON that can be read ({error}), the file is damaged: copy it again") from None
+    file = Place(path, text)
+    for a, article in enumerate(_get(content, "data", list, file)):
+        for p, paragraph in enumerate(_get(article, "paragraphs", list, file.inside("data", a))):
+            place = file.inside("data", a, "paragraphs", p)
+            context = _get(paragraph, "context", str, place)
+            for q, question in enumerate(_get(paragraph, "qas", list, place)):
+                yield context, question, place.inside("qas", q)
+
+
+_KINDS: dict[type, str] = {str: "a text", list: "a list", bool: "true or false", int: "a whole number"}
+
+
+def _get(entry: Any, key: str, kind: type, place: Place) -> Any:
+    if not isinstance(entry, dict) or key not in entry:
+        raise place.error(f"no {key!r}: the file must follow SQuAD's layout")
+    value = entry[key]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise place.error(f"{key!r} is {str(value)[:40]!r}: it must be {_KINDS[kind]}")
+    return value
+
+
+def _answer(entry: Any, context: str, place: Place) -> Answer:
+    text, start = _get(entry, "text", str, place), _get(entry, "answer_start", int, place)
+    placed = start >= 0 and text.strip() and context.startswith(text, start)
+    return Answer(text, start if placed else None)
+
+
+class Found(NamedTuple):
+    """An answer: its text, cut from the context, and its share among the n best. Empty, without a place: none."""
+
+    answer: str
+    start: int | None
+    """First character in the context."""
+    end: int | None
+    """One past the last."""
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquadTask(Task):
+    """SQuAD v1.1, or v2.0, whose questions may be impossible; predictions are `bert.tasks.span_features.Answers`.
+
+    Of v2.0 the best checkpoint is chosen by the F1 at its best threshold, and that threshold, found on dev, is kept.
+    """
+
+    name: str
+    version: str
+    may_be_impossible: bool = False
+    n_best: int = 20
+    max_answer_length: int = 30
+    null_threshold: float | FoundNumber | None = None
+    """None: not found yet; until then it is 0. Set by the user it is no `FoundNumber`, and none is searched."""
+    strict: bool = False
+    """Misplaced answers are an error."""
+    head: str = "span"
+    loss: str = "span"
+    windows: ClassVar[bool] = True
+
+    @property  # of other tasks a field
+    def main_metric(self) -> str:  # type: ignore[override]
+        return "best_f1" if self.may_be_impossible else "f1"
+
+    @property  # of other tasks a field
+    def baseline(self) -> str:  # type: ignore[override]
+        return "no_answer" if self.may_be_impossible else ""
+
+    @property
+    def num_labels(self) -> int:
+        return 2
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """None: a start and an end are no labels."""
+        return ()
+
+    def tuned(self, outputs: Outputs, features: Windows, examples: Dataset) -> SquadTask:
+        """With the threshold of the best F1, half way to the next question, which is not answered.
+
+        The official search names the odds of the last question that is answered: new questions that are ever so little
+        less sure would have no answer. Where it is best never to answer, it calls that 0.
+        """
+        if not self.may_be_impossible or self._threshold_is_set:
+            return self
+        found, right = self.predict(outputs, features, examples), references(examples.examples)
+        odds_of = known(found.null_odds, "the odds of no answer")
+        never = min(odds_of.values()) - 1.0
+        best = self.score(found, examples)["best_f1_thresh"]
+        best = (best + min((odds for odds in odds_of.values() if odds > best), default=best)) / 2
+
+        def f1(threshold: float) -> float:
+            return metrics.squad(replace(found, null_threshold=threshold).texts, right, v2=True)["f1"]
+
+        return replace(self, null_threshold=FoundNumber(max(best, never, key=f1)))
+
+    @property
+    def _threshold_is_set(self) -> bool:
+        return self.null_threshold is not None and not isinstance(self.null_threshold, FoundNumber)
+
+    def shape(self, data: TaskDataConfig) -> TaskDataConfig:
+        return replace(data, null_threshold=self.null_threshold) if self.may_be_impossible else data
+
+    def shaped(self, data: TaskDataConfig) -> Self:
+        return replace(
+            self,
+            n_best=data.n_best,
+            max_answer_length=data.max_answer_length,
+            null_threshold=data.null_threshold,
+            strict=data.misplaced_answers == "error",
+        )
+
+    @property
+    def _files(self) -> split_files.Names:
+        names = {split: (f"{split}-v{self.version}.json", f"{split}-v{self.version}*.json") for split in SPLITS}
+        return {split: (*found, f"{split}.json") for split, found in names.items()}
+
+    def splits(self, folder: Path) -> list[str]:
+        return split_files.splits_in(Path(folder), self._files)
+
+    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Dataset:
+        """The questions; of train those that can be learned from. Those of test need no answers."""
+        path = split_files.wanted(folder, self._files, split, f"SQuAD v{self.version}")
+        dataset = read(path, self.strict, split != "test", self.may_be_impossible)
+        return self._kept(dataset, str(path), split, max_rows)
+
+    def _kept(self, dataset: Dataset, path: str, split: str, max_rows: int | None) -> Dataset:
+        """The first ``max_rows`` questions, of train those that can be learned from; with notes on the others."""
+        notes = dataset.notes
+        examples = dataset.examples
+        if dataset.misplaced and dataset.labelled:
+            verb = "does not stand where the file says"
+            told = (
+                f"{path}: {len(dataset.misplaced)} question(s) with an answer that {verb}, "
+                f"{dataset.misplaced[0]} is the first"
+            )
+            if split == "train":
+                examples = dataset.trainable
+                told = f"{told}; {len(dataset.skipped)} without another answer skipped"
+                if not examples:
+                    raise UserError(f"{path} has no question with an answer that stands where it says: copy it again")
+            notes += (told,)
+        if split == "dev" and self.may_be_impossible and self._threshold_is_set:
+            notes += (f"data.null_threshold is {self.null_threshold}, as it was set: none is searched on dev",)
+        return replace(dataset, examples=examples[:max_rows], notes=notes)
+
+    def features(self, tokenizer: Tokenizer, examples: Dataset, data: TaskDataConfig) -> Windows:
+        return windows(tokenizer, examples.examples, data.max_length, data.doc_stride, data.max_query_length)
+
+    def predict(self, outputs: Outputs, features: Windows, examples: Dataset) -> Answers:
+        """[T, 2] logits of each window -> the best spans of each question. A diverged run answers as if from zeros."""
+        logits = np.nan_to_num(padded(outputs, (0, 2)))
+        threshold = (self.null_threshold or 0.0) if self.may_be_impossible else None
+        return answers(
+            examples.examples,
+            features,
+            logits[..., 0],
+            logits[..., 1],
+            self.n_best,
+            self.max_answer_length,
+            threshold,
+        )
+
+    def score(self, predictions: Answers, examples: Dataset) -> dict[str, float]:
+        right = references(examples.examples)
+        scores = metrics.squad(predictions.texts, right, v2=self.may_be_impossible)
+        if not self.may_be_impossible:
+            return scores
+        odds = known(predictions.null_odds, "the odds of no answer")
+        best = {id: candidate.text for id, candidate in predictions.best.items()}
+        return {**scores, **metrics.best_null_threshold(best, odds, right)}
+
+    def baseline_scores(self, examples: Dataset) -> dict[str, float]:
+        """Of v2.0: that of answering no question."""
+        if not self.may_be_impossible:
+            return {}
+        right = references(examples.examples)
+        scores = metrics.squad(dict.fromkeys(right, ""), right, v2=True)
+        return {**scores, "best_f1": scores["f1"], "best_exact": scores["exact"]}
+
+    def collapsed(self, predictions: Answers, examples: Dataset) -> bool:
+        """No answer shares a word with a right one; of v2.0: no threshold is better than never to answer."""
+        reached = self.score(predictions, examples)[self.main_metric]
+        return reached <= self.baseline_scores(examples).get(self.main_metric, 0.0) < 100
+
+    def write(self, folder: Path, split: str, predictions: Answers, examples: Dataset) -> list[Path]:
+        """The files that the official scripts take: those of dev in ``folder``, others in a folder of the split."""
+        return write_predictions(folder if split == "dev" else folder / split, predictions)
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        return ("question", "context")
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return ("id",)
+
+    def input_of(self, line: str) -> Any:
+        """``question<TAB>context``, or a JSON object with the two, whose context may have lines of its own."""
+        given = json_input(line, self.input_columns)
+        if given is None:
+            return super().input_of(line)
+        if not all(isinstance(text, str) and text.strip() for text in given.values()):
+            raise ValueError("question and context must be texts that are not empty")
+        return tuple(given.values())
+
+    def sample(self, examples: Dataset) -> tuple[str, ...]:
+        return next(((example.question, example.context) for example in examples.examples), ())
+
+    def asked(self, inputs: Sequence[Any]) -> Dataset:
+        """Each input is a tuple or list of a question and its context, neither of them empty."""
+        examples = []
+        wanted = f"{self.name} takes a question and its context: pass a tuple of two strings"
+        for number, given in enumerate(inputs, 1):
+            question, context = as_texts(given, number, wanted, (2,))
+            for name, text in (("question", question), ("context", context)):
+                if not text.strip():
+                    raise UserError(f"input {number} has an empty {name}: pass a text")
+            examples.append(Example(str(number), question, context, ()))
+        return Dataset(examples, [], labelled=False)
+
+    def answers(self, predictions: Answers, examples: Dataset) -> list[Found]:
+        return [_found(predictions, example.id) for example in examples.examples]
+
+
+SPLITS = ("train", "dev", "test")
+
+TASKS = (
+    SquadTask(name="squad", version="1.1"),
+    SquadTask(name="squad2", version="2.0", may_be_impossible=True),
+)
+
+
+def _found(predictions: Answers, id: str) -> Found:
+    text = predictions.texts[id]
+    candidate = next(candidate for candidate in predictions.n_best[id] if candidate.text == text)
+    start, end = (candidate.start, candidate.end) if text else (None, None)
+    return Found(text, start, end, candidate.probability)

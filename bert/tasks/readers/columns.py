@@ -1,0 +1,155 @@
+"""From the files, or data set, of a task to the cells of the columns that it wants."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert.config import TaskDataConfig
+from bert.data.corpus.files import OPENERS
+from bert.data.records import KINDS, Records, dataset_records, is_dataset, open_splits, read_records
+from bert.errors import UserError, without_surrogates
+
+KEYS = ("train", "dev", "test", "header", "columns")
+"""The keys of ``data`` that say where the cells are."""
+
+SPLITS = {"train": ("train",), "dev": ("validation", "dev"), "test": ("test",)}
+"""The names that each split goes by in data sets."""
+
+
+def split_names(folder: Path, data: TaskDataConfig, kinds: Sequence[str] = KINDS) -> list[str]:
+    """train, and of dev and test those that are named or there."""
+    place = folder.as_posix()
+    named = [split for split in ("dev", "test") if getattr(data, split) is not None]
+    if is_dataset(place):
+        there = open_splits(place)
+        found = [split for split in ("dev", "test") if any(name in there for name in SPLITS[split])]
+    else:
+        found = [split for split in ("dev", "test") if _found(folder, split, kinds)]
+    return ["train", *(split for split in ("dev", "test") if split in (*named, *found))]
+
+
+def split_path(folder: Path, split: str, data: TaskDataConfig, kinds: Sequence[str] = KINDS) -> Path:
+    """The file of a split: the one that is named, else the one with its name. Raises UserError where it is missing."""
+    named = getattr(data, split)
+    if named is not None:
+        if not (folder / named).is_file():
+            raise UserError(
+                f"{folder / named} does not exist or is not a file: set data.{split} to the file of {split}"
+            )
+        return folder / named
+    found = _found(folder, split, kinds)
+    if len(found) != 1:
+        wrong = f"both {found[0].name} and {found[1].name}" if found else f"no {split} with the end {', '.join(kinds)}"
+        raise UserError(f"{folder} has {wrong}: set data.{split} to the file of {split}")
+    return found[0]
+
+
+def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
+    """The rows of a split.
+
+    Raises:
+      UserError: its file, or the split, is missing or not as it should be.
+    """
+    place = folder.as_posix()
+    if not is_dataset(place):
+        return read_records(split_path(folder, split, data), data.header)
+    there = open_splits(place)
+    default = next((name for name in SPLITS[split] if name in there), SPLITS[split][0])
+    return dataset_records(place, there, getattr(data, split) or default)
+
+
+def _found(folder: Path, split: str, kinds: Sequence[str]) -> list[Path]:
+    paths = (folder / f"{split}{kind}{packed}" for kind in kinds for packed in ("", *OPENERS))
+    return [path for path in paths if path.is_file()]
+
+
+class Cells(NamedTuple):
+    """What the rows of a split hold, R of each."""
+
+    numbers: list[int]
+    """Line, or row, of each."""
+    texts: list[list[str]]
+    """[columns of text][R]."""
+    labels: list[list[Any]] | None
+    """[columns of labels][R] as they are given; None where the first row has none."""
+    ids: list[str]
+    notes: tuple[str, ...] = ()
+    """Sentences on how the file is read."""
+
+
+def read_cells(
+    records: Records,
+    texts: Mapping[str, str],
+    labels: Mapping[str, str],
+    id: tuple[str, str] | None = None,
+    max_rows: int | None = None,
+    needed: bool = True,
+    may_be_empty: bool = False,
+) -> Cells:
+    """The cells of the wanted columns.
+
+    Args:
+      texts, labels: column -> configuration key that names it.
+      id: (column, key).
+      needed: whether there have to be labels; otherwise a split whose first row has none is one without.
+      may_be_empty: whether a text may be.
+
+    Raises:
+      UserError: place of a row that lacks a column, has a text that is none, or the id of another one.
+    """
+    cells = Cells([], [[] for _ in texts], [[] for _ in labels], [], records.notes)
+    line_of_id: dict[str, int] = {}
+    wanted = {**texts, **dict([id] if id else [])}
+    labelled = bool(labels)
+    for number, fields in itertools.islice(records.rows, max_rows):
+        if labelled and not (needed or cells.numbers):
+            labelled = any(fields.get(name) not in (None, "") for name in labels)
+        if not cells.numbers or records.names is None:
+            header = 1 if records.names and records.unit == "line" else number
+            records.require(header, list(fields), {**wanted, **(labels if labelled else {})})
+        for column, name in zip(cells.texts, texts, strict=True):
+            column.append(_text(records, number, name, fields[name], may_be_empty))
+        for column, name in zip(cells.labels or (), labels if labelled else (), strict=False):
+            column.append(fields[name])
+        if id:
+            own = word_of(records, number, id[0], fields[id[0]])
+            if (before := line_of_id.setdefault(own, number)) != number:
+                mend = f", or leave {id[1]} out" if id[1].startswith("data.") else ""
+                raise records.error(
+                    number,
+                    f"{id[0]} {own!r} stands on {records.unit} {before} already: give each row an id of its own{mend}",
+                )
+        cells.ids.append(own if id else str(len(cells.ids)))
+        cells.numbers.append(number)
+    if not cells.numbers:
+        raise UserError(f"{records.place} has no rows: it needs a {records.unit} for each example")
+    return cells if labelled else cells._replace(labels=None)
+
+
+def _text(records: Records, number: int, name: str, value: Any, may_be_empty: bool) -> str:
+    if value is None:
+        raise records.error(number, _missing(records, name))
+    if not isinstance(value, str):
+        raise records.error(number, f"{name} is {json.dumps(value, default=str)[:40]}: it must be a text")
+    if not (value.strip() or may_be_empty):
+        raise records.error(number, f"{name} is empty: write it or remove the {records.unit}")
+    return without_surrogates(value)
+
+
+def word_of(records: Records, number: int, name: str, value: Any) -> str:
+    """A label or an id: a text on one line, or a whole number."""
+    if value is None:
+        raise records.error(number, _missing(records, name))
+    word = json.dumps(value) if isinstance(value, int) else value  # true and false among them
+    if not isinstance(word, str) or not word.strip() or set(word) & set("\t\r\n"):
+        shown = repr(value)[:40]
+        raise records.error(number, f"{name} is {shown}: it must be a text without tabs and line ends, or a number")
+    return without_surrogates(word)
+
+
+def _missing(records: Records, name: str) -> str:
+    return f"{name} is missing (null): write it or remove the {records.unit}"

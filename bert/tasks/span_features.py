@@ -1,0 +1,372 @@
+"""Answers as spans of a context: questions -> windows over their contexts; logits -> the best answers.
+
+Answers are places in the context's own characters: the tokenizer says which characters each token came from,
+and an answer is cut from the context there, so that nothing has to be put together from pieces.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert.data.features import ROWS_AT_ONCE, Features, prose_tokenizer
+from bert.data.row_template import row_template
+from bert.data.windows import widest_windows
+from bert.errors import UserError, known
+from bert.tokenizer.wordpiece import special_ids
+
+ROWS_SCORED_AT_ONCE = 256
+"""Windows whose spans are compared in one go: the scores of all their spans are a few dozen MB."""
+
+
+class Answer(NamedTuple):
+    """A right answer."""
+
+    text: str
+    start: int | None
+    """Its first character in the context; None where the text does not stand where the file says."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question about a context."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[Answer, ...]
+    """The right ones; none for an impossible question and for one whose answers are not known."""
+    is_impossible: bool = False
+
+    @property
+    def answer(self) -> Answer | None:
+        """The first right answer that has a place."""
+        return next((answer for answer in self.answers if answer.start is not None), None)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """R rows of a question and a window of its context, as pairs; those of a question follow each other."""
+
+    features: Features
+    """The tokens. Labels are [R, 2] int32, places in the row of the answer's first and last token: 0, [CLS], where the
+    window does not hold it. None where no question's answer is known."""
+    examples: np.ndarray
+    """[R] int32: number of the row's question, ascending; every question has a row."""
+    known: np.ndarray
+    """[R] bool: whether the question's answer has a place, or the question is known to have none."""
+    char_starts: np.ndarray
+    """[tokens of all rows] int32: first character of the context that the token covers; -1 outside the context."""
+    char_ends: np.ndarray
+    """[tokens of all rows] int32: one past the last character."""
+    max_context: np.ndarray
+    """[tokens of all rows] bool: of the windows that hold this token of the context, this one shows most around it."""
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[R] tokens of each row."""
+        return self.features.lengths
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """[R, 2] int32 places of the answer; None where no question's answer is known."""
+        return self.features.labels
+
+    def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
+        """As `Features.batch`; a row whose answer is not known weighs nothing in the loss."""
+        batch = self.features.batch(rows, length, batch_size)
+        batch["weights"][: len(rows)] = self.known[rows] if self.labels is not None else 1
+        return batch
+
+    def digest(self) -> str:
+        """Of tokens and labels."""
+        return self.features.digest()
+
+
+class Candidate(NamedTuple):
+    """A possible answer."""
+
+    text: str
+    start: int
+    """First character in the context; -1 for no answer."""
+    end: int
+    """One past the last."""
+    probability: float
+    """Share among the question's n-best list."""
+    start_logit: float
+    end_logit: float
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was answered, by the questions' ids."""
+
+    n_best: dict[str, list[Candidate]]
+    """Best first, every text once; with the empty answer where questions may be impossible."""
+    null_odds: dict[str, float] | None
+    """Score of no answer less that of the best one; None where every question has an answer."""
+    null_threshold: float | None = None
+    """No answer is given where the odds are higher than this."""
+
+    @cached_property
+    def best(self) -> dict[str, Candidate]:
+        """The best answer with a text for each question; the empty one where its context has no tokens."""
+        return {
+            id: next((candidate for candidate in candidates if candidate.text), candidates[0])
+            for id, candidates in self.n_best.items()
+        }
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """The answer given to each question; empty: it has none."""
+        texts = {id: candidate.text for id, candidate in self.best.items()}
+        if self.null_odds is None:
+            return texts
+        threshold = known(self.null_threshold, "the threshold of no answer")
+        return {id: "" if self.null_odds[id] > threshold else text for id, text in texts.items()}
+
+
+def windows(
+    tokenizer: Tokenizer,
+    examples: Sequence[Example],
+    max_length: int = 384,
+    doc_stride: int = 128,
+    max_query_length: int = 64,
+) -> Windows:
+    """Questions -> rows of at most ``max_length`` tokens, as google-research/bert's run_squad.py makes them.
+
+    A context that does not fit is read through windows that start ``doc_stride`` tokens apart. The places of the
+    first right answer that has one are those of the tokens that share a character with it. ``tokenizer`` stays as
+    it is; "[SEP]" and its like in a text are ordinary characters.
+
+    Raises:
+      UserError: a question of ``max_query_length`` tokens would leave no room for a context.
+    """
+    template = row_template(tokenizer, pair=True)
+    if template.room(max_length) - max_query_length < 1:
+        raise UserError(
+            f"a question of {max_query_length} tokens leaves no room for its context in a row of {max_length}: "
+            "raise data.max_length or lower data.max_query_length"
+        )
+    if doc_stride < 1:
+        raise UserError(f"data.doc_stride is {doc_stride}: it must be at least 1")
+    own = prose_tokenizer(tokenizer)
+    texts = list(dict.fromkeys(text for example in examples for text in (example.question, example.context)))
+    tokens = dict(zip(texts, _tokenize(own, texts), strict=True))
+
+    suffix, rows = np.array(template.suffix, np.int32), _Rows()
+    outside = np.full(len(suffix), -1, np.int32)
+    for number, example in enumerate(examples):
+        query = tokens[example.question].ids[:max_query_length]
+        before = np.concatenate([template.prefix, query, template.separator]).astype(np.int32)
+        no_characters = np.full(len(before), -1, np.int32)
+        context = tokens[example.context]
+        answer = _answer_tokens(example.answer, context)
+        starts, ends = _spans(len(context.ids), max_length - len(before) - len(suffix), doc_stride)
+        widest = widest_windows(starts, ends)
+        for window, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            first, last = 0, 0
+            if answer is not None and start <= answer[0] and answer[1] < end:
+                first, last = (place - start + len(before) for place in answer)
+            rows.ids += [before, context.ids[start:end], suffix]
+            rows.char_starts += [no_characters, context.starts[start:end], outside]
+            rows.char_ends += [no_characters, context.ends[start:end], outside]
+            rows.max_context += [no_characters > 0, widest[start:end] == window, outside > 0]
+            length = len(before) + end - start + len(suffix)
+            rows.numbers.append((number, length, template.segment_a_length(len(query), end - start), first, last))
+    numbers = np.array(rows.numbers, np.int32).reshape(-1, 5)
+    known = np.array([example.is_impossible or example.answer is not None for example in examples], bool)
+    return Windows(
+        features=Features(
+            ids=_join(rows.ids, np.int32),
+            offsets=np.concatenate([[0], np.cumsum(numbers[:, 1], dtype=np.int64)]),
+            segment_a_lengths=numbers[:, 2].copy(),
+            labels=numbers[:, 3:].copy() if known.any() else None,
+            pad_token_id=special_ids(tokenizer).pad,
+        ),
+        examples=numbers[:, 0].copy(),
+        known=known[numbers[:, 0]],
+        char_starts=_join(rows.char_starts, np.int32),
+        char_ends=_join(rows.char_ends, np.int32),
+        max_context=_join(rows.max_context, bool),
+    )
+
+
+def answers(
+    examples: Sequence[Example],
+    windows: Windows,
+    start_logits: np.ndarray,
+    end_logits: np.ndarray,
+    n_best: int = 20,
+    max_answer_length: int = 30,
+    null_threshold: float | None = None,
+) -> Answers:
+    """The best answers to each question over all its windows.
+
+    A span's score is its start logit plus its end logit. It starts at a token that its window shows with most
+    context and has at most ``max_answer_length`` tokens. The list is that of the best such spans: run_squad.py
+    tries only the n best starts with the n best ends, and may find none among them. Where two spans have the same
+    text, the better one counts.
+
+    Args:
+      start_logits, end_logits: [R, T] in the order of ``windows``; T at least its longest row; what lies beyond a
+        row's tokens is ignored.
+      null_threshold: a number where questions may be impossible (v2.0): no answer is given where the score of
+        [CLS] (start plus end, the least of all windows) is better than that of the best span by more than it.
+    """
+    shape = (len(windows), max(int(windows.lengths.max(initial=0)), np.shape(start_logits)[-1]))
+    if not np.shape(start_logits) == np.shape(end_logits) == shape:
+        raise ValueError(f"logits {np.shape(start_logits)} and {np.shape(end_logits)}, wanted {shape}")
+    if not examples:
+        return Answers({}, None if null_threshold is None else {}, null_threshold)
+    rows, starts, ends, scores = _best_spans(windows, start_logits, end_logits, n_best, max_answer_length)
+    order = np.lexsort((-scores, windows.examples[rows]))
+    rows, starts, ends, scores = rows[order], starts[order], ends[order], scores[order]
+    first_spans = np.searchsorted(windows.examples[rows], np.arange(len(examples) + 1)).tolist()
+    char_starts = windows.char_starts[windows.features.offsets[rows] + starts].tolist()
+    char_ends = windows.char_ends[windows.features.offsets[rows] + ends].tolist()
+    span_logits = np.stack([start_logits[rows, starts], end_logits[rows, ends]], axis=-1).astype(np.float64).tolist()
+
+    cls_logits = np.stack([start_logits[:, 0], end_logits[:, 0]], axis=-1).astype(np.float64)
+    first_rows = np.searchsorted(windows.examples, np.arange(len(examples) + 1))
+    lists: dict[str, list[Candidate]] = {}
+    odds: dict[str, float] = {}
+    for number, example in enumerate(examples):
+        found: dict[str, tuple[int, int, float, float]] = {}
+        for span in range(first_spans[number], first_spans[number + 1]):
+            text = example.context[char_starts[span] : char_ends[span]]
+            if len(found) < n_best and text not in found:
+                found[text] = (char_starts[span], char_ends[span], *span_logits[span])
+        if null_threshold is not None:
+            null = min(cls_logits[first_rows[number] : first_rows[number + 1]].tolist(), key=sum)
+            odds[example.id] = sum(null) - max((start + end for _, _, start, end in found.values()), default=0.0)
+            found = dict(list(found.items())[: max(n_best - 1, 1)])
+            found[""] = (-1, -1, *null)
+        lists[example.id] = _ranked(found or {"": (-1, -1, 0.0, 0.0)})
+    return Answers(lists, None if null_threshold is None else odds, null_threshold)
+
+
+class _Tokens(NamedTuple):
+    """A text's tokens and the characters they cover, [tokens] int32 each."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+
+def _tokenize(tokenizer: Tokenizer, texts: list[str]) -> Iterator[_Tokens]:
+    for first in range(0, len(texts), ROWS_AT_ONCE):
+        part = texts[first : first + ROWS_AT_ONCE]
+        for text, encoding in zip(part, tokenizer.encode_batch(part, add_special_tokens=False), strict=True):
+            places = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+            ends = places[:, 1].copy() if text.isascii() else _with_accents(text, places)
+            yield _Tokens(np.array(encoding.ids, np.int32), places[:, 0].copy(), ends)
+
+
+def _with_accents(text: str, places: np.ndarray) -> np.ndarray:
+    """The tokens' ends, moved past accents that stand as characters of their own and belong to no token.
+
+    Where accents are stripped, a token ends before such a one.
+    """
+    moved = []
+    limits = np.append(places[1:, 0], len(text))[: len(places)]
+    for end, limit in zip(places[:, 1].tolist(), limits.tolist(), strict=True):
+        while end < limit and unicodedata.category(text[end]) == "Mn":
+            end += 1
+        moved.append(end)
+    return np.array(moved, np.int32)
+
+
+def _answer_tokens(answer: Answer | None, context: _Tokens) -> tuple[int, int] | None:
+    """First and last token that share a character with the answer; None where there is no such token."""
+    if answer is None:
+        return None
+    start = known(answer.start, "the answer's place")
+    first = int(np.searchsorted(context.ends, start, side="right"))
+    last = int(np.searchsorted(context.starts, start + len(answer.text), side="left")) - 1
+    return (first, last) if first <= last else None
+
+
+def _spans(tokens: int, room: int, stride: int) -> tuple[list[int], list[int]]:
+    """Starts and ends of the windows over a context; one empty window where there are no tokens."""
+    starts = [0]
+    while starts[-1] + room < tokens:
+        starts.append(starts[-1] + min(room, stride))
+    return starts, [min(start + room, tokens) for start in starts]
+
+
+class _Rows:
+    """Parts of the rows, as they are collected."""
+
+    def __init__(self) -> None:
+        self.ids: list[np.ndarray] = []
+        self.char_starts: list[np.ndarray] = []
+        self.char_ends: list[np.ndarray] = []
+        self.max_context: list[np.ndarray] = []
+        self.numbers: list[tuple[int, int, int, int, int]] = []
+        """Example, length, length of segment A, first and last place of the answer."""
+
+
+def _join(parts: list[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def _best_spans(
+    windows: Windows, start_logits: np.ndarray, end_logits: np.ndarray, n_best: int, max_answer_length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(row, first place, last place, score) of the n best spans of each row; fewer where a row has fewer.
+
+    The n best spans start at the n places with the best spans: all others have n better ones ahead of them.
+    """
+    found = []
+    place = np.arange(start_logits.shape[1])
+    offsets, lengths = windows.features.offsets, windows.lengths
+    kept_starts = min(n_best, len(place))
+    kept = min(n_best, kept_starts * max_answer_length)  # not fewer for a row read alone than next to a longer one
+    for first in range(0, len(windows), ROWS_SCORED_AT_ONCE):
+        rows = np.arange(first, min(first + ROWS_SCORED_AT_ONCE, len(windows)))
+        real = place < lengths[rows, None]
+        tokens = (offsets[rows, None] + place)[real]
+        may_start, may_end = np.zeros(real.shape, bool), np.zeros(real.shape, bool)
+        may_start[real], may_end[real] = windows.max_context[tokens], windows.char_starts[tokens] >= 0
+        start = np.where(may_start, start_logits[rows].astype(np.float32), -np.inf)
+        end = np.where(may_end, end_logits[rows].astype(np.float32), -np.inf)
+        end = np.pad(end, ((0, 0), (0, max_answer_length - 1)), constant_values=-np.inf)
+        ends = np.lib.stride_tricks.sliding_window_view(end, max_answer_length, axis=1)  # [rows, T, last - first]
+        best_end = end[:, : len(place)].copy()
+        for later in range(1, max_answer_length):  # several times as fast as a maximum over the strided view
+            np.maximum(best_end, end[:, later : later + len(place)], out=best_end)
+        starts = np.argpartition(-(start + best_end), kept_starts - 1, axis=1)[:, :kept_starts]
+        scores = np.take_along_axis(start, starts, axis=1)[:, :, None] + ends[np.arange(len(rows))[:, None], starts]
+        scores = scores.reshape(len(rows), -1)
+        best = np.argpartition(-scores, kept - 1, axis=1)[:, :kept]
+        first_places = np.take_along_axis(starts, best // max_answer_length, axis=1)
+        scores = np.take_along_axis(scores, best, axis=1)
+        part = np.stack(
+            [np.broadcast_to(rows[:, None], best.shape), first_places, first_places + best % max_answer_length]
+        )
+        possible = np.isfinite(scores)
+        found.append((*part[:, possible], scores[possible]))
+    rows, firsts, lasts, scores = (np.concatenate(column) for column in zip(*found, strict=True))
+    return rows, firsts, lasts, scores
+
+
+def _ranked(found: Mapping[str, tuple[int, int, float, float]]) -> list[Candidate]:
+    """Candidates, best first, with the softmax of their scores."""
+    ranked = sorted(found.items(), key=lambda item: -(item[1][2] + item[1][3]))
+    scores = np.array([values[2] + values[3] for _, values in ranked])
+    shares = np.exp(scores - scores.max())
+    shares = (shares / shares.sum()).tolist()
+    return [
+        Candidate(text, start, end, share, start_logit, end_logit)
+        for (text, (start, end, start_logit, end_logit)), share in zip(ranked, shares, strict=True)
+    ]

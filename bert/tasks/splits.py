@@ -1,0 +1,241 @@
+"""The splits of a task as a run takes them: read, sampled, dev held out where it has no file; and what they hold.
+
+All randomness is a function of ``data.sample_seed``, so that a run that resumes has the same rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert.config import FinetuneConfig, TaskDataConfig
+from bert.data.features import Rows
+from bert.errors import UserError, known
+from bert.tasks.base import Task
+from bert.tasks.sequence import ClassificationTask
+
+DEV_SHARE = 0.1
+"""Share of the training rows held out as dev if there is no file for it and ``data.dev_share`` is not set."""
+
+STREAMS = {name: 2**63 + number for number, name in enumerate(("dev_share", "max_train_rows", "max_dev_rows"))}
+"""Second word of the key of each random stream; the order of batches has the number of the epoch there."""
+
+MEASURED_ROWS = 5000
+"""Rows whose whole length is measured: enough for a share of rows, few enough to be quick."""
+
+UNCUT = 1 << 24
+"""A ``max_length`` that no text reaches."""
+
+SHOWN_LABELS = 6
+FAR_LESS_OFTEN = 3
+"""A label with a share in dev this many times that in train is worth a warning ..."""
+ENOUGH_ROWS = 5
+"""... if so many rows of dev have it."""
+
+
+class Splits(NamedTuple):
+    """What a run trains on and is scored with."""
+
+    task: Task
+    """The task, fitted to its training examples."""
+    examples: dict[str, Any]
+    """The examples of each split, train and dev first."""
+    data: TaskDataConfig
+    """The configuration with the share of dev that was held out, if any."""
+    notes: tuple[str, ...]
+    """Sentences for the user."""
+
+
+def read_splits(task: Task, config: FinetuneConfig) -> Splits:
+    """Reads all splits of a task.
+
+    Dev is held out of train if ``data.dev_share`` says so, or if there is no dev file. Then ``data.max_train_rows`` and
+    ``data.max_dev_rows`` leave a sample of each. Rows keep the order and the ids of their file.
+
+    Raises:
+      UserError: a file cannot be used, or too little is left to train on.
+    """
+    data, folder = config.data, Path(config.data.dir or ".")
+    seed = config.seed if data.sample_seed is None else data.sample_seed
+    names = [name for name in task.splits(folder) if name not in ("train", "dev")]
+    has_dev = "dev" in task.splits(folder)
+    train = task.read(folder, "train")
+    notes, examples = list(train.notes), {}
+    if data.dev_share is not None or not has_dev:
+        data = dataclasses.replace(data, dev_share=data.dev_share or DEV_SHARE)
+        whole = len(train)
+        rows = held_out(_groups(task, train), known(data.dev_share, "data.dev_share"), seed)
+        examples["dev"] = _take(task, train, rows, "data.dev_share")
+        train = _take(task, train, np.setdiff1d(np.arange(whole), rows), "data.dev_share")
+        share = f"data.dev_share {data.dev_share:g}" if has_dev else f"no dev file, data.dev_share {data.dev_share:g}"
+        notes.append(f"dev: {len(rows):,} of the {whole:,} training rows are held out at random ({share})")
+    train = _sampled(task, train, data.max_train_rows, "max_train_rows", seed)
+    _require_labels(task, train, data)
+    task = task.fitted(train)
+    for name in ([] if "dev" in examples else ["dev"]) + names:
+        examples[name] = task.read(folder, name)
+        notes += examples[name].notes
+    for name in examples:
+        if name.startswith("dev"):
+            examples[name] = _sampled(task, examples[name], data.max_dev_rows, "max_dev_rows", seed)
+    return Splits(task, {"train": train, "dev": examples.pop("dev"), **examples}, data, tuple(notes))
+
+
+def held_out(groups: Sequence[Any], share: float, seed: int) -> np.ndarray:
+    """Numbers of the rows to hold out, in order: whole groups at random, up to about ``share`` of all rows.
+
+    Args:
+      groups: [R] what each row must not be separated from, such as its context. If all rows are in one group, each
+        row is a group by itself.
+
+    Raises:
+      UserError: there is only one row.
+    """
+    if len(groups) < 2:
+        raise UserError("the training file has 1 row, and there is no dev file: set data.dev to a file of dev rows")
+    number_of: dict[Any, int] = {}
+    numbers = np.array([number_of.setdefault(group, len(number_of)) for group in groups])
+    if len(number_of) == 1:
+        numbers = np.arange(len(groups))
+    sizes = np.bincount(numbers)
+    order = _permutation(len(sizes), seed, "dev_share")
+    wanted = max(1, round(share * len(groups)))
+    # As many groups as reach the share; the last group stays with train whatever its size.
+    count = min(int(np.searchsorted(np.cumsum(sizes[order]), wanted)) + 1, len(sizes) - 1)
+    return np.flatnonzero(np.isin(numbers, order[:count]))
+
+
+def _permutation(count: int, seed: int, stream: str) -> np.ndarray:
+    # Not Generator.permutation: NumPy promises the raw words for ever, not what its generators make of them.
+    words = np.random.Philox(key=np.array([seed, STREAMS[stream]], np.uint64)).random_raw(count)
+    return np.argsort(words, kind="stable")
+
+
+def _sampled(task: Task, examples: Any, most: int | None, key: str, seed: int) -> Any:
+    if most is None or len(examples) <= most:
+        return examples
+    return _take(task, examples, np.sort(_permutation(len(examples), seed, key)[:most]), f"data.{key}")
+
+
+def _take(task: Task, examples: Any, rows: np.ndarray, key: str) -> Any:
+    if not hasattr(examples, "take"):
+        raise UserError(f"{key} needs examples with a method take, and those of the task {task.name} have none: "
+                        f"remove {key}, or add the method")  # fmt: skip
+    return examples.take(rows.tolist())
+
+
+def _groups(task: Task, examples: Any) -> Sequence[Any]:
+    groups: Sequence[Any] = getattr(examples, "groups", range(len(examples)))
+    return groups
+
+
+def _require_labels(task: Task, train: Any, data: TaskDataConfig) -> None:
+    """Raises UserError if sampling has left one label of several."""
+    if not isinstance(task, ClassificationTask) or data.max_train_rows is None:
+        return
+    found = np.unique(train.known_labels)
+    words = getattr(train, "label_words", None) or task.labels
+    if len(found) == 1 < len(words):
+        raise UserError(
+            f"the {len(train):,} training rows that data.max_train_rows leaves all have the label "
+            f"{words[found[0]]!r}: set data.max_train_rows to a larger number, or remove it"
+        )
+
+
+def label_facts(task: Task, examples: dict[str, Any], data: TaskDataConfig) -> list[tuple[str, str]]:
+    """The shares of the labels in train and dev, and warnings, as rows of the table before training.
+
+    Returns:
+      Nothing for a task without one label a row.
+    """
+    if not isinstance(task, ClassificationTask):
+        return []
+    counts = {name: np.bincount(examples[name].known_labels, minlength=task.num_labels) for name in ("train", "dev")}
+    shares = {name: count / count.sum() for name, count in counts.items()}
+    order = np.argsort(-counts["train"], kind="stable")
+    shown = np.sort(order) if len(order) <= SHOWN_LABELS else order[: SHOWN_LABELS - 1]
+    rest = len(order) - len(shown)
+    described = []
+    for name, share in shares.items():
+        words = [f"{task.label_names[number]} {_percent(share[number])}" for number in shown]
+        more = [f"{rest} other labels {_percent(1 - share[shown].sum())}"] if rest else []
+        described.append(f"{name} {', '.join([*words, *more])}")
+    return [("labels", "; ".join(described)), *_label_warnings(task, counts, data)]
+
+
+def _label_warnings(
+    task: ClassificationTask, counts: dict[str, np.ndarray], data: TaskDataConfig
+) -> list[tuple[str, str]]:
+    shares = {name: count / count.sum() for name, count in counts.items()}
+    lacking = (counts["train"] == 0) & (counts["dev"] > 0)
+    rare = (shares["dev"] > FAR_LESS_OFTEN * shares["train"]) & (counts["dev"] >= ENOUGH_ROWS)
+    numbers = np.flatnonzero(lacking | rare)
+    if not len(numbers):
+        return []
+    worst = numbers[np.argsort(-(shares["dev"] - shares["train"])[numbers], kind="stable")][:3]
+    words = [
+        f"{task.label_names[number]!r} has {_percent(shares['train'][number])} of the training rows and "
+        f"{_percent(shares['dev'][number])} of dev"
+        for number in worst
+    ]
+    more = f", and {len(numbers) - 3} other labels differ as much" if len(numbers) > 3 else ""
+    fix = "split the data again at random" if data.max_train_rows is None else "set a larger data.max_train_rows"
+    return [("warning", f"{', '.join(words)}{more}: {fix}")]
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if 0 < share < 0.01 else f"{share:.0%}"
+
+
+def cut_facts(
+    task: Task,
+    tokenizer: Tokenizer,
+    examples: dict[str, Any],
+    rows: dict[str, Rows],
+    data: TaskDataConfig,
+    longest: int,
+) -> list[tuple[str, str]]:
+    """The share of rows that ``data.max_length`` cuts, as a row of the table before training.
+
+    Args:
+      examples, rows: of train and dev.
+      longest: the most tokens that the model can read.
+
+    Returns:
+      Nothing if no row is cut, or if the task reads long inputs in several rows.
+    """
+    lengths = {}
+    for name in ("train", "dev"):
+        if task.windows or len(rows[name]) != len(examples[name]) or not hasattr(examples[name], "take"):
+            return []
+        lengths[name] = _whole_lengths(task, tokenizer, examples[name], rows[name], data)
+    if not any((whole > data.max_length).any() for whole in lengths.values()):
+        return []
+
+    def cut(name: str, limit: int) -> str:
+        return _percent(float((lengths[name] > limit).mean()))
+
+    about = "about " if len(rows["train"]) > MEASURED_ROWS else ""
+    median = int(np.median(lengths["train"]))
+    text = f"train {about}{cut('train', data.max_length)} (median {median} tokens), dev {cut('dev', data.max_length)}"
+    larger = [size for size in (2 * data.max_length, longest) if data.max_length < size <= longest]
+    if larger:
+        text += f"; --data.max_length {larger[0]} cuts {cut('train', larger[0])} of train"
+    return [("rows cut", text)]
+
+
+def _whole_lengths(task: Task, tokenizer: Tokenizer, examples: Any, rows: Rows, data: TaskDataConfig) -> np.ndarray:
+    """Tokens of some rows as they would be without a limit."""
+    step = max(1, len(rows) // MEASURED_ROWS)
+    measured = np.arange(0, len(rows), step)
+    lengths = np.asarray(rows.lengths)[measured].copy()
+    full = np.flatnonzero(lengths >= data.max_length)
+    if len(full):
+        whole = examples.take(measured[full].tolist())
+        lengths[full] = task.features(tokenizer, whole, dataclasses.replace(data, max_length=UNCUT)).lengths
+    return lengths

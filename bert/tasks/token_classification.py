@@ -1,0 +1,253 @@
+"""The task of tagging words: entities, or a tag for each. `bert.tasks.readers.conll` reads the files and makes the rows."""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert import metrics
+from bert.config import TaskDataConfig
+from bert.data.features import padded
+from bert.data.inputs import as_texts
+from bert.errors import known
+from bert.metrics.tagging_schemes import OUTSIDE, SCHEMES, convert, join_tag, marks_spans, split_tag
+from bert.tasks.base import Outputs, Task
+from bert.tasks.readers import conll, split_files
+from bert.tasks.readers.conll import Rows, Sentences
+from bert.tasks.readers.tsv import write_rows
+
+FILES: split_files.Names = {
+    "train": ("train.txt", "eng.train", "train.conll", "wnut17train.conll", "train.tsv"),
+    "dev": ("valid.txt", "dev.txt", "eng.testa", "dev.conll", "valid.conll", "emerging.dev.conll", "dev.tsv"),
+    "test": ("test.txt", "eng.testb", "test.conll", "emerging.test.annotated", "test.tsv"),
+}
+"""Of CoNLL-2003's copies and its original, of WNUT-17's, and of what is laid out like them."""
+
+_CJK = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f"
+"""The characters that google-research/bert's ``tokenization.py`` takes for Chinese ones."""
+
+_RUN = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
+_ABBREVIATION = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}")
+"""U.N, e.g or Ph.D, and not example.com: at its end the dot belongs to it."""
+
+
+class Tagged(NamedTuple):
+    """A tag for every word of every sentence, and its probability."""
+
+    tags: list[list[str]]
+    probabilities: list[list[float]]
+
+
+class Entities(NamedTuple):
+    """An answer: type, text, start (first character), end (one past the last) and probability of each entity."""
+
+    entities: list[dict[str, Any]]
+
+
+class Words(NamedTuple):
+    """An answer where tags mark no entities: text, tag, start, end and probability of each word."""
+
+    words: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaggingTask(Task):
+    """Tags of words in CoNLL columns; whether they mark entities, the tags themselves tell."""
+
+    name: str
+    labels: tuple[str, ...] = ()
+    """As `bert.tasks.readers.conll.labels_of` gives them; () until the training file is read."""
+    may_be_broken: bool = False
+    """Tags that break their scheme are counted, and no error."""
+    lexicon: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """The commonest tag of each word of the training sentences, for the baseline."""
+    head: str = "tagging"
+    loss: str = "tokens"
+    baseline: str = "commonest_tag"
+    windows: ClassVar[bool] = True
+
+    @property
+    def marks_entities(self) -> bool:
+        """Whether the tags are those of entities, and not parts of speech, say."""
+        return all(map(marks_spans, self.labels))
+
+    @property
+    def types(self) -> list[str]:
+        """The types of entities."""
+        return sorted({split_tag(label)[1] for label in self.labels} - {""}) if self.marks_entities else []
+
+    @property  # of other tasks a field
+    def main_metric(self) -> str:  # type: ignore[override]
+        return "f1" if self.marks_entities else "accuracy"
+
+    def higher_is_better(self, metric: str) -> bool | None:
+        """Of f1_TYPE as of f1."""
+        return super().higher_is_better("f1" if metric in {f"f1_{type}" for type in self.types} else metric)
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.labels)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.labels
+
+    def fitted(self, train: Sentences) -> TaggingTask:
+        """With the labels, unless data.labels names them, and each word's commonest tag."""
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for words, tags in zip(train.words, known(train.tags, "the tags"), strict=True):
+            for word, tag in zip(words, tags, strict=True):
+                counts[word][tag] += 1
+        lexicon = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
+        return replace(self, labels=self.labels or train.labels, lexicon=lexicon)
+
+    def shape(self, data: TaskDataConfig) -> TaskDataConfig:
+        return replace(data, labels=list(self.labels))
+
+    def shaped(self, data: TaskDataConfig) -> Self:
+        return replace(self, labels=tuple(data.labels or ()), may_be_broken=data.broken_tags == "count")
+
+    def splits(self, folder: Path) -> list[str]:
+        return split_files.splits_in(Path(folder), FILES)
+
+    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Sentences:
+        """The first ``max_rows`` sentences; labels are those of the whole file. A test file with as many columns as
+        the training file has its tags."""
+        path = split_files.wanted(folder, FILES, split, "CoNLL columns")
+        labelled = split != "test" or conll.width(path) == conll.width(self._train(folder))
+        sentences = conll.read(path, labelled, "count" if self.may_be_broken else "error")
+        labels = conll.labels_of(sentences) if labelled else ()
+        return replace(sentences.first(max_rows), labels=labels)
+
+    def features(self, tokenizer: Tokenizer, examples: Sentences, data: TaskDataConfig) -> Rows:
+        return conll.tokenize(tokenizer, examples, self.labels, data.max_length)
+
+    def predict(self, outputs: Outputs, features: Rows, examples: Sentences) -> Tagged:
+        """[T, L] logits of each row -> the likeliest tag of each word, where the word is labelled.
+
+        Tags of entities become sound BIO, for a head may well begin an entity with I-; probabilities stay as they were.
+        """
+        shares = metrics.softmax(np.nan_to_num(padded(outputs, (0, self.num_labels))))
+        tags = conll.answers(examples, features, shares.argmax(-1), self.labels)
+        if self.marks_entities:
+            tags = [convert(sentence, "BIO") for sentence in tags]
+        best = iter(conll.of_words(features, shares.max(-1)).tolist())
+        return Tagged(tags, [[next(best) for _ in words] for words in examples.words])
+
+    def score(self, predictions: Tagged, examples: Sentences) -> dict[str, float]:
+        """Entities: precision, recall, f1 and more over all, and f1_TYPE of each type; plain tags: accuracy."""
+        return self._scores(predictions.tags, examples)
+
+    def _scores(self, tags: Sequence[Sequence[str]], examples: Sentences) -> dict[str, float]:
+        right: Sequence[Sequence[str]] = known(examples.tags, "the tags")
+        if self.marks_entities and examples.scheme in SCHEMES:  # accuracy depends on the scheme: that of the file
+            tags, right = ([convert(own, examples.scheme) for own in sentences] for sentences in (tags, right))
+        scores = metrics.entities(tags, right)
+        if not self.marks_entities:
+            return {"accuracy": scores["accuracy"]}
+        by_type = metrics.entities_by_type(tags, right)
+        return {**scores, **{f"f1_{type}": by_type.get(type, {"f1": 0.0})["f1"] for type in self.types}}
+
+    def baseline_scores(self, examples: Sentences) -> dict[str, float]:
+        """Of giving each word the tag that it has most often in train, and words that are new the commonest of all."""
+        unknown = OUTSIDE if self.marks_entities else Counter(self.lexicon.values()).most_common(1)[0][0]
+        return self._scores([[self.lexicon.get(word, unknown) for word in words] for words in examples.words], examples)
+
+    def collapsed(self, predictions: Tagged, examples: Sentences) -> bool:
+        """One tag (B- and I- count as one) for every word where there should be several, or not one entity right."""
+        both = (predictions.tags, known(examples.tags, "the tags"))
+        ours, right = ({self._kind(tag) for sentence in tags for tag in sentence} for tags in both)
+        return len(ours) == 1 < len(right) or self.score(predictions, examples)[self.main_metric] == 0
+
+    def _kind(self, tag: str) -> str:
+        return join_tag("B", split_tag(tag)[1]) if self.marks_entities and tag != OUTSIDE else tag
+
+    def write(self, folder: Path, split: str, predictions: Tagged, examples: Sentences) -> list[Path]:
+        """The columns of the file with the predicted tag as one more, as conlleval reads them; beside the scores of
+        each type, where the right tags are known."""
+        paths = [conll.write_predictions(folder / f"{split}.conll", examples, predictions.tags)]
+        if examples.tags is not None and self.marks_entities:
+            paths.append(_write_types(folder / f"{split}_types.tsv", predictions.tags, examples.tags))
+        return paths
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        return ("text",)
+
+    def asked(self, inputs: Sequence[Any]) -> Sentences:
+        """Each input is a text, which may be empty: it has no words."""
+        wanted = f"{self.name} takes a single text: pass a string"
+        texts = [as_texts(given, number, wanted)[0] for number, given in enumerate(inputs, 1)]
+        split = [split_text(text) for text in texts]
+        return Sentences([words for words, _ in split], None, texts=texts, places=[places for _, places in split])
+
+    def answers(self, predictions: Tagged, examples: Sentences) -> list[Entities | Words]:
+        found: list[Entities | Words] = []
+        texts, all_places = known(examples.texts, "the texts"), known(examples.places, "the words' places")
+        for number, (tags, shares) in enumerate(zip(*predictions, strict=True)):
+            text, places = texts[number], all_places[number]
+            if self.marks_entities:
+                found.append(Entities([entity._asdict() for entity in conll.entities(text, places, tags, shares)]))
+                continue
+            words = zip(places, tags, shares, strict=True)
+            found.append(
+                Words(
+                    [
+                        {"text": text[start:end], "tag": tag, "start": start, "end": end, "probability": share}
+                        for (start, end), tag, share in words
+                    ]
+                )
+            )
+        return found
+
+    def _train(self, folder: Path) -> Path:
+        return split_files.wanted(folder, FILES, "train", "CoNLL columns")
+
+
+def split_text(text: str) -> tuple[list[str], list[tuple[int, int]]]:
+    """The words of a text that is not in columns, as files in columns have them, and their places.
+
+    Words stand between white space; each punctuation character before or behind one is a word of its own, all but the
+    last dot of an abbreviation with dots in it. Those within a word stay (U.N., AL-AIN, O'Neill), as do the signs of
+    tweets before one (@name, #topic). Each Chinese character is a word.
+    """
+    places: list[tuple[int, int]] = []
+    for run in _RUN.finditer(text):
+        start, end = first, last = run.span()
+        while first < end and _is_punctuation(text[first]):
+            first += 1
+        if start < first < end and text[first - 1] in "@#":
+            first -= 1
+        while last > first and _is_punctuation(text[last - 1]):
+            last -= 1
+        if text.startswith(".", last, end) and _ABBREVIATION.fullmatch(text, first, last):
+            last += 1
+        places += [(place, place + 1) for place in range(start, first)]
+        places += [(first, last)] if first < last else []
+        places += [(place, place + 1) for place in range(last, end)]
+    return [text[start:end] for start, end in places], places
+
+
+def _is_punctuation(character: str) -> bool:
+    """As BERT's tokenizer has it: all of ASCII but letters, digits and spaces is."""
+    return character in string.punctuation or unicodedata.category(character).startswith("P")
+
+
+def _write_types(path: Path, tags: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> Path:
+    names = ("precision", "recall", "f1", "support", "predicted", "correct")
+    rows: list[tuple[str, ...]] = [("type", *names)]
+    for type, scores in metrics.entities_by_type(tags, right).items():
+        rows.append((type, *(f"{scores[name]:.6g}" for name in names)))
+    return write_rows(path, rows)
+
+
+TASKS = tuple(TaggingTask(name=name) for name in ("ner", "conll2003", "wnut17"))

@@ -1,0 +1,1 @@
+"""Train, load and extend vocabularies."""

@@ -1,0 +1,142 @@
+"""Extending a published vocabulary by the most useful new words of a corpus, and a model by rows for them."""
+
+from __future__ import annotations
+
+import collections
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bert.errors import UserError, known
+from bert.tokenizer.wordpiece import CONTINUATION, MAX_INPUT_CHARS_PER_WORD, special_ids
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Params = dict[str, Any]
+
+SLOT = re.compile(r"\[unused\d+\]")
+"""Pieces that are there to become words."""
+
+
+@dataclass(frozen=True)
+class NewWord:
+    """A word that a vocabulary lacks: how often it stands in the corpus, and the pieces it is read as now."""
+
+    word: str
+    count: int
+    pieces: tuple[str, ...]
+
+    @property
+    def saved(self) -> int:
+        """Pieces that the corpus is shorter by with the word; one that cannot be read at all counts its characters."""
+        return self.count * ((len(self.word) if "[UNK]" in self.pieces else len(self.pieces)) - 1)
+
+
+def useful_words(tokenizer: Tokenizer, texts: Iterable[str], number: int, min_frequency: int = 2) -> list[NewWord]:
+    """The words that save most pieces, most first and of equals in order of the alphabet. Memory: the distinct words.
+
+    Args:
+      tokenizer: the vocabulary they are new to.
+      texts: lines or paragraphs of the corpus.
+      number: most words.
+      min_frequency: rarest word taken.
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    for text in texts:
+        clean = tokenizer.normalizer.normalize_str(text) if tokenizer.normalizer else text
+        counts.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(clean))
+    vocab, found = tokenizer.get_vocab(), []
+    for word, count in counts.items():
+        if count >= min_frequency and word not in vocab and 1 < len(word) <= MAX_INPUT_CHARS_PER_WORD:
+            pieces = tuple(piece.value for piece in tokenizer.model.tokenize(word))
+            found.append(NewWord(word, count, pieces))
+    return sorted(found, key=lambda new: (-new.saved, new.word))[:number]
+
+
+def with_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
+    """A copy that knows the words as pieces of their own.
+
+    They take the [unused] slots first, in the order of the slots, so that a published model's embedding keeps its size;
+    the rest stand at the end. All other pieces keep their ids.
+
+    Raises:
+      UserError: no vocabulary of BERT's.
+    """
+    from tokenizers import Tokenizer
+
+    special_ids(tokenizer)
+    content = json.loads(tokenizer.to_str())
+    if (kind := content["model"]["type"]) != "WordPiece":
+        raise UserError(f"the vocabulary is {kind}, and words are added to WordPiece alone: name a BERT vocabulary")
+    vocab: dict[str, int] = content["model"]["vocab"]
+    taken = {token["content"] for token in content["added_tokens"]}
+    slots = [piece for piece in vocab if SLOT.fullmatch(piece) and piece not in taken]
+    slots.sort(key=vocab.__getitem__)
+    following = max(tokenizer.get_vocab().values()) + 1
+    for number, word in enumerate(words):
+        if number < len(slots):
+            vocab[word] = vocab.pop(slots[number])
+        else:
+            vocab[word] = following
+            following += 1
+    content["model"]["vocab"] = dict(sorted(vocab.items(), key=lambda item: item[1]))
+    try:
+        return Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"the vocabulary cannot be extended ({error}): name a BERT vocabulary") from None
+
+
+def old_pieces(old: Tokenizer, new: Tokenizer, old_name: str, new_name: str) -> dict[int, list[int]]:
+    """Id of each piece that ``new`` has and ``old`` has not -> ids of the pieces that ``old`` reads it as.
+
+    Args:
+      old: the vocabulary that a model was trained with.
+      new: the same with further pieces, in [unused] slots or at its end.
+      old_name: where ``old`` is from, for messages.
+      new_name: where ``new`` is from.
+
+    Raises:
+      UserError: ``new`` gives an old piece another id, or none, or reads text otherwise than ``old``.
+    """
+    steps = [json.loads(tokenizer.to_str()) for tokenizer in (old, new)]
+    for step in ("normalizer", "pre_tokenizer"):
+        if steps[0][step] != steps[1][step]:
+            raise UserError(
+                f"{new_name} does not extend the vocabulary of {old_name}, its {step} is another: name a "
+                "tokenizer.json made from that one (bert tokenizer --extend), or leave tokenizer.path out"
+            )
+    before, after = old.get_vocab(), new.get_vocab()
+    moved = sorted((i, piece) for piece, i in before.items() if after.get(piece) != i and not SLOT.fullmatch(piece))
+    if moved:
+        number, piece = moved[0]
+        there = f"has number {after[piece]}" if piece in after else "is not there"
+        raise UserError(
+            f"{new_name} does not extend the vocabulary of {old_name}, whose piece {number}, {piece!r}, {there} "
+            f"({len(moved):,} such pieces): extend that one (bert tokenizer --extend), or leave tokenizer.path out"
+        )
+    added = {piece: i for piece, i in after.items() if piece not in before}
+    if added and (kind := steps[0]["model"]["type"]) != "WordPiece":
+        raise UserError(f"{new_name} extends a {kind} vocabulary, and only WordPiece is extended: leave it out")
+    read, unknown = _reader(old), special_ids(old).unk
+    return {i: read(piece) or [unknown] for piece, i in sorted(added.items(), key=lambda item: item[1])}
+
+
+def _reader(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """Piece -> the ids of its text; of one that continues a word, as the continuation that it is."""
+    from tokenizers import models
+
+    vocab, prefix = tokenizer.get_vocab(), CONTINUATION
+    unknown = known(tokenizer.id_to_token(special_ids(tokenizer).unk), "[UNK]")
+    continuing = {piece.removeprefix(prefix): i for piece, i in vocab.items() if piece.startswith(prefix)}
+    continuing = {unknown: vocab[unknown], **{text: i for text, i in continuing.items() if text}}
+    inside = models.WordPiece(continuing, unk_token=unknown, continuing_subword_prefix="")
+
+    def read(piece: str) -> list[int]:
+        if piece.startswith(prefix) and piece != prefix:
+            return [token.id for token in inside.tokenize(piece.removeprefix(prefix))]
+        return tokenizer.encode(piece, add_special_tokens=False).ids
+
+    return read

@@ -1,0 +1,136 @@
+"""What stands beside a vocabulary and decides how text is read with it: tokenizer_config.json, added_tokens.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
+
+_FLAGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
+_TOKEN = ("lstrip", "rstrip", "single_word", "normalized", "special")
+_WORD_PIECE = ("Bert", "DistilBert", "Electra", "MPNet", "PreTrained", "Basic")
+"""Beginnings of the names of the classes that read a bare vocab.txt as BERT does."""
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """What the files of a folder say; None where they say nothing.
+
+    Attributes:
+        do_lower_case, strip_accents, tokenize_chinese_chars: of WordPiece's text steps.
+        add_prefix_space: of byte-level vocabularies: the first word is read as one within a text.
+        added: id -> token and its flags, of tokens that were added to the vocabulary.
+        tokenizer_class: the class of transformers'.
+    """
+
+    do_lower_case: bool | None = None
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool | None = None
+    add_prefix_space: bool | None = None
+    added: tuple[tuple[int, str, tuple[tuple[str, bool], ...]], ...] = ()
+    tokenizer_class: str | None = None
+
+    def require_word_piece(self, folder: Path) -> None:
+        """Raises UserError where a bare vocab.txt belongs to a class that cuts words otherwise than BERT."""
+        name = self.tokenizer_class
+        if name is not None and (not name.startswith(_WORD_PIECE) or name.startswith("BertJapanese")):
+            raise UserError(
+                f"{folder / SETTINGS}: the tokenizer is a {name}, which reads vocab.txt in a way of its own: put its "
+                "tokenizer.json beside it"
+            )
+
+    def apply(self, tokenizer: Tokenizer, folder: Path) -> None:
+        """Changes a tokenizer's text steps to what is said, and adds the tokens that it lacks.
+
+        Raises:
+            UserError: a token of another number than the vocabulary gives it.
+        """
+        from tokenizers import AddedToken, normalizers
+
+        steps = tokenizer.normalizer
+        if isinstance(steps, normalizers.BertNormalizer):
+            ours = {"lowercase": "do_lower_case", "handle_chinese_chars": "tokenize_chinese_chars"}
+            for name, theirs in {**ours, "strip_accents": "strip_accents"}.items():
+                if (value := getattr(self, theirs)) is not None:
+                    setattr(steps, name, value)
+            tokenizer.normalizer = steps
+        if self.add_prefix_space is not None:
+            set_prefix_space(tokenizer, self.add_prefix_space)
+        known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+        for number, content, flags in self.added:
+            if content in known:
+                continue
+            token = AddedToken(content, **dict(flags))
+            (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
+            if tokenizer.token_to_id(content) != number:
+                raise UserError(
+                    f"{folder} numbers the added token {content!r} {number}, and its vocabulary "
+                    f"{tokenizer.token_to_id(content)}: copy all tokenizer files from one source"
+                )
+
+
+def set_prefix_space(tokenizer: Tokenizer, add: bool) -> None:
+    """Sets whether a byte-level tokenizer reads the first word of a text as one within a text; others stay.
+
+    The post-processor has to know as well: it leaves spaces out of the offsets, and this one is not in the text.
+    """
+    from tokenizers import pre_tokenizers
+
+    words, ending = tokenizer.pre_tokenizer, tokenizer.post_processor
+    if not isinstance(words, pre_tokenizers.ByteLevel):
+        return
+    words.add_prefix_space = add
+    tokenizer.pre_tokenizer = words
+    if hasattr(ending, "add_prefix_space"):
+        ending.add_prefix_space = add
+        tokenizer.post_processor = ending
+
+
+def read_settings(folder: Path) -> TokenizerSettings:
+    """The settings that stand in a folder. Raises UserError for files that are malformed."""
+    content = _read(folder / SETTINGS)
+    for name in _FLAGS:
+        value = content.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise UserError(f"{folder / SETTINGS}: {name} is {value!r}, mend it to true or false")
+    kind = content.get("tokenizer_class")
+    return TokenizerSettings(
+        **{name: content.get(name) for name in _FLAGS},
+        added=_added(folder, content),
+        tokenizer_class=kind if isinstance(kind, str) else None,
+    )
+
+
+def _added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, tuple[tuple[str, bool], ...]], ...]:
+    found: dict[int, tuple[str, dict[str, bool]]] = {}
+    for content_of_token, place in _read(folder / ADDED).items():
+        if isinstance(place, bool) or not isinstance(place, int):
+            raise UserError(f"{folder / ADDED}: the number of {content_of_token!r} is {place!r}: copy the file again")
+        found[place] = (content_of_token, {})
+    decoder = content.get("added_tokens_decoder") or {}
+    tokens = decoder if isinstance(decoder, dict) else {"": decoder}
+    for number, token in tokens.items():
+        if not number.isdecimal() or not isinstance(token, dict) or not isinstance(token.get("content"), str):
+            raise UserError(f"{folder / SETTINGS}: added_tokens_decoder is no table of numbered tokens: copy it again")
+        found[int(number)] = (token["content"], {flag: bool(token[flag]) for flag in _TOKEN if flag in token})
+    return tuple((number, token, tuple(flags.items())) for number, (token, flags) in sorted(found.items()))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (ValueError, OSError, RecursionError):
+        raise UserError(f"{file} is not valid JSON: mend it or remove it") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is no JSON object: mend it or remove it")
+    return content

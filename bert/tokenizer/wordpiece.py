@@ -1,0 +1,384 @@
+"""Vocabularies: train, load and save WordPiece, and read RoBERTa's. A thin layer over the ``tokenizers`` library.
+
+The text handling is BERT's own (google-research/bert ``tokenization.py``): clean, split CJK characters,
+lower-case and strip accents where configured, split at white space and punctuation, then the longest matching
+pieces first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bert.config import TokenizerConfig
+from bert.errors import UserError, without_surrogates
+from bert.files import write_durably
+from bert.tokenizer.hf_settings import read_settings
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from tokenizers.normalizers import Normalizer
+    from tokenizers.pre_tokenizers import PreTokenizer
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""In the order in which a trained vocabulary starts."""
+
+ROBERTA_SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+"""The same five in RoBERTa's byte-level vocabularies."""
+
+CONTINUATION = "##"
+"""Prefix of a piece that continues a word."""
+
+MAX_INPUT_CHARS_PER_WORD = 100
+"""Longer words become [UNK], as in transformers and in the vocabularies' own tokenizer files."""
+
+UNUSED = "[unused{}]"
+"""Name of a slot, numbered from 0: no text becomes such a piece, since brackets are words of their own."""
+
+_LEAST_VOCAB_SIZE = 32
+_UNICODE_SIZE = 0x110000
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids of the special tokens."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+
+    @property
+    def all(self) -> tuple[int, int, int, int, int]:
+        """The five ids, in the order of SPECIAL_TOKENS."""
+        return (self.pad, self.unk, self.cls, self.sep, self.mask)
+
+
+def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+    """Trains a WordPiece vocabulary of at most ``config.vocab_size`` pieces.
+
+    The same texts give the same vocabulary, ids included. The library alone does not: it numbers the
+    continuing characters in the order of a hash table, and its ties follow those numbers (three runs over 3
+    MB of text gave three vocabularies). So the alphabet is counted first and handed over in a fixed order;
+    the texts, which can be read only once, wait in a temporary file. Memory holds the distinct words, never
+    the text.
+
+    Args:
+      texts: lines or paragraphs.
+      config: vocab_size, lowercase, strip_accents, min_frequency, unused, alphabet.
+
+    Raises:
+      UserError: no text, or a vocab_size too small for any vocabulary.
+    """
+    from tokenizers import Tokenizer, models, trainers
+
+    if config.vocab_size < _LEAST_VOCAB_SIZE:
+        raise UserError(f"tokenizer.vocab_size is {config.vocab_size}: it must be at least {_LEAST_VOCAB_SIZE}")
+    draft = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    draft.normalizer, draft.pre_tokenizer = _text_steps(config.lowercase, config.strip_accents)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
+        counts = np.zeros(_UNICODE_SIZE, np.int64)
+        for block in _blocks(texts):
+            codes = np.frombuffer(block.encode("utf-32-le"), np.uint32)
+            counts += np.bincount(codes, minlength=_UNICODE_SIZE)
+            spool.write(block)
+        spool.seek(0)
+        first, continuing = _alphabet(counts, draft, config)
+        if not first:
+            raise UserError("the corpus holds no text to train a vocabulary on: name one that does (data.train)")
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=config.vocab_size,
+            min_frequency=config.min_frequency,
+            show_progress=False,
+            # The trainer numbers its special tokens first and in order: the way in for a fixed alphabet.
+            special_tokens=[
+                *SPECIAL_TOKENS,
+                *map(UNUSED.format, range(config.unused)),
+                *first,
+                *(CONTINUATION + c for c in continuing),
+            ],
+            initial_alphabet=first,
+            limit_alphabet=len(first),
+            continuing_subword_prefix=CONTINUATION,
+        )
+        draft.train_from_iterator(spool, trainer)
+    return _assemble(draft.get_vocab(), config.lowercase, config.strip_accents)
+
+
+def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> Tokenizer:
+    """Reads tokenizer.json, vocab.txt, RoBERTa's vocab.json with merges.txt beside it, or a folder that holds one.
+
+    A bare vocab.txt does not say how text is normalised: a ``tokenizer_config.json`` beside it does, and has the last
+    word beside a tokenizer.json, too, as in transformers; otherwise ``config.lowercase`` and ``config.strip_accents``.
+    Tokens that the files beside it add to the vocabulary are added. Truncation and padding stored in a tokenizer.json
+    are turned off: rows are made elsewhere.
+
+    Raises:
+      UserError: nothing there, or a file that is neither a WordPiece vocabulary with BERT's special tokens nor a
+        byte-level one with RoBERTa's; or files beside it that are malformed or contradict it.
+    """
+    config = config or TokenizerConfig()
+    file = _vocabulary_file(Path(path).expanduser())
+    text, settings = _read_utf8(file), read_settings(file.parent)
+    if file.name == "vocab.json":
+        tokenizer = _byte_level(text, file)
+    elif file.suffix == ".json":
+        tokenizer = _parse_tokenizer(text, file)
+    else:
+        settings.require_word_piece(file.parent)
+        vocab = _parse_vocab(text, file)
+        _require_special_tokens(vocab, file)
+        tokenizer = _assemble(vocab, config.lowercase, config.strip_accents)
+    settings.apply(tokenizer, file.parent)
+    _require_special_tokens(tokenizer.get_vocab(), file)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
+    """Writes tokenizer.json, and of WordPiece vocab.txt, into the folder, each at once or not at all."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if special_tokens(tokenizer.get_vocab()) != ROBERTA_SPECIAL_TOKENS:
+        pieces = sorted((i, piece) for piece, i in tokenizer.get_vocab().items())
+        write_durably(folder / "vocab.txt", "".join(piece + "\n" for _, piece in pieces))
+    write_durably(folder / "tokenizer.json", tokenizer.to_str(pretty=True) + "\n")
+
+
+def special_ids(tokenizer: Tokenizer) -> SpecialTokens:
+    """Ids of the special tokens. Raises UserError where one is missing."""
+    # One by one: the whole vocabulary takes longer to copy than a short text to answer.
+    found = {token: tokenizer.token_to_id(token) for token in (*ROBERTA_SPECIAL_TOKENS, *SPECIAL_TOKENS)}
+    vocab = {token: number for token, number in found.items() if number is not None}
+    _require_special_tokens(vocab, "the vocabulary")
+    return SpecialTokens(*(vocab[token] for token in special_tokens(vocab)))
+
+
+def special_tokens(vocab: dict[str, int]) -> tuple[str, ...]:
+    """RoBERTa's special tokens where all of them are there, otherwise BERT's."""
+    return ROBERTA_SPECIAL_TOKENS if all(token in vocab for token in ROBERTA_SPECIAL_TOKENS) else SPECIAL_TOKENS
+
+
+def capitalised(pieces: Iterable[str]) -> str | None:
+    """The first piece, special tokens aside, that lower-casing changes; None where text must be lower-cased."""
+    words = (piece for piece in pieces if not re.fullmatch(r"\[.*\]|<.*>", piece))
+    return next((piece for piece in words if piece != piece.lower()), None)
+
+
+def continuing_ids(tokenizer: Tokenizer) -> list[int]:
+    """Ids of the pieces that continue a word, ascending. Raises UserError for a vocabulary that does not mark them."""
+    prefix = tokenizer.model.continuing_subword_prefix
+    if not prefix:
+        raise UserError("data.whole_word_masking needs pieces that say whether they continue a word: leave it out")
+    return sorted(i for piece, i in tokenizer.get_vocab().items() if piece.startswith(prefix) and piece != prefix)
+
+
+def keeps_spaces(tokenizer: Tokenizer) -> bool:
+    """Whether tokens hold the space before a word, as byte-level ones do: "the" and " the" are different tokens."""
+    from tokenizers import models
+
+    return isinstance(tokenizer.model, models.BPE)
+
+
+def after_space(text: str) -> str:
+    """The text as it follows another word, with a space in front: what ``add_prefix_space`` makes of it."""
+    return text if text.startswith(" ") else " " + text
+
+
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """Rows V an embedding needs: one more than the largest id, also where ids have gaps."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
+    """Hash of all that decides which ids a text becomes: 64 hexadecimal digits."""
+    content = json.loads(tokenizer.to_str())
+    canonical = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def corpus_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """A copy that reads "[MASK]" and its like in a text as ordinary characters.
+
+    In a user's input "[MASK]" means the mask. In a corpus it is prose about BERT: as a mask id it would be a
+    special token in the middle of a row, never to be masked, and a "[SEP]" would end a segment.
+    """
+    from tokenizers import Tokenizer
+
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.encode_special_tokens = True
+    return copy
+
+
+def _merge(line: str) -> tuple[str, str]:
+    left, _, right = line.partition(" ")
+    return left, right
+
+
+def _text_steps(lowercase: bool, strip_accents: bool | None) -> tuple[Normalizer, PreTokenizer]:
+    """Normalizer and pre-tokenizer."""
+    from tokenizers import normalizers, pre_tokenizers
+
+    normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
+    )
+    return normalizer, pre_tokenizers.BertPreTokenizer()
+
+
+def _assemble(vocab: dict[str, int], lowercase: bool, strip_accents: bool | None) -> Tokenizer:
+    """The complete tokenizer around a vocabulary: text in, ``[CLS] A [SEP] B [SEP]`` out."""
+    from tokenizers import Tokenizer, decoders, models, processors
+
+    model = models.WordPiece(
+        vocab,
+        unk_token="[UNK]",
+        continuing_subword_prefix=CONTINUATION,
+        max_input_chars_per_word=MAX_INPUT_CHARS_PER_WORD,
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = _text_steps(lowercase, strip_accents)
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(token, vocab[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
+    return tokenizer
+
+
+def _blocks(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[str]:
+    """The texts, one a line, in blocks of about a million characters: NumPy then counts 100 MB a second."""
+    lines: list[str] = []
+    size = 0
+    for text in texts:
+        lines.append(without_surrogates(text) + "\n")
+        size += len(text)
+        if size >= characters:
+            yield "".join(lines)
+            lines, size = [], 0
+    if lines:
+        yield "".join(lines)
+
+
+def _alphabet(counts: np.ndarray, draft: Tokenizer, config: TokenizerConfig) -> tuple[list[str], list[str]]:
+    """Characters that start words and characters that continue them, each sorted.
+
+    A character costs up to two pieces, so those rarer than min_frequency and, of the others, the rarest
+    beyond a quarter of the vocabulary are left out (words with them become [UNK]). A quarter of 21128 pieces
+    still holds the 5000 commonest Chinese characters, which never continue a word and so cost one piece.
+    """
+    normalized: dict[str, int] = {}
+    for code in np.flatnonzero(counts):
+        for character in draft.normalizer.normalize_str(chr(code)).replace(" ", ""):
+            normalized[character] = normalized.get(character, 0) + int(counts[code])
+    size = config.vocab_size - config.unused
+    room = max(size // 4, min(size - len(SPECIAL_TOKENS), 256))
+    first: list[str] = []
+    continuing: list[str] = []
+    for character, count in sorted(normalized.items(), key=lambda item: (-item[1], item[0])):
+        continues = len(draft.pre_tokenizer.pre_tokenize_str("a" + character)) == 1
+        room -= 1 + continues
+        if room < 0 or len(first) == config.alphabet or (count < config.min_frequency and first):
+            break
+        first.append(character)
+        if continues:
+            continuing.append(character)
+    return sorted(first), sorted(continuing)
+
+
+def _vocabulary_file(path: Path) -> Path:
+    mend = "tokenizer.path takes a vocab.txt, a tokenizer.json or a folder that holds one"
+    if path.is_dir():
+        for name in ("tokenizer.json", "vocab.txt", "vocab.json"):
+            if (path / name).is_file():
+                return path / name
+        raise UserError(f"{path} holds neither tokenizer.json nor vocab.txt: {mend}")
+    if not path.exists():
+        raise UserError(f"{path} does not exist: {mend}")
+    return path
+
+
+def _read_utf8(file: Path) -> str:
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}): mend its permissions or name another") from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{file}, line {line}: not UTF-8: convert the file or name another vocabulary") from None
+
+
+def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
+    from tokenizers import Tokenizer, models
+
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(
+            f"{file} is not a whole tokenizer.json ({error}): copy it again or name the vocab.txt"
+        ) from None
+    byte_level = isinstance(tokenizer.model, models.BPE) and "<mask>" in tokenizer.get_vocab()
+    if not isinstance(tokenizer.model, models.WordPiece) and not byte_level:
+        kind = type(tokenizer.model).__name__
+        raise UserError(f"{file} holds a {kind} vocabulary, not WordPiece: name a BERT vocabulary")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _byte_level(text: str, file: Path) -> Tokenizer:
+    """RoBERTa's tokenizer out of vocab.json and merges.txt: ``<s> A </s>`` and ``<s> A </s></s> B </s>``."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    lines = _read_utf8(file.parent / "merges.txt").splitlines()
+    try:
+        vocab = json.loads(text)
+        merges = [_merge(line) for line in lines if line and not line.startswith("#version")]
+        tokenizer = Tokenizer(models.BPE(vocab, merges))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(
+            f"{file} and its merges.txt are not a byte-level vocabulary ({error}): copy both again"
+        ) from None
+    _require_special_tokens(vocab, file)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    *others, mask = special_tokens(vocab)
+    tokenizer.add_special_tokens([*others, AddedToken(mask, lstrip=True)])  # "a <mask>" has no space of its own
+    separator, classifier = ((token, vocab[token]) for token in ("</s>", "<s>"))
+    tokenizer.post_processor = processors.RobertaProcessing(separator, classifier, add_prefix_space=False)
+    return tokenizer
+
+
+def _parse_vocab(text: str, file: Path) -> dict[str, int]:
+    """Piece -> id, its line from 0. Only "\\n" ends a line: some pieces are other separators."""
+    vocab: dict[str, int] = {}
+    lines = text.split("\n")
+    while lines and lines[-1] in ("", "\r"):
+        lines.pop()
+    windows = bool(lines) and all(line.endswith("\r") for line in lines[:-1]) and len(lines) > 1
+    for number, line in enumerate(lines):
+        piece = line.removesuffix("\r") if windows else line
+        if piece in vocab:
+            raise UserError(
+                f"{file}, line {number + 1}: {piece!r} stands on line {vocab[piece] + 1} already: "
+                "take a vocabulary that lists each piece once"
+            )
+        vocab[piece] = number
+    return vocab
+
+
+def _require_special_tokens(vocab: dict[str, int], file: Path | str) -> None:
+    missing = [token for token in special_tokens(vocab) if token not in vocab]
+    if missing:
+        raise UserError(f"{file} lacks {', '.join(missing)}: name a BERT vocabulary, or none to train one")

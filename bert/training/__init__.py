@@ -1,0 +1,1 @@
+"""Losses, optimizer, step, loop, pretraining and fine-tuning runs."""

@@ -1,0 +1,101 @@
+"""Evaluation of a fine-tuning run: outputs of a split, early stopping, scores of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from bert import metrics
+from bert.config import FinetuneConfig
+from bert.data.batching import _own_share, bucket, evaluation_batches
+from bert.data.features import Rows
+from bert.errors import known
+from bert.inference.pretrained import Params
+from bert.model.dropout import Dropout
+from bert.parallel.backends import Parallel, add_up
+from bert.runs import metrics_log
+from bert.tasks.base import Examples, Outputs
+from bert.training.loop import add_sums, divide
+from bert.training.losses import Batch, TaskLoss
+from bert.training.timing import Timed, timed
+
+Apply = Callable[[Params, Batch, Dropout | None], jax.Array]
+
+
+class Split(NamedTuple):
+    """One split of a task, as read and as rows for the model."""
+
+    examples: Examples
+    features: Rows
+
+
+def out_of_patience(scores: Sequence[float | None], patience: int, higher: bool = True) -> bool:
+    """Whether the last ``patience`` scores, in order of time, are all no better than the best one before them."""
+    before, last = scores[:-patience], scores[-patience:]
+    return bool(before) and not any(all(metrics.is_better(score, other, higher) for other in before) for score in last)
+
+
+def evaluations(folder: Path) -> list[dict[str, Any]]:
+    """The evaluation lines of a run's metrics.jsonl, in order."""
+    return [line for line in metrics_log.read_metrics(folder) if line["split"] == "eval"]
+
+
+def _scores(line: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in line.items() if name not in ("step", "split")}
+
+
+class _Evaluator:
+    """Outputs of every row of a split, in its order, and the mean loss, over all devices."""
+
+    def __init__(self, apply: Apply, loss: TaskLoss, parallel: Parallel, config: FinetuneConfig) -> None:
+        self._parallel, self._config, self._name = parallel, config, loss.metrics[0]
+        self._outputs = parallel.compile(lambda params, batch: apply(params, batch, None))
+        self._loss = parallel.compile(lambda outputs, batch: add_up(loss.sums(outputs, batch)[0], parallel.axis))
+
+    def batches(self, split: Split) -> list[tuple[np.ndarray, int]]:
+        """Rows and padded length of each batch of a split."""
+        data, lengths = self._config.data, split.features.lengths
+        size = known(self._config.training.eval_batch_size, "training.eval_batch_size")
+        return [
+            (rows, bucket(int(lengths[rows].max()), data.buckets, data.max_length))
+            for rows in evaluation_batches(lengths, size)
+        ]
+
+    def place(self, split: Split, rows: np.ndarray, length: int) -> dict[str, jax.Array]:
+        """A batch on the devices."""
+        size = known(self._config.training.eval_batch_size, "training.eval_batch_size")
+        return self._parallel.place(_own_share(split.features.batch(rows, length, size), self._parallel.process))
+
+    def time(self, params: Any, split: Split) -> tuple[int, Timed]:
+        """Padded length of a batch in the middle of a split, and the time that its outputs take."""
+        batches = self.batches(split)
+        rows, length = batches[len(batches) // 2]
+        return length, timed(partial(self._outputs, params, self.place(split, rows, length)))
+
+    def __call__(
+        self, params: Any, split: Split, between: Callable[[], None] = lambda: None
+    ) -> tuple[Outputs, dict[str, float]]:
+        """Replicated parameters -> one float32 array a row, and the ``loss`` where the rows have labels.
+
+        Of a head that says something of each token, a row's array [T, L] ends with the row's own tokens. ``between``
+        is called before each batch.
+        """
+        lengths = split.features.lengths
+        outputs: list[np.ndarray] = [np.zeros(0)] * len(lengths)
+        sums = []
+        for rows, length in self.batches(split):
+            between()
+            batch = self.place(split, rows, length)
+            out = self._outputs(params, batch)
+            if split.features.labels is not None:
+                sums.append({self._name: self._loss(out, batch)})
+                if not self._parallel.steps_in_flight:
+                    jax.block_until_ready(sums)
+            for row, array in zip(rows, self._parallel.gather(out), strict=False):
+                outputs[row] = array[: lengths[row]] if array.ndim == 2 else array
+        return outputs, {"loss": divide(add_sums(sums, self._parallel))["loss"]} if sums else {}

@@ -1,0 +1,196 @@
+"""What a run starts from, decided in one place for every kind of training."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import traverse_util
+
+from bert.config import ModelConfig
+from bert.errors import UserError
+from bert.interchange.names import POOLER
+from bert.runs.folder import OWN
+from bert.training.step import TrainState
+
+Params = dict[str, Any]
+Say = Callable[[str], None]
+
+
+class Restorer(Protocol):
+    """Where the run's own states lie: `bert.runs.checkpoint.Checkpointer`, or `bert.runs.shared_run.SharedCheckpoints`."""
+
+    def restore(self, like: Any = None) -> tuple[int, Any] | None: ...
+
+
+def starting_state(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    metrics: Sequence[str],
+    seed: int,
+    checkpoints: Restorer,
+    source: tuple[str, Params] | None,
+    parts: Sequence[str],
+    say: Say,
+    prepare: Callable[[Params], Params] = lambda params: params,
+    input_shape: Sequence[int] = (1, 8),
+) -> TrainState:
+    """The run's own newest good checkpoint; else random weights, with those of ``source`` in their place.
+
+    Args:
+        source: name and parameters of another run, or None.
+        parts: modules to take from it where it has them: ``bert`` with its pooler, and for pretraining the heads.
+        say: told what came from where.
+        prepare: what is done to random weights before those of ``source`` take their place.
+        input_shape: of token ids that the model can read.
+
+    Returns:
+        The state as NumPy arrays: the devices are left to the loop.
+
+    Raises:
+        UserError: a checkpoint or the source does not fit the model.
+    """
+
+    def init(key: jax.Array) -> Params:
+        return model.init(key, jnp.zeros(tuple(input_shape), jnp.int32))["params"]
+
+    like = jax.eval_shape(lambda key: TrainState.create(init(key), optimizer, metrics), jax.random.key(0))
+    restored = checkpoints.restore(like)
+    if restored is not None:
+        say(f"goes on at step {restored[0]:,}")
+        return restored[1]
+    shapes = _pooler_apart(like.params)
+    moved = () if source is None else _taken(shapes, _pooler_apart(source[1]), parts)
+
+    def fresh(key: jax.Array) -> Params:
+        return {part: tree for part, tree in _pooler_apart(init(key)).items() if part not in moved}
+
+    # What comes from elsewhere is not drawn: for a small head beside a large encoder that is nearly all.
+    drawn = jax.device_get(jax.jit(fresh)(jax.random.key(seed)))
+    params = prepare(_pooler_inside({**shapes, **drawn}))
+    if source is None:
+        say("starts from random weights")
+    else:
+        params = transfer(params, source[1], source[0], parts, say)
+    return jax.tree.map(np.asarray, TrainState.create(params, optimizer, metrics))
+
+
+def transfer(params: Params, source: Params, name: str, parts: Sequence[str], say: Say) -> Params:
+    """``params`` with the ``parts`` of ``source`` in it, saying what came from where.
+
+    Of what is replaced, ``params`` need only have the shapes.
+
+    Raises:
+        UserError: the encoder is missing, or a part differs in a name or a shape.
+    """
+    # The pooler is a part as well: models that answer for every token have none.
+    params, source = _pooler_apart(params), _pooler_apart(source)
+    taken = _taken(params, source, parts)
+    if "bert" not in taken:
+        raise UserError(f"{name} has no encoder to start from: name another model or run")
+    mine, theirs = (
+        traverse_util.flatten_dict({part: tree[part] for part in taken}, sep="/") for tree in (params, source)
+    )
+    wrong = sorted(set(mine) ^ set(theirs))
+    wrong += [key for key in mine if key in theirs and mine[key].shape != theirs[key].shape]
+    if wrong:
+        raise UserError(
+            f"{name} does not fit the model: {', '.join(wrong[:5])} differ ({len(wrong)} in all): name another"
+        )
+    size = sum(array.size for array in mine.values())
+    say(
+        f"from {name}: {', '.join(part for part in taken if part != POOLER)} ({len(mine)} tensors, {size:,} parameters)"
+    )
+    fresh, unused = sorted(set(params) - set(taken)), sorted(set(source) - set(taken))
+    if fresh:
+        say(f"starts afresh: {', '.join(fresh)}")
+    if unused:
+        say(f"not taken over: {', '.join(unused)}")
+    return _pooler_inside({**params, **{part: source[part] for part in taken}})
+
+
+def _taken(params: Params, source: Params, parts: Sequence[str]) -> list[str]:
+    """Those of the parts that both have."""
+    asked = (*parts, *([POOLER] if "bert" in parts else []))
+    return [part for part in asked if part in params and part in source]
+
+
+def _pooler_apart(params: Params) -> Params:
+    bert = dict(params.get("bert", {}))
+    pooler = bert.pop("pooler", None)
+    apart = {**params, **({"bert": bert} if bert else {})}
+    return apart if pooler is None else {**apart, POOLER: pooler}
+
+
+def _pooler_inside(params: Params) -> Params:
+    whole = dict(params)
+    if (pooler := whole.pop(POOLER, None)) is not None:
+        whole["bert"] = {**whole["bert"], "pooler": pooler}
+    return whole
+
+
+def sizes_of_source(asked: ModelConfig, source: ModelConfig, name: str) -> ModelConfig:
+    """The source's sizes with the run's own dropout.
+
+    Raises:
+        UserError: a size was asked for that the source does not have.
+    """
+    defaults = ModelConfig()
+    for field in dataclasses.fields(ModelConfig):
+        value, theirs = getattr(asked, field.name), getattr(source, field.name)
+        if field.name not in OWN and value not in (getattr(defaults, field.name), theirs):
+            raise UserError(
+                f"model.{field.name} is {value}, but {name} was trained with {theirs}: leave it out, sizes come with "
+                "the weights"
+            )
+    return dataclasses.replace(source, **{key: getattr(asked, key) for key in OWN})
+
+
+def sizes_of_vocabulary(asked: ModelConfig, pieces: int) -> ModelConfig:
+    """The sizes asked for, with the vocabulary's filled in.
+
+    Raises:
+        UserError: the embedding would be smaller than the vocabulary.
+    """
+    if asked.vocab_size is not None and asked.vocab_size < pieces:
+        raise UserError(
+            f"model.vocab_size ({asked.vocab_size}) is smaller than the vocabulary ({pieces} pieces): "
+            "leave it out, or enlarge it"
+        )
+    return dataclasses.replace(asked, vocab_size=asked.vocab_size or pieces)
+
+
+TABLES = (("bert", "embeddings", "word", "embedding"), ("predictions", "decoder"), ("predictions", "bias"))
+"""Parameters [V, ...] with a row for each piece, those that a model has of them."""
+
+
+def with_new_rows(params: Params, rows: dict[int, list[int]], size: int) -> Params:
+    """A model's parameters with V = ``size`` rows for pieces: the old ones, and means of the old ones.
+
+    Args:
+      params: nested dict of arrays.
+      rows: for each new row the old ones whose mean it is, as `old_pieces` tells.
+      size: rows afterwards, at least as many as now. One that is no piece's becomes the mean of all old rows.
+    """
+    params = _copy(params)
+    for *path, name in TABLES:
+        module = params
+        for step in path:
+            module = module.get(step, {})
+        if name in module:
+            table = np.asarray(module[name])
+            filling = np.repeat(table.mean(axis=0, keepdims=True), size - len(table), axis=0)
+            module[name] = np.concatenate([table, filling])
+            for row, pieces in rows.items():
+                module[name][row] = table[pieces].mean(axis=0)
+    return params
+
+
+def _copy(params: Params) -> Params:
+    return {name: _copy(part) if isinstance(part, dict) else part for name, part in params.items()}

@@ -1,0 +1,217 @@
+"""Losses and counts. Each is a (sum, weight) pair, added up over micro-batches, devices and batches, divided once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int, Num
+
+from bert.model.array_types import Array
+from bert.model.dropout import Dropout
+from bert.model.encoder import Packing
+
+Batch = Mapping[str, Array]
+Sum = tuple[Num[Array, ""], Num[Array, ""]]
+"""A sum and its weight."""
+Sums = dict[str, Sum]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a step minimises: the sum over its losses of (sum / weight).
+
+    Attributes:
+        forward: (params, batch, dropout or None) -> losses and counts by name, each (sum, weight).
+        weights: batch -> weight of each loss by name; of the data alone, so that the losses of a micro-batch on one
+            device can be scaled by the weight of the whole batch on all devices before they are differentiated.
+        metrics: the names ``forward`` yields; those of losses end in ``_loss``.
+    """
+
+    forward: Callable[[Any, Batch, Dropout | None], tuple[Sums, Sums]]
+    weights: Callable[[Batch], dict[str, Array]]
+    metrics: tuple[str, ...]
+
+
+def cross_entropy(
+    logits: Float[Array, "*places L"], labels: Int[Array, "*places"], weights: Float[Array, "*places"]
+) -> Sum:
+    """Sum over places of weight * -log softmax(logits)[label], in nats, and the sum of the weights.
+
+    Args:
+        logits: [..., L] float32.
+        labels: [...] integers.
+        weights: [...] float32.
+    """
+    return jnp.sum(_negative_log(logits, labels) * weights), jnp.sum(weights)
+
+
+@jax.custom_vjp
+def _negative_log(logits: Float[Array, "*rows L"], labels: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
+    """-log softmax(logits)[label], [...]. Its backward pass is one walk over the logits, which are all that it keeps:
+    derived by JAX, it scatters into an array of their size and adds that to another one."""
+    return jax.nn.logsumexp(logits, axis=-1) - _at(logits, labels)
+
+
+def _negative_log_forward(
+    logits: Float[Array, "*rows L"], labels: Int[Array, "*rows"]
+) -> tuple[Float[Array, "*rows"], tuple[Array, Array, Array]]:
+    log_sum = jax.nn.logsumexp(logits, axis=-1)
+    return log_sum - _at(logits, labels), (logits, labels, log_sum)
+
+
+def _negative_log_backward(
+    kept: tuple[Array, Array, Array], grad: Float[Array, "*rows"]
+) -> tuple[Float[Array, "*rows L"], None]:
+    logits, labels, log_sum = kept
+    softmax = jnp.exp(logits - log_sum[..., None])
+    ruler = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+    return grad[..., None] * (softmax - (ruler == labels[..., None])), None
+
+
+_negative_log.defvjp(_negative_log_forward, _negative_log_backward)
+
+
+def correct(logits: Float[Array, "*places L"], labels: Int[Array, "*places"], weights: Float[Array, "*places"]) -> Sum:
+    """Weighted count of places where no logit is above the label's, and the sum of the weights.
+
+    A comparison with the maximum, which the loss needs as well: an argmax over a vocabulary is one of the slowest
+    operations XLA has on a CPU.
+    """
+    right = (_at(logits, labels) >= jnp.max(logits, axis=-1)).astype(jnp.float32)
+    return jnp.sum(right * weights), jnp.sum(weights)
+
+
+def pretraining_objective(
+    apply: Callable[..., Any], label: str | None = "next_sentence", metric: str | None = "nsp"
+) -> Objective:
+    """MLM and the label of the rows, each the mean over its own predictions, added (Devlin et al. 2018, appendix A.2).
+
+    Args:
+        apply: the ``apply`` of `bert.model.heads.BertForPreTraining`; of `bert.model.heads.BertForMaskedLM` without a label.
+        label: the batch's ``<label>_labels`` and ``<label>_weights`` [B], [B, K] of packed rows; None for MLM alone.
+        metric: start of the names of the label's loss and accuracy.
+    """
+
+    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[Sums, Sums]:
+        output = apply(
+            {"params": params},
+            batch["input_ids"],
+            batch["token_type_ids"],
+            batch["attention_mask"],
+            batch["masked_lm_positions"],
+            packing=_packing(batch),
+            dropout=dropout,
+        )
+        logits = output if label is None else output.prediction_logits
+        mlm = (logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
+        targets = {"mlm": mlm}
+        if label is not None and metric is not None:
+            targets[metric] = (output.seq_relationship_logits, batch[f"{label}_labels"], batch[f"{label}_weights"])
+        losses = {f"{name}_loss": cross_entropy(*target) for name, target in targets.items()}
+        return losses, {f"{name}_accuracy": correct(*target) for name, target in targets.items()}
+
+    def weights(batch: Batch) -> dict[str, Array]:
+        found = {"mlm_loss": jnp.sum(batch["masked_lm_weights"])}
+        if label is not None:
+            found[f"{metric}_loss"] = jnp.sum(batch[f"{label}_weights"])
+        return found
+
+    names = ("mlm",) if label is None else ("mlm", metric)
+    return Objective(forward, weights, tuple(f"{name}_{kind}" for kind in ("loss", "accuracy") for name in names))
+
+
+def _packing(batch: Batch) -> Packing | None:
+    if "example_ids" not in batch:
+        return None
+    return Packing(batch["example_ids"], batch["position_ids"], batch["cls_positions"])
+
+
+@dataclass(frozen=True)
+class TaskLoss:
+    """The loss of a fine-tuning task.
+
+    Attributes:
+        sums: (outputs of the head, batch) -> the loss and counts, each (sum, weight), in the order of ``metrics``.
+        weight: batch -> weight of the loss; of the data alone.
+        metrics: names of what ``sums`` gives: the loss, whose name ends in ``_loss``, and the counts.
+        by_length: whether training batches may hold rows of similar lengths. A mean over a batch's tokens would then
+            weigh the tokens of short rows more than those of long ones, by the ratio of the lengths.
+    """
+
+    sums: Callable[[Array, Batch], tuple[Sum, ...]]
+    weight: Callable[[Batch], Array]
+    metrics: tuple[str, ...]
+    by_length: bool = True
+
+
+def _rows(batch: Batch) -> Float[Array, ""]:
+    return jnp.sum(batch["weights"])
+
+
+def _labels(logits: Float[Array, "B L"], batch: Batch) -> tuple[Sum, ...]:
+    """[B, L] logits, [B] labels."""
+    target = (logits, batch["labels"], batch["weights"])
+    return cross_entropy(*target), correct(*target)
+
+
+def _scores(outputs: Float[Array, "B 1"], batch: Batch) -> tuple[Sum, ...]:
+    """[B, 1] predictions, [B] scores."""
+    errors = jnp.square(outputs[:, 0] - batch["labels"])
+    return ((jnp.sum(errors * batch["weights"]), _rows(batch)),)
+
+
+def _choices(logits: Float[Array, "B C"], batch: Batch) -> tuple[Sum, ...]:
+    """[B, C] logits, [B] labels; choices that a row lacks have no share in its softmax."""
+    logits = jnp.where(batch["choice_mask"] > 0, logits, jnp.finfo(logits.dtype).min)
+    return _labels(logits, batch)
+
+
+def _tokens(logits: Float[Array, "B T L"], batch: Batch) -> tuple[Sum, ...]:
+    """[B, T, L] logits, [B, T] labels, below 0 where a token has none."""
+    target = (logits, jnp.maximum(batch["labels"], 0), (batch["labels"] >= 0).astype(jnp.float32))
+    return cross_entropy(*target), correct(*target)
+
+
+def _span(logits: Float[Array, "B T 2"], batch: Batch) -> tuple[Sum, ...]:
+    """[B, T, 2] logits of start and end, [B, 2] their positions; a softmax over the row's own tokens.
+
+    The loss is the mean of the two cross-entropies (Devlin et al. 2018, section 4.2; run_squad.py).
+    """
+    logits = jnp.where(batch["attention_mask"][:, :, None] > 0, logits, jnp.finfo(logits.dtype).min)
+    weights = jnp.repeat(batch["weights"][:, None], 2, axis=1)
+    total, _ = cross_entropy(logits.swapaxes(1, 2), batch["labels"], weights)
+    hits = jnp.all(_at(logits.swapaxes(1, 2), batch["labels"]) >= logits.max(axis=1), axis=1)
+    return (total / 2, _rows(batch)), (jnp.sum(hits * batch["weights"]), _rows(batch))
+
+
+LOSSES = {
+    "cross_entropy": TaskLoss(_labels, _rows, ("classification_loss", "accuracy")),
+    "mean_squared_error": TaskLoss(_scores, _rows, ("regression_loss",)),
+    "choices": TaskLoss(_choices, _rows, ("choice_loss", "accuracy")),
+    "tokens": TaskLoss(
+        _tokens,
+        lambda batch: jnp.sum(batch["labels"] >= 0).astype(jnp.float32),
+        ("token_loss", "accuracy"),
+        by_length=False,
+    ),
+    "span": TaskLoss(_span, _rows, ("span_loss", "exact_span")),
+}
+"""The losses of fine-tuning tasks by the names that tasks give."""
+
+
+def task_objective(loss: TaskLoss, apply: Callable[[Any, Batch, Dropout | None], Array]) -> Objective:
+    """The loss of a task, of ``apply``: (params, batch, dropout or None) -> what the head gives."""
+
+    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[Sums, Sums]:
+        (name, first), *counts = zip(loss.metrics, loss.sums(apply(params, batch, dropout), batch), strict=True)
+        return {name: first}, dict(counts)
+
+    return Objective(forward, lambda batch: {loss.metrics[0]: loss.weight(batch)}, loss.metrics)
+
+
+def _at(logits: Float[Array, "*places L"], labels: Int[Array, "*places"]) -> Float[Array, "*places"]:
+    return jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]

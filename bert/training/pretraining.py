@@ -1,0 +1,445 @@
+"""A pretraining run from corpus to results: puts the rooms together."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert import metrics
+from bert.config import PretrainConfig
+from bert.config.pretraining import Phase, phase_configs, phases_of
+from bert.data.corpus.vocabulary import corpus_vocabulary
+from bert.data.pretraining.builder import ExampleSet, build_examples, open_rows
+from bert.data.pretraining.id_checks import require_known_ids, share_of_unknown_pieces
+from bert.data.pretraining.loader import Batch, PretrainingLoader, Rows, held_out_batches, masking_of
+from bert.data.pretraining.objectives import OBJECTIVES, RowObjective
+from bert.errors import UserError, known
+from bert.inference.loading import load
+from bert.inference.pretrained import Pretrained
+from bert.model.execution import Execution
+from bert.model.heads import BertForMaskedLM, BertForPreTraining
+from bert.parallel import multihost
+from bert.parallel.backends import Parallel, parallel_of
+from bert.runs import metrics_log, progress, shared_run
+from bert.runs.curves import Subject, draw_curves
+from bert.runs.folder import RunFolder
+from bert.runtime.interrupts import StopRequest
+from bert.runtime.profiling import profiling
+from bert.tokenizer.extension import old_pieces
+from bert.tokenizer.wordpiece import load_tokenizer, save_tokenizer, special_ids, vocabulary_size
+from bert.training.initialization import Params, sizes_of_source, sizes_of_vocabulary, starting_state, with_new_rows
+from bert.training.loop import Work, add_sums, count_parameters, divide, fit, steps_of, time_step
+from bert.training.losses import pretraining_objective
+from bert.training.optimizer import describe_decay, learning_rate_schedule, make_optimizer
+from bert.training.step import TrainState, make_eval_step, make_train_step
+from bert.training.timing import Timed, timed
+
+Say = Callable[[str], None]
+
+KEPT = 3
+"""Checkpoints that stay if training.keep_checkpoints is null."""
+
+MANY_UNKNOWN = 0.05
+"""Share of unknown pieces from which on a run says so: BERT's own vocabulary has under 0.1% of them in English."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A phase with what it reads.
+
+    Attributes:
+        phase: its steps and its configuration.
+        examples: of its length.
+        loader: of its training batches.
+        held_out: its held-out rows.
+    """
+
+    phase: Phase
+    examples: ExampleSet
+    loader: PretrainingLoader
+    held_out: Rows
+
+    def held_out_pass(self, process: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
+        """Every held-out row once, or this host's share of each batch; masked as always."""
+        training = self.phase.config.training
+        size = training.eval_batch_size or training.batch_size
+        return held_out_batches(self.held_out, self.loader.masking, size, process)
+
+    @property
+    def held_out_batches(self) -> int:
+        """Batches of a `held_out_pass`."""
+        training = self.phase.config.training
+        return -(-len(self.held_out) // (training.eval_batch_size or training.batch_size))
+
+
+def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]:
+    """Runs, or goes on with, a pretraining run and returns what stands in its results.json.
+
+    Raises:
+        UserError: the corpus, the vocabulary or a checkpoint cannot be used.
+        Interrupted: a signal came; the state is saved.
+    """
+    began = time.perf_counter()
+    say = multihost.spoken(say)
+    config = _with_defaults(run.config)
+    parallel = parallel_of(config.training, config.model)
+    Execution.of(config.training)  # what these devices cannot do is said first
+    _check_batches(parallel, config)
+    source = None if config.init is None else _source(run, say)
+    if source is not None:
+        config = dataclasses.replace(config, model=sizes_of_source(config.model, source.config, source.source))
+        config.check()  # rows may be too long for the source
+    if config.model.type_vocab_size < 2 and OBJECTIVES[config.data.objective].label:
+        raise UserError(
+            f"model.type_vocab_size is {config.model.type_vocab_size}, and data.objective {config.data.objective} "
+            "reads pairs of segments: start from a model with two, or set data.objective to full_sentences"
+        )
+    execution = Execution.of(config.training, config.model.head_size)
+    run = run.resolve(config)
+
+    with multihost.first_goes_first():
+        tokenizer = _tokenizer(run, source, say)
+        if source is None:
+            config = dataclasses.replace(config, model=sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)))
+        special = special_ids(tokenizer)
+        tell = progress.progress_lines(say)
+        sets = [build_examples(one.data, tokenizer, progress=tell) for one in phase_configs(config)]
+        run.check_data(" ".join(dict.fromkeys(examples.folder.name for examples in sets)))
+        for examples in sets:
+            require_known_ids(examples, config.model.known_vocab_size)
+        unknown = share_of_unknown_pieces(sets[0], special)
+        if unknown > MANY_UNKNOWN:
+            say(
+                f"warning: {unknown:.1%} of the training pieces are {tokenizer.id_to_token(special.unk)}, which is "
+                "never predicted: take a vocabulary of the corpus' language and script, or train one"
+            )
+        if run.writes:
+            save_tokenizer(tokenizer, run.path)
+    run = run.resolve(config)
+    parts = _parts(config, tokenizer, sets, parallel.process)
+    total_steps = parts[-1].phase.end
+
+    rows = OBJECTIVES[config.data.objective]
+    heads = BertForPreTraining if rows.label else BertForMaskedLM
+    model = heads(config.model, jnp.dtype(config.training.dtype), execution)
+    objective = pretraining_objective(model.apply, rows.label, rows.metric)
+    optimizers = [make_optimizer(part.phase.config.optimizer, total_steps) for part in parts]
+    eval_step = parallel.compile(make_eval_step(objective, parallel.axis))
+
+    with (
+        shared_run.checkpoints_of(run, say) as checkpoints,
+        StopRequest() as stop,
+        profiling(config.profile and run.writes, run.path, say) as profiled,
+    ):
+
+        def evaluate(part: _Part, params: Any) -> dict[str, float]:
+            def sums() -> Iterator[Any]:
+                for batch in part.held_out_pass(parallel.process):
+                    stop.check()
+                    yield eval_step(params, parallel.place(batch))
+
+            means = divide(add_sums(sums(), parallel))
+            return {**means, "perplexity": metrics.perplexity(means["mlm_loss"])}
+
+        weights = None if source is None else (source.origin, source.params)
+        modules = ("bert", "predictions", "seq_relationship") if rows.label else ("bert", "predictions")
+        prepare = partial(_with_output_bias, config.output_bias, _predictable_counts(parts[0].examples, special.all))
+        state = starting_state(
+            model, optimizers[0], objective.metrics, config.seed, checkpoints, weights, modules, say, prepare
+        )
+        if run.writes:
+            _introduce(state, config, parallel, parts)
+        works = [
+            Work(
+                total_steps=part.phase.end,
+                eval_every=int(known(config.training.eval_every, "training.eval_every")),
+                batch=part.loader.batch,
+                rows=part.loader.numbers,
+                train_step=profiled(
+                    parallel.compile(
+                        make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis),
+                        donate=(0,),
+                    )
+                ),
+                learning_rate=learning_rate_schedule(part.phase.config.optimizer, total_steps),
+                evaluate=partial(evaluate, part),
+                pace=partial(_pace_of_a_phase, part, eval_step, parallel),
+            )
+            for part, optimizer in zip(parts, optimizers, strict=True)
+        ]
+        pace = None
+        if len(parts) > 1:
+            pace = _with_evaluations(_pace(parts, works, state, parallel), parts, eval_step, state, parallel)
+        with shared_run.report_of(run, total_steps, int(state.step), pace, _subject(config)) as listener:
+            for part, work in zip(parts, works, strict=True):
+                # One that has just ended comes by again: its evaluation may be missing.
+                if state.step <= part.phase.end:
+                    if len(parts) > 1:
+                        length = part.phase.config.data.sequence_length
+                        listener.enters({"phase": part.phase.number, "sequence_length": length})
+                    fitted = fit(work, state, part.phase.config.training, parallel, checkpoints, listener, stop)
+                    state = parallel.fetch(fitted)
+        checkpoints.wait()
+
+    trained = Pretrained(
+        config=config.model, params=state.params, tokenizer=tokenizer, step=total_steps, source=str(run.path)
+    )
+
+    def results() -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "steps": total_steps,
+            "eval": _last_evaluation(run.path),
+            "baselines": _baselines(parts[-1].examples, rows, special.all, parts[-1].held_out_pass()),
+            "filled_masks": _filled_masks(trained, parts[-1].held_out),
+            "seconds": round(time.perf_counter() - began, 1),
+        }
+        metrics_log.write_results(run.path, found)
+        draw_curves(run.path, _subject(config, found["baselines"]))
+        return metrics_log.plain(found)
+
+    return multihost.from_first(results)
+
+
+def _with_defaults(config: PretrainConfig) -> PretrainConfig:
+    training = config.training
+    training = dataclasses.replace(
+        training,
+        eval_every=training.eval_every or training.checkpoint_every,
+        keep_checkpoints=training.keep_checkpoints or KEPT,
+    )
+    if config.phases is None:  # each phase evaluates by its own batch
+        training = dataclasses.replace(training, eval_batch_size=training.eval_batch_size or training.batch_size)
+    return dataclasses.replace(config, training=training)
+
+
+def _source(run: RunFolder[PretrainConfig], say: Say) -> Pretrained:
+    """The model of ``init``, with rows for new words where ``tokenizer.path`` has its vocabulary extended by some."""
+    config = run.config
+    source = load(known(config.init, "init"), say)
+    path = run.path if (run.path / "tokenizer.json").is_file() else config.tokenizer.path
+    if path is None:
+        return source
+    tokenizer = load_tokenizer(path, config.tokenizer)
+    rows = old_pieces(source.tokenizer, tokenizer, source.source, str(path))
+    if not rows:
+        return dataclasses.replace(source, tokenizer=tokenizer)
+    size = max(source.config.known_vocab_size, vocabulary_size(tokenizer))
+    if not run.resumed:
+        say(
+            f"{len(rows):,} new rows seeded from the mean of their old pieces, "
+            f"the first for {tokenizer.id_to_token(next(iter(rows)))!r}; the embedding has {size:,} rows"
+        )
+    return dataclasses.replace(
+        source,
+        config=dataclasses.replace(source.config, vocab_size=size),
+        params=with_new_rows(source.params, rows, size),
+        tokenizer=tokenizer,
+    )
+
+
+def _check_batches(parallel: Parallel, config: PretrainConfig) -> None:
+    """Raises UserError where the devices cannot share the batches of a phase."""
+    for number, one in enumerate(phase_configs(config), 1):
+        name = "training.batch_size" if config.phases is None else f"phases.{number}.batch_size"
+        parallel.check_batch(name, one.training.batch_size, one.training.gradient_accumulation_steps)
+    if config.training.eval_batch_size is not None:
+        parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
+
+
+def _parts(
+    config: PretrainConfig, tokenizer: Tokenizer, sets: Sequence[ExampleSet], process: tuple[int, int]
+) -> list[_Part]:
+    """The phases with their data. Phases that read the same examples read on where the one before has ended."""
+    parts: list[_Part] = []
+    used: Counter[Path] = Counter()
+    train = [open_rows(examples.train) for examples in sets]
+    phases = phases_of(config, steps_of(config.training, len(train[0])))
+    for phase, examples, rows in zip(phases, sets, train, strict=True):
+        one = phase.config
+        loader = PretrainingLoader(
+            rows,
+            masking_of(one.data, tokenizer),
+            one.training.batch_size,
+            one.seed,
+            process,
+            frozen_masks=one.data.frozen_masks,
+            first_step=phase.first,
+            first_row=used[examples.folder],
+        )
+        used[examples.folder] += (phase.end - phase.first) * one.training.batch_size
+        parts.append(_Part(phase, examples, loader, open_rows(examples.eval)))
+    return parts
+
+
+def _pace(parts: Sequence[_Part], works: Sequence[Work], state: TrainState, parallel: Parallel) -> progress.Pace:
+    """Times a step of each phase that is left, and so compiles all of them: one that does not fit into memory shows
+    before the first has begun."""
+    costs = []
+    for part, work in zip(parts, works, strict=True):
+        phase, seconds = part.phase, 0.0
+        if state.step < phase.end:
+            batch = part.loader.batch(max(phase.first, int(state.step)))
+            placed = parallel.place(batch, phase.config.training.gradient_accumulation_steps)
+            seconds = time_step(work.train_step, parallel.replicate(state), placed).call
+        costs.append((phase.end, seconds))
+    return progress.Pace(tuple(costs))
+
+
+def _pace_of_a_phase(
+    part: _Part, eval_step: Callable[..., Any], parallel: Parallel, state: TrainState, step: Timed
+) -> progress.Pace:
+    """The pace of a phase alone; `bert.runs.report.RunReport` scales that of all phases by it, if there are several."""
+    pace = progress.Pace(((part.phase.end, step.call),))
+    return _with_evaluations(pace, [part], eval_step, state, parallel)
+
+
+def _with_evaluations(
+    pace: progress.Pace, parts: Sequence[_Part], eval_step: Callable[..., Any], state: TrainState, parallel: Parallel
+) -> progress.Pace:
+    """The pace with the evaluations of each phase that is left, after a batch of each has been timed."""
+    params, evaluations = parallel.replicate(state.params), []
+    for part in parts:
+        every, seconds = int(known(part.phase.config.training.eval_every, "training.eval_every")), 0.0
+        if state.step < part.phase.end:
+            batch = parallel.place(next(part.held_out_pass(parallel.process)))
+            seconds = timed(partial(eval_step, params, batch)).call * part.held_out_batches
+        evaluations.append((part.phase.end, every, seconds))
+    return dataclasses.replace(pace, evaluations=tuple(evaluations))
+
+
+def _tokenizer(run: RunFolder[PretrainConfig], source: Pretrained | None, say: Say) -> Tokenizer:
+    """The run's own vocabulary if it has one, else that of ``init``, else the one named, else one trained."""
+    config = run.config
+    if (run.path / "tokenizer.json").is_file():
+        return load_tokenizer(run.path)
+    if source is not None:
+        return source.tokenizer
+    if config.tokenizer.path is not None:
+        return load_tokenizer(config.tokenizer.path, config.tokenizer)
+    return corpus_vocabulary(config.data, config.tokenizer, say)
+
+
+def _introduce(state: TrainState, config: PretrainConfig, parallel: Parallel, parts: Sequence[_Part]) -> None:
+    counts = parts[0].examples.counts
+    progress.startup_table(
+        [
+            ("parameters", f"{count_parameters(state.params):,}"),
+            ("devices", parallel.describe()),
+            ("vocabulary", f"{config.model.vocab_size:,} pieces"),
+            (
+                "documents",
+                f"{counts['train_documents']:,} for training, {counts['eval_documents']:,} held out",
+            ),
+            *(line for part in parts for line in _introduced(part, len(parts))),
+            ("optimizer", describe_decay(state.params, config.optimizer)),
+        ]
+    )
+
+
+def _introduced(part: _Part, count: int) -> list[tuple[str, str]]:
+    """A phase in the table; alone it has no number."""
+    phase, rows, held_out = part.phase, len(part.loader.rows), len(part.held_out)
+    batch, length = part.loader.batch_size, phase.config.data.sequence_length
+    steps = phase.end - phase.first
+    of_rows, tokens = f"{rows:,} for training, {held_out:,} held out", f"{batch * length:,} ({batch} x {length})"
+    of_steps = f"{steps:,} ({steps * batch / rows:.1f} epochs)"
+    if count == 1:
+        return [("rows", of_rows), ("tokens per step", tokens), ("steps", of_steps)]
+    rate, predictions = phase.config.optimizer.learning_rate, part.loader.masking.max_predictions
+    return [
+        (f"phase {phase.number}", f"steps {phase.first + 1:,} to {phase.end:,}: {of_steps}"),
+        ("  rows", of_rows),
+        ("  tokens per step", f"{tokens}, up to {predictions} predicted a row, peak learning rate {rate:g}"),
+    ]
+
+
+def _last_evaluation(folder: Path) -> dict[str, float]:
+    lines = [line for line in metrics_log.read_metrics(folder) if line["split"] == "eval"]
+    return {name: value for name, value in lines[-1].items() if name not in ("step", "split")}
+
+
+def _subject(config: PretrainConfig, baselines: Mapping[str, Any] | None = None) -> Subject:
+    """What the curves are of, with the `_baselines` once these are known."""
+    known_scores = dict(baselines or {})
+    scores = {f"mlm_{name}": value for name, value in known_scores.pop("unigram", {}).items()}
+    scores |= {name.replace("_majority", ""): value for name, value in known_scores.items()}
+    objective = OBJECTIVES[config.data.objective]
+    if objective.metric is None and "mlm_loss" in scores:
+        scores["loss"] = scores["mlm_loss"]
+    model = config.model
+    title = f"pretraining ({config.data.objective}), {model.num_hidden_layers} layers of {model.hidden_size}"
+    return Subject(title, baseline="word frequencies, majority class", baselines=scores, main_metric="mlm_accuracy")
+
+
+def _baselines(
+    examples: ExampleSet, rows: RowObjective, special_ids: Sequence[int], batches: Iterator[dict[str, np.ndarray]]
+) -> dict[str, Any]:
+    """What a model would score that knows word frequencies, and the more frequent label of the rows, only."""
+    pieces, labels = [], []
+    for batch in batches:
+        pieces.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
+        if rows.label:
+            labels.append(batch[f"{rows.label}_labels"][batch[f"{rows.label}_weights"] > 0])
+    predicted = np.concatenate(pieces)
+    unigram = metrics.unigram_baseline(_predictable_counts(examples, special_ids), predicted) if len(predicted) else {}
+    if not rows.label:
+        return {"unigram": unigram}
+    ones = float(np.mean(np.concatenate(labels)))
+    return {"unigram": unigram, f"{rows.metric}_majority_accuracy": max(ones, 1 - ones)}
+
+
+def _predictable_counts(examples: ExampleSet, special_ids: Sequence[int]) -> np.ndarray:
+    """[V] occurrences of each piece in the training rows; 0 for the special ones, which are never predicted."""
+    counts = examples.unigram_counts.copy()
+    counts[list(special_ids)] = 0
+    return counts
+
+
+def _with_output_bias(how: str, counts: np.ndarray, params: Params) -> Params:
+    """Random weights with the MLM head's output bias at the log frequencies of the pieces, if asked.
+
+    A bias that starts at zero moves by no more than the learning rate a step, and is several nats from the mark.
+    Meanwhile the encoder learns the frequencies instead: it turns all tokens into one vector, which the tied decoder
+    reads, and a short run spends itself on the way back.
+    """
+    if how == "zeros":
+        return params
+    predictions = params["predictions"]
+    bias = np.zeros(predictions["bias"].shape, np.float32)
+    bias[: len(counts)] = metrics.unigram_log_probabilities(counts)
+    bias[len(counts) :] = bias[: len(counts)].min()  # rows of the embedding beyond the vocabulary
+    return {**params, "predictions": {**predictions, "bias": bias}}
+
+
+def _filled_masks(model: Pretrained, rows: Any, examples: int = 3) -> list[dict[str, Any]]:
+    """Held-out texts with one whole word masked: the first suitable word after the middle of evenly spread rows."""
+    special = special_ids(model.tokenizer)
+    shown = []
+    for number in np.unique(np.linspace(0, len(rows) - 1, 8 * examples).astype(int)):
+        row = rows.take(np.array([number]))
+        ids = [int(i) for i in row["input_ids"][0, 1 : row["segment_a_length"][0] - 1]][:40]
+        pieces = [model.tokenizer.id_to_token(i) or "" for i in ids]
+        for place in range(len(pieces) // 2, len(pieces) - 1):
+            whole = pieces[place].isalpha() and not pieces[place + 1].startswith("##")
+            if whole and len(pieces[place]) > 2 and len(pieces) >= 12:
+                masked = [*ids[:place], special.mask, *ids[place + 1 :]]
+                text = model.tokenizer.decode(masked, skip_special_tokens=False)
+                if special.mask not in model.tokenizer.encode(text).ids[: model.config.max_position_embeddings - 1]:
+                    continue  # the pieces read back as more than they were, and the mask would be cut off
+                [filled] = model.fill_mask(text, top_k=3)
+                guesses = [{"token": guess.token, "probability": guess.probability} for guess in filled]
+                shown.append({"text": text, "truth": pieces[place], "guesses": guesses})
+                break
+        if len(shown) == examples:
+            break
+    return shown

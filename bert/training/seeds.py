@@ -1,0 +1,110 @@
+"""One fine-tuning run under several seeds: a sub-folder each, and what they come to together."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert.config import FinetuneConfig
+from bert.parallel import multihost
+from bert.runs import metrics_log, shared_run
+from bert.runs.folder import RunFolder, open_run
+from bert.training.finetuning import finetune
+
+
+def finetune_seeds(run: RunFolder[FinetuneConfig], say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Runs, or goes on with, ``seeds`` runs in seed-0, seed-1, ... and returns what stands in the results.json above.
+
+    A run that has ended is not run again.
+
+    Raises:
+        UserError: as `bert.training.finetuning.finetune`; or a sub-folder holds another run.
+        Interrupted: a signal came; the state of the seed under way is saved.
+    """
+    began, say = time.perf_counter(), multihost.spoken(say)
+    run = run.resolve(run.config)
+    opened = shared_run.open_shared_run if multihost.several() else open_run
+    runs = []
+    data = run.config.data
+    if data.sample_seed is None:  # all seeds are scored on the same dev rows
+        data = dataclasses.replace(data, sample_seed=run.config.seed)
+    for seed in range(run.config.seed, run.config.seed + run.config.seeds):
+        folder = run.path / f"seed-{seed}"
+        with opened(dataclasses.replace(run.config, seed=seed, seeds=1, output_dir=str(folder), data=data)) as one:
+            finished = multihost.from_first(partial(_results_of, folder)) if one.resumed else None
+            if finished is not None:
+                say(f"seed {seed} has ended before: {folder}")
+                runs.append(finished)
+            else:
+                say(f"seed {seed}: {folder}")
+                runs.append(metrics_log.plain(finetune(one, say)))
+    results = {**summary(runs), "seconds": round(time.perf_counter() - began, 1)}
+    if run.writes:
+        metrics_log.write_results(run.path, results)
+    return results
+
+
+def _results_of(folder: Path) -> dict[str, Any] | None:
+    file = folder / "results.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The results of runs that differ in their seed alone, together.
+
+    Returns:
+        Per split with labels ``mean`` and ``standard_deviation`` of each score (that of a sample, n - 1 in the
+        divisor; None of a single run), the seeds that ``collapsed`` and, if some did and some did not,
+        ``without_collapsed`` the same of the others; the ``best_seed``; and ``runs``, each run's own results, but for
+        the details.
+    """
+    first = runs[0]
+    splits = metrics_log.scored_splits(first)
+    collapsed = [one["seed"] for one in runs if one["collapsed"]]
+    sound = [one for one in runs if not one["collapsed"]]
+    main, higher = first["main_metric"], first.get("higher_is_better", True)
+    results = {
+        "task": first["task"],
+        "init": first["init"],
+        "seeds": [one["seed"] for one in runs],
+        **{name: _moments(runs, name) for name in splits},
+        "collapsed": collapsed,
+    }
+    if collapsed and sound:
+        results["without_collapsed"] = {name: _moments(sound, name) for name in splits}
+    return {
+        **results,
+        "main_metric": main,
+        "higher_is_better": higher,
+        "best_seed": max(runs, key=lambda one: _rank(one["dev"][main], higher))["seed"],
+        "baseline": first["baseline"],
+        **({first["baseline"]: first[first["baseline"]]} if first["baseline"] else {}),
+        "runs": [{key: value for key, value in one.items() if key != "details"} for one in runs],
+    }
+
+
+def _rank(score: float | None, higher: bool) -> float:
+    """The better a score, the higher; a run without one comes last."""
+    return -math.inf if score is None else score if higher else -score
+
+
+def _moments(runs: Sequence[dict[str, Any]], split: str) -> dict[str, dict[str, float | None]]:
+    """{"mean": {score: ...}, "standard_deviation": {score: ...}}."""
+    values = {
+        name: np.array([math.nan if one[split][name] is None else one[split][name] for one in runs])
+        for name in runs[0][split]
+    }
+    return {
+        "mean": {name: float(column.mean()) for name, column in values.items()},
+        "standard_deviation": {
+            name: float(column.std(ddof=1)) if len(runs) > 1 else None for name, column in values.items()
+        },
+    }

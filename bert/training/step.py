@@ -1,0 +1,194 @@
+"""One step: the training state, the bodies that change and measure it, and their compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct, traverse_util
+
+from bert.model.dropout import Dropout
+from bert.parallel.backends import AXIS, Parallel, add_up
+from bert.parallel.sharding import in_place
+from bert.training.losses import Objective, Sums
+
+
+class TrainState(struct.PyTreeNode):
+    """All that a resumed run needs; batches, masks and dropout follow from ``step``.
+
+    Attributes:
+        step: optimizer steps done.
+        params: float32 parameters.
+        opt_state: the optimizer's.
+        sums: metrics since the last log line, each [2]: sum and weight.
+        skipped: [2] int32, steps without effect, as something in them was not finite: the last ones in a row, and all.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: optax.OptState
+    sums: dict[str, jax.Array]
+    skipped: jax.Array
+
+    @classmethod
+    def create(cls, params: Any, optimizer: optax.GradientTransformation, metrics: Iterable[str]) -> TrainState:
+        """The state before the first step; ``metrics`` are the names an objective yields."""
+        sums = {name: jnp.zeros(2) for name in (*metrics, "grad_norm")}
+        return cls(jnp.zeros([], jnp.int32), params, optimizer.init(params), sums, jnp.zeros(2, jnp.int32))
+
+
+class Outcome(struct.PyTreeNode):
+    """What a step says of itself, to be looked at when it has long been done.
+
+    Attributes:
+        loss: the global batch's, before the update.
+        norms: of the gradient by groups of parameters, and of the whole ``update``.
+        skipped: as in the state after the step.
+    """
+
+    loss: jax.Array
+    norms: dict[str, jax.Array]
+    skipped: jax.Array
+
+
+def total_gradients(
+    params: Any,
+    batch: dict[str, jax.Array],
+    objective: Objective,
+    dropout: Callable[[jax.Array], Dropout | None],
+    axis: str | None = AXIS,
+) -> tuple[Any, Sums]:
+    """Gradients of the global batch's loss, and its (sum, weight) metrics, the same on every device.
+
+    Each loss is divided by the weight of the whole global batch before it is differentiated, so the gradients of
+    micro-batches and devices only need adding, however unevenly masked tokens and real rows are spread.
+
+    Args:
+        params: parameters.
+        batch: this device's share, arrays [k, b, ...] of k micro-batches, with ``rows`` [k, b].
+        objective: what to minimise.
+        dropout: rows [b] -> the source of dropout for these rows, or None for none.
+        axis: the axis of devices to add over; None without one.
+    """
+    weights = add_up(objective.weights(batch), axis)
+
+    def loss(params: Any, micro: dict[str, jax.Array]) -> tuple[jax.Array, Sums]:
+        losses, counts = objective.forward(params, micro, dropout(micro["rows"]))
+        total = sum(value / jnp.maximum(weights[name], 1.0) for name, (value, _) in losses.items())
+        return jnp.asarray(total), {**losses, **counts}
+
+    def one(micro: dict[str, jax.Array]) -> tuple[Any, Sums]:
+        (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(params, micro)
+        return in_place(grads), sums
+
+    micro_batches = len(batch["rows"])
+    first = one(jax.tree.map(lambda x: x[0], batch))
+    if micro_batches > 1:
+        # One after the other: of two micro-batches the compiler would otherwise run both at once, in twice the memory.
+        first, rest = jax.lax.optimization_barrier((first, jax.tree.map(lambda x: x[1:], batch)))
+        first, _ = jax.lax.scan(lambda done, micro: (jax.tree.map(jnp.add, done, one(micro)), None), first, rest)
+    return add_up(first, axis)
+
+
+def make_train_step(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    dropout_rng: str = "hash",
+    axis: str | None = AXIS,
+) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, Outcome]]:
+    """The body of a step: (state, batch) -> (state, outcome); `make_gradients` and `make_update` in one program."""
+    gradients, update = make_gradients(objective, seed, dropout_rng, axis), make_update(optimizer)
+
+    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Outcome]:
+        return update(state, *gradients(state.params, state.step, batch))
+
+    return train_step
+
+
+def make_gradients(
+    objective: Objective, seed: int, dropout_rng: str = "hash", axis: str | None = AXIS
+) -> Callable[[Any, jax.Array, dict[str, jax.Array]], tuple[Any, Sums]]:
+    """The body of a step's first half: (params, step, batch) -> what `total_gradients` gives."""
+
+    def gradients(params: Any, step: jax.Array, batch: dict[str, jax.Array]) -> tuple[Any, Sums]:
+        def dropout(rows: jax.Array) -> Dropout:
+            return Dropout.of(seed, step, rows, dropout_rng)
+
+        return total_gradients(params, batch, objective, dropout, axis)
+
+    return gradients
+
+
+def make_update(
+    optimizer: optax.GradientTransformation,
+) -> Callable[[TrainState, Any, Sums], tuple[TrainState, Outcome]]:
+    """The body of a step's second half: (state, gradients, their sums) -> (state, outcome).
+
+    A step whose loss, gradient or update is not finite changes nothing but the count of steps: the parameters, the
+    optimizer and the metrics stay as if its batch had never been. It looks at numbers that are summed over the devices
+    alone, so all of them decide alike, and nobody waits: the host reads of it in the outcome, some steps later.
+    """
+
+    def update(state: TrainState, grads: Any, sums: Sums) -> tuple[TrainState, Outcome]:
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        squares = _squares_by_group(grads)
+        grad_norm = jnp.sqrt(sum(squares.values()))
+        norms = {name: jnp.sqrt(square) for name, square in squares.items()} | {"update": optax.global_norm(updates)}
+        sums = {**sums, "grad_norm": (grad_norm, jnp.float32(1))}
+        running = {name: state.sums[name] + jnp.stack(pair) for name, pair in sums.items()}
+        loss = sum(sums[name][0] / jnp.maximum(sums[name][1], 1) for name in sums if name.endswith("_loss"))
+        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.isfinite(norms["update"])
+        bad = 1 - finite.astype(jnp.int32)
+        new, old = (params, opt_state, running), (state.params, state.opt_state, state.sums)
+        params, opt_state, running = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
+        skipped = jnp.stack([(state.skipped[0] + 1) * bad, state.skipped[1] + bad])
+        after = TrainState(state.step + 1, params, opt_state, running, skipped)
+        return after, Outcome(jnp.asarray(loss), norms, skipped)
+
+    return update
+
+
+def compile_for_lengths(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    dropout_rng: str,
+    parallel: Parallel,
+) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, Outcome]]:
+    """A compiled step for batches of several lengths: (state, batch) -> (state, outcome), donating the state.
+
+    It is two programs, as more than half of what there is to compile is the update, which no length changes.
+    """
+    gradients = parallel.compile(make_gradients(objective, seed, dropout_rng, parallel.axis))
+    update = parallel.compile(make_update(optimizer), donate=(0,))
+
+    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Outcome]:
+        after: tuple[TrainState, Outcome] = update(state, *gradients(state.params, state.step, batch))
+        return after
+
+    return train_step
+
+
+def _squares_by_group(grads: Any) -> dict[str, jax.Array]:
+    """Squared norms by group: the embeddings, each layer, the pooler, each head."""
+    squares: dict[str, jax.Array] = {}
+    for path, leaf in traverse_util.flatten_dict(grads).items():
+        depth = 3 if path[:2] == ("bert", "encoder") else 2 if path[0] == "bert" else 1
+        name = "/".join(path[:depth])
+        squares[name] = squares.get(name, 0.0) + jnp.sum(jnp.square(leaf))
+    return squares
+
+
+def make_eval_step(objective: Objective, axis: str | None = AXIS) -> Callable[[Any, dict[str, jax.Array]], Sums]:
+    """The body of an evaluation: (params, batch) -> (sum, weight) pairs over all devices, without dropout."""
+
+    def eval_step(params: Any, batch: dict[str, jax.Array]) -> Sums:
+        losses, counts = objective.forward(params, batch, None)
+        return add_up({**losses, **counts}, axis)
+
+    return eval_step

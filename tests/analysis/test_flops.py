@@ -1,0 +1,69 @@
+"""Operations a token against the model's own program, and against figures worked out by hand."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bert.analysis.flops import ATTENTION, FEED_FORWARD, PREDICTIONS, forward_flops, training_flops
+from bert.config import ModelConfig
+from bert.model.heads import BertForPreTraining
+
+BASE = ModelConfig(30522, 768, 12, 12, 3072)
+
+
+def test_base_by_hand() -> None:
+    flops = forward_flops(BASE, 128, ("pooler", PREDICTIONS), 20, {})
+    assert flops[ATTENTION] == 12 * (8 * 768 * 768 + 4 * 128 * 768)
+    assert flops[FEED_FORWARD] == 12 * 4 * 768 * 3072
+    # 85 million weights of the layers at two operations each, and attention's own 4.7 million.
+    assert sum(flops[part] for part in (ATTENTION, FEED_FORWARD)) == pytest.approx(2 * 84.9e6 + 4.7e6, rel=0.01)
+    # Of all positions the head would cost 48 million, more than a quarter of the encoder; of 20 in 128 it is 7.5.
+    assert flops[PREDICTIONS] == pytest.approx(20 / 128 * (2 * 768 * 30522 + 2 * 768**2))
+
+
+def products(jaxpr: jax.extend.core.Jaxpr) -> int:
+    """Two operations for each element of each product of matrices in a program."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            depth = 1
+            for axis in contracted:
+                depth *= equation.invars[0].aval.shape[axis]
+            total += 2 * depth * equation.outvars[0].aval.size
+        # Of one product in two forms, for two kinds of devices, the plain one has the fewest.
+        total += min((products(branch.jaxpr) for branch in equation.params.get("branches", ())), default=0)
+        for inner in equation.params.values():
+            inner = getattr(inner, "jaxpr", inner)
+            total += products(inner) if hasattr(inner, "eqns") else 0
+    return total
+
+
+def test_the_formula_is_what_the_model_does() -> None:
+    config = dataclasses.replace(BASE, vocab_size=100, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
+    model = BertForPreTraining(config)
+    rows, length, predictions = 2, 24, 5
+    ids, positions = jnp.zeros((rows, length), jnp.int32), jnp.zeros((rows, predictions), jnp.int32)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), ids))
+
+    def loss(params):
+        output = model.apply(params, ids, ids, ids, positions)
+        return output.prediction_logits.sum() + output.seq_relationship_logits.sum()
+
+    forward = forward_flops(config, length, ("pooler", PREDICTIONS), predictions, {"seq_relationship": (64, False)})
+    counted = products(jax.make_jaxpr(loss)(params).jaxpr)
+    assert counted == pytest.approx(sum(forward.values()) * rows * length, rel=1e-9)
+    # Training multiplies the first layer's input, too, by its weights, so thrice is exact for products of matrices.
+    counted = products(jax.make_jaxpr(jax.grad(loss))(params).jaxpr)
+    assert counted == pytest.approx(training_flops(forward, 3) * rows * length, rel=1e-9)
+
+
+def test_what_is_frozen_costs_the_forward_pass_alone() -> None:
+    forward = forward_flops(BASE, 128, ("pooler",), 0, {"classifier": (1536, False)})
+    total = sum(forward.values())
+    assert training_flops(forward, 12) == pytest.approx(3 * total)
+    layers = forward[ATTENTION] + forward[FEED_FORWARD]
+    assert training_flops(forward, 12, 3) == pytest.approx(3 * total - 2 * layers / 4)
+    assert training_flops(forward, 12, 12, ("pooler",)) == pytest.approx(total + 2 * forward["classifier"])

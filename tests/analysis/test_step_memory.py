@@ -1,0 +1,71 @@
+"""What a step takes of a device, from the compiler: here of the CPU, and of TPUs where libtpu is installed."""
+
+import importlib.util
+
+import jax
+import pytest
+
+from bert.analysis.step_memory import StepMemory, batch_shapes, step_memory, tpu_devices
+from bert.config import ModelConfig, PretrainConfig
+from bert.errors import UserError
+from bert.parallel.backends import MeshParallel
+from tests.helpers import recipe
+
+V5E = 16 * 2**30
+"""Bytes of high-bandwidth memory of a TPU v5e chip."""
+
+
+SMALL = ModelConfig(64, 16, 2, 4, 32, max_position_embeddings=16)
+
+
+def test_a_batch_has_the_arrays_that_the_loader_gives(pretrained) -> None:
+    from bert.config.yaml_io import load
+    from bert.data.pretraining.builder import build_examples, open_rows
+    from bert.data.pretraining.loader import PretrainingLoader, masking_of
+    from bert.tokenizer.wordpiece import load_tokenizer
+
+    config = load(PretrainConfig, pretrained / "config.yaml")
+    tokenizer = load_tokenizer(pretrained)
+    rows = open_rows(build_examples(config.data, tokenizer).train)
+    batch = PretrainingLoader(rows, masking_of(config.data, tokenizer), config.training.batch_size, 0).batch(0)
+    found = {name: (array.shape, array.dtype) for name, array in batch.items()}
+    assert {name: (shape.shape[1:], shape.dtype) for name, shape in batch_shapes(config).items()} == found
+
+
+@pytest.mark.slow
+def test_fsdp_and_recomputation_take_less_of_each_device() -> None:
+    def memory(mesh: str, devices: int, **training: object) -> StepMemory:
+        config = recipe(SMALL, 16, batch_size=64, mesh=mesh, scan_layers=True, **training)
+        return step_memory(config, MeshParallel(config.training.mesh_shape, jax.devices()[:devices]))
+
+    whole, parts = memory("8x1x1", 8), memory("1x8x1", 8)
+    assert parts.state < 0.35 * whole.state  # biases and LayerNorm stay whole, and in so small a model they are much
+    assert memory("1x1x1", 1, gradient_accumulation_steps=8).working < 0.5 * memory("1x1x1", 1).working
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed")
+def test_without_libtpu_there_is_a_sentence() -> None:
+    with pytest.raises(UserError, match=r"cannot compile for the TPU slice v5e:2x4 \(.*with libtpu installed"):
+        tpu_devices("v5e:2x4")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.parametrize(
+    ("topology", "model", "mesh", "remat"),
+    [
+        ("v5e:2x4", ModelConfig(30522, 768, 12, 12, 3072), "8x1x1", "dots"),
+        ("v5e:4x4", ModelConfig(30522, 1024, 24, 16, 4096), "1x16x1", "dots"),
+        ("v5e:4x4", ModelConfig(30720, 2048, 24, 16, 8192), "1x8x2", "full"),
+    ],
+    ids=["base", "large-fsdp", "1.3-billion-fsdp-tensor"],
+)
+def test_the_train_step_compiles_for_tpus_and_fits(topology, model, mesh, remat, monkeypatch) -> None:
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    config = recipe(
+        model, 512, batch_size=256, gradient_accumulation_steps=2, dtype="bfloat16",
+        mesh=mesh, remat=remat, scan_layers=True,
+    )  # fmt: skip
+    memory = step_memory(config, MeshParallel(config.training.mesh_shape, tpu_devices(topology)))
+    print(f"{topology} {mesh}: state {memory.state / 1e9:.2f} GB, working {memory.working / 1e9:.2f} GB")
+    assert memory.peak < V5E

@@ -1,0 +1,131 @@
+"""`bert plan`: sizes, the suggestion, and what happens where memory runs out."""
+
+import importlib.util
+
+import pytest
+
+from bert.analysis.batch_fit import Fit
+from bert.analysis.memory_estimate import WITHIN
+from bert.analysis.step_memory import StepMemory
+from bert.commands.arguments import run_command
+from bert.commands.plan import main, size_of, suggestion
+from tests.conftest import SMALL_MODEL
+
+ARGUMENTS = [
+    *SMALL_MODEL,
+    "--model.vocab_size=64",
+    "--data.sequence_length=16",
+    "--data.max_predictions_per_sequence=4",
+]
+
+
+class Grid:
+    shape = (8, 1, 1)
+    mesh = type("Mesh", (), {"size": 8})
+
+
+def fit(remat: str, rows: int) -> Fit:
+    return Fit(remat, rows, 32 // max(rows, 1), StepMemory(0, 0))
+
+
+def test_the_least_recomputation_with_enough_rows_is_suggested() -> None:
+    def said(*rows: int) -> str:
+        return suggestion([fit(remat, n) for remat, n in zip(("none", "dots", "full"), rows, strict=True)], Grid)
+
+    assert said(8, 16, 32).endswith("--training.gradient_accumulation_steps 4 --training.remat none")
+    assert said(4, 16, 32).endswith("--training.gradient_accumulation_steps 2 --training.remat dots")
+    assert said(0, 0, 2).endswith("--training.gradient_accumulation_steps 16 --training.remat full")
+    assert "--training.mesh 1x8x1" in said(0, 0, 0)
+
+
+@pytest.mark.slow
+def test_each_phase_has_a_plan_of_its_own_and_packed_rows_one_as_well(capsys) -> None:
+    phases = [
+        "--phases.1.share=0.9",
+        "--phases.1.sequence_length=8",
+        "--phases.1.batch_size=32",
+        "--phases.2.batch_size=16",
+    ]
+    packed = ["--data.packing=true", "--training.steps=1000"]
+    assert main([*ARGUMENTS, *phases, *packed, "--memory=1GiB"]) == 0
+    out = capsys.readouterr().out
+    assert "phase 1: batches of 32 x 8 tokens" in out
+    assert "phase 2: batches of 16 x 16 tokens" in out
+    assert "suggested: --phases.1.gradient_accumulation_steps 1 --training.remat none" in out
+    assert "suggested: --phases.2.gradient_accumulation_steps 1 --training.remat none" in out
+
+
+def test_sizes() -> None:
+    assert size_of("16GiB") == 16 * 2**30
+    assert size_of("80GB") == 80 * 10**9
+    assert size_of("1.5MiB") == 3 * 2**19
+    assert size_of("4096") == 4096
+
+
+def test_mistakes_are_sentences(fails) -> None:
+    assert "--memory 16 apples is not a size" in fails(main, "--memory=16 apples")
+    assert "--memory needs a value" in fails(main, "--memory")
+    assert "does not tell its memory: give it, for example --memory" in fails(main, *ARGUMENTS)
+
+
+@pytest.mark.slow
+def test_a_plan_fits_the_memory_and_less_memory_means_fewer_rows(capsys) -> None:
+    def rows(memory: str) -> list[str]:
+        arguments = [*ARGUMENTS, "--training.batch_size=64", f"--memory={memory}"]
+        assert main(arguments) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-1].startswith("suggested:")
+        return [line.split() for line in lines if line.endswith("(compiled)")]
+
+    ample, scarce = rows("1GiB"), rows("600KB")
+    assert [line[1] for line in ample] == ["64", "64", "64"]
+    assert int(scarce[0][1]) < 64
+
+
+def test_memory_that_runs_out_is_advice_and_no_stack_trace(fails) -> None:
+    @run_command
+    def command(argv: list[str]) -> int:
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.")
+
+    error = fails(command)
+    assert error.startswith("error: the memory of a device is used up")
+    assert "for pretraining, bert plan with the same arguments tells what fits" in error
+
+    @run_command
+    def other(argv: list[str]) -> int:
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        other([])
+
+
+def test_a_device_that_is_not_there_is_estimated_and_says_so(capsys) -> None:
+    arguments = [*ARGUMENTS, "--training.batch_size=64", "--device=h100:8", "--training.mesh=2x2x2"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("8 x H100, mesh data 2 x fsdp 2 x tensor 2, 59.25 GiB each; float32")
+    figures = [line for line in out.splitlines() if " a device (" in line]
+    assert [line.endswith("(counted)") for line in figures] == [True, True, False, False, False]
+    assert all(line.endswith(f"(estimated, within {WITHIN}% of compilations for TPU v5e)") for line in figures[2:])
+    assert out.splitlines()[-1] == "suggested: --training.gradient_accumulation_steps 1 --training.remat none"
+
+
+def test_mistakes_in_a_device_are_sentences(fails) -> None:
+    assert "--device h900 is no kind that is known: choose one of" in fails(main, "--device=h900")
+    mesh = [*ARGUMENTS, "--device=h100:4", "--training.mesh=2x2x2"]
+    assert "training.mesh (2x2x2) takes 8 devices, and there are 4" in fails(main, *mesh)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed")
+def test_a_slice_is_estimated_where_nothing_compiles_for_it(capsys) -> None:
+    assert main([*ARGUMENTS, "--training.batch_size=64", "--device=v5e:2x4"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("8 x TPU v5e, mesh data 8 x fsdp 1 x tensor 1, 15.75 GiB each")
+    assert "(estimated, within" in out
+    assert "(compiled)" not in out
+
+
+def test_a_plan_needs_no_corpus(capsys) -> None:
+    words = [word for word in ARGUMENTS if not word.startswith("--data.train=")]
+    assert main(["--config=base", "--phases=null", *words, "--device=h100"]) == 0
+    assert "suggested:" in capsys.readouterr().out

@@ -1,0 +1,209 @@
+"""`training.preset`, attention as one kernel, and the padded vocabulary."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert.commands.pretrain import main as pretrain
+from bert.config import ModelConfig, PretrainConfig, TrainingConfig, recipe_folder, with_preset
+from bert.config.yaml_io import load
+from bert.errors import UserError
+from bert.model.dropout import Dropout
+from bert.model.execution import Execution
+from bert.model.heads import BertForPreTraining
+from bert.parallel.devices import largest_cudnn_head
+from bert.training.losses import pretraining_objective
+
+CONFIG = ModelConfig(
+    vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+    max_position_embeddings=16, attention_probs_dropout_prob=0.0,
+)  # fmt: skip
+
+
+def batch():
+    random = np.random.default_rng(0)
+    lengths = np.array([12, 7, 3, 9])
+    return {
+        "input_ids": random.integers(5, 99, (4, 12)),
+        "token_type_ids": np.zeros((4, 12), np.int32),
+        "attention_mask": (np.arange(12) < lengths[:, None]).astype(np.int32),
+        "masked_lm_positions": np.array([[1, 2, 0]] * 4),
+        "masked_lm_ids": random.integers(5, 99, (4, 3)),
+        "masked_lm_weights": np.array([[1.0, 1.0, 0.0]] * 4, np.float32),
+        "next_sentence_labels": np.array([0, 1, 1, 0]),
+        "next_sentence_weights": np.ones(4, np.float32),
+    }
+
+
+def test_one_kernel_and_a_padded_vocabulary_give_the_same_losses_and_gradients():
+    params = jax.jit(BertForPreTraining(CONFIG).init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
+
+    def of(execution):
+        objective = pretraining_objective(BertForPreTraining(CONFIG, execution=execution).apply)
+        dropout = Dropout.of(0, 1, jnp.arange(4))
+
+        def loss(params):
+            losses, counts = objective.forward(params, batch(), dropout)
+            return sum(total for total, _ in losses.values()), {**losses, **counts}
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    plain, fast = of(Execution()), of(Execution(attention="xla", vocab_multiple=64))
+    assert jax.tree.map(jnp.shape, fast) == jax.tree.map(jnp.shape, plain)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6), fast, plain)
+
+
+def test_what_is_beyond_the_vocabulary_is_never_predicted():
+    head = BertForPreTraining(CONFIG, execution=Execution(vocab_multiple=64))
+    params = jax.jit(head.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
+    assert params["predictions"]["bias"].shape == (99,)
+    assert params["bert"]["embeddings"]["word"]["embedding"].shape[0] == 99
+    logits = head.apply({"params": params}, jnp.ones((2, 8), jnp.int32)).prediction_logits
+    assert logits.shape[-1] == 128
+    assert not jax.nn.softmax(logits)[..., 99:].any()
+    assert logits.argmax(-1).max() < 99
+
+
+def test_the_fast_preset_is_one_line():
+    config = load(PretrainConfig, recipe_folder() / "base.yaml")
+    assert with_preset(config) is config
+    assert Execution.of(config.training, 64, 128) == Execution()
+    fast = with_preset(dataclasses.replace(config, training=dataclasses.replace(config.training, preset="fast")))
+    assert fast.model == dataclasses.replace(config.model, attention_probs_dropout_prob=0.0)
+    assert fast.training.dtype == "bfloat16"
+    dataclasses.replace(fast, data=dataclasses.replace(fast.data, train=["corpus.txt"])).check()
+    assert Execution.of(fast.training, 64, 128) == Execution(attention="cudnn", vocab_multiple=64)
+    assert Execution.of(fast.training, 64, 0) == Execution(attention="xla", vocab_multiple=64)
+    packed = dataclasses.replace(fast, data=dataclasses.replace(fast.data, packing=True))
+    assert Execution.of(with_preset(packed).training, 64, 128) == Execution(vocab_multiple=64)
+
+
+@pytest.mark.parametrize(
+    ("file", "arguments", "expected"),
+    [
+        ("", "--training.preset fast", ("bfloat16", 64, 0.0, None)),
+        ("", "--training.preset fast --training.dtype float32", ("float32", 64, 0.0, "xla")),
+        ("", "--training.preset fast --training.vocab_multiple 128", ("bfloat16", 128, 0.0, None)),
+        ("", "--training.preset fast --model.attention_probs_dropout_prob 0.1", ("bfloat16", 64, 0.1, "xla")),
+        ("", "--training.preset fast --training.attention cudnn", ("bfloat16", 64, 0.0, "cudnn")),
+        ("training: {preset: fast, dtype: float32}", "", ("float32", 64, 0.0, "xla")),
+        ("training: {preset: fast, vocab_multiple: 128}", "--training.dtype float32", ("float32", 128, 0.0, "xla")),
+        ("training: {dtype: float32, vocab_multiple: 1}", "--training.preset fast", ("bfloat16", 64, 0.0, None)),
+        ("training: {preset: faithful, dtype: float32}", "--training.preset fast", ("bfloat16", 64, 0.0, None)),
+    ],
+)
+def test_what_is_given_beside_the_preset_wins_and_the_stored_configuration_repeats_it(
+    tmp_path, capsys, file, arguments, expected
+):
+    def printed(name, text, *arguments):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(SystemExit):
+            pretrain(["--config", str(tmp_path / name), *arguments, "--print_config"])
+        return capsys.readouterr().out
+
+    stored = printed("given.yaml", file, *arguments.split())
+    (tmp_path / "config.yaml").write_text(stored)
+    config = load(PretrainConfig, tmp_path / "config.yaml")
+    training = config.training
+    found = (training.dtype, training.vocab_multiple, config.model.attention_probs_dropout_prob, training.attention)
+    assert found == expected
+    assert printed("again.yaml", stored) == stored
+
+
+def test_one_kernel_by_name_and_packed_rows_are_not_reconciled_by_the_preset(fails, tmp_path):
+    given = ["--training.preset=fast", "--training.attention=cudnn", "--data.packing=true"]
+    assert "data.packing is true, which training.attention cudnn cannot do" in fails(
+        pretrain, *given, f"--output_dir={tmp_path / 'run'}"
+    )
+
+
+class Device:
+    """A device, as far as the choice of attention looks at it."""
+
+    def __init__(self, platform, version, capability=None):
+        self.platform, self.client = platform, SimpleNamespace(platform_version=version)
+        if capability is not None:
+            self.compute_capability = capability
+
+
+TURING, AMPERE, ADA, HOPPER, BLACKWELL = (
+    Device("gpu", "PJRT C API\ncuda 12090", capability) for capability in ("7.5", "8.0", "8.9", "9.0", "10.0")
+)
+AMD = Device("gpu", "PJRT C API\nrocm 60300", "gfx942")
+CPU, TPU = Device("cpu", "cpu"), Device("tpu", "PJRT C API\nTFRT TPU v5 lite")
+
+
+@pytest.mark.parametrize(
+    ("devices", "largest"),
+    [
+        ([CPU], 0), ([TPU], 0), ([AMD], 0), ([TURING], 0), ([AMPERE], 128), ([ADA], 128), ([HOPPER], 256),
+        ([BLACKWELL], 256), ([HOPPER, AMPERE], 128), ([AMPERE, TURING], 0),
+    ],
+)  # fmt: skip
+def test_cudnns_attention_is_for_nvidias_gpus_since_ampere(monkeypatch, devices, largest):
+    assert largest_cudnn_head(devices) == largest
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    assert Execution.of(TrainingConfig(preset="fast"), 64).attention == ("cudnn" if largest else "xla")
+    if not largest:
+        for size in (64, None):
+            with pytest.raises(UserError, match=r"NVIDIA GPUs of compute capability 8\.0 or more, .*: set it to xla"):
+                Execution.of(TrainingConfig(attention="cudnn"), size)
+
+
+@pytest.mark.parametrize(
+    ("head_size", "largest", "fits"),
+    [(64, 128, True), (128, 128, True), (136, 128, False), (256, 256, True), (264, 256, False), (12, 256, False)],
+)
+def test_heads_that_cudnn_does_not_take_are_left_to_xla_by_the_preset_and_told_else(head_size, largest, fits):
+    fast, asked = TrainingConfig(preset="fast"), TrainingConfig(attention="cudnn")
+    assert Execution.of(fast, head_size, largest).attention == ("cudnn" if fits else "xla")
+    if fits:
+        assert Execution.of(asked, head_size, largest).attention == "cudnn"
+        return
+    with pytest.raises(UserError) as error:
+        Execution.of(asked, head_size, largest)
+    assert f"a multiple of 8 features and at most {largest} on these devices" in str(error.value)
+    assert f"the model's have {head_size} (model.hidden_size / model.num_attention_heads): set it" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--training.dtype=float32"], "training.dtype is float32, which training.attention cudnn cannot do"),
+        (
+            ["--model.attention_probs_dropout_prob=0.1"],
+            "model.attention_probs_dropout_prob is 0.1, which training.attention cudnn cannot do",
+        ),
+        (["--model.attention_probs_dropout_prob=0", "--data.packing=true"], "data.packing is true"),
+        (["--training.preset=quick"], "training.preset is 'quick': choose one of faithful, fast"),
+        (["--training.attention=flash"], "training.attention is 'flash': choose xla or cudnn, or null"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_made(fails, tmp_path, arguments, sentence):
+    folder = tmp_path / "run"
+    given = ["--training.attention=cudnn", "--training.dtype=bfloat16", f"--output_dir={folder}", *arguments]
+    assert sentence in fails(pretrain, *given)
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_a_fast_run_ends_resumes_and_is_exported_without_padding(corpus, tmp_path):
+    import bert
+    from tests.conftest import SMALL_RUN
+
+    folder = tmp_path / "fast"
+    arguments = [f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, "--training.preset=fast"]
+    assert pretrain(arguments) == 0
+    assert pretrain(arguments) == 0  # finds itself, and has nothing left to do
+    stored = load(PretrainConfig, folder / "config.yaml")
+    assert (stored.training.preset, stored.training.vocab_multiple) == ("fast", 64)
+    model = bert.load(folder)
+    size = model.tokenizer.get_vocab_size()
+    assert size % 64
+    assert model.params["predictions"]["bias"].shape == (size,)
+    model.save(tmp_path / "hf")
+    assert bert.load(tmp_path / "hf").params["bert"]["embeddings"]["word"]["embedding"].shape[0] == size

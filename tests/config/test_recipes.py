@@ -1,0 +1,138 @@
+"""Every recipe loads, passes its checks, says what it takes and gives, and describes a model that can be built."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bert.commands.arguments import parse
+from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, recipe_folder, recipe_names
+from bert.config.pretraining import phases_of
+from bert.config.yaml_io import load
+from bert.data.pretraining.objectives import OBJECTIVES
+from bert.model.execution import Execution
+from bert.model.heads import HEADS, BertForMaskedLM, BertForPreTraining
+from bert.tasks import TASKS
+from bert.training.loop import count_parameters
+
+FINETUNING = sorted(set(recipe_names()) & set(TASKS))
+PRETRAINING = sorted(set(recipe_names()) - set(TASKS))
+PARAMETERS = {"tiny": 4_433_468, "mini": 11_267_900, "small": 29_058_876, "medium": 41_668_412, "base": 110_106_428,
+              "large": 336_226_108}  # fmt: skip
+BASE = ModelConfig(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
+                   intermediate_size=3072)  # fmt: skip
+NARROW = ModelConfig(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+KEY = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
+LABELS = 3
+"""Of tasks whose labels only the data tells."""
+
+
+def pretraining(name: str) -> PretrainConfig:
+    """The recipe, with a corpus where it has none."""
+    config = load(PretrainConfig, recipe_folder() / f"{name}.yaml")
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, train=config.data.train or "corpus.txt"))
+
+
+def test_there_is_a_recipe_for_every_size_and_task() -> None:
+    assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *PARAMETERS}
+    # Benchmarks and tasks of one's own have recipes, kinds of file have none.
+    assert set(FINETUNING) == set(TASKS) - {"ner", "multiple_choice"}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_head_says_command_hardware_time_and_score(name: str) -> None:
+    head = re.match(r"(#.*\n)+", (recipe_folder() / f"{name}.yaml").read_text(encoding="utf-8"))[0]
+    script = "finetune" if name in TASKS else "pretrain"
+    given = "" if name == "quickstart" else f" --config {name} "
+    assert f"\n# python {script}.py{given}" in head
+    assert "\n# Hardware: " in head
+    # Where a figure is from: measured here, the paper's, or an estimate with its arithmetic.
+    assert re.search(r"^# Time: (measured|paper|estimate): ", head, re.MULTILINE)
+    assert re.search(r"^# Score: (measured|paper|none)\b", head, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("override", "rows", "predictions"),
+    [("--training.batch_size=16", 16, 77), ("--training.batch_size=8", 8, 77), ("--data.sequence_length=64", 16, 10)],
+)
+def test_domain_takes_one_override_to_become_small(override: str, rows: int, predictions: int) -> None:
+    argv = ["--config=domain", "--data.train=corpus.txt", override]
+    config, _ = parse(PretrainConfig, argv, prog="bert pretrain", description="", default_recipe=None)
+    training = config.training
+    assert training.batch_size // training.gradient_accumulation_steps == rows
+    assert config.data.max_predictions_per_sequence == predictions
+
+
+@pytest.mark.parametrize("name", PRETRAINING)
+def test_pretraining_recipes(name: str) -> None:
+    config = pretraining(name)
+    config.check()
+    sizes = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
+    # What continues a published encoder takes its sizes.
+    sizes = BASE if name == "domain" else sizes
+    label = OBJECTIVES[config.data.objective].label
+    heads = BertForPreTraining if label else BertForMaskedLM
+    model = heads(sizes, jnp.dtype(config.training.dtype), Execution(scan=True))
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
+    if name in PARAMETERS:
+        assert count_parameters(params) == PARAMETERS[name]
+    for phase in phases_of(config, int(config.training.steps)):
+        data, training = phase.config.data, phase.config.training
+        rows = training.batch_size // training.gradient_accumulation_steps
+        tokens = jax.ShapeDtypeStruct((rows, data.sequence_length), jnp.int32)
+        positions = jax.ShapeDtypeStruct((rows, data.max_predictions_per_sequence), jnp.int32)
+        output = jax.eval_shape(model.apply, params, tokens, tokens, tokens, positions)
+        logits = output.prediction_logits if label else output
+        assert logits.shape == (*positions.shape, sizes.vocab_size)
+        assert logits.dtype == jnp.float32
+        assert not label or output.seq_relationship_logits.shape == (rows, 2)
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_the_papers_two_phases(name: str) -> None:
+    config = pretraining(name)
+    short, long = phases_of(config, int(config.training.steps))
+    assert (short.end, long.end) == (900_000, 1_000_000)
+    sizes = [(p.config.data.sequence_length, p.config.data.max_predictions_per_sequence) for p in (short, long)]
+    assert sizes == [(128, 20), (512, 77)]
+    assert {p.config.training.batch_size for p in (short, long)} == {256}
+    assert short.config.optimizer == long.config.optimizer
+
+
+@pytest.mark.parametrize("name", FINETUNING)
+def test_finetuning_recipes(name: str) -> None:
+    config = load(FinetuneConfig, recipe_folder() / f"{name}.yaml")
+    assert config.task == name
+    data = dataclasses.replace(config.data, dir="somewhere")
+    dataclasses.replace(config, init="runs/X", data=data).check()
+    task = TASKS[name]
+    model = HEADS[task.head](NARROW, task.num_labels or LABELS, None, jnp.dtype(config.training.dtype), None)
+    choices = (5,) if task.head == "choices" else ()
+    rows = config.training.batch_size
+    tokens = jax.ShapeDtypeStruct((rows, *choices, config.data.max_length), jnp.int32)
+    outputs, _ = jax.eval_shape(model.init_with_output, KEY, tokens, tokens, tokens)
+    for output in jax.tree.leaves(outputs):
+        assert output.shape[0] == rows
+        assert output.dtype == jnp.float32
+
+
+def test_what_continues_a_model_has_one() -> None:
+    assert pretraining("domain").init == "google-bert/bert-base-uncased"
+
+
+def test_the_budgets_arithmetic() -> None:
+    """The 24 hours that the recipe's head promises: steps x tokens x FLOPs a token at 60 TFLOP/s."""
+    from bert.analysis.flops import forward_flops
+
+    config = pretraining("budget24h")
+    data, training = config.data, config.training
+    sizes = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
+    flops = 3 * sum(
+        forward_flops(sizes, data.sequence_length, ["predictions"], data.max_predictions_per_sequence, {}).values()
+    )
+    tokens = int(training.steps) * training.batch_size * data.sequence_length
+    assert round(tokens / 1e9, 1) == 8.9
+    assert round(flops / 1e9, 2) == 0.57
+    assert round(tokens * flops / 60e12 / 3600, 1) == 23.5

@@ -1,0 +1,323 @@
+"""Every kind of file and of data set gives the same documents; a damaged one is named."""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import re
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bert.config import DataConfig
+from bert.data.corpus import document_store
+from bert.data.corpus.documents import corpus_fingerprint, documents, entries, numbered_documents, split_sentences
+from bert.data.pretraining import builder
+from bert.data.pretraining.builder import build_examples, open_rows
+from bert.errors import UserError
+from bert.tokenizer.wordpiece import SPECIAL_TOKENS, load_tokenizer
+
+TEXTS = ["First line.\n\n Second line. \n", " ", "Other document."]
+EXPECTED = [["First line.", "Second line."], ["Other document."]]
+
+
+def zstd(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as out:
+        out.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
+
+
+def parquet(path, texts, rows=2, **columns) -> str:
+    pq.write_table(pa.table({"id": list(range(len(texts))), "text": texts, **columns}), path, row_group_size=rows)
+    return str(path)
+
+
+@pytest.mark.parametrize("packed", PACK)
+def test_compressed_text_and_jsonl(tmp_path, packed) -> None:
+    text = tmp_path / f"a.txt{packed}"
+    text.write_bytes(PACK[packed](b"First line.\nSecond line.\n\n") + PACK[packed](b"Other document.\n"))
+    assert list(documents(str(text))) == EXPECTED, "two compressed parts one after the other are one file"
+    lines = tmp_path / f"b.jsonl{packed}"
+    lines.write_bytes(PACK[packed]("\n".join(json.dumps({"text": text}) for text in TEXTS).encode()))
+    assert list(documents(str(lines))) == EXPECTED
+    assert len(list(documents(str(tmp_path)))) == 4, "a folder holds both"
+
+
+@pytest.mark.parametrize("packed", [".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.parametrize("damage", ["cut", "other"])
+def test_a_compressed_file_that_is_cut_short_is_named(tmp_path, packed, damage) -> None:
+    data = PACK[packed](os.urandom(300_000).hex().encode() + b"\n\nx\n")
+    path = tmp_path / f"a.txt{packed}"
+    path.write_bytes(data[:-20_000] if damage == "cut" else b"plain text")
+    with pytest.raises(UserError, match=rf"a\.txt\{packed} is cut short or damaged after line 0") as raised:
+        list(documents(str(path)))
+    assert "\n" not in str(raised.value)
+
+
+def test_parquet(tmp_path) -> None:
+    path = parquet(tmp_path / "a.parquet", [TEXTS[0], None, *TEXTS[1:]])
+    assert list(documents(path)) == EXPECTED
+    large = pa.table({"text": pa.array(TEXTS, pa.large_string())})
+    pq.write_table(large, tmp_path / "b.parquet")
+    assert list(documents(str(tmp_path / "*.parquet"))) == EXPECTED * 2
+
+
+def test_faults_of_parquet_are_named(tmp_path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet(path, [os.urandom(50_000).hex() for _ in range(8)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1000])
+    with pytest.raises(UserError, match=r"a\.parquet is cut short or damaged after row 0"):
+        list(documents(str(path)))
+    pq.write_table(pa.table({"body": ["x"], "id": [1]}), path)
+    with pytest.raises(UserError, match=r'a\.parquet has no column "text" but body, id'):
+        list(documents(str(path)))
+    pq.write_table(pa.table({"text": [3]}), path)
+    with pytest.raises(UserError, match=r'a\.parquet, row 1: "text" is int and not a string'):
+        list(documents(str(path)))
+
+
+def test_a_file_that_disappears_is_named(tmp_path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("text\n\n")
+    found = documents(str(tmp_path))
+    next(found)
+    (tmp_path / "b.txt").unlink()
+    with pytest.raises(UserError, match=r"b\.txt has disappeared: put it back or leave it out"):
+        list(found)
+
+
+@pytest.mark.parametrize("packed", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_compressed_file_of_no_bytes_is_a_download_that_failed(tmp_path, packed) -> None:
+    (tmp_path / "whole.txt").write_text("Text.")
+    (tmp_path / f"b.txt{packed}").write_bytes(b"")
+    with pytest.raises(UserError, match=rf"b\.txt\{packed} is cut short or damaged"):
+        list(documents(str(tmp_path)))
+
+
+def test_the_name_of_a_file_tells_its_kind_in_any_case(tmp_path) -> None:
+    (tmp_path / "a.TXT").write_text("Text.")
+    (tmp_path / "b.JSONL.GZ").write_bytes(gzip.compress(b'{"text": "Lines."}'))
+    (tmp_path / "c.ndjson").write_text('{"text": "More."}')
+    assert list(documents(str(tmp_path))) == [["Text."], ["Lines."], ["More."]]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("c4.json.gz", "may be one value of JSON: if it has one object with"),
+        ("a.JSON", "may be one value of JSON"),
+        ("a.csv.gz", "is of a kind that is not read"),
+        ("a.tsv", "is of a kind that is not read"),
+        ("a.jsonl.zstd", "is of a kind that is not read"),
+        ("a.tar.gz", "is of a kind that is not read"),
+        ("a.parquet.gz", "is of a kind that is not read"),
+    ],
+)
+def test_what_is_no_text_is_not_read_as_text(tmp_path, name, message) -> None:
+    (tmp_path / name).write_bytes(b'{"text": "Hello"}')
+    for source in (tmp_path / name, tmp_path / "*"):
+        with pytest.raises(UserError, match=f"{re.escape(name)} {message}"):
+            list(documents(str(source)))
+
+
+def test_saved_data_sets_below_a_folder_or_matched_by_a_glob(tmp_path) -> None:
+    (tmp_path / "x.txt").write_text("Text.")
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "below" / "saved")
+    assert list(documents(str(tmp_path))) == [*EXPECTED, ["Text."]]
+    assert list(documents(str(tmp_path / "below" / "*"))) == EXPECTED
+
+
+def test_saved_data_sets(tmp_path) -> None:
+    whole = datasets.Dataset.from_dict({"text": TEXTS, "id": [1, 2, 3]})
+    whole.save_to_disk(tmp_path / "one", num_shards=2)
+    assert list(documents(str(tmp_path / "one"))) == EXPECTED
+    fingerprint = corpus_fingerprint(str(tmp_path / "one"))
+    whole.save_to_disk(tmp_path / "again", num_shards=2)
+    assert corpus_fingerprint(str(tmp_path / "again")) == fingerprint
+    datasets.Dataset.from_dict({"text": TEXTS[:1]}).save_to_disk(tmp_path / "other")
+    assert corpus_fingerprint(str(tmp_path / "other")) != fingerprint
+    datasets.DatasetDict(train=whole, test=whole).save_to_disk(tmp_path / "dict")
+    for above in (tmp_path / "dict", tmp_path):  # else its test split would be trained on
+        with pytest.raises(
+            UserError, match=r"dict is a data set of splits \(test, train\): name one of them, as .*dict/SPLIT$"
+        ):
+            list(documents(str(above)))
+    assert list(documents(str(tmp_path / "dict" / "train"))) == EXPECTED
+    whole.remove_columns("text").save_to_disk(tmp_path / "no-text")
+    with pytest.raises(UserError, match='no-text has no column "text" but id'):
+        list(documents(str(tmp_path / "no-text")))
+    (shard,) = (tmp_path / "other").glob("*.arrow")
+    shard.write_bytes(shard.read_bytes()[:100])
+    with pytest.raises(UserError, match="other is cut short or damaged"):
+        list(documents(str(tmp_path / "other")))
+
+
+def test_hub_names(tmp_path, monkeypatch) -> None:
+    asked = []
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "cached")
+
+    def load_dataset(name, config, split):
+        asked.append((name, config, split))
+        if name == "org/gone":
+            raise FileNotFoundError("Dataset 'org/gone' doesn't exist on the Hub\nor cannot be accessed")
+        return datasets.load_from_disk(tmp_path / "cached")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert list(documents("hub:org/name")) == EXPECTED
+    assert list(documents(["hub:org/name:20231101.en", "hub:org/name::validation", "hub:a/b:c:train[:10%]"]))
+    assert asked == [
+        ("org/name", None, "train"),
+        ("org/name", "20231101.en", "train"),
+        ("org/name", None, "validation"),
+        ("a/b", "c", "train[:10%]"),
+    ]
+    assert corpus_fingerprint("hub:org/name") != corpus_fingerprint("hub:org/name::train[:10%]")
+    with pytest.raises(
+        UserError, match=r"hub:org/gone cannot be loaded \(Dataset 'org/gone' doesn't exist on the Hub\)"
+    ):
+        list(documents("hub:org/gone"))
+
+
+def test_a_file_belongs_to_the_first_entry_that_names_it(tmp_path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    source = [str(tmp_path / "b.txt"), str(tmp_path)]
+    assert [[os.path.basename(place) for place in places] for places in entries(source)] == [["b.txt"], ["a.txt"]]
+    assert list(numbered_documents(source)) == [(0, ["b.txt"]), (1, ["a.txt"])]
+
+
+def spool_of(folder, counts, size=100) -> document_store.Spool:
+    texts = [(source, ["x" * size]) for source, count in enumerate(counts) for _ in range(count)]
+    return document_store.write_spool(texts, folder, lambda number: None)
+
+
+@pytest.mark.parametrize("weights", [[0.5, 0.5], [1.0, 9.0], [3.0, 1.0], [30.0, 0.1]])
+def test_a_mixture_has_the_shares_asked_for_and_every_document(tmp_path, weights) -> None:
+    found = spool_of(tmp_path, [300, 100])
+    order = found.mixed(found.order(1), weights, 1)
+    sources = found.sources()[order]
+    share = weights[0] / sum(weights)
+    assert (sources == 0).mean() == pytest.approx(share, abs=0.005)
+    times = np.bincount(order, minlength=400)
+    assert times.min() == 1
+    for source in (0, 1):
+        mine = times[found.sources() == source]
+        assert mine.max() - mine.min() <= 1, "no document is repeated twice more often than another of its source"
+    np.testing.assert_array_equal(order, found.mixed(found.order(1), weights, 1))
+
+
+def test_an_entry_without_documents_cannot_have_a_share(tmp_path) -> None:
+    found = spool_of(tmp_path, [10, 0])
+    with pytest.raises(UserError, match=r"data\.weights: entry 2 of data\.train has no document"):
+        found.mixed(found.order(1), [0.5, 0.5], 1)
+
+
+def test_of_a_large_document_a_mixture_has_what_is_nearer_to_its_share(tmp_path) -> None:
+    texts = [(0, ["x" * 1000]), *[(1, ["y" * 100])] * 19]
+    found = document_store.write_spool(texts, tmp_path, lambda number: None)
+    order = found.mixed(found.order(1), [0.5, 0.5], 1)
+    assert (found.sources()[order] == 0).sum() == 2, "1.9 passes are two, not one"
+
+
+def test_a_mixture_of_a_thousand_passes_is_a_mistake(tmp_path) -> None:
+    found = spool_of(tmp_path, [100, 100])
+    with pytest.raises(UserError, match=r"entry 1 of data\.train would be read 10,000 times, and 1,000 are the most"):
+        found.mixed(found.order(1), [1.0, 0.0001], 1)
+
+
+def test_a_repeated_document_is_never_its_own_random_partner(tmp_path) -> None:
+    """Of four documents that a mixture repeats until they are half of the text."""
+    words = {name: [f"{name}{number}" for number in range(4 if name == "a" else 100)] for name in "ab"}
+    for name, documents_ in words.items():
+        text = "\n\n".join("\n".join([f"{word} {word} {word}"] * 12) for word in documents_)
+        (tmp_path / f"{name}.txt").write_text(text)
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words["a"], *words["b"]]))
+    config = DataConfig(
+        train=[str(tmp_path / "a.txt"), str(tmp_path / "b.txt")],
+        eval=str(tmp_path / "b.txt"),
+        weights=[0.5, 0.5],
+        sequence_length=16,
+        one_sentence_per_line=True,
+        num_workers=1,
+    )
+    found = build_examples(config, load_tokenizer(tmp_path / "vocab.txt"), tmp_path / "cache")
+    rows = open_rows(found.train).take(np.arange(found.counts["train_rows"]))
+    a = rows["input_ids"][:, 1]
+    b = rows["input_ids"][np.arange(len(a)), rows["segment_a_length"]]
+    assert ((a < 9) & (rows["next_sentence_label"] == 1)).sum() > 100
+    np.testing.assert_array_equal(a == b, rows["next_sentence_label"] == 0)
+
+
+@pytest.fixture
+def two_languages(tmp_path):
+    """German and English whose sentences end differently: "z. B." and "e.g." are no ends."""
+    german = "Das ist z. B. gut. Es geht bzw. es steht."
+    english = "This is good, e.g. for Dr. Smith. It stands."
+    for name, text in (("de", german), ("en", english)):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join([text] * 20))
+    words = sorted(set(re.findall(r"\w+|[.,]", f"{german} {english}".lower())))
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
+    return tmp_path
+
+
+def test_languages_differ_in_where_sentences_end() -> None:
+    german = ["Es geht bzw. es steht. Am 3. Mai kam er."]
+    assert split_sentences(german, "de") == ["Es geht bzw. es steht.", "Am 3. Mai kam er."]
+    assert len(split_sentences(german, "en")) == 4
+
+
+@pytest.mark.parametrize("language", ["german", "DE", "de_DE", ""])
+def test_a_language_is_given_by_its_code(language) -> None:
+    with pytest.raises(UserError, match=rf"data\.language is '{language}': give a code in lower case"):
+        DataConfig(train="a.txt", language=language).check()
+
+
+def test_sentences_end_by_the_language_of_their_source(two_languages, monkeypatch) -> None:
+    seen = {}
+    split = builder.corpus.split_sentences
+    monkeypatch.setattr(
+        builder.corpus,
+        "split_sentences",
+        lambda paragraphs, language, *rest: (
+            seen.setdefault(paragraphs[0][:4], language) and split(paragraphs, language, *rest)
+        ),
+    )
+    config = DataConfig(
+        train=[str(two_languages / "de.txt"), str(two_languages / "en.txt")],
+        language=["de", "en"],
+        weights=[0.75, 0.25],
+        held_out=0.2,
+        num_workers=1,
+    )
+    found = build_examples(config, load_tokenizer(two_languages / "vocab.txt"), two_languages / "cache")
+    assert seen == {"Das ": "de", "This": "en"}
+    assert len(open_rows(found.train))
+    other = DataConfig(**{**vars(config), "weights": None})
+    third = DataConfig(**{**vars(config), "language": ["en", "en"]})
+    tokenizer = load_tokenizer(two_languages / "vocab.txt")
+    folders = {build_examples(c, tokenizer, two_languages / "cache").folder for c in (config, other, third)}
+    assert len(folders) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weights": [1.0]}, r"data\.weights has 1 values and data\.train 2"),
+        ({"language": ["de"]}, r"data\.language has 1 values and data\.train 2"),
+        ({"language": ["de", "en"], "eval": "x.txt"}, r"data\.language has 2 values and data\.eval 1"),
+        ({"weights": [1.0, 0.0]}, "every weight must be above 0"),
+        ({"weights": [1.0, float("nan")]}, "every weight must be above 0"),
+    ],
+)
+def test_as_many_weights_and_languages_as_entries(changes, message) -> None:
+    with pytest.raises(UserError, match=message):
+        DataConfig(train=["a.txt", "b.txt"], **changes).check()

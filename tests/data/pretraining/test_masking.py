@@ -1,0 +1,273 @@
+import numpy as np
+import pytest
+
+from bert.data.pretraining.masking import Masking, _splitmix64, random_words, words_of_rows
+
+V, MASK, SPECIAL = 1000, 4, (0, 1, 2, 3, 4)
+
+
+def corpus(rows: int, length: int = 128) -> np.ndarray:
+    """Rows [CLS] words [SEP] words [SEP] padding, of different lengths."""
+    random = np.random.default_rng(0)
+    ids = random.integers(5, V, (rows, length)).astype(np.uint16)
+    ids[:, 0] = 2
+    for row, end in zip(ids, random.integers(8, length + 1, rows), strict=True):
+        row[end // 2] = row[end - 1] = 3
+        row[end:] = 0
+    return ids
+
+
+def masked(ids: np.ndarray, masking: Masking, key: tuple[int, int] = (7, 1)) -> dict[str, np.ndarray]:
+    words = random_words(key, 0, len(ids), masking.words_per_row(ids.shape[1]))
+    return masking(ids, words)
+
+
+def test_a_worked_example() -> None:
+    # Ten maskable tokens at 30%: three are chosen, those with the smallest of the first twelve 32-bit words. Their
+    # fates are the next P words, in order of position: below 0.8 [MASK], from 0.9 a random piece, between them kept.
+    masking = Masking(vocab_size=20, mask_id=4, special_ids=SPECIAL, max_predictions=4, prob=0.3)
+    ids = np.array([[2, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 3]], dtype=np.uint16)
+    share = lambda x: int(x * 2**32)  # noqa: E731
+    selection = [0, 900, 50, 800, 700, 10, 600, 500, 400, 300, 30, 1]  # smallest of the maskable: places 5, 10, 2
+    fates = [share(0.5), share(0.85), share(0.95), 0]  # place 2 -> [MASK], place 5 -> kept, place 10 -> random
+    choices = [0, 0, share(0.5), 0]  # the random piece is number 7 of the 15 ordinary ones: 5 + 7
+    halves = np.array(selection + fates + choices, dtype=np.uint32)
+    words = np.zeros((1, masking.words_per_row(12) * 2), dtype=np.uint32)
+    words[0, : len(halves)] = halves
+    result = masking(ids, words.view(np.uint64))
+    assert result["input_ids"].tolist() == [[2, 10, 4, 12, 13, 14, 15, 16, 17, 18, 12, 3]]
+    assert result["masked_lm_positions"].tolist() == [[2, 5, 10, 0]]
+    assert result["masked_lm_ids"].tolist() == [[11, 14, 19, 0]]
+    assert result["masked_lm_weights"].tolist() == [[1, 1, 1, 0]]
+
+
+def test_each_row_predicts_15_percent_rounded_at_least_one_at_most_p() -> None:
+    masking = Masking(V, MASK, SPECIAL, max_predictions=12)
+    ids = corpus(2000)
+    count = masked(ids, masking)["masked_lm_weights"].sum(axis=1)
+    maskable = (ids >= 5).sum(axis=1)
+    np.testing.assert_array_equal(count, np.clip(np.floor(maskable * 0.15 + 0.5), 1, 12))
+    assert count.min() == 1
+    assert count.max() == 12
+
+
+def test_80_10_10_and_uniform_choice() -> None:
+    masking = Masking(V, MASK, SPECIAL, max_predictions=20)
+    ids = corpus(20_000)
+    result = masked(ids, masking)
+    rows, places = np.nonzero(result["masked_lm_weights"])
+    positions = result["masked_lm_positions"][rows, places]
+    before, after = ids[rows, positions].astype(int), result["input_ids"][rows, positions]
+    n = len(rows)
+    to_mask, kept = after == MASK, after == before
+    random = ~to_mask & ~kept
+    # Four standard deviations of a binomial; a random piece is the original one in 1 of 995 cases.
+    for share, expected in ((to_mask, 0.8), (random, 0.1 * 994 / 995), (kept, 0.1 + 0.1 / 995)):
+        assert abs(share.mean() - expected) < 4 * np.sqrt(expected * (1 - expected) / n)
+    # Every ordinary piece is drawn about as often as another (chi-squared, 994 degrees of freedom, 5 deviations).
+    drawn = np.bincount(after[random], minlength=V)[5:]
+    assert ((drawn - drawn.mean()) ** 2 / drawn.mean()).sum() < 994 + 5 * np.sqrt(2 * 994)
+    # Every place is chosen about as often as its neighbours.
+    full = ids[:, -1] == 3
+    chosen = np.zeros(128)
+    np.add.at(chosen, positions[full[rows]], 1)
+    inner = np.delete(chosen, [0, 64, 127])
+    assert abs(inner - inner.mean()).max() < 5 * np.sqrt(inner.mean())
+
+
+def test_specials_and_padding_are_never_touched_nor_put_in() -> None:
+    masking = Masking(V, MASK, SPECIAL, max_predictions=20)
+    ids = corpus(5000)
+    result = masked(ids, masking)
+    rows, places = np.nonzero(result["masked_lm_weights"])
+    positions = result["masked_lm_positions"][rows, places]
+    assert (ids[rows, positions] >= 5).all()
+    changed = result["input_ids"] != ids
+    assert not changed[ids < 5].any()
+    assert set(np.unique(result["input_ids"][changed])) & set(SPECIAL) == {MASK}
+    np.testing.assert_array_equal(result["masked_lm_ids"][rows, places], ids[rows, positions])
+    # Nothing else changed, no place is predicted twice, and places ascend.
+    untouched = changed.copy()
+    untouched[rows, positions] = False
+    assert not untouched.any()
+    used = result["masked_lm_weights"] > 0
+    assert (np.diff(np.where(used, result["masked_lm_positions"], 9999), axis=1)[used[:, 1:]] > 0).all()
+
+
+def test_a_row_without_maskable_tokens_predicts_nothing() -> None:
+    ids = np.array([[2, 3, 3, 0, 0, 0, 0, 0]], dtype=np.uint16)
+    result = masked(ids, Masking(V, MASK, SPECIAL, max_predictions=4))
+    assert result["masked_lm_weights"].sum() == 0
+    np.testing.assert_array_equal(result["input_ids"], ids)
+
+
+def test_short_rows_with_more_places_than_tokens() -> None:
+    ids = corpus(50, length=8)
+    result = masked(ids, Masking(V, MASK, SPECIAL, max_predictions=20))
+    assert result["masked_lm_positions"].shape == (50, 20)
+    np.testing.assert_array_equal(result["masked_lm_weights"].sum(axis=1), 1)
+
+
+@pytest.mark.parametrize("length", [128, 77])
+def test_rows_are_the_same_whoever_draws_them(length: int) -> None:
+    masking = Masking(V, MASK, SPECIAL, max_predictions=20)
+    ids = corpus(64, length)
+    whole = masked(ids, masking)
+    words = masking.words_per_row(length)
+    for first in (0, 16, 48):
+        part = masking(ids[first : first + 16], random_words((7, 1), first, 16, words))
+        for name, value in part.items():
+            np.testing.assert_array_equal(value, whole[name][first : first + 16])
+    other = masked(ids, masking, key=(7, 2))
+    assert (other["masked_lm_positions"] != whole["masked_lm_positions"]).any(axis=1).mean() > 0.8
+
+
+def words_of(ids: np.ndarray, continuing: set[int]) -> list[list[list[int]]]:
+    """The words of each row as lists of positions; a special piece ends one."""
+    found = []
+    for row in ids.tolist():
+        words: list[list[int]] = []
+        open_word = False
+        for place, piece in enumerate(row):
+            if piece in SPECIAL:
+                open_word = False
+            elif open_word and piece in continuing:
+                words[-1].append(place)
+            else:
+                words.append([place])
+                open_word = True
+        found.append(words)
+    return found
+
+
+CONTINUING = range(700, V)  # 30% of the pieces
+
+
+def whole_words(**changes) -> Masking:
+    return Masking(V, MASK, SPECIAL, **{"max_predictions": 20, "continuing_ids": CONTINUING, **changes})
+
+
+def test_a_worked_example_of_whole_words() -> None:
+    # Nine maskable tokens at 40%: a budget of four. Words by their random numbers: the one at place 1 (one token), that
+    # at place 2 (four tokens, which no longer fit: passed over), that at place 6 (two), that at place 8 (one).
+    masking = Masking(30, MASK, SPECIAL, max_predictions=5, prob=0.4, continuing_ids=(20, 21, 22))
+    ids = np.array([[2, 10, 11, 20, 21, 22, 12, 20, 13, 14, 3, 0]], dtype=np.uint16)
+    halves = np.zeros((1, masking.words_per_row(12) * 2), dtype=np.uint32)
+    halves[0, :12] = [0, 10, 20, 1, 1, 1, 30, 1, 40, 50, 0, 0]
+    result = masking(ids, halves.view(np.uint64))
+    assert result["masked_lm_positions"].tolist() == [[1, 6, 7, 8, 0]]
+    assert result["masked_lm_ids"].tolist() == [[10, 12, 20, 13, 0]]
+    assert result["masked_lm_weights"].tolist() == [[1, 1, 1, 1, 0]]
+    assert result["input_ids"].tolist() == [[2, 4, 11, 20, 21, 22, 4, 4, 4, 14, 3, 0]]
+
+
+def test_words_are_masked_whole_or_not_at_all_within_the_budget() -> None:
+    masking, ids = whole_words(max_predictions=12), corpus(500)
+    result = masked(ids, masking)
+    single = masked(ids, Masking(V, MASK, SPECIAL, max_predictions=12))
+    budget = single["masked_lm_weights"].sum(axis=1)
+    used = result["masked_lm_weights"] > 0
+    assert (used.sum(axis=1) <= budget).all()
+    assert used.sum() > 0.98 * budget.sum()
+    for row, words in enumerate(words_of(ids, set(CONTINUING))):
+        chosen = set(result["masked_lm_positions"][row, used[row]].tolist())
+        assert sorted(chosen) == result["masked_lm_positions"][row, used[row]].tolist()
+        assert chosen == {place for word in words if word[0] in chosen for place in word}
+        unused = int(budget[row]) - len(chosen)
+        assert all(len(word) > unused for word in words if word[0] not in chosen), "what is left out does not fit"
+    np.testing.assert_array_equal(
+        np.where(used, result["masked_lm_ids"], 0),
+        np.where(used, np.take_along_axis(ids, result["masked_lm_positions"], 1), 0),
+    )
+
+
+def test_whole_words_are_80_10_10_token_by_token() -> None:
+    ids = corpus(20_000)
+    result = masked(ids, whole_words())
+    rows, places = np.nonzero(result["masked_lm_weights"])
+    positions = result["masked_lm_positions"][rows, places]
+    before, after = ids[rows, positions].astype(int), result["input_ids"][rows, positions]
+    to_mask, kept = after == MASK, after == before
+    for share, expected in ((to_mask, 0.8), (~to_mask & ~kept, 0.1 * 994 / 995), (kept, 0.1 + 0.1 / 995)):
+        assert abs(share.mean() - expected) < 4 * np.sqrt(expected * (1 - expected) / len(rows))
+    untouched = np.ones(ids.shape, bool)
+    untouched[rows, positions] = False
+    np.testing.assert_array_equal(result["input_ids"][untouched], ids[untouched])
+    # Words of every length have about the same chance, those of more tokens a little less: they may no longer fit.
+    assert np.isin(before, CONTINUING).mean() == pytest.approx(np.isin(ids[ids >= 5], CONTINUING).mean(), rel=0.15)
+
+
+def test_whole_words_of_a_row_are_the_same_whoever_draws_them() -> None:
+    masking, ids = whole_words(), corpus(64, 77)
+    whole, words = masked(ids, masking), masking.words_per_row(77)
+    for first in (0, 16, 48):
+        part = masking(ids[first : first + 16], random_words((7, 1), first, 16, words))
+        for name, value in part.items():
+            np.testing.assert_array_equal(value, whole[name][first : first + 16])
+
+
+@pytest.mark.parametrize("row", [[2, 3, 0, 0, 0, 0, 0, 0], [2, 10, 800, 800, 800, 800, 800, 3]])
+def test_no_word_that_fits_predicts_nothing(row) -> None:
+    ids = np.array([row], dtype=np.uint16)
+    result = masked(ids, whole_words())
+    assert result["masked_lm_weights"].sum() == 0
+    np.testing.assert_array_equal(result["input_ids"], ids)
+
+
+@pytest.mark.parametrize("words_per_row", [4, 84])
+def test_rows_in_any_order_have_the_words_of_their_numbers(words_per_row) -> None:
+    rows = np.array([7, 2**40, 0, 7, 8, 3])
+    words = words_of_rows((5, 6), rows, words_per_row)
+    assert len(np.unique(words)) == 5 * words_per_row
+    for number, drawn in zip(rows, words, strict=True):
+        np.testing.assert_array_equal(drawn, words_of_rows((5, 6), np.array([number]), words_per_row)[0])
+    for other in ((5, 7), (6, 6), (6, 5)):
+        assert not np.isin(words_of_rows(other, rows, words_per_row), words).any()
+    assert words_of_rows((5, 6), rows[:0], words_per_row).shape == (0, words_per_row)
+
+
+def test_words_of_rows_are_those_of_the_published_generator() -> None:
+    numbers = np.uint64(1234567) + np.arange(1, 6, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    assert _splitmix64(numbers).tolist() == [  # of seed 1234567, as its other implementations print them
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+def test_words_of_rows_are_uniform_and_have_nothing_to_do_with_each_other() -> None:
+    words = words_of_rows((5, 0), np.arange(4096), 84).view(np.uint32)
+    counts = np.bincount((words >> 24).ravel(), minlength=256)
+    expected = words.size / 256
+    assert ((counts - expected) ** 2 / expected).sum() < 350  # 255 on average, 22.6 its standard deviation
+    uniform = words / 2**32 - 0.5
+    for step_row, step_word in ((1, 0), (0, 1), (1, 1), (2, 0)):
+        one, other = uniform[step_row:, step_word:], uniform[: 4096 - step_row, : 168 - step_word]
+        assert abs(np.mean(one * other)) * 12 * one.size**0.5 < 4  # standard deviations
+
+
+@pytest.mark.parametrize("sizes", [[1] * 100, [3] * 30, [9, 1, 9, 1, 40], [21] * 6 + [1] * 2, [2] * 60])
+def test_whole_words_are_taken_in_the_order_of_their_draws(sizes) -> None:
+    """As the plain loop takes them, also where the first words of the order are too long or too few."""
+    masking = whole_words()
+    pieces = [piece for size in sizes for piece in [10] + [800] * (size - 1)]
+    ids = np.array([[2, *pieces, 3]] * 64, dtype=np.uint16)
+    words = random_words((1, 2), 0, len(ids), masking.words_per_row(ids.shape[1]))
+    starts = np.cumsum([1, *sizes])[:-1]
+    found = masking(ids, words)
+    for row, draws in enumerate(words.view(np.uint32)):
+        left, chosen = int(masking.predictions_of[sum(sizes)]), []
+        for word in sorted(range(len(sizes)), key=lambda word: (draws[starts[word]], starts[word])):
+            if sizes[word] <= left:
+                chosen += range(starts[word], starts[word] + sizes[word])
+                left -= sizes[word]
+        taken = found["masked_lm_weights"][row] > 0
+        assert found["masked_lm_positions"][row][taken].tolist() == sorted(chosen)
+
+
+def test_the_order_of_the_memory_does_not_matter() -> None:
+    ids = corpus(16)
+    for name, value in masked(np.asfortranarray(ids), whole_words()).items():
+        np.testing.assert_array_equal(value, masked(ids, whole_words())[name])

@@ -1,0 +1,142 @@
+"""Buckets, epochs and padded batches: pure, complete, and mostly without padding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bert.data.batching import BATCHES_A_WINDOW, bucket, epoch_batches, evaluation_batches
+from bert.data.features import Features
+from bert.training.losses import LOSSES
+
+
+def test_the_smallest_bucket_that_holds_the_length():
+    buckets = [96, 32, 64, 512]  # in any order
+    assert [bucket(length, buckets, 128) for length in (1, 32, 33, 64, 65, 96, 97, 128)] == [
+        32, 32, 64, 64, 96, 96, 128, 128,
+    ]  # fmt: skip
+    assert bucket(20, [512], 24) == 24
+    with pytest.raises(ValueError, match="129 tokens are more than max_length 128"):
+        bucket(129, buckets, 128)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 1000, 1024])
+def test_an_epoch_holds_every_row_once(rows):
+    lengths = np.random.default_rng(0).integers(3, 60, rows)
+    batches = epoch_batches(lengths, 8, seed=1, epoch=0)
+    assert sorted(np.concatenate(batches)) == list(range(rows))
+    assert [len(batch) for batch in batches[:-1]] == [8] * ((rows - 1) // 8)
+    assert 1 <= len(batches[-1]) <= 8
+
+
+def test_an_epoch_is_a_function_of_seed_and_epoch():
+    lengths = np.random.default_rng(0).integers(3, 60, 500)
+    first = np.concatenate(epoch_batches(lengths, 8, seed=1, epoch=0))
+    np.random.seed(3)  # noqa: NPY002 - the global state is what must not matter
+    assert np.array_equal(first, np.concatenate(epoch_batches(lengths, 8, seed=1, epoch=0)))
+    others = [np.concatenate(epoch_batches(lengths, 8, seed, epoch)) for seed, epoch in ((1, 1), (2, 0), (0, 1))]
+    assert all(not np.array_equal(first, other) for other in others)
+
+
+def test_the_order_of_an_epoch_is_pinned():
+    """A changed order would resume old runs on other rows: change these numbers only on purpose."""
+    batches = epoch_batches(np.array([5, 9, 4, 7, 3, 8, 6]), 2, seed=0, epoch=0)
+    assert [batch.tolist() for batch in batches] == [[5, 1], [0, 3], [4, 2], [6]]
+
+
+def test_rows_of_a_batch_have_similar_lengths_but_batches_come_in_any_order():
+    lengths = np.random.default_rng(0).integers(3, 120, 64 * BATCHES_A_WINDOW)
+    batches = epoch_batches(lengths, 16, seed=0, epoch=0)
+    longest = np.array([lengths[batch].max() for batch in batches])
+    real_share = lengths.sum() / (longest.sum() * 16)
+    assert real_share > 0.9  # unsorted: about 0.55
+    window = longest[:BATCHES_A_WINDOW]
+    assert abs(np.corrcoef(window, np.arange(len(window)))[0, 1]) < 0.6
+    means = [window.mean() for window in np.split(longest, len(longest) // BATCHES_A_WINDOW)]
+    assert np.ptp(means) < 25  # every window is a sample of the whole
+
+
+def test_tokens_of_short_and_long_sentences_weigh_alike_in_tagging():
+    """The loss of tagging is a mean over a batch's tokens. With similar lengths it is not one over the data."""
+    lengths = np.random.default_rng(0).integers(5, 60, 4096)
+
+    def weight_of_short_rows(by_length: bool) -> float:
+        weights = np.zeros(len(lengths))
+        for batch in epoch_batches(lengths, 32, seed=0, epoch=0, by_length=by_length):
+            weights[batch] = 1 / lengths[batch].sum()  # of each token of these rows
+        short = lengths < 15
+        return float(weights[short].mean() / weights[~short].mean())
+
+    assert weight_of_short_rows(LOSSES["tokens"].by_length) == pytest.approx(1, abs=0.05)
+    assert weight_of_short_rows(by_length=True) > 2
+    assert LOSSES["cross_entropy"].by_length, "a mean over rows is the same with rows of any length"
+
+
+def test_a_random_epoch_holds_every_row_once():
+    lengths = np.random.default_rng(0).integers(3, 60, 1003)
+    batches = epoch_batches(lengths, 8, seed=1, epoch=0, by_length=False)
+    assert sorted(np.concatenate(batches)) == list(range(1003))
+    assert [len(batch) for batch in batches] == [8] * 125 + [3]
+
+
+def test_the_last_smaller_batch_is_a_random_sample():
+    """Not the longest rows of the last window, which would then always be trained on alone."""
+    lengths = np.arange(1, 36)
+    last = [epoch_batches(lengths, 8, seed=0, epoch=epoch)[-1] for epoch in range(200)]
+    assert all(len(batch) == 3 for batch in last)
+    assert abs(np.mean([lengths[batch].mean() for batch in last]) - lengths.mean()) < 2
+
+
+def test_evaluation_holds_every_row_once_sorted_by_length():
+    lengths = np.array([5, 9, 4, 9, 3])
+    assert [batch.tolist() for batch in evaluation_batches(lengths, 2)] == [[4, 2], [0, 1], [3]]
+
+
+@pytest.fixture
+def features() -> Features:
+    """[CLS] 11 [SEP] | [CLS] 12 13 [SEP] 14 [SEP] | [CLS] [SEP]"""
+    return Features(
+        ids=np.array([2, 11, 3, 2, 12, 13, 3, 14, 3, 2, 3], np.int32),
+        offsets=np.array([0, 3, 9, 11]),
+        segment_a_lengths=np.array([3, 4, 2], np.int32),
+        labels=np.array([1, 0, 1], np.int32),
+        pad_token_id=99,
+    )
+
+
+def test_a_batch_by_hand(features):
+    assert len(features) == 3
+    assert features.lengths.tolist() == [3, 6, 2]
+    batch = features.batch(np.array([1, 0]), length=7, batch_size=3)
+    assert batch["input_ids"].tolist() == [
+        [2, 12, 13, 3, 14, 3, 99],
+        [2, 11, 3, 99, 99, 99, 99],
+        [99, 99, 99, 99, 99, 99, 99],
+    ]
+    assert batch["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 0], [0] * 7, [0] * 7]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0], [0] * 7]
+    assert batch["labels"].tolist() == [0, 1, 0]
+    assert batch["weights"].tolist() == [1, 1, 0]
+    assert {name: array.dtype for name, array in batch.items()} == {
+        "input_ids": np.int32, "token_type_ids": np.int32, "attention_mask": np.int32,
+        "labels": np.int32, "weights": np.float32,
+    }  # fmt: skip
+
+
+def test_a_batch_of_no_rows_weighs_nothing(features):
+    """What a host gets that has no rows left while others do."""
+    batch = features.batch(np.array([], int), length=4, batch_size=2)
+    assert batch["weights"].tolist() == [0, 0]
+    assert not batch["attention_mask"].any()
+
+
+def test_rows_without_labels(features):
+    unlabelled = Features(features.ids, features.offsets, features.segment_a_lengths, None)
+    assert unlabelled.batch(np.array([2]), length=2, batch_size=1)["labels"].tolist() == [0]
+
+
+def test_what_does_not_fit_is_refused_instead_of_cut(features):
+    with pytest.raises(ValueError, match=r"2 rows of up to 6 tokens do not fit a batch \[2, 5\]"):
+        features.batch(np.array([0, 1]), length=5, batch_size=2)
+    with pytest.raises(ValueError, match="do not fit"):
+        features.batch(np.array([0, 2]), length=5, batch_size=1)

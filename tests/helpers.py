@@ -1,0 +1,216 @@
+"""Helpers that several test modules share."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from bert.commands.finetune import main
+from bert.config import DataConfig, ModelConfig, PretrainConfig, TrainingConfig
+from bert.data.pretraining.builder import open_rows
+from bert.data.pretraining.masking import Masking
+from bert.runs.checkpoint import Checkpointer
+from tests.data.pretraining.conftest import T
+
+
+def config_of(place, **changes):
+    values = {"train": str(place / "corpus.txt"), "sequence_length": T, "one_sentence_per_line": True}
+    return DataConfig(**{**values, "num_workers": 1, **changes})
+
+
+def all_rows(paths):
+    rows = open_rows(paths)
+    return rows.take(np.arange(len(rows)))
+
+
+def digest(example_set):
+    files = sorted(file for file in example_set.folder.iterdir() if file.is_file())
+    return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
+
+
+MNLI_COLUMNS = (
+    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
+    "\tsentence1\tsentence2"
+)
+
+
+FILLING = "\tp\tp\tg\t( a )\t( b )\t(ROOT a)\t(ROOT b)\t"
+
+
+STSB_COLUMNS = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
+
+
+# Of each task: the files, and what is read of each: first texts, second texts, labels or ids.
+LAYOUTS = {
+    "cola": {
+        "train.tsv": ("gj04\t1\t\tThey ran.\ngj04\t0\t*\tThem ran.\n", ["They ran.", "Them ran."], None, [1, 0]),
+        "dev.tsv": ("bc01\t1\t\tThe \"q\n", ['The "q'], None, [1]),
+        "test.tsv": ("index\tsentence\n0\tBill ran.\n", ["Bill ran."], None, ["0"]),
+    },
+    "sst2": {
+        "train.tsv": ("sentence\tlabel\nfine \t1\n", ["fine "], None, [1]),
+        "dev.tsv": ("sentence\tlabel\nbad \t0\n", ["bad "], None, [0]),
+        "test.tsv": ("index\tsentence\n0\tso so\n", ["so so"], None, ["0"]),
+    },
+    "mrpc": {
+        "train.tsv": ("\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\ta\tb\n", ["a"], ["b"], [1]),
+        "dev.tsv": ("\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t7\t8\tc\td\n", ["c"], ["d"], [0]),
+        "test.tsv": ("\ufeffindex\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t7\t8\te\tf\n", ["e"], ["f"], ["0"]),
+    },
+    "stsb": {
+        "train.tsv": (STSB_COLUMNS + "\tscore\n0\tg\tf\ty\t1\tn\tn\ta\tb\t3.800\n", ["a"], ["b"], [np.float32(3.8)]),
+        "dev.tsv": (STSB_COLUMNS + "\tscore\n0\tg\tf\ty\t1\tn\tn\tc\td\t0.000\n", ["c"], ["d"], [0.0]),
+        "test.tsv": (STSB_COLUMNS + "\n9\tg\tf\ty\t1\tn\tn\te\tf\n", ["e"], ["f"], ["9"]),
+    },
+    "qqp": {
+        "train.tsv": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n5\t1\t2\ta\tb\t1\n", ["a"], ["b"], [1]),
+        "dev.tsv": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n6\t1\t2\tc\td\t0\n", ["c"], ["d"], [0]),
+        "test.tsv": ("id\tquestion1\tquestion2\n0\te\tf\n", ["e"], ["f"], ["0"]),
+    },
+    "mnli": {
+        "train.tsv": (f"{MNLI_COLUMNS}\tlabel1\tgold_label\n0{FILLING}a\tb\tneutral\tneutral\n", ["a"], ["b"], [1]),
+        "dev_matched.tsv": (
+            MNLI_COLUMNS + "".join(f"\tlabel{n}" for n in range(1, 6)) + f"\tgold_label\n0{FILLING}c\td"
+            "\tneutral\tneutral\tentailment\tneutral\tneutral\tcontradiction\n", ["c"], ["d"], [2]),
+        "dev_mismatched.tsv": (
+            "index\tsentence1\tsentence2\tgold_label\n0\tg\th\tentailment\n", ["g"], ["h"], [0]),
+        "test_matched.tsv": (f"{MNLI_COLUMNS}\n0{FILLING}e\tf\n", ["e"], ["f"], ["0"]),
+        "test_mismatched.tsv": (f"{MNLI_COLUMNS}\n3{FILLING}i\tj\n", ["i"], ["j"], ["3"]),
+        "AX.tsv": ("index\tsentence1\tsentence2\n0\tk\tl\n", ["k"], ["l"], ["0"]),
+    },
+    "qnli": {
+        "train.tsv": ("index\tquestion\tsentence\tlabel\n0\tq?\ts\tentailment\n", ["q?"], ["s"], [0]),
+        "dev.tsv": ("index\tquestion\tsentence\tlabel\n0\tq?\ts\tnot_entailment\n", ["q?"], ["s"], [1]),
+        "test.tsv": ("index\tquestion\tsentence\n0\tq?\ts\n", ["q?"], ["s"], ["0"]),
+    },
+    "rte": {
+        "train.tsv": ("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tnot_entailment\n", ["a"], ["b"], [1]),
+        "dev.tsv": ("index\tsentence1\tsentence2\tlabel\n0\tc\td\tentailment\n", ["c"], ["d"], [0]),
+        "test.tsv": ("index\tsentence1\tsentence2\n0\te\tf\n", ["e"], ["f"], ["0"]),
+    },
+    "wnli": {
+        "train.tsv": ("index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n", ["a"], ["b"], [1]),
+        "dev.tsv": ("index\tsentence1\tsentence2\tlabel\n0\tc\td\t0\n", ["c"], ["d"], [0]),
+        "test.tsv": ("index\tsentence1\tsentence2\n0\te\tf\n", ["e"], ["f"], ["0"]),
+    },
+}  # fmt: skip
+
+
+def recipe(model: ModelConfig, length: int, **training: object) -> PretrainConfig:
+    predictions = {16: 4, 128: 20, 512: 76}[length]
+    data = dataclasses.replace(DataConfig(), sequence_length=length, max_predictions_per_sequence=predictions)
+    return PretrainConfig(data=data, model=model, training=TrainingConfig(steps=1000, **training))
+
+
+OPTIONS = {
+    "pre-LN": {"pre_layer_norm": True},
+    "fixed positions": {"position_embedding": "sinusoidal"},
+    "untied decoder": {"tie_word_embeddings": False},
+    "narrow embeddings": {"embedding_size": 8},
+    "all at once": {
+        "pre_layer_norm": True,
+        "position_embedding": "sinusoidal",
+        "tie_word_embeddings": False,
+        "embedding_size": 8,
+    },
+}
+
+
+SINGLE = [option for option in OPTIONS if option != "all at once"]
+
+
+MASKING = Masking(vocab_size=500, mask_id=4, special_ids=(0, 1, 2, 3, 4), max_predictions=5)
+
+
+class NumberedRows:
+    """Rows whose tokens tell their number: row r holds 5 + r % 400 and counts upwards."""
+
+    def __init__(self, count: int, length: int = 32) -> None:
+        self.count, self.length = count, length
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        assert (indices < self.count).all()
+        tokens = 5 + (indices[:, None] + np.arange(self.length)) % 400
+        real = self.length - indices % 7
+        tokens[np.arange(self.length) >= real[:, None]] = 0
+        return {
+            "input_ids": tokens.astype(np.uint16),
+            "length": real,
+            "segment_a_length": real // 2,
+            "next_sentence_label": (indices % 2).astype(np.int8),
+        }
+
+
+def originals(batch: dict[str, np.ndarray]) -> np.ndarray:
+    """The batch's tokens before masking, put back from its labels."""
+    ids = batch["input_ids"].copy()
+    rows, places = np.nonzero(batch["masked_lm_weights"])
+    ids[rows, batch["masked_lm_positions"][rows, places]] = batch["masked_lm_ids"][rows, places]
+    return ids
+
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+def lines_of(run: Path) -> list[dict]:
+    """metrics.jsonl without the timing fields."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in lines]
+
+
+def state_of(run: Path) -> dict:
+    with Checkpointer(run / "checkpoints", 3, lambda text: None) as checkpoints:
+        return checkpoints.restore()[1]
+
+
+def assert_same_but_for_rounding(run: Path, uninterrupted: Path) -> None:
+    """Logged values and parameters of two runs, whose sums were added in another order."""
+    for ours, theirs in zip(lines_of(run), lines_of(uninterrupted), strict=True):
+        assert ours.pop("split") == theirs.pop("split")
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    ours, theirs = state_of(run)["params"], state_of(uninterrupted)["params"]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
+
+
+FILLERS = ("ba", "ri", "tu", "lo", "mi")
+
+
+NAMES = ("Xavi", "Xena", "Xerxes")
+
+
+def words(number: int, count: int) -> list[str]:
+    return [FILLERS[(number * 3 + place * place) % len(FILLERS)] for place in range(count)]
+
+
+def questions(count: int, impossible: bool) -> dict[str, Any]:
+    """Who is named; the name stands somewhere in the context, some of which take two windows; every third has none."""
+    paragraphs = []
+    for number in range(count):
+        name, context = NAMES[number % 3], words(number, 6 if number % 4 else 34)
+        has = not (impossible and number % 3 == 2)
+        if has:
+            context[(number * 5) % len(context)] = name
+        text = " ".join(context)
+        entry = {"id": f"q{number}", "question": "who ?", "answers": []}
+        if has:
+            entry["answers"] = [{"text": name, "answer_start": text.index(name)}]
+        if impossible:
+            entry["is_impossible"] = not has
+        paragraphs.append({"context": text, "qas": [entry]})
+    return {"version": "2.0" if impossible else "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}
+
+
+def run(folder: Path, data: Path, *arguments: str, config: str = "sst2") -> int:
+    sizes = [f"--data.dir={data}", f"--output_dir={folder}", "--data.max_length=32", "--data.buckets=32"]
+    sizes.append("--training.batch_size=8")
+    return main([f"--config={config}", *sizes, *arguments])

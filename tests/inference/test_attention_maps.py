@@ -1,0 +1,183 @@
+"""`bert attention`: the weights are the model's, the page holds them and nothing that could run, the picture is one."""
+
+from __future__ import annotations
+
+import base64
+import html
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+import zlib
+from importlib import resources
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from tokenizers import Tokenizer, decoders, models
+
+import bert
+from bert.commands.attention import main
+from bert.inference.attention_maps import AttentionMap, _pieces, attention_of, write_page, write_picture
+from bert.model.attention import dot_product_attention
+from bert.tokenizer.wordpiece import ROBERTA_SPECIAL_TOKENS
+
+HOSTILE = ["[CLS]", "</script><script>alert(1)</script>", "<!--", '"&amp;', "$x_$", "{{title}}", "\u2028", "[SEP]"]
+
+
+@pytest.fixture(scope="module")
+def hostile() -> AttentionMap:
+    length = len(HOSTILE)
+    weights = np.random.default_rng(0).dirichlet(np.full(length, 0.3), size=(3, 2, length)).astype(np.float32)
+    weights[0, 0] = 1 / length
+    segments = np.array([0] * 5 + [1] * 3)
+    special = np.array([piece in ("[CLS]", "[SEP]") for piece in HOSTILE])
+    return AttentionMap("runs/<b>&amp;", HOSTILE, segments, special, weights)
+
+
+class Page(html.parser.HTMLParser):
+    """The elements of a page, and the text of each script."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict]] = []
+        self.scripts: list[str] = []
+        self.title = ""
+        self.open = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        self.elements.append((tag, dict(attributes)))
+        self.open = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open = ""
+
+    def handle_data(self, text: str) -> None:
+        if self.open == "script":
+            self.scripts[-1] += text
+        if self.open == "title":
+            self.title += text
+
+
+def unpacked(text: str, kind: type) -> np.ndarray:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), kind)
+
+
+def test_the_page_has_every_weight_and_runs_no_piece(hostile, tmp_path) -> None:
+    write_page(hostile, tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert [attributes.get("id") for tag, attributes in page.elements if tag == "script"] == ["data", None]
+    data = json.loads(page.scripts[0])
+    assert data["pieces"] == HOSTILE
+    assert data["segments"] == hostile.segments.tolist()
+    layers, heads, length, _ = hostile.weights.shape
+    shares = unpacked(data["weights"], np.uint8).reshape(layers, heads, length, length) / 255
+    largest = unpacked(data["largest"], "<u2").reshape(layers, heads, length, 1) / 65535
+    np.testing.assert_allclose(shares * largest, hostile.weights, atol=0.003)
+    np.testing.assert_allclose((shares * largest)[0, 0], 1 / length, rtol=1e-3)
+    assert page.title.startswith("attention of runs/<b>&amp;")
+
+
+def test_the_page_loads_nothing(hostile, tmp_path) -> None:
+    write_page(hostile, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert not [tag for tag, attributes in page.elements if tag == "link" or {"src", "href"} & set(attributes)]
+    assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|innerHTML", text)
+    [policy] = [item["content"] for tag, item in page.elements if item.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert {"layer", "head", "direction", "matrix"} <= {item.get("id") for _, item in page.elements}
+
+
+@pytest.mark.parametrize("length", [8, 300])
+def test_the_picture(hostile, tmp_path, length) -> None:
+    if length > 8:
+        weights = np.full((2, 2, length, length), 1 / length, np.float32)
+        segments, special = np.zeros(length, int), np.zeros(length, bool)
+        hostile = AttentionMap("runs/$x_$", ["a"] * length, segments, special, weights, cut=5)
+    write_picture(hostile, tmp_path / "all.png")
+    picture = imread(tmp_path / "all.png")
+    layers, heads = hostile.weights.shape[:2]
+    assert picture.shape[0] > 100 * layers and picture.shape[1] > 100 * heads
+    assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 20
+
+
+def test_the_weights_are_the_models(pretrained) -> None:
+    model = bert.load(pretrained)
+    found = attention_of(model, ("ba ko ri.", "tu ne"))
+    layers, heads, length, _ = found.weights.shape
+    assert (layers, heads) == (model.config.num_hidden_layers, model.config.num_attention_heads)
+    assert found.pieces[0] == "[CLS]" and found.pieces[-1] == "[SEP]"
+    assert found.special.sum() == 3
+    assert found.segments[found.pieces.index("[SEP]") + 1] == 1
+    np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
+    # The first layer's by hand, from the parameters alone.
+    params = jax.tree.map(np.asarray, model.params["bert"])
+    tables = params["embeddings"]
+    ids = np.array([model.tokenizer.token_to_id(piece) for piece in found.pieces])
+    x = tables["word"]["embedding"][ids] + tables["position"]["embedding"][:length]
+    x = x + tables["segment"]["embedding"][found.segments]
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + model.config.layer_norm_eps)
+    x = x * tables["norm"]["scale"] + tables["norm"]["bias"]
+    layer = params["encoder"]["layer_0"]["attention"]
+    query, key = (
+        (x @ layer[name]["kernel"] + layer[name]["bias"]).reshape(1, length, heads, -1) for name in ("query", "key")
+    )
+    _, weights = dot_product_attention(query, key, key)
+    np.testing.assert_allclose(found.weights[0], weights[0], atol=1e-5)
+
+
+def test_byte_level_pieces_are_read_as_text() -> None:
+    pieces = [*ROBERTA_SPECIAL_TOKENS, "Ġthe", "caf", "Ã©"]
+    tokenizer = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    assert _pieces(tokenizer, np.array([2, 5, 6, 7, 3])) == ["<s>", "␣the", "caf", "é", "</s>"]
+
+
+def test_the_command(pretrained, tmp_path, capsys) -> None:
+    for name in ("a.html", "a.png"):
+        output = tmp_path / name
+        assert main([str(pretrained), "ba ko", "ri tu", "--output", str(output)]) == 0
+        assert output.stat().st_size > 5000
+        assert f"{output}: 1 layers x 2 heads over " in capsys.readouterr().out
+    assert main([str(pretrained), "ba ko " * 40, "--output", str(tmp_path / "long.png")]) == 0
+    assert "pieces beyond the model's 32 are cut" in capsys.readouterr().err
+
+
+def test_mistakes_are_one_sentence(pretrained, tmp_path, fails) -> None:
+    run, page = str(pretrained), str(tmp_path / "page.html")
+    assert "neither .html nor .png" in fails(main, run, "ba", "--output", str(tmp_path / "page.pdf"))
+    assert "is not a folder" in fails(main, run, "ba", "--output", str(tmp_path / "absent" / "page.html"))
+    assert "the text is empty" in fails(main, run, " ", "--output", page)
+    assert "does not exist" in fails(main, str(tmp_path / "run"), "ba", "--output", page)
+    Path(page).write_text("mine")
+    assert "exists already" in fails(main, run, "ba", "--output", page)
+    assert Path(page).read_text() == "mine"
+
+
+def test_the_page_and_the_types_are_shipped() -> None:
+    package = resources.files("bert")
+    for name in ("attention_page.html", "py.typed"):
+        assert package.joinpath(name).is_file()
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_the_page_shows_a_piece_before_the_first_hover_and_names_rows_and_columns(hostile, tmp_path) -> None:
+    write_page(hostile, tmp_path / "page.html")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom",
+               f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()]  # fmt: skip
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    told = html.unescape(re.search(r"<output[^>]*>(.*?)</output>", shown, re.S)[1])
+    assert told.startswith(f"{HOSTILE[1]} (2) looks at:  ")
+    for side in ("rows", "columns"):
+        names = re.search(rf'<div id="{side}"[^>]*>(.*?)</div>', shown, re.S)[1]
+        assert [html.unescape(name) for name in re.findall(r"<span[^>]*>(.*?)</span>", names, re.S)] == [
+            name if len(name) <= 14 else f"{name[:13]}…" for name in HOSTILE
+        ]
+    assert len(re.findall(r'class="(?:strong )?from', shown)) >= 2, "the piece, and its row"

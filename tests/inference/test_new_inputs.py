@@ -1,0 +1,128 @@
+"""Files of new inputs: the columns that a run knows, one input a line, and an error for what is none."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert.config import ColumnsConfig, TaskDataConfig
+from bert.errors import UserError
+from bert.inference.new_inputs import Input, read_inputs
+from bert.tasks import find_task
+from bert.tasks.inference_only import published_task
+
+TICKETS = TaskDataConfig(columns=ColumnsConfig(text_a="message", label="queue", id="ticket"))
+
+
+def tickets(name: str = "classification", **data: Any) -> Any:
+    return find_task(name).shaped(TaskDataConfig(columns=TICKETS.columns, **data))
+
+
+def inputs(path: Path, content: str | bytes, task: Any = None) -> list[Input]:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return [given for chunk in read_inputs(str(path), task or tickets()) for given in chunk]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", 'ticket,queue,message\n7,x,"one, two"\n8,y,three\n'),
+        ("a.csv", "ticket;queue;message\n7;x;one, two\n8;y;three\n"),
+        ("a.tsv", "ticket\tqueue\tmessage\n7\tx\tone, two\n8\ty\tthree\n\n"),
+        ("a.jsonl", '{"ticket": "7", "message": "one, two", "n": 1}\n{"message": "three", "ticket": "8"}\n\n'),
+        ("a.tsv", "ticket\tmessage\n7\tone, two\n8\tthree\n".encode("utf-16")),
+        ("a.csv.gz", gzip.compress(b'\xef\xbb\xbfmessage,ticket\r\n"one, two",7\r\nthree,8\r\n')),
+    ],
+)
+def test_tables_are_read_by_the_columns_of_the_run(name, content, tmp_path):
+    found = inputs(tmp_path / name, content)
+    assert [(given.given, given.id, given.error) for given in found] == [
+        ("one, two", {"ticket": "7"}, None),
+        ("three", {"ticket": "8"}, None),
+    ]
+
+
+def test_columns_of_the_tasks_of_the_toolkit(tmp_path):
+    glue = "index\tsentence1\tsentence2\n3\ta\tb\n"
+    [given] = inputs(tmp_path / "a.tsv", glue, find_task("rte"))
+    assert (given.given, given.id) == (("a", "b"), {"index": "3"})
+    [given] = inputs(tmp_path / "a.tsv", "g\t1\t\ta b\n", find_task("cola"))  # as its training file, without a header
+    assert given.given == "a b"
+    line = '{"idx": 5, "sentence1": "a", "sentence2": "b"}\n'
+    assert inputs(tmp_path / "a.jsonl", line, find_task("mrpc"))[0].given == ("a", "b")
+    assert inputs(tmp_path / "a.csv", "id,question,context\n1,who,b\n", find_task("squad"))[0].given == ("who", "b")
+    swag = "id,sent1,sent2,ending1,ending0\n1,a,,d,c\n"
+    assert inputs(tmp_path / "a.csv", swag, find_task("swag"))[0].given == ("a", "c", "d")
+    choices = [{"label": "A", "text": "b"}, {"label": "B", "text": "c"}]
+    line = json.dumps({"id": "x", "question": {"stem": "a", "choices": choices}})
+    [given] = inputs(tmp_path / "a.jsonl", line, find_task("commonsenseqa"))
+    assert (given.given, given.id) == (("a", "b", "c"), {"id": "x"})
+    line = json.dumps({"question": "a", "choices": ["b", "c"]})
+    assert inputs(tmp_path / "a.jsonl", line, find_task("swag"))[0].given == ("a", "b", "c")
+    other = published_task("classification", "other", ("n", "p"), None)
+    assert inputs(tmp_path / "a.csv", "text_b,text_a\nb,a\n", other)[0].given == ("a", "b")
+    assert inputs(tmp_path / "a.csv", "text,label\nb,a\n", other)[0].given == "b"
+
+
+def test_names_of_the_configuration_stand_for_a_missing_header(tmp_path):
+    task = tickets(header=["queue", "message"])
+    assert [given.given for given in inputs(tmp_path / "a.csv", "x,one\ny,two\n", task)] == ["one", "two"]
+    assert [given.given for given in inputs(tmp_path / "a.csv", "queue,message\ny,two\n", task)] == ["two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        ("a.csv", "text,label\na,b\n", "line 1: no 'message' among 'text', 'label': name the column"),
+        ("a.tsv", "a b\nc d\n", "line 1: no 'message' among 'a b'"),
+        ("a.csv", "message,message\na,b\n", "two columns have the name 'message'"),
+        ("a.csv", "message\n", "holds no input"),
+        ("a.csv", "", "holds no input"),
+        ("a.jsonl", "\n\n", "holds no input"),
+        ("a.json", "{}", "does not hold one input a line"),
+        ("a.csv.gz", "message\n", "damaged"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_sentence(name, content, error, tmp_path):
+    with pytest.raises(UserError, match=error):
+        inputs(tmp_path / name, content)
+
+
+def test_a_bad_row_is_marked_and_the_others_are_read(tmp_path):
+    rows = inputs(tmp_path / "a.csv", b'message,ticket\na,1\nb\n\n"x"y,2\n,3\n\xff,4\n"c\nd",5\n"open,6\n')
+    assert [given.given for given in rows] == ["a", None, None, None, None, None, "c\nd", None]
+    told = ("1 column, but the header has 2", "an empty line", "not CSV", "message is empty", "not UTF-8", "not CSV")
+    for given, error in zip([given for given in rows if given.error], told, strict=True):
+        assert given.error.startswith(error)
+    assert [given.line for given in rows] == [2, 3, 4, 5, 6, 7, 8, 10]
+    assert rows[5].failed() == {"line": 7, "text": "\ufffd,4", "error": rows[5].error}
+    assert rows[4].failed()["ticket"] == "3"
+
+    deep = "[" * 100_000
+    lines = [
+        '{"message": "a"}',
+        "",
+        "{",
+        "[1]",
+        '{"message": 5}',
+        '{"message": null}',
+        '{"text": "a"}',
+        deep,
+        "9" * 5000,
+    ]
+    rows = inputs(tmp_path / "a.jsonl", "\n".join([*lines, '{"message": "b"}']))
+    assert [given.given for given in rows] == ["a", *[None] * 8, "b"]
+    assert [given.line for given in rows] == list(range(1, 11))
+
+
+def test_a_text_file_has_one_input_a_line(tmp_path):
+    rows = inputs(tmp_path / "a.txt", b'\xef\xbb\xbfa\r\n\n\xff b\nmessage,ticket\n{"message": "c"}')
+    assert [given.given for given in rows] == ["a", None, None, "message,ticket", '{"message": "c"}']
+    assert [given.text for given in rows[1:3]] == ["", "\ufffd b"]
+    pairs = inputs(tmp_path / "a.txt", "a\tb\na\n", find_task("rte"))
+    assert (pairs[0].given, pairs[1].given) == (("a", "b"), None)
+    assert pairs[1].error.startswith("1 column(s) where this task takes 2")

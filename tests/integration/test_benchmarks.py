@@ -1,0 +1,195 @@
+"""The benchmarks run, at toy sizes, and write down what they measure as they go."""
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bert
+from bert.commands.pretrain import main as pretrain
+from bert.tokenizer.wordpiece import load_tokenizer
+from tests.conftest import SMALL_RUN
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(name, *arguments):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "XLA_FLAGS": ""}
+    command = [sys.executable, str(ROOT / "benchmarks" / name), *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def shared(corpus, pretrained, tmp_path):
+    """A folder that holds the corpus and a vocabulary where the benchmarks look for Wikipedia and BERT's own."""
+    text, vocabulary = tmp_path / "shared/data/pretrain/enwiki", tmp_path / "shared/data/vocab/bert-base-uncased"
+    text.mkdir(parents=True)
+    vocabulary.mkdir(parents=True)
+    shutil.copy(corpus, text / "train.txt")
+    pieces = load_tokenizer(pretrained).get_vocab()
+    (vocabulary / "vocab.txt").write_text("".join(f"{piece}\n" for piece in sorted(pieces, key=pieces.get)))
+    return tmp_path / "shared"
+
+
+def test_gaps_are_told_from_the_streams_of_a_trace(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from gpu_parts import gaps_of
+
+    def named(kind, pid, tid, name):
+        return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+    def span(name, pid, tid, begins, ends):
+        return {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": begins, "dur": ends - begins}
+
+    host = [
+        named("process_name", 9, None, "/host:CPU"),
+        named("thread_name", 9, 1, "Stream #1 of nothing"),
+        span("input", 9, 1, 5.0, 20.0),  # while the device works
+        span("input", 9, 1, 35.0, 55.0),
+        span("train", 9, 1, 0.0, 100.0),
+    ]
+    device = [
+        named("process_name", 1, None, "/device:GPU:0 NVIDIA H200"),
+        named("thread_name", 1, 7, "Stream #7(Compute)"),
+        named("thread_name", 1, 8, "Stream #8(Compute,MemcpyD2D)"),
+        named("thread_name", 1, 9, "Stream #9(MemcpyH2D)"),
+        named("thread_name", 1, 2, "XLA Modules"),
+        span("jit_train_step", 1, 2, 0.0, 100.0),  # has no gaps
+        span("gemm", 1, 7, 0.0, 40.0),
+        span("fusion", 1, 8, 30.0, 50.0),
+        span("MemcpyH2D", 1, 9, 53.0, 58.0),  # a step waits for its batch; two of the five are the host's already
+        span("gemm", 1, 7, 60.0, 80.0),
+        span("gemm", 1, 7, 85.0, 100.0),
+    ]
+    assert gaps_of(device + host) == pytest.approx({"host_gap": 0.15, "waiting_for_input": 0.08})
+    assert gaps_of(host) == {"host_gap": None, "waiting_for_input": None}
+
+
+@pytest.mark.slow
+def test_gpu_measures_every_row_and_goes_on_where_it_was(tmp_path):
+    output = tmp_path / "gpu.json"
+    assert "the budget of 0 s has ended before matmul base projection, " in run(
+        "gpu.py", "--small", "--budget", 0, "--output", output
+    )
+    printed = run("gpu.py", "--small", "--output", output)
+    rows = json.loads(output.read_text())["rows"]
+    for name, row in rows.items():
+        if "error" in row:
+            missing = "cuDNN is not detected" if "cudnn" in name else "ModuleNotFoundError" if "torch" in name else None
+            assert missing and missing in row["error"], (name, row)
+        else:
+            assert row["seconds"] > 0
+        assert name in printed
+    assert rows["base T16 faithful"]["sequences_per_second"] > 0
+    assert {name for name in rows if "remat" in name} == {  # what would not fit, if the device were as small
+        "base T16 fast, 256 tokens, remat dots",
+        "large T32 faithful, remat dots",
+    }
+    cells = {line.split(" | ")[0].lstrip("| "): line.split(" | ") for line in printed.splitlines() if "|" in line}
+    if "error" not in rows["base T16 torch best"]:
+        assert float(cells["base T16 fast"][5]) > 0
+        assert not cells["base T16 fast, 32 tokens"][5]  # the peer has no such batch
+    assert f"jaxlib {importlib.metadata.version('jaxlib')}" in printed
+    assert f"gpu.py --small --output {output}`, {rows['base T16 fast']['date']}" in printed
+    failed = sum("error" in row for row in rows.values())
+    assert run("gpu.py", "--small", "--output", output).count('"took"') == failed  # they alone are tried again
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--output", str(output)]
+    mixed = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert mixed.returncode == 2
+    assert "holds rows of the other sizes: name another file with --output" in mixed.stderr
+
+
+@pytest.mark.slow
+def test_the_train_step_is_measured_in_turns(tmp_path):
+    output = tmp_path / "train_step.json"
+    sizes = {"layers": 1, "width": 16, "heads": 2, "pieces": 99, "rows": 2, "length": 8, "predicted": 2}
+    sizes = [f"--{name}={value}" for name, value in {**sizes, "steps": 2, "rounds": 2}.items()]
+    sides = ["ours float32", "ours bfloat16"]
+    printed = run("train_step.py", "--output", output, "--sides", *sides, *sizes)
+    found = json.loads(output.read_text())
+    assert {name: sum("seconds" in run for run in runs) for name, runs in found["sides"].items()} == dict.fromkeys(
+        sides, 2
+    )
+    assert printed.index("ours bfloat16, 1 of 2") < printed.index("ours float32, 2 of 2")
+    assert "of 2:" not in run("train_step.py", "--output", output, "--sides", *sides, *sizes)
+
+
+@pytest.mark.slow
+def test_masking_is_measured_fresh_and_frozen():
+    printed = run("masking.py")
+    for kind in ("single tokens, fresh", "single tokens, frozen", "whole words, fresh", "whole words, frozen"):
+        assert f"{kind}: B 256, T 128" in printed
+    assert printed.count("million tokens a second") == 4
+
+
+@pytest.mark.slow
+def test_building_examples_is_measured_beside_three_others(shared):
+    printed = run("examples.py", "--shared", shared, "--megabytes", 1, "--rounds", 1, "--workers", 1, 2)
+    rows = [line.split() for line in printed.splitlines()[2:]]
+    assert [tuple(row[:2]) for row in rows] == [
+        (side, workers) for side in ("raw", "ours", "run_mlm") for workers in "12"
+    ] + [("google", "1")]
+    assert all(float(value) > 0 for row in rows for value in row[2:])
+
+
+@pytest.mark.slow
+def test_packed_steps_are_measured_in_turns_with_unpacked_ones(shared):
+    printed = run("packing.py", "--shared", shared, "--sequence_length", 64, "--batch_size", 2, "--rounds", 2)
+    assert "2 steps of each in turns, B 2" in printed
+    assert "a packed step takes" in printed
+
+
+@pytest.mark.slow
+def test_a_curve_is_drawn_beside_pytorch_and_not_run_twice(corpus, pretrained, tmp_path):
+    pytest.importorskip("torch")
+    places = [tmp_path, "--train", corpus, "--eval", corpus, "--tokenizer", pretrained]
+    sizes = ["--seeds", 1, "--steps", 12, "--eval_every", 6, "--batch_size", 2, "--eval_rows", 8, "--dropout", 0]
+    printed = run("curve.py", *places, *sizes)
+    assert "ours seed 0: " in printed and "torch seed 0: " in printed
+    for line in printed.splitlines()[-2:]:
+        assert abs(float(line.split("|")[4])) <= 1e-4  # printed with four digits; nothing is drawn
+    assert (tmp_path / "curve.png").stat().st_size > 10_000
+    assert "seed 0" not in run("curve.py", *places, *sizes)
+
+
+@pytest.fixture(scope="module")
+def model_of_128(corpus, tmp_path_factory):
+    """A folder of Hugging Face's layout, of a model that reads as many tokens as the benchmarks' recipes take."""
+    folder = tmp_path_factory.mktemp("model_of_128")
+    sizes = [*SMALL_RUN, "--model.max_position_embeddings=128", "--training.steps=2"]
+    assert pretrain([f"--data.train={corpus}", f"--output_dir={folder / 'run'}", *sizes]) == 0
+    bert.load(folder / "run").save(folder / "model")
+    return folder / "model"
+
+
+@pytest.mark.slow
+def test_embeddings_are_measured_against_onnxruntime(model_of_128, tmp_path):
+    pytest.importorskip("onnxruntime")
+    sides = ("ours", "ours, all states", "onnxruntime")
+    arguments = [model_of_128, "--output", tmp_path / "inference.json", "--sides", *sides]
+    printed = run("inference.py", *arguments, "--rounds", 1, "--sentences", 20, "--batch_size", 4)
+    assert all(f"| {side} | 1 |" in printed for side in sides)
+
+
+@pytest.mark.slow
+def test_the_first_step_is_timed_cold_and_warm(corpus, tmp_path):
+    small = [f"--data.train={corpus}", *SMALL_RUN]
+    printed = run("startup.py", "--output", tmp_path / "startup.json", "--rounds", 1, "--quickstart", *small)
+    assert all(f"| {side} | 1 |" in printed for side in ("first step, cold", "first step, warm"))
+
+
+@pytest.mark.slow
+def test_fine_tuning_is_timed_beside_pytorch(model_of_128, mrpc, tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "glue").mkdir()
+    (tmp_path / "glue/MRPC").symlink_to(mrpc)
+    places = [model_of_128, tmp_path / "glue", "--output", tmp_path / "speed.json"]
+    printed = run("finetune_speed.py", *places, "--rounds", 1, "--tasks", "MRPC")
+    assert all(f"| MRPC, {side} | 1 |" in printed for side in ("ours cold", "ours warm", "torch", "torch best"))

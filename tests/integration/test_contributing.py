@@ -1,0 +1,73 @@
+"""What CONTRIBUTING.md says it takes to add a part, tried; tests/integration/test_task_interface.py tries a task and its head."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bert.config.data
+from bert.data.pretraining import objectives
+from bert.data.pretraining.segments import ordered_pairs
+from tests.conftest import SMALL_RUN
+
+CONTRIBUTING = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_what_it_names_is_there() -> None:
+    root = Path(__file__).parents[2]
+    for name in re.findall(r"`((?:bert|tests|configs)/[\w/.]+)`", CONTRIBUTING):
+        if "NAME" not in name:
+            assert (root / name).exists(), name
+    import bert.interchange.names
+    import bert.interchange.shapes
+    import bert.interchange.writers.signature
+    import bert.model.heads
+    import bert.runs.folder
+    import bert.tasks
+    import bert.tasks.base
+    import bert.training.losses
+    import bert.training.optimizer
+
+    for module, names in {
+        bert.tasks: ("MODULES", "TASKS"),
+        bert.tasks.base.Task: ("fitted", "shape", "shaped"),
+        bert.runs.folder: ("RESOLVED",),
+        bert.model.heads: ("HEADS",),
+        bert.training.losses: ("LOSSES", "TaskLoss", "pretraining_objective"),
+        bert.interchange.names: ("TABLE", "ARCHITECTURES"),
+        bert.interchange.shapes: ("LABELLED",),
+        bert.interchange.writers.signature: ("signature",),
+        objectives: ("OBJECTIVES",),
+        bert.config: ("OBJECTIVES", "UserError"),
+        bert.training.optimizer: ("make_optimizer", "scale_by_bert_adam"),
+    }.items():
+        for name in names:
+            assert hasattr(module, name), name
+            assert name in CONTRIBUTING
+
+
+@pytest.mark.slow
+def test_an_objective(corpus, tmp_path, monkeypatch) -> None:
+    """Which of two segments is longer: two classes over the pooled output, from a line in each of two tables."""
+
+    def longer_pairs(*arguments):
+        for pair in ordered_pairs(*arguments):
+            yield pair._replace(label=int(pair.b_end - pair.b_start > pair.a_end - pair.a_start))
+
+    line = objectives._paired(longer_pairs, "longer", "longer", 1, ("A is longer", "B is longer"))
+    monkeypatch.setitem(objectives.OBJECTIVES, "longer", line)
+    monkeypatch.setattr(bert.config.data, "OBJECTIVES", (*bert.config.OBJECTIVES, "longer"))
+    from bert.commands.pretrain import main
+
+    folder = tmp_path / "run"
+    arguments = [f"--data.train={corpus}", f"--output_dir={folder}", "--data.objective=longer", *SMALL_RUN]
+    assert main(arguments) == 0
+    lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert all(np.isfinite(line["longer_loss"]) and 0 <= line["longer_accuracy"] <= 1 for line in lines)
+    assert "longer_majority_accuracy" in json.loads((folder / "results.json").read_text())["baselines"]
+    assert dataclasses.asdict(bert.load(folder).config)["num_hidden_layers"] == 1

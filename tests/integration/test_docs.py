@@ -1,0 +1,246 @@
+"""The README and the guides: every command in them is run, or says what it needs; every key, recipe and path exists."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from bert.commands import COMMANDS
+from bert.config import FinetuneConfig, PretrainConfig, recipe_names
+from bert.config.yaml_io import keys_of
+from tests.conftest import SMALL_MODEL
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").glob("*.md"))
+
+RUNS = "runs"
+BY_HAND = ("main", "tests")
+"""Blocks of the README that install: continuous integration runs them."""
+
+OTHERS = {
+    "--xla_force_host_platform_device_count", "--check", "--signal", "--requeue", "--logdir", "--small", "--dropout",
+}  # fmt: skip
+"""Options of other programs, the benchmarks among them, that pages mention."""
+
+PARTS = ("bert", "configs", "tests", "benchmarks", "docs", "notebooks", ".ci")
+TEXTS = (".py", ".md", ".yaml", ".ipynb", ".html", ".svg", "")
+"""The parts of the project, and the ends of their text files."""
+
+FILES = ("safetensors", "onnx", "json", "txt", "digest", "py")
+
+
+class Block(NamedTuple):
+    """A ```bash block: its page, the comment before it, its commands."""
+
+    page: Path
+    mark: str | None
+    text: str
+
+    def commands(self) -> list[list[str]]:
+        """The words of each command of this package's, from its name on."""
+        found = []
+        for line in self.text.replace("\\\n", " ").splitlines():
+            for part in re.split(r"&&|\|", line):
+                words = shlex.split(part, comments=True)
+                for place, word in enumerate(words):
+                    if Path(word).name in ("pretrain.py", "finetune.py"):
+                        found.append([Path(word).stem, *words[place + 1 :]])
+                        break
+                    if word == "bert" and (place == 0 or "=" in words[place - 1] or words[place - 1] == "srun"):
+                        found.append(words[place + 1 :])
+                        break
+        return found
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found = re.finditer(
+        r"(?:<!-- ([^\n]*?) -->\n)?^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    return [Block(page, match[1], match[2]) for match in found]
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+@lru_cache
+def help_of(command: str) -> str:
+    text = io.StringIO()
+    with redirect_stdout(text):
+        try:
+            importlib.import_module(COMMANDS[command][0]).main(["--help"])
+        except SystemExit as end:
+            assert not end.code
+    return text.getvalue()
+
+
+def options_of(command: str) -> set[str]:
+    return set(re.findall(r"--[a-z][\w.]*", help_of(command)))
+
+
+def in_general(option: str) -> str:
+    """As the help has it: an item of a list is that of any number."""
+    return re.sub(r"\.\d+\.", ".K.", option)
+
+
+def test_every_block_is_run_or_says_what_it_needs() -> None:
+    assert len(BLOCKS) > 20
+    assert sum(block.mark == RUNS for block in BLOCKS) >= 6
+    for block in BLOCKS:
+        marked = block.mark in (RUNS, *BY_HAND) or re.fullmatch(r"needs: [a-z, ]+", block.mark or "")
+        assert marked or block.page.name == "CONTRIBUTING.md", f"{block.page.name}: unmarked block\n{block.text}"
+        assert "```bash" not in block.text
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page.stem}:{block.text.split(chr(10))[0][:40]}")
+def test_commands_options_and_recipes_exist(block: Block) -> None:
+    for name, *words in block.commands():
+        assert name in COMMANDS, f"{block.page.name}: bert {name}"
+        for word in words:
+            if word.startswith("--"):
+                option = in_general(word.partition("=")[0])
+                assert option in options_of(name), f"{block.page.name}: bert {name} {option}"
+        for place, word in enumerate(words[:-1]):
+            if word == "--config":
+                value = words[place + 1]
+                assert value in recipe_names() or value.endswith(".yaml"), value
+
+
+def inline_code() -> list[tuple[Path, str]]:
+    found = []
+    for page in PAGES:
+        prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        found += [(page, code) for code in re.findall(r"`([^`\n]+)`", prose)]
+    return found
+
+
+def test_options_and_keys_in_the_prose_exist() -> None:
+    options = set().union(*(options_of(name) for name in COMMANDS)) | OTHERS
+    keys = keys_of(PretrainConfig).keys() | keys_of(FinetuneConfig).keys()
+    for page, code in inline_code():
+        for option in re.findall(r"(?<!\S)--[a-z][\w.]*", code):
+            assert in_general(option) in options, f"{page.name}: {option}"
+        for section, key in re.findall(r"(?<![\w./-])(data|model|training|optimizer|tokenizer)\.(\w+)(?![\w(/])", code):
+            assert key in FILES or f"{section}.{key}" in keys, f"{page.name}: {section}.{key}"
+        if match := re.match(r"bert ([a-z-]+)( |$)", code):
+            assert match[1] in COMMANDS, f"{page.name}: {code}"
+
+
+def test_paths_and_links_exist() -> None:
+    for page, code in inline_code():
+        for path in re.findall(r"^(?:bert|configs|tests|benchmarks|docs|notebooks)/[\w./-]*$", code):
+            missing = "NAME" not in path and not (ROOT / path).exists()
+            assert not missing, f"{page.name}: {path}"
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            if not target.startswith(("http://", "https://")):
+                path, _, heading = target.partition("#")
+                file = page.parent / path if path else page
+                assert file.exists(), f"{page.name}: {target}"
+                if heading:
+                    titles = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+                    anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+                    assert heading in anchors, f"{page.name}: {target}"
+
+
+def test_pages_that_files_name_exist() -> None:
+    there = {path.name for folder in (ROOT, ROOT / "docs", ROOT / "benchmarks") for path in folder.glob("*.md")}
+    files = [file for part in PARTS for file in (ROOT / part).rglob("*") if file.suffix in TEXTS and file.is_file()]
+    assert len(files) > 200
+    for file in files:
+        named = set(re.findall(r"\b[A-Z]+\.md\b", file.read_text(encoding="utf-8")))
+        assert named <= there, f"{file.relative_to(ROOT)}: {named - there}"
+
+
+def test_what_is_yaml_is_read() -> None:
+    found = 0
+    for page in PAGES:
+        for text in re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            found += len(list(yaml.safe_load_all(text)))
+    assert found >= 5
+
+
+def test_hosts_are_launched_with_options_that_exist() -> None:
+    """Also where another program's arguments hide them: Slurm's script, gcloud's command, the pods of a Job."""
+    page = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
+    hosts = page[page.index("\n## Several hosts") :]
+    launched = re.findall(r"bert pretrain --config base.*?(?:auto|PROCID|COMPLETION_INDEX)\b", hosts, re.DOTALL)
+    assert len(launched) == 4
+    for text in launched:
+        assert set(re.findall(r"--[a-z][\w.]*", text)) <= options_of("pretrain"), text
+
+
+def test_the_readme_is_a_screen_and_links_every_guide() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 110
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"(docs/{page.name})" in readme, page.name
+
+
+@pytest.mark.slice
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted({block.page for block in BLOCKS if block.mark == RUNS}), ids=lambda p: p.stem)
+def test_what_is_marked_as_running_runs(page: Path, corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    shutil.copy(corpus, tmp_path / "corpus" / "some.txt")
+    for block in blocks_of(page):
+        if block.mark == RUNS:
+            run_as_a_user(tmp_path, block.text)
+
+
+@pytest.mark.slow
+@pytest.mark.slice
+def test_a_plain_install_runs_what_the_guides_show(corpus: Path, tmp_path: Path) -> None:
+    """The commands and the reader that no block marked as running has."""
+    shutil.copy(corpus, tmp_path / "some.txt")
+    (tmp_path / "train.csv").write_text("text,label\n" + "ba ri,a\nko tu,b\n" * 8)
+    shutil.copy(tmp_path / "train.csv", tmp_path / "dev.csv")
+    (tmp_path / "texts.txt").write_text("ba ri\nko tu\n")
+    run_as_a_user(tmp_path, "".join(f"bert {command} --help > /dev/null\n" for command in COMMANDS))
+    small = shlex.join(SMALL_MODEL[:-1])  # with room for the 128 tokens of the guide's reader
+    run_as_a_user(tmp_path, f"""
+        bert finetune --config classification --init none --data.dir . --output_dir run {small} --data.max_length 16 \\
+          --tokenizer.vocab_size 64 --tokenizer.min_frequency 1 --training.steps 2 --training.epochs null \\
+          --optimizer.warmup_steps 1
+        test $(bert predict run texts.txt | wc -l) = 2
+        bert inspect run
+        bert attention run "ba ri" --output heads.html
+        bert attention run "ba ri" --output heads.png
+        bert export run hf --format hf
+        bert export run sst2-jax --format stablehlo --length 128
+        bert plan --config tiny --memory 16GiB {small} --data.sequence_length 16 --training.batch_size 8 --phases null
+    """)  # fmt: skip
+    page = (ROOT / "docs" / "export_and_serve.md").read_text(encoding="utf-8")
+    [reader] = [block.split("```")[0] for block in page.split("```python\n") if block.startswith("import jax")]
+    run_as_a_user(tmp_path, f"python3 - <<'END'\nimport sys\n{reader}assert 'bert' not in sys.modules\nEND")
+
+
+def run_as_a_user(folder: Path, text: str) -> None:
+    """Runs lines of a shell in which ``bert`` and ``python3`` are those of $BERT_INSTALLED, or of this interpreter."""
+    installed = os.environ.get("BERT_INSTALLED")
+    programs = folder / "programs"
+    programs.mkdir(exist_ok=True)
+    for name, options in (("bert", " -m bert"), ("python3", "")):
+        (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(installed or sys.executable)}{options} "$@"\n')
+        (programs / name).chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTHONPATH")}
+    environment |= {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    if not installed:
+        environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"

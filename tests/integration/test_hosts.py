@@ -1,0 +1,172 @@
+"""Two hosts of two devices each, as processes of this machine: the run of one process."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert.commands.cluster import Cluster, take_cluster
+from bert.errors import UserError
+from tests.conftest import SMALL_RUN
+from tests.helpers import REPOSITORY, lines_of, state_of
+
+
+def start(run: Path, corpus: Path, *options: str, devices: int = 2) -> subprocess.Popen:
+    # Eight rows a batch over up to four devices; dropout on.
+    return process_of("pretrain.py", run, f"--data.train={corpus}", *SMALL_RUN, *options, devices=devices)
+
+
+def process_of(script: str, run: Path, *options: str, devices: int = 2) -> subprocess.Popen:
+    command = [sys.executable, script, f"--output_dir={run}", *options]
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return subprocess.Popen(
+        command, cwd=REPOSITORY, env={**os.environ, "XLA_FLAGS": flags},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def start_hosts(run: Path, corpus: Path, *options: str) -> list[subprocess.Popen]:
+    return [start(run, corpus, *place, *options) for place in places()]
+
+
+def places() -> list[list[str]]:
+    """The options of two hosts."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    return [[f"--coordinator=localhost:{port}", "--num_processes=2", f"--process_id={number}"] for number in range(2)]
+
+
+def outputs(processes: list[subprocess.Popen], status: int = 0) -> list[str]:
+    texts = [process.communicate(timeout=900)[0] for process in processes]
+    assert [process.returncode for process in processes] == [status] * len(processes), "\n".join(texts)
+    return texts
+
+
+def assert_same_losses(run: Path, expected: Path) -> None:
+    ours, theirs = lines_of(run), lines_of(expected)
+    assert [(line["step"], line["split"]) for line in ours] == [(line["step"], line["split"]) for line in theirs]
+    for line, other in zip(ours, theirs, strict=True):
+        del line["split"], other["split"]
+        assert line == pytest.approx(other, rel=1e-5), line["step"]
+
+
+@pytest.mark.slice
+@pytest.mark.slow
+def test_two_hosts_give_the_losses_of_one_and_each_takes_over_from_the_other(corpus: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    outputs([start(one, corpus, devices=1)])
+    first, second = outputs(start_hosts(two, corpus, "--training.mesh=2x2x1"))
+    assert "4 x cpu on 2 hosts, mesh data 2 x fsdp 2 x tensor 1" in first
+    assert "held-out text after 6 steps" in first
+    assert "step" not in second  # one host speaks
+    assert_same_losses(two, one)
+    for ours, theirs in zip(leaves(two), leaves(one), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+    # Gone on with by one process, without a mesh, from the first checkpoint: and the same again.
+    for folder in (two / "checkpoints").iterdir():
+        if folder.name == "6":
+            subprocess.run(["rm", "-r", folder], check=True)
+    outputs([start(two, corpus, devices=1)])
+    assert_same_losses(two, one)
+
+
+@pytest.mark.slow
+def test_a_killed_host_ends_the_run_and_both_go_on_from_the_checkpoint(corpus: Path, tmp_path: Path) -> None:
+    long = ("--training.steps=60", "--training.checkpoint_every=10", "--training.eval_every=30")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    outputs(start_hosts(whole, corpus, *long))
+    processes = start_hosts(killed, corpus, *long)
+    for line in processes[0].stdout:
+        if line.startswith("step ") and int(line.split()[1].split("/")[0]) >= 12:
+            break
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    outputs(start_hosts(killed, corpus, *long))
+    assert lines_of(killed) == lines_of(whole)
+    for ours, theirs in zip(leaves(killed), leaves(whole), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_a_notice_to_one_host_stops_both_after_the_same_step(corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    long = ("--training.steps=100000", "--training.checkpoint_every=50000", "--training.eval_every=100000")
+    processes = start_hosts(run, corpus, *long)
+    for line in processes[0].stdout:
+        if line.startswith("step "):
+            break
+    time.sleep(1)
+    processes[1].terminate()
+    first, _ = outputs(processes, 143)
+    assert "interrupted and saved at step" in first
+    step = int(first.split("saved at step ")[1].split(";")[0].replace(",", ""))
+    assert (run / "checkpoints" / str(step)).is_dir()
+
+
+@pytest.mark.slow
+def test_a_mistake_ends_both_hosts_with_one_sentence(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a run")
+    for text in outputs(start_hosts(tmp_path, corpus), 2):
+        assert "is not empty and holds no run" in text
+        assert "Traceback" not in text
+
+
+@pytest.mark.slow
+def test_fine_tuning_on_two_hosts_gives_the_scores_and_files_of_one(pretrained: Path, sst2: Path, tmp_path: Path):
+    options = ["--config=sst2", f"--init={pretrained}", f"--data.dir={sst2}", "--data.max_length=32", "--patience=2"]
+    options += ["--data.buckets=32", "--training.batch_size=8", "--seeds=2", "--training.log_every=1"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    outputs([process_of("finetune.py", one, *options, devices=1)])
+    first, second = outputs([process_of("finetune.py", two, *options, *place) for place in places()])
+    assert "4 x cpu on 2 hosts" in first
+    assert "step" not in second
+    left_out = {"checkpoints", "tensorboard"}  # named by step and by time
+    names = {path.relative_to(one) for path in one.rglob("*") if path.is_file() and not left_out & set(path.parts)}
+    assert names >= {Path("seed-1/predictions/SST-2.tsv"), Path("seed-0/curves.png"), Path("results.json")}
+    for name in names:
+        assert (two / name).is_file(), name
+    for seed in ("seed-0", "seed-1"):
+        assert_same_losses(two / seed, one / seed)
+        for file in (one / seed / "predictions").iterdir():
+            assert (
+                file.name == "dev.jsonl" or (two / seed / "predictions" / file.name).read_bytes() == file.read_bytes()
+            )
+    # Gone on with by one process: nothing is left to do.
+    [again] = outputs([process_of("finetune.py", two, *options, devices=1)])
+    assert "seed 0 has ended before" in again
+
+
+def test_how_hosts_are_named() -> None:
+    words = ["--config", "base", "--coordinator=a:1", "--num_processes", "4", "--seed=1", "--process_id", "3"]
+    assert take_cluster(words) == (["--config", "base", "--seed=1"], Cluster("a:1", 4, 3))
+    assert take_cluster(["--coordinator", "auto", "--seed=1"]) == (["--seed=1"], Cluster())
+    assert take_cluster(["--seed=1"]) == (["--seed=1"], None)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--coordinator=a:1"], "--num_processes, --process_id not given"),
+        (["--process_id=0", "--num_processes=2"], "--coordinator not given"),
+        (["--coordinator=a:1", "--num_processes=2", "--process_id=2"], "they count from 0 to 1"),
+        (["--coordinator=a:1", "--num_processes=two", "--process_id=0"], "--num_processes two is not a whole number"),
+        (["--coordinator=a", "--num_processes=2", "--process_id=0"], "--coordinator a is not HOST:PORT"),
+    ],
+)
+def test_hosts_that_cannot_meet_are_refused(words: list[str], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        take_cluster(words)
+
+
+def leaves(run: Path) -> list[np.ndarray]:
+    import jax
+
+    return jax.tree.leaves(state_of(run))

@@ -1,0 +1,78 @@
+"""The notebooks: stored small, whole and without errors; their code runs, all three in five minutes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+def cells_of(path: Path) -> list[dict]:
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+ABSOLUTE = re.compile(r"(?<![\w./:<])/[\w.-]+(?:/[\w.-]+)+")
+"""A path from the root, of two parts or more."""
+
+
+def printed_by(cells: list[dict]) -> list[str]:
+    """What the cells have written, pictures aside."""
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    texts = [output.get("text") or output.get("data", {}).get("text/plain", []) for output in outputs]
+    return ["".join(text) for text in texts]
+
+
+def code_of(path: Path) -> str:
+    return "\n\n".join("".join(cell["source"]) for cell in cells_of(path) if cell["cell_type"] == "code")
+
+
+def seconds_of_children() -> float:
+    """Processor time of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_there_are_three() -> None:
+    assert [path.stem[:2] for path in NOTEBOOKS] == ["1_", "2_", "3_"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_as_stored(path: Path) -> None:
+    assert path.stat().st_size < 400_000
+    cells = cells_of(path)
+    kinds = [cell["cell_type"] for cell in cells]
+    assert kinds[0] == "markdown" and kinds.count("markdown") >= 6
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))  # run once, from top to bottom
+    assert all(cell["outputs"] for cell in code if "print(" in "".join(cell["source"]))
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    assert not [output for output in outputs if output["output_type"] == "error"]
+    drawn = [output for output in outputs if "image/png" in output.get("data", ())]
+    assert len(drawn) == sum("plt.subplots(" in "".join(cell["source"]) for cell in code) > 0
+    assert not ABSOLUTE.findall("".join(printed_by(code)))  # places of the machine that ran it
+    compile(code_of(path), path.name, "exec")
+
+
+@pytest.mark.slow
+def test_they_run_in_five_minutes(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"PYTHONPATH": str(FOLDER.parent), "MPLBACKEND": "agg"}
+    began = seconds_of_children()
+    for path in NOTEBOOKS:
+        script = tmp_path / f"{path.stem}.py"
+        script.write_text(f"if __name__ == '__main__':\n    exec({code_of(path)!r}, globals())\n", encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{path.name}\n{done.stderr[-3000:]}"
+    # Their own time on the processors, an upper bound of what a machine needs that has nothing else to do.
+    assert seconds_of_children() - began < 300

@@ -1,0 +1,149 @@
+"""Ten steps of every recipe at a small size: its objective or task, its files and its schedule run to the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert.commands.finetune import main as finetune
+from bert.commands.pretrain import main as pretrain
+from bert.config import recipe_names
+from bert.tasks import TASKS
+from tests.conftest import SMALL_MODEL
+from tests.helpers import lines_of, questions, words
+
+pytestmark = pytest.mark.slow
+
+STEPS = 10
+SHORT = [f"--training.steps={STEPS}", "--training.log_every=1", "--training.checkpoint_every=10",
+         "--training.eval_every=10", "--training.batch_size=8", "--training.gradient_accumulation_steps=2",
+         "--training.eval_batch_size=8"]  # fmt: skip
+ROWS = 24
+
+# Of GLUE's files the columns that are read; the last one has the label, CoLA's files have no names.
+COLUMNS = {
+    "cola": ("source", "label", "mark", "sentence"),
+    "sst2": ("sentence", "label"),
+    "mrpc": ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"),
+    "stsb": ("index", "sentence1", "sentence2", "score"),
+    "qqp": ("id", "qid1", "qid2", "question1", "question2", "is_duplicate"),
+    "mnli": ("index", "sentence1", "sentence2", "gold_label"),
+    "qnli": ("index", "question", "sentence", "label"),
+    "rte": ("index", "sentence1", "sentence2", "label"),
+    "wnli": ("index", "sentence1", "sentence2", "label"),
+}
+WORDS = ("sentence", "question", "String")
+ANSWERS = {"mnli": ("entailment", "neutral", "contradiction"), "stsb": ("0.0", "2.5", "5.0")}
+ENTAILED = ("entailment", "not_entailment")
+
+
+def cell(task: str, column: str, number: int) -> str:
+    """What stands in a column of a row."""
+    if any(column.startswith(word) or column.endswith(word) for word in WORDS):
+        return " ".join(words(number + len(column), 4))
+    if column in ("Quality", "label", "gold_label", "score", "is_duplicate"):
+        answers = ANSWERS.get(task, ENTAILED if task in ("qnli", "rte") else ("0", "1"))
+        return answers[number % len(answers)]
+    return str(number)
+
+
+def glue(folder: Path, task: str) -> None:
+    columns = COLUMNS[task]
+    rows = ["\t".join(cell(task, column, number) for column in columns) for number in range(ROWS)]
+    lines = rows if task == "cola" else ["\t".join(columns), *rows]
+    for split in ("train", *(("dev_matched", "dev_mismatched") if task == "mnli" else ("dev",))):
+        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def jsonl(folder: Path, rows: list[dict[str, Any]]) -> None:
+    for split in ("train", "dev"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def files(folder: Path, task: str) -> None:
+    """The files that a task reads, with a few rows."""
+    folder.mkdir()
+    numbers = range(ROWS)
+    texts = [" ".join(words(number, 5)) for number in numbers]
+    if task in COLUMNS:
+        glue(folder, task)
+    elif task in ("squad", "squad2"):
+        for split in ("train", "dev"):
+            version = "2.0" if task == "squad2" else "1.1"
+            content = questions(ROWS, impossible=task == "squad2")
+            (folder / f"{split}-v{version}.json").write_text(json.dumps(content), encoding="utf-8")
+    elif task in ("conll2003", "wnut17"):
+        between = " NN I-NP " if task == "conll2003" else "\t"
+        sentences = (f"Xena{between}B-PER\n" + "".join(f"{word}{between}O\n" for word in words(n, 4)) for n in numbers)
+        content = "\n".join(sentences)
+        for name in ("train.txt", "valid.txt") if task == "conll2003" else ("train.conll", "dev.conll"):
+            (folder / name).write_text(content, encoding="utf-8")
+    elif task == "swag":
+        head = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
+        rows = [
+            f"{n},v,{n},{text} ba,{text},ba,gold,ri,tu,lo,mi,{n % 4}" for n, text in zip(numbers, texts, strict=True)
+        ]
+        for name in ("train.csv", "val.csv"):
+            (folder / name).write_text("\n".join([f",{head}", *rows]) + "\n", encoding="utf-8")
+    elif task == "commonsenseqa":
+        choices = [{"label": letter, "text": word} for letter, word in zip("ABCDE", words(1, 5), strict=True)]
+        jsonl(folder, [{"id": str(n), "answerKey": "ABCDE"[n % 5], "question": {"stem": text, "choices": choices}}
+                       for n, text in zip(numbers, texts, strict=True)])  # fmt: skip
+    elif task in ("classification", "regression"):
+        answers = ("x", "y") if task == "classification" else (0.5, 1.5)
+        jsonl(folder, [{"text": text, "label": answers[n % 2]} for n, text in zip(numbers, texts, strict=True)])
+    elif task == "tagging":
+        jsonl(folder, [{"words": [*text.split(), "Xena"], "tags": ["O"] * 5 + ["B-PER"]} for text in texts])
+    else:
+        assert task == "span", f"no files for the recipe {task}: write some here"
+        jsonl(folder, [{"question": "who ?", "context": f"{text} Xena", "answer": "Xena",
+                        "answer_start": len(text) + 1} for text in texts])  # fmt: skip
+
+
+def rates(run: Path) -> list[float]:
+    return [line["learning_rate"] for line in lines_of(run) if line["split"] == "train"]
+
+
+@pytest.mark.parametrize("name", sorted(set(recipe_names()) - set(TASKS)))
+def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    phased = name not in ("quickstart", "budget24h", "domain")
+    arguments = [
+        f"--config={name}",
+        f"--data.train={corpus}",
+        f"--output_dir={run}",
+        *SHORT,
+        "--data.num_workers=1",
+        "--data.sequence_length=16",
+        "--data.max_predictions_per_sequence=3",
+        "--optimizer.warmup_steps=2",
+    ]
+    arguments += [f"--init={pretrained}"] if name == "domain" else [*SMALL_MODEL, "--tokenizer.vocab_size=200"]
+    if phased:
+        arguments += ["--phases.2.sequence_length=32", "--phases.2.max_predictions_per_sequence=5"]
+    assert pretrain(arguments) == 0
+    results = json.loads((run / "results.json").read_text())
+    assert results["steps"] == STEPS
+    assert results["eval"]["mlm_loss"] > 0
+    assert len(rates(run)) == STEPS
+    phases = {line.get("phase") for line in lines_of(run) if line["split"] == "train"}
+    assert len(phases) == (2 if phased else 1)
+
+
+@pytest.mark.parametrize("name", sorted(set(recipe_names()) & set(TASKS)))
+def test_ten_steps_of_finetuning(name: str, tmp_path: Path) -> None:
+    files(tmp_path / "data", name)
+    run = tmp_path / "run"
+    arguments = [f"--config={name}", f"--data.dir={tmp_path / 'data'}", f"--output_dir={run}", "--init=none", *SHORT,
+                 *SMALL_MODEL, "--tokenizer.vocab_size=64", "--tokenizer.min_frequency=1", "--training.epochs=null",
+                 "--data.max_length=32", "--data.buckets=32"]  # fmt: skip
+    if name in ("squad", "squad2", "span"):
+        arguments += ["--data.max_query_length=8", "--data.doc_stride=8"]
+    assert finetune(arguments) == 0
+    results = json.loads((run / "results.json").read_text())
+    assert results["dev"]["loss"] >= 0
+    assert len(rates(run)) == STEPS
+    assert any((run / "predictions").iterdir())

@@ -1,0 +1,160 @@
+"""The ONNX export, run by ONNX Runtime: every head, activation and family, at several sizes."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from bert.commands.export import main
+from bert.errors import UserError
+from bert.interchange.names import ARCHITECTURES
+from bert.model.heads import HEADS
+
+onnx = pytest.importorskip("onnx", reason="needs the extra `onnx`")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
+
+import bert.interchange.writers.onnx as exporter  # noqa: E402
+
+LONGEST, SHORTER, MOST = 12, 5, 7
+ROBERTA = {"position_offset": 2, "type_vocab_size": 1}
+CASES = {
+    "encoder": ("Bert", {}),
+    "encoder without pooler": ("Bert", {"pooler": False}),
+    "pretraining": ("BertForPreTraining", {}),
+    "next sentence": ("BertForNextSentencePrediction", {}),
+    "classification": ("BertForSequenceClassification", {"num_hidden_layers": 2}),
+    "tokens": ("BertForTokenClassification", {}),
+    "spans": ("BertForQuestionAnswering", {}),
+    "choices": ("BertForMultipleChoice", {}),
+    "untied gelu": ("BertForMaskedLM", {"tie_word_embeddings": False}),
+    "normalised before": ("BertForPreTraining", {"pre_layer_norm": True, "num_hidden_layers": 2}),
+    "fixed positions": ("BertForMaskedLM", {"position_embedding": "sinusoidal"}),
+    "narrow embeddings": ("BertForPreTraining", {"embedding_size": 6}),
+    "gelu_tanh": ("BertForMaskedLM", {"hidden_act": "gelu_tanh"}),
+    "relu": ("BertForMaskedLM", {"hidden_act": "relu"}),
+    "silu": ("BertForMaskedLM", {"hidden_act": "silu"}),
+    "tanh": ("BertForMaskedLM", {"hidden_act": "tanh"}),
+    "roberta": ("BertForMaskedLM", ROBERTA),
+    "roberta choices": ("BertForMultipleChoice", ROBERTA),
+}
+
+
+def inputs_of(session, architecture: str) -> dict[str, np.ndarray]:
+    """The largest batch of full rows: [MOST, LONGEST], of choices [MOST, 2, LONGEST]."""
+    random = np.random.default_rng(2)
+    shape = (MOST, 2, LONGEST) if architecture == "BertForMultipleChoice" else (MOST, LONGEST)
+    tops = {"input_ids": 61, "token_type_ids": 3, "attention_mask": 1}
+    inputs = {port.name: random.integers(0, tops[port.name], shape) for port in session.get_inputs()}
+    return {**inputs, "attention_mask": np.ones(shape, np.int64)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_answers_as_we_do(make, answer, case):
+    architecture, sizes = CASES[case]
+    model = make(architecture, **sizes)
+    session = onnxruntime.InferenceSession(exporter.build(model).SerializeToString())
+    names = [port.name for port in session.get_outputs()]
+    inputs = inputs_of(session, architecture)
+    # Ours always runs at one size, with what the graph is not given masked: one compilation
+    ours = jax.jit(lambda params, inputs: answer(model, params, inputs))
+    padded = np.arange(LONGEST) < np.arange(2, 2 + MOST).reshape(MOST, *[1] * (inputs["input_ids"].ndim - 1))
+    masks = {"full": inputs["attention_mask"], "padded": inputs["attention_mask"] * padded}
+    for batch in (1, 3, MOST):
+        for length in (SHORTER, LONGEST):
+            for mask in masks.values():
+                within = mask * (np.arange(LONGEST) < length)
+                expected = ours(model.params, {**inputs, "attention_mask": within})
+                feed = {**inputs, "attention_mask": mask}
+                given = session.run(None, {name: array[:batch, ..., :length] for name, array in feed.items()})
+                assert set(names) == set(expected)
+                for name, array in zip(names, given, strict=True):
+                    wanted = np.asarray(expected[name])[:batch]
+                    if wanted.ndim > 1 and wanted.shape[1] == LONGEST:
+                        wanted = wanted[:, :length]
+                    np.testing.assert_allclose(array, wanted, rtol=0, atol=1e-5)
+
+
+def test_every_head_is_among_the_cases():
+    assert {architecture for architecture, _ in CASES.values()} == set(ARCHITECTURES)
+    assert {head.__name__ for head in HEADS.values()} <= set(ARCHITECTURES)
+
+
+def test_rows_without_a_token_are_no_nan(make, answer):
+    model = make("Bert")
+    session = onnxruntime.InferenceSession(exporter.build(model).SerializeToString())
+    inputs = inputs_of(session, "Bert")
+    inputs["attention_mask"][0] = 0
+    expected = jax.jit(lambda params: answer(model, params, inputs))(model.params)
+    np.testing.assert_allclose(session.run(None, inputs)[0], expected["last_hidden_state"], rtol=0, atol=1e-5)
+
+
+def test_more_tokens_than_positions_are_an_error(make):
+    session = onnxruntime.InferenceSession(exporter.build(make("Bert")).SerializeToString())
+    inputs = {port.name: np.ones((1, LONGEST + 1), np.int64) for port in session.get_inputs()}
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail):
+        session.run(None, inputs)
+
+
+def test_the_folder(make, tmp_path, monkeypatch, capsys):
+    model = make("BertForTokenClassification")
+    monkeypatch.setattr("bert.inference.loading.load", lambda source, say: model)
+    out = tmp_path / "deep" / "out"
+    assert main(["tiny", str(out), "--format=onnx"]) == 0
+    assert "verified: the outputs are within" in capsys.readouterr().out
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    signature = json.loads((out / "signature.json").read_text())
+    config = json.loads((out / "config.json").read_text())
+    assert signature["labels"] == list(config["id2label"].values()) == ["no", "perhaps", "yes", "both"]
+    assert config["architectures"] == ["BertForTokenClassification"]
+    session = onnxruntime.InferenceSession(out / "model.onnx")
+    ports = {"inputs": session.get_inputs(), "outputs": session.get_outputs()}
+    assert {kind: [(port["name"], port["shape"]) for port in signature[kind]] for kind in ports} == {
+        kind: [(port.name, port.shape) for port in given] for kind, given in ports.items()
+    }
+    assert [port.name for port in ports["inputs"]] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert {port.type for port in ports["inputs"]} == {"tensor(int64)"}
+    assert ports["outputs"][0].shape == ["batch_size", "sequence_length", 4]
+    code = (out / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    shape = "import sys; sys.modules.update(bert=None, jax=None)\n" + code + "print(outputs[0].shape)"
+    shown = subprocess.run([sys.executable, "-c", shape], cwd=out, capture_output=True, text=True, check=True)
+    assert shown.stdout == "(1, 8, 4)\n"
+
+
+def test_weights_over_the_limit_lie_beside_the_graph(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporter, "LARGEST", 0)
+    make("BertForSequenceClassification").save(tmp_path / "out", "onnx")
+    assert (tmp_path / "out" / "model.onnx_data").stat().st_size > (tmp_path / "out" / "model.onnx").stat().st_size
+
+
+def test_what_answers_otherwise_is_not_exported(make, tmp_path, monkeypatch, fails):
+    model, other = make("BertForQuestionAnswering"), make("BertForQuestionAnswering", layer_norm_eps=0.01)
+    built = exporter.build(other)
+    monkeypatch.setattr(exporter, "build", lambda model: built)
+    monkeypatch.setattr("bert.inference.loading.load", lambda source, say: model)
+    to_out = ("tiny", str(tmp_path / "out"), "--format=onnx")
+    assert "tiny: its graph's end_logits differs by" in fails(main, *to_out)
+    built.graph.node[0].op_type = "NoSuchOperator"
+    assert "tiny: its graph cannot be run (" in fails(main, *to_out)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mistakes(make, tmp_path, monkeypatch, fails):
+    model = make("Bert")
+    monkeypatch.setattr("bert.inference.loading.load", lambda source, say: model)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert "full exists already and is not an empty folder" in fails(
+        main, "tiny", str(tmp_path / "full"), "--format=onnx"
+    )
+    assert "for stablehlo" in fails(main, "tiny", str(tmp_path / "out"), "--format=onnx", "--dynamic_length")
+    headless = make("BertForMaskedLM")
+    del headless.params["predictions"]
+    with pytest.raises(UserError, match="tiny has no weights of predictions: fine-tune it first"):
+        headless.save(tmp_path / "out", "onnx")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert "onnxruntime is not installed: pip install 'bert-jax[onnx]'" in fails(
+        main, "tiny", str(tmp_path / "out"), "--format=onnx"
+    )

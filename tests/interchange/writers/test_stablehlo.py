@@ -1,0 +1,149 @@
+"""The StableHLO export: what it answers at several sizes, and that nothing of this package is needed to ask."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax import export as jax_export
+from safetensors.numpy import load_file
+
+from bert.commands.export import main
+from bert.errors import UserError
+from bert.interchange.names import ARCHITECTURES
+from bert.interchange.writers import stablehlo
+
+
+def graph_in(folder):
+    """The exported function of inputs, and its serialized form."""
+    exported = jax_export.deserialize((folder / "model.jaxexport").read_bytes())
+    weights = load_file(folder / "model.safetensors")
+    return jax.jit(lambda inputs: exported.call(weights, inputs)), exported
+
+
+def rows(shape: tuple[int, ...], names: list[str], vocabulary: int = 61, segments: int = 3) -> dict[str, np.ndarray]:
+    """Random inputs, the last row half padding; integers as tokenizers give them."""
+    random = np.random.default_rng(sum(shape))
+    tops = {"input_ids": vocabulary, "token_type_ids": segments, "attention_mask": 1}
+    inputs = {name: random.integers(0, tops[name], shape) for name in names}
+    inputs["attention_mask"] = np.ones(shape, np.int64)
+    inputs["attention_mask"][-1, ..., shape[-1] // 2 :] = 0
+    return inputs
+
+
+SIZES = [(batch, length) for batch in (1, 3, 5) for length in (12, 6)]
+"""Three batch sizes and two lengths, the longest and a shorter one."""
+
+ROBERTA = {"position_offset": 2, "type_vocab_size": 1, "hidden_act": "gelu_tanh"}
+CHOICES = [(batch, 2, length) for batch, length in SIZES]
+FAST = [
+    ("BertForSequenceClassification", {}, SIZES),
+]
+SLOW = [
+    ("BertForPreTraining", {"pre_layer_norm": True, "position_embedding": "sinusoidal", "embedding_size": 6}, SIZES),
+    *((name, {}, CHOICES if name == "BertForMultipleChoice" else SIZES) for name in ARCHITECTURES),
+    ("BertForMaskedLM", {"tie_word_embeddings": False}, SIZES),
+    ("BertForMaskedLM", ROBERTA, SIZES),
+    ("BertForMultipleChoice", ROBERTA, CHOICES),
+]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes", "shapes"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+)
+def test_answers_as_we_do(make, answer, tmp_path, architecture, sizes, shapes):
+    """Every head at 1e-5, an order under what is promised; most of them among the slow tests."""
+    model = make(architecture, **sizes)
+    said = []
+    model.save(tmp_path / "out", "stablehlo", said.append, dynamic_length=True)
+    assert said[0].startswith("verified: the outputs are within")
+    graph, exported = graph_in(tmp_path / "out")
+    assert exported.platforms == ("cpu", "cuda", "tpu")
+    names = ["input_ids", "attention_mask", "token_type_ids"][: 2 if model.config.position_offset else 3]
+    for shape in shapes:
+        inputs = rows(shape, names, segments=model.config.type_vocab_size)
+        expected, given = (
+            jax.jit(lambda params, inputs=inputs: answer(model, params, inputs))(model.params),
+            graph(inputs),
+        )
+        assert set(given) == set(expected)
+        for name, array in expected.items():
+            np.testing.assert_allclose(given[name], array, rtol=0, atol=1e-5)
+
+
+def test_needs_nothing_of_this_package(make, answer, tmp_path, monkeypatch, capsys):
+    model = make("BertForTokenClassification")
+    monkeypatch.setattr("bert.inference.loading.load", lambda source, say: model)
+    out = tmp_path / "out"
+    assert main(["tiny", str(out), "--format=stablehlo", "--length=10"]) == 0
+    assert "verified" in capsys.readouterr().out
+    signature = json.loads((out / "signature.json").read_text())
+    assert signature["labels"] == ["no", "perhaps", "yes", "both"]
+    assert signature["inputs"][0] == {"name": "input_ids", "shape": ["batch_size", 10], "dtype": "int32"}
+    assert signature["outputs"] == [{"name": "logits", "shape": ["batch_size", 10, 4], "dtype": "float32"}]
+    five_lines, from_text = [part.split("```")[0] for part in (out / "README.md").read_text().split("```python\n")[1:]]
+    assert five_lines.count("\n") == 5
+    script = "import sys; sys.modules.update(bert=None, flax=None)\n"
+    script += f"{five_lines}first = outputs\n{from_text}"
+    script += "np.savez('shown', first['logits'], *inputs.values(), outputs['logits'])"
+    subprocess.run([sys.executable, "-I", "-c", script], cwd=out, check=True, env={**os.environ, "XLA_FLAGS": ""})
+    first, ids, mask, segments, logits = np.load(out / "shown.npz").values()
+    assert first.shape == (1, 10, 4)
+    pieces = model.tokenizer.get_vocab()
+    assert ids[0].tolist() == [pieces[piece] for piece in ("[CLS]", "one", "text", "[SEP]", *["[PAD]"] * 6)]
+    expected = answer(model, model.params, {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments})
+    np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-5)
+
+
+def test_weights_are_beside_the_graph(make):
+    model = make("Bert", vocab_size=50_000)
+    assert len(stablehlo.serialized(model, stablehlo.signature(model))) < 100_000
+
+
+def test_what_answers_otherwise_is_not_exported(make, tmp_path, monkeypatch, fails):
+    other = make("BertForNextSentencePrediction", hidden_act="relu")
+    written = stablehlo.serialized(other, stablehlo.signature(other, 12))
+    monkeypatch.setattr(stablehlo, "serialized", lambda model, given: written)
+    model = make("BertForNextSentencePrediction")
+    monkeypatch.setattr("bert.inference.loading.load", lambda source, say: model)
+    error = fails(main, "tiny", str(tmp_path / "out"), "--format=stablehlo")
+    assert "tiny: its graph's logits differs by" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mistakes(make, tmp_path, monkeypatch, fails):
+    model = make("Bert")
+    monkeypatch.setattr("bert.inference.loading.load", lambda source, say: model)
+    to_out = ("tiny", str(tmp_path / "out"), "--format=stablehlo")
+    assert "length is 13, and the model reads 1 to 12 tokens" in fails(main, *to_out, "--length=13")
+    (tmp_path / "out").touch()
+    assert "out exists already and is not an empty folder" in fails(main, *to_out)
+    assert "--length and --dynamic_length are for stablehlo" in fails(main, "tiny", str(tmp_path / "new"), "--length=8")
+    with pytest.raises(UserError, match="length is 8 and dynamic_length is set"):
+        model.save(tmp_path / "new", "stablehlo", length=8, dynamic_length=True)
+    with pytest.raises(UserError, match="format is 'pickle': choose one of hf, stablehlo, onnx"):
+        model.save(tmp_path / "new", "pickle")
+
+
+@pytest.mark.slow
+def test_the_guides_five_lines_call_an_export_without_this_package(make, answer, tmp_path):
+    """The block of the page as it stands there, in a process that cannot import `bert`, `flax` or `optax`."""
+    model = make("BertForSequenceClassification", max_position_embeddings=128, hidden_size=12)
+    model.save(tmp_path / "sst2-jax", "stablehlo", length=128)
+    page = (Path(__file__).parents[3] / "docs" / "export_and_serve.md").read_text(encoding="utf-8")
+    [lines] = [block for block in page.split("```python\n") if block.startswith("import jax, jax.export")]
+    lines = lines.split("```")[0]
+    assert sum(map(bool, lines.splitlines())) == 5
+    script = "import sys; sys.modules.update(bert=None, flax=None, optax=None)\n"
+    script += f"{lines}np.save('shown.npy', outputs['logits'])\n"
+    script += "print(*sorted(name for name in sys.modules if name.split('.')[0] in ('bert', 'flax', 'optax')))"
+    command = [sys.executable, "-I", "-c", script]
+    shown = subprocess.run(command, cwd=tmp_path, check=True, env={**os.environ, "XLA_FLAGS": ""}, capture_output=True)
+    assert shown.stdout.split() == [b"bert", b"flax", b"optax"], "blocked, and none of their parts loaded"
+    inputs = {name: np.ones((1, 128), np.int32) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    expected = answer(model, model.params, inputs)["logits"]
+    np.testing.assert_allclose(np.load(tmp_path / "shown.npy"), expected, rtol=0, atol=1e-5)

@@ -1,0 +1,71 @@
+"""Attention as one kernel against attention written out."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert.model.attention import dot_product_attention, fused_attention, key_lengths, padding_mask
+
+MASK = jnp.asarray([[1] * 8, [1] * 5 + [0] * 3, [1] + [0] * 7])
+
+
+def compared(implementation, dtype):
+    """Values at real queries, and gradients of a sum over these, of the kernel and of attention written out."""
+    random = np.random.default_rng(0)
+    query, key, value, target = (jnp.asarray(random.normal(size=(3, 8, 2, 16)), dtype) for _ in range(4))
+    real = MASK[:, :, None, None].astype(dtype)
+
+    def fused(*given):
+        return fused_attention(*given, key_lengths(MASK), implementation)
+
+    def written(*given):
+        return dot_product_attention(*given, padding_mask(MASK))[0]
+
+    def of(attend):
+        loss = lambda *given: jnp.sum((attend(*given) * real * target).astype(jnp.float32))  # noqa: E731
+        return (attend(query, key, value) * real, *jax.grad(loss, (0, 1, 2))(query, key, value))
+
+    return zip(*(jax.jit(lambda attend=attend: of(attend))() for attend in (fused, written)), strict=True)
+
+
+def test_the_twin_of_the_kernel_is_attention_written_out():
+    for found, expected in compared("xla", jnp.float32):
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_in_bfloat16_the_twin_and_attention_written_out_differ_by_their_roundings():
+    """Each rounds numbers to 8 significant bits, at places of its own, and so is off by 2**-8 of a number at most a
+    time: by one such rounding on either side, over a whole array, where they add up by chance."""
+    for found, expected in compared("xla", jnp.bfloat16):
+        assert found.dtype == expected.dtype == jnp.bfloat16
+        found, expected = np.asarray(found, np.float32), np.asarray(expected, np.float32)
+        assert np.linalg.norm(found - expected) <= 2 * 2**-8 * np.linalg.norm(expected)
+
+
+def assert_kernel_is_attention_written_out(implementation):
+    for found, expected in compared(implementation, jnp.bfloat16):
+        np.testing.assert_allclose(found.astype(jnp.float32), expected.astype(jnp.float32), atol=3e-2)
+
+
+def test_cudnns_kernel_is_attention_written_out():
+    """On machines with an NVIDIA GPU and JAX for it; in a process of its own, since all other tests use CPU devices."""
+    plugins = [name for name in ("jax_cuda12_plugin", "jax_cuda13_plugin") if importlib.util.find_spec(name)]
+    if not plugins or not list(Path("/dev").glob("nvidia[0-9]*")):
+        pytest.skip("cuDNN's kernel needs an NVIDIA GPU and jax[cuda12] or jax[cuda13]")
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_FLAGS": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", "import tests.model.test_attention as t; t.assert_kernel_is_attention_written_out('cudnn')"],
+        cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_row_that_only_fills_a_batch_looks_somewhere():
+    assert key_lengths(jnp.asarray([[0, 0], [1, 0], [1, 1]])).tolist() == [1, 1, 2]

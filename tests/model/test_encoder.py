@@ -1,0 +1,403 @@
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert.config import ModelConfig
+from bert.errors import UserError
+from bert.model.attention import causal_mask, dot_product_attention
+from bert.model.dropout import Dropout
+from bert.model.encoder import Attention, Bert, Encoder, Execution
+from bert.model.heads import BertForPreTraining, BertForSequenceClassification
+from bert.model.initializers import fixed_positions, initializer, position_initializer
+from bert.training.loop import count_parameters
+from tests.helpers import OPTIONS, SINGLE
+
+CONFIG = ModelConfig(
+    vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+    max_position_embeddings=24, initializer_range=0.2,
+)  # fmt: skip
+MODEL = Bert(CONFIG)
+IDS = jax.random.randint(jax.random.key(1), (3, 12), 0, 99)
+PARAMS = jax.jit(MODEL.init)(jax.random.key(0), IDS)
+apply = jax.jit(MODEL.apply, static_argnames="intermediates")
+
+SIZES = {
+    "tiny": (2, 128, 2, 4_433_468),
+    "mini": (4, 256, 4, 11_267_900),
+    "small": (4, 512, 8, 29_058_876),
+    "medium": (8, 512, 8, 41_668_412),
+    "base": (12, 768, 12, 110_106_428),
+    "large": (24, 1024, 16, 336_226_108),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_published_sizes(name: str) -> None:
+    layers, width, heads, parameters = SIZES[name]
+    config = ModelConfig(30522, width, layers, heads, 4 * width)
+    model = BertForPreTraining(config)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((2, 8), jnp.int32)))
+    assert count_parameters(shapes) == parameters
+
+
+def test_scaled_dot_product_attention_by_hand() -> None:
+    # One head of size 4, so scores are halved. Query 0 sees scores 2 ln 3 / 2 = ln 3 and 0: weights 3/4 and 1/4.
+    ln3 = np.log(3)
+    query = jnp.array([[[2 * ln3, 0, 0, 0]], [[0, 0, 0, 0]]]).reshape(1, 2, 1, 4)
+    key = jnp.array([[1.0, 0, 0, 0], [0, 1, 0, 0]]).reshape(1, 2, 1, 4)
+    value = jnp.array([[4.0, 0, 8, 0], [0, 4, 0, 8]]).reshape(1, 2, 1, 4)
+    mixed, weights = dot_product_attention(query, key, value)
+    np.testing.assert_allclose(weights[0, 0], [[0.75, 0.25], [0.5, 0.5]], atol=1e-6)
+    np.testing.assert_allclose(mixed[0, :, 0], [[3, 1, 6, 2], [2, 2, 4, 4]], atol=1e-5)
+    # Causal: the first query sees itself only.
+    mixed, weights = dot_product_attention(query, key, value, causal_mask(2))
+    np.testing.assert_allclose(weights[0, 0], [[1, 0], [0.5, 0.5]], atol=1e-6)
+    np.testing.assert_allclose(mixed[0, :, 0], [[4, 0, 8, 0], [2, 2, 4, 4]], atol=1e-5)
+
+
+def test_cross_attention_by_hand() -> None:
+    # Three queries over two keys; zero queries mix evenly, the mask leaves one key.
+    query = jnp.zeros((1, 3, 1, 2))
+    key = value = jnp.array([[1.0, 3.0], [5.0, 7.0]]).reshape(1, 2, 1, 2)
+    mask = jnp.array([[1, 1], [1, 0], [0, 1]], bool)[None, None]
+    mixed, _ = dot_product_attention(query, key, value, mask)
+    np.testing.assert_allclose(mixed[0, :, 0], [[3, 5], [1, 3], [5, 7]], atol=1e-6)
+
+
+def test_a_query_that_may_look_nowhere_gives_no_nan() -> None:
+    x = jnp.ones((1, 2, 1, 4))
+    mixed, _ = dot_product_attention(x, x, x, jnp.zeros((1, 1, 2, 2), bool))
+    assert np.isfinite(mixed).all()
+
+
+def test_self_attention_is_cross_attention_over_itself_and_heads_are_apart() -> None:
+    attention = Attention(CONFIG)
+    x = jax.random.normal(jax.random.key(2), (2, 5, 32))
+    params = jax.jit(attention.init)(jax.random.key(0), x, x, None)
+    out, weights = attention.apply(params, x, x, None)
+    assert out.shape == (2, 5, 32)
+    assert weights.shape == (2, 4, 5, 5)
+    memory = jax.random.normal(jax.random.key(3), (2, 7, 32))
+    cross, weights = attention.apply(params, x, memory, None)
+    assert weights.shape == (2, 4, 5, 7)
+    # The layer by hand, head by head.
+    p = {name: (np.asarray(v["kernel"]), np.asarray(v["bias"])) for name, v in params["params"].items()}
+    q, k, v = (np.asarray(a) @ p[n][0] + p[n][1] for n, a in (("query", x), ("key", memory), ("value", memory)))
+    heads = []
+    for h in range(4):
+        part = slice(8 * h, 8 * h + 8)
+        scores = np.exp(q[..., part] @ k[..., part].swapaxes(1, 2) / np.sqrt(8))
+        heads.append(scores / scores.sum(-1, keepdims=True) @ v[..., part])
+    by_hand = np.concatenate(heads, axis=-1) @ p["output"][0] + p["output"][1]
+    np.testing.assert_allclose(cross, by_hand, atol=1e-5)
+
+
+def test_causal_attention_does_not_see_the_future() -> None:
+    attention = Attention(CONFIG)
+    x = jax.random.normal(jax.random.key(2), (2, 6, 32))
+    params = jax.jit(attention.init)(jax.random.key(0), x, x, None)
+    changed = x.at[:, 4:].set(9.0)
+    before, after = (attention.apply(params, y, y, causal_mask(6))[0] for y in (x, changed))
+    np.testing.assert_allclose(before[:, :4], after[:, :4], atol=1e-6)
+    assert np.abs(before[:, 4:] - after[:, 4:]).max() > 0.1
+
+
+def test_the_encoder_without_positions_is_permutation_equivariant() -> None:
+    encoder = Encoder(CONFIG)
+    x = jax.random.normal(jax.random.key(2), (2, 9, 32))
+    params = jax.jit(encoder.init)(jax.random.key(0), x, None)
+    order = np.random.default_rng(0).permutation(9)
+    straight, permuted = encoder.apply(params, x, None)[0], encoder.apply(params, x[:, order], None)[0]
+    np.testing.assert_allclose(straight[:, order], permuted, atol=1e-5)
+
+
+def test_padding_changes_nothing() -> None:
+    mask = jnp.ones((3, 12), jnp.int32)
+    segments = jnp.tile(jnp.arange(12) // 6, (3, 1))
+    alone = apply(PARAMS, IDS, segments, mask)
+    padded = [jnp.pad(a, ((0, 0), (0, 8)), constant_values=fill) for a, fill in ((IDS, 7), (segments, 1), (mask, 0))]
+    with_padding = apply(PARAMS, *padded)
+    np.testing.assert_allclose(alone.last_hidden_state, with_padding.last_hidden_state[:, :12], atol=1e-5)
+    np.testing.assert_allclose(alone.pooled_output, with_padding.pooled_output, atol=1e-5)
+
+
+def test_intermediates_on_request_only() -> None:
+    assert apply(PARAMS, IDS).hidden_states == ()
+    output = apply(PARAMS, IDS, intermediates=True)
+    assert [h.shape for h in output.hidden_states] == [(3, 12, 32)] * 3
+    assert [a.shape for a in output.attentions] == [(3, 4, 12, 12)] * 2
+    np.testing.assert_array_equal(output.hidden_states[-1], output.last_hidden_state)
+    np.testing.assert_allclose(output.attentions[0].sum(-1), 1, atol=1e-5)
+
+
+def test_bfloat16_computes_in_bfloat16_over_float32_parameters() -> None:
+    model = BertForPreTraining(CONFIG, jnp.bfloat16)
+    params = jax.jit(model.init)(jax.random.key(0), IDS)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    output = jax.jit(model.apply)(params, IDS)
+    assert output.prediction_logits.dtype == output.seq_relationship_logits.dtype == jnp.float32
+    assert jax.jit(Bert(CONFIG, jnp.bfloat16).apply)(PARAMS, IDS).last_hidden_state.dtype == jnp.bfloat16
+    exact = jax.jit(BertForPreTraining(CONFIG).apply)(params, IDS)
+    # bfloat16 has 8 bits of mantissa; over two layers the logits (of size 1) keep about two digits.
+    assert 0 < np.abs(exact.prediction_logits - output.prediction_logits).max() < 0.1
+
+
+def test_initialisation_is_a_truncated_normal() -> None:
+    config = dataclasses.replace(CONFIG, initializer_range=0.02)
+    kernel = np.asarray(initializer(config)(jax.random.key(0), (500, 500)))
+    assert np.abs(kernel).max() <= 0.04
+    assert abs(kernel.std() - 0.02 * 0.8796) < 1e-4  # 0.8796: deviation of a normal cut at two deviations
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_tanh", "relu", "silu", "tanh"])
+def test_activations_have_their_names(act: str) -> None:
+    from scipy.special import erf
+
+    from bert.model.encoder import ACTIVATIONS
+
+    x = np.linspace(-4, 4, 41)
+    by_hand = {
+        "gelu": x * 0.5 * (1 + erf(x / np.sqrt(2))),
+        "gelu_tanh": 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+        "relu": np.maximum(x, 0),
+        "silu": x / (1 + np.exp(-x)),
+        "tanh": np.tanh(x),
+    }
+    np.testing.assert_allclose(ACTIVATIONS[act](jnp.asarray(x, jnp.float32)), by_hand[act], atol=1e-6)
+
+
+def test_the_mlm_head_decodes_the_asked_places_with_the_tied_embedding() -> None:
+    model = BertForPreTraining(CONFIG)
+    params = jax.jit(model.init)(jax.random.key(0), IDS)
+    run = jax.jit(model.apply)
+    places = jnp.array([[1, 5, 0], [2, 3, 11], [7, 7, 7]])
+    everywhere = run(params, IDS).prediction_logits
+    some = run(params, IDS, None, None, places).prediction_logits
+    np.testing.assert_allclose(some, np.take_along_axis(everywhere, places[:, :, None], axis=1), atol=1e-5)
+    moved = jax.tree.map(lambda x: x, params)
+    moved["params"]["predictions"]["bias"] = params["params"]["predictions"]["bias"].at[9].add(2.0)
+    np.testing.assert_allclose(run(moved, IDS).prediction_logits[..., 9], everywhere[..., 9] + 2, atol=1e-5)
+
+
+def test_dropout_acts_in_training_only_and_the_classifier_has_its_own_rate() -> None:
+    model = BertForSequenceClassification(CONFIG, num_labels=3, classifier_dropout=0.5)
+    params = jax.jit(model.init)(jax.random.key(0), IDS)
+    dropout = Dropout.of(0, 0, jnp.arange(3))
+    run = jax.jit(model.apply)
+    plain = run(params, IDS)
+    assert plain.shape == (3, 3)
+    assert np.abs(run(params, IDS, dropout=dropout) - plain).max() > 1e-3
+    still = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = BertForSequenceClassification(still, num_labels=3, classifier_dropout=0.0)
+    np.testing.assert_array_equal(jax.jit(model.apply)(params, IDS, dropout=dropout), plain)
+
+
+def test_a_sequence_over_the_position_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="25 tokens do not fit a position table of 24"):
+        MODEL.apply(PARAMS, jnp.zeros((1, 25), jnp.int32))
+
+
+def test_sinusoidal_positions_are_one_rotation_a_step_at_the_asked_for_deviation() -> None:
+    config = dataclasses.replace(CONFIG, position_init="sinusoidal", initializer_range=0.05, hidden_size=16)
+    table = np.asarray(position_initializer(config)(jax.random.key(0), (40, 16)))
+    assert np.mean(table**2) == pytest.approx(0.05**2, rel=1e-5)  # sin^2 + cos^2 = 1 in each pair
+    # (sin a, cos a) at place n + 1 is that at place n turned by the pair's frequency, wherever n is.
+    for pair in range(8):
+        turn = 10_000.0 ** (-2 * pair / 16)
+        rotation = np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
+        two = slice(2 * pair, 2 * pair + 2)
+        np.testing.assert_allclose(table[1:, two], table[:-1, two] @ rotation.T, atol=1e-6)
+
+
+def test_every_option_is_off_by_default() -> None:
+    defaults = ModelConfig()
+    for changes in OPTIONS.values():
+        for name, value in changes.items():
+            assert getattr(defaults, name) != value
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_options_parameters(option: str) -> None:
+    """BERT-base with each option, counted by hand: D 768, V 30,522, 512 positions, 2 segments, E 8."""
+    config = ModelConfig(30522, 768, 12, 12, 3072, **OPTIONS[option])
+    model = BertForPreTraining(config)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((2, 8), jnp.int32)))
+    width, pieces, positions, segments, narrow = 768, 30522, 512, 2, 8
+    # Tables and their LayerNorm; the projection; the head's transform (kernel and bias) and LayerNorm.
+    narrower = (width - narrow) * (pieces + positions + segments + 2)
+    head = (width * width + width + 2 * width) - (width * narrow + narrow + 2 * narrow)
+    difference = {
+        "pre-LN": 2 * width,
+        "fixed positions": -positions * width,
+        "untied decoder": pieces * width,
+        "narrow embeddings": -narrower + (narrow * width + width) - head,
+    }
+    difference["all at once"] = 2 * width - positions * narrow + pieces * narrow + difference["narrow embeddings"]
+    assert count_parameters(shapes) == 110_106_428 + difference[option]
+
+
+@pytest.mark.parametrize("option", [*(pytest.param(o, marks=pytest.mark.slow) for o in SINGLE), "all at once"])
+def test_padding_and_dropout_are_as_without_the_option(option: str) -> None:
+    model = Bert(dataclasses.replace(CONFIG, **OPTIONS[option]))
+    mask = jnp.ones((3, 12), jnp.int32)
+    padded = [jnp.pad(a, ((0, 0), (0, 8)), constant_values=fill) for a, fill in ((IDS, 7), (mask, 0))]
+    dropout = Dropout.of(0, 0, jnp.arange(3))
+
+    @jax.jit
+    def run(key):
+        params = model.init(key, IDS)
+        alone = model.apply(params, IDS, None, mask, intermediates=True)
+        longer = model.apply(params, padded[0], None, padded[1])
+        return alone, longer, model.apply(params, IDS, None, mask, dropout=dropout)
+
+    alone, longer, dropped = run(jax.random.key(0))
+    np.testing.assert_allclose(alone.last_hidden_state, longer.last_hidden_state[:, :12], atol=1e-5)
+    np.testing.assert_array_equal(alone.hidden_states[-1], alone.last_hidden_state)
+    assert [h.shape for h in alone.hidden_states] == [(3, 12, 32)] * 3
+    assert np.abs(dropped.last_hidden_state - alone.last_hidden_state).max() > 1e-2
+    # The last LayerNorm, wherever it stands, leaves each token at mean 0 and variance 1.
+    np.testing.assert_allclose(alone.last_hidden_state.mean(-1), 0, atol=1e-5)
+    np.testing.assert_allclose(alone.last_hidden_state.var(-1), 1, atol=1e-4)
+
+
+def test_pre_ln_by_hand() -> None:
+    """One layer: x + attention(LN(x)), then x + feed-forward(LN(x)), then LN."""
+    config = dataclasses.replace(CONFIG, num_hidden_layers=1, pre_layer_norm=True)
+    x = jax.random.normal(jax.random.key(2), (2, 5, 32))
+    encoder = Encoder(config)
+    params = jax.jit(encoder.init)(jax.random.key(0), x, None)["params"]
+    layer = params["layer_0"]
+
+    def norm(x):
+        return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True))
+
+    attended, _ = Attention(config).apply({"params": layer["attention"]}, norm(x), norm(x), None)
+    y = x + attended
+    inner = jax.nn.gelu(norm(y) @ layer["intermediate"]["kernel"], approximate=False)  # biases start at 0
+    expected = norm(y + inner @ layer["output"]["kernel"])
+    np.testing.assert_allclose(encoder.apply({"params": params}, x, None)[0], expected, atol=1e-5)
+
+
+def test_the_pre_ln_encoder_is_permutation_equivariant() -> None:
+    encoder = Encoder(dataclasses.replace(CONFIG, pre_layer_norm=True))
+    x = jax.random.normal(jax.random.key(2), (2, 9, 32))
+    params = jax.jit(encoder.init)(jax.random.key(0), x, None)
+    order = np.random.default_rng(0).permutation(9)
+    straight, permuted = encoder.apply(params, x, None)[0], encoder.apply(params, x[:, order], None)[0]
+    np.testing.assert_allclose(straight[:, order], permuted, atol=1e-5)
+
+
+def test_fixed_positions_are_those_of_vaswani_at_norm_1() -> None:
+    config = dataclasses.replace(CONFIG, position_embedding="sinusoidal", position_offset=2)
+    table = np.asarray(fixed_positions(config))
+    assert table.shape == (26, 32)
+    np.testing.assert_allclose(np.linalg.norm(table, axis=1), 1, rtol=1e-5)
+    place, pair = np.arange(26)[:, None], np.arange(16)
+    angles = place / 10_000 ** (2 * pair / 32)
+    np.testing.assert_allclose(table[:, ::2] * 4, np.sin(angles), atol=1e-4)  # amplitude sqrt(2 / 32)
+    np.testing.assert_allclose(table[:, 1::2] * 4, np.cos(angles), atol=1e-4)
+    # The model adds exactly these: a model with a learned table that holds them answers the same.
+    learned = dataclasses.replace(config, position_embedding="learned")
+    params = jax.jit(Bert(config).init)(jax.random.key(0), IDS)
+    assert "position" not in params["params"]["embeddings"]
+    embeddings = {**params["params"]["embeddings"], "position": {"embedding": table}}
+    same = Bert(learned).apply({"params": {**params["params"], "embeddings": embeddings}}, IDS)
+    np.testing.assert_allclose(Bert(config).apply(params, IDS).last_hidden_state, same.last_hidden_state, atol=1e-5)
+
+
+def test_an_embedding_size_that_is_the_hidden_size_has_no_projection() -> None:
+    wide = BertForPreTraining(dataclasses.replace(CONFIG, embedding_size=32))
+    plain = BertForPreTraining(CONFIG)
+    shapes = [
+        jax.tree.map(jnp.shape, jax.eval_shape(lambda m=m: m.init(jax.random.key(0), IDS))) for m in (wide, plain)
+    ]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"embedding_size": 0}, "model.embedding_size is 0: it must be at least 1"),
+        ({"position_embedding": "rotary"}, "model.position_embedding is 'rotary': choose learned or sinusoidal"),
+    ],
+)
+def test_options_that_cannot_be(changes: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        dataclasses.replace(CONFIG, **changes).check()
+
+
+@functools.cache
+def value_and_gradients(execution: Execution, pre_layer_norm: bool = False):
+    """The hidden states with dropout, and the gradients of a sum over them."""
+    config = dataclasses.replace(CONFIG, num_hidden_layers=3, pre_layer_norm=pre_layer_norm)
+    model = Bert(config, execution=execution)
+    params = jax.jit(Bert(model.config).init)(jax.random.key(0), IDS)
+    mask = (jnp.arange(12) < jnp.array([12, 7, 9])[:, None]).astype(jnp.int32)
+
+    def total(params):
+        dropout = Dropout.of(0, 1, jnp.arange(3))
+        hidden = model.apply(params, IDS, None, mask, dropout=dropout).last_hidden_state
+        return jnp.sum(jnp.sin(hidden) * mask[:, :, None]), hidden
+
+    step = jax.jit(jax.value_and_grad(total, has_aux=True))
+    return step(params), str(step.trace(params).jaxpr)
+
+
+@pytest.mark.parametrize(
+    ("execution", "pre_layer_norm"),
+    [
+        pytest.param(Execution("full", scan=True), False, marks=pytest.mark.slow),
+        pytest.param(Execution("full"), False, marks=pytest.mark.slow),
+        pytest.param(Execution("dots"), False, marks=pytest.mark.slow),
+        pytest.param(Execution("dots", scan=True), True, marks=pytest.mark.slow),
+        pytest.param(Execution("none", scan=True), False, marks=pytest.mark.slow),
+    ],
+)
+def test_how_layers_are_run_changes_no_number(execution: Execution, pre_layer_norm: bool) -> None:
+    ((_, expected), expected_grads), plain = value_and_gradients(Execution(), pre_layer_norm)
+    ((_, hidden), grads), program = value_and_gradients(execution, pre_layer_norm)
+    np.testing.assert_allclose(hidden, expected, atol=2e-6)
+    jax.tree.map(
+        lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=2e-5 * float(jnp.abs(theirs).max() + 1)),
+        grads,
+        expected_grads,
+    )
+    # That it is run otherwise at all: a loop, and regions that are computed anew.
+    assert ("prevent_cse=" in program) == (execution.remat != "none")
+    assert "prevent_cse=" not in plain
+    assert ("scan[" in program) == execution.scan
+
+
+def test_every_layer_keeps_its_own_parameters() -> None:
+    """The tree that is initialised, saved and exported does not know how the layers are run."""
+    shapes = [
+        jax.tree.map(jnp.shape, jax.eval_shape(Bert(CONFIG, execution=execution).init, jax.random.key(0), IDS))
+        for execution in (Execution(), Execution("dots"), Execution("full", scan=True))
+    ]
+    assert shapes[0] == shapes[1] == shapes[2]
+    assert {"layer_0", "layer_1"} == set(shapes[0]["params"]["encoder"])
+
+
+@pytest.mark.slow
+def test_recomputation_saves_memory() -> None:
+    """Bytes within a training step of 8 layers, as XLA plans them: none > dots > full."""
+
+    def working(execution: Execution) -> int:
+        model = Bert(dataclasses.replace(CONFIG, num_hidden_layers=8), execution=execution)
+        ids = jax.ShapeDtypeStruct((64, 24), jnp.int32)
+        params = jax.eval_shape(model.init, jax.random.key(0), IDS)
+
+        def total(params, ids):
+            dropout = Dropout.of(0, 1, jnp.arange(64))
+            return jnp.sum(jnp.sin(model.apply(params, ids, dropout=dropout).last_hidden_state))
+
+        compiled = jax.jit(jax.grad(total)).lower(params, ids).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    none, dots, full = (working(Execution(remat, scan=True)) for remat in ("none", "dots", "full"))
+    assert none > 1.2 * dots
+    assert dots > 1.2 * full

@@ -1,0 +1,125 @@
+"""Backward passes that are written out against those that JAX derives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert.model.linear import decode, gelu, linear
+from bert.training.losses import cross_entropy
+
+ROWS, WIDTH, OUT = (3, 5), 16, 24
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def value_and_grads(function, *arguments):
+    return jax.jit(lambda *given: jax.value_and_grad(function, tuple(range(len(given))))(*given))(*arguments)
+
+
+def relative(found, expected):
+    found, expected = (np.asarray(array, np.float64) for array in (found, expected))
+    return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+
+
+PRODUCTS = {
+    "linear": (linear, lambda x, w, b, dtype: x.astype(dtype) @ w.astype(dtype) + b.astype(dtype), (WIDTH, OUT)),
+    "decode": (
+        decode,
+        lambda x, w, b, dtype: (x.astype(dtype) @ w.astype(dtype).T).astype(jnp.float32) + b,
+        (OUT, WIDTH),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize(("dtype", "limit"), [(jnp.float32, 1e-6), (jnp.bfloat16, 1e-2)])
+def test_products_are_as_derived(name, dtype, limit):
+    ours, plain, shape = PRODUCTS[name]
+    given, target = (normal(0, *ROWS, WIDTH), normal(1, *shape), normal(2, OUT)), normal(3, *ROWS, OUT)
+    dtype = jnp.dtype(dtype)
+    found, expected = (
+        value_and_grads(lambda *given, of=of: jnp.sum(of(*given, dtype).astype(jnp.float32) * target), *given)
+        for of in (ours, plain)
+    )
+    assert ours(*given, dtype).dtype == (jnp.float32 if name == "decode" else dtype)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert one.shape == other.shape and one.dtype == other.dtype
+        assert relative(one, other) <= limit
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_bfloat16_rounds_less_than_what_jax_derives(name):
+    """Its sums stay float32 to the end: against float32 with the same rounded operands only the gradient's own
+    rounding is left."""
+    ours, plain, shape = PRODUCTS[name]
+    given, target = (normal(0, 512, WIDTH), normal(1, *shape), normal(2, OUT)), normal(3, 512, OUT)
+
+    def errors(of, dtype):
+        loss = lambda *given: jnp.sum(of(*given, jnp.dtype(dtype)).astype(jnp.float32) * target)  # noqa: E731
+        _, found = value_and_grads(loss, *given)
+        _, exact = value_and_grads(lambda *given: jnp.sum(plain(*given, jnp.dtype("float32")) * target), *given)
+        return [relative(one, other) for one, other in zip(found[1:], exact[1:], strict=True)]
+
+    for mine, derived in zip(errors(ours, "bfloat16"), errors(plain, "bfloat16"), strict=True):
+        assert mine <= 1.01 * derived + 1e-6
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-6), ("bfloat16", 1e-2)])
+def test_what_other_platforms_compute_is_what_a_cpu_does(monkeypatch, name, dtype, limit):
+    """Over rows in two dimensions. In bfloat16 a CPU sums in float32 and rounds once, others round as JAX does."""
+    ours, _, shape = PRODUCTS[name]
+    given, target = (normal(0, *ROWS, WIDTH), normal(1, *shape), normal(2, OUT)), normal(3, *ROWS, OUT)
+    taken = []
+
+    def default_alone(*operands, default, **platforms):
+        taken.append(platforms.keys())
+        return default(*operands)
+
+    def of(*given):
+        return jnp.sum(ours(*given, jnp.dtype(dtype)).astype(jnp.float32) * target)
+
+    on_cpu = value_and_grads(of, *given)
+    monkeypatch.setattr(jax.lax, "platform_dependent", default_alone)
+    elsewhere = value_and_grads(of, *given)
+    # Products forward and back in bfloat16, and the gradients of the weights in both types.
+    assert taken == [{"cpu"}] * (1 if dtype == "float32" else 3)
+    for one, other in zip(jax.tree.leaves(elsewhere), jax.tree.leaves(on_cpu), strict=True):
+        assert one.shape == other.shape and one.dtype == other.dtype
+        assert relative(one, other) <= limit
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(jnp.float32, 3e-7), (jnp.bfloat16, 5e-3)])
+def test_gelu_is_as_derived(dtype, limit):
+    x = jnp.linspace(-9, 9, 2001)
+    plain = lambda x: jax.nn.gelu(x, approximate=False)  # noqa: E731
+    found, exact = (value_and_grads(lambda x, of=of: jnp.sum(of(x)), x)[1][0] for of in (gelu, plain))
+    assert np.abs(gelu(x.astype(dtype)).astype(jnp.float32) - plain(x)).max() <= 9 * limit
+    assert np.abs(found - exact).max() <= 1e-6
+    assert gelu(x.astype(dtype)).dtype == dtype
+
+
+def test_cross_entropy_is_as_derived():
+    logits, weights = normal(0, *ROWS, OUT) * 4, jnp.asarray([[1, 0, 1, 1, 0.5]] * 3)
+    labels = jnp.asarray(np.random.default_rng(1).integers(0, OUT, ROWS), jnp.int32)
+
+    def plain(logits, labels, weights):
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1)[..., 0]
+        return jnp.sum(-chosen * weights)
+
+    found, expected = (
+        jax.value_and_grad(lambda logits, of=of: of(logits, labels, weights))(logits)
+        for of in (lambda *given: cross_entropy(*given)[0], plain)
+    )
+    assert relative(found[0], expected[0]) <= 1e-6
+    assert relative(found[1], expected[1]) <= 1e-6
+
+
+def test_a_class_shut_out_of_the_softmax_has_no_gradient_and_spoils_none():
+    logits = jnp.asarray([[1.0, float(jnp.finfo(jnp.float32).min), 2.0]])
+    grad = jax.grad(lambda logits: cross_entropy(logits, jnp.asarray([2]), jnp.ones(1))[0])(logits)
+    assert grad[0, 1] == 0
+    assert np.isfinite(grad).all()

@@ -1,0 +1,81 @@
+"""What a classification run tells of its errors: scores of each label, the confusion matrix, the errors themselves."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from bert import metrics
+from bert.runs.confusion_matrix import draw_confusion_matrix
+from bert.tasks import TASKS
+from bert.tasks.custom_sequence import Classification
+from bert.tasks.sequence import Classified, Examples
+
+FILES = ["confusion_matrix.png", "errors.tsv"]
+
+
+def test_scores_of_each_label_by_hand() -> None:
+    found = metrics.by_class(("a", "b", "c"), np.array([0, 0, 1, 1]), np.array([0, 1, 1, 1]))
+    assert found["confusion_matrix"] == [[1, 0, 0], [1, 2, 0], [0, 0, 0]]
+    assert found["classes"]["a"] == {"precision": 0.5, "recall": 1, "f1": pytest.approx(2 / 3), "support": 1,
+                                     "predicted": 2}  # fmt: skip
+    assert found["classes"]["b"]["recall"] == pytest.approx(2 / 3)
+    assert found["classes"]["c"] == dict.fromkeys(("precision", "recall", "f1", "support", "predicted"), 0)
+
+
+def test_errors_are_the_surest_first_with_their_texts(tmp_path: Path) -> None:
+    task = Classification(labels=("0", "1"), label_names=("no", "yes"))
+    texts = ["right", "less sure", 'a "quote"\tand\r\nlines', "sure"]
+    examples = Examples(texts, None, np.array([0, 0, 1, 0]), list("0123"))
+    shares = np.array([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3], [0.1, 0.9]])
+    paths = task.write_details(tmp_path / "predictions", "dev", Classified(shares.argmax(-1), shares), examples)
+    assert sorted(path.name for path in paths) == FILES
+    assert paths[0].read_text() == (
+        "text\tlabel\tprediction\tprobability\n"
+        "sure\tno\tyes\t0.900000\n"
+        'a "quote" and lines\tyes\tno\t0.700000\n'
+        "less sure\tno\tyes\t0.600000\n"
+    )
+    pairs = Examples(["a"], ["b"], np.array([2]), ["0"])
+    predicted = Classified(np.array([0]), np.array([[1.0, 0, 0]]))
+    paths = TASKS["mnli"].write_details(tmp_path, "dev_mismatched", predicted, pairs)
+    assert [path.name for path in paths] == ["dev_mismatched_errors.tsv", "dev_mismatched_confusion_matrix.png"]
+    head, row = paths[0].read_text().splitlines()
+    assert head.split("\t") == ["text_a", "text_b", "label", "prediction", "probability"]
+    assert row.split("\t") == ["a", "b", "contradiction", "entailment", "1.000000"]
+
+
+@pytest.mark.parametrize("count", [2, 25, 200])
+def test_a_confusion_matrix_of_any_number_of_labels(tmp_path: Path, count: int) -> None:
+    matrix = np.random.default_rng(0).poisson(1, (count, count)) + 1000 * np.eye(count, dtype=int)
+    matrix[1] = 0  # a label without rows
+    names = [f"{'a long name of a label ' * (number % 3)}$_{number}" for number in range(count)]
+    path = draw_confusion_matrix(tmp_path / "new" / "matrix.png", matrix, names, "task $x_1$, dev")
+    assert path is not None
+    height, width = imread(path).shape[:2]
+    assert max(height, width) < 3200
+
+
+def test_without_matplotlib_there_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert draw_confusion_matrix(tmp_path / "matrix.png", np.eye(2), ["a", "b"], "") is None
+
+
+def test_a_run_tells_of_its_errors(finetuned: Path) -> None:
+    text = (finetuned / "results.json").read_text()
+    results = json.loads(text)
+    assert list(results["details"]) == ["dev"]
+    classes, matrix = (results["details"]["dev"][key] for key in ("classes", "confusion_matrix"))
+    assert {name: scores["support"] for name, scores in classes.items()} == {"negative": 6, "positive": 11}
+    assert np.trace(matrix) / np.sum(matrix) == pytest.approx(results["dev"]["accuracy"])
+    assert f"[{matrix[0][0]}, {matrix[0][1]}]" in text, "a row of the matrix on one line"
+    errors = (finetuned / "predictions" / "errors.tsv").read_text().splitlines()
+    assert len(errors) - 1 == np.sum(matrix) - np.trace(matrix)
+    shares = [float(line.split("\t")[-1]) for line in errors[1:]]
+    assert shares == sorted(shares, reverse=True)
+    assert (finetuned / "predictions" / "confusion_matrix.png").is_file()

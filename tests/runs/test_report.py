@@ -1,0 +1,346 @@
+"""metrics.jsonl across kills, what the terminal shows, curves.png and results.json."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from bert.errors import UserError
+from bert.metrics import higher_is_better
+from bert.runs import report
+from bert.runs.curves import Subject, draw_curves
+from bert.runs.metrics_log import MetricsLog, read_metrics, replacing, write_results
+from bert.runs.progress import Pace, Progress, format_duration, format_metrics, startup_table
+from bert.runs.report import RunReport
+from bert.runs.tensorboard import read_events
+
+
+def log_steps(folder, start_step, steps):
+    with MetricsLog(folder, start_step) as log:
+        for step in steps:
+            log.write("train", step, {"loss": 10 / step, "learning_rate": 1e-4 * step})
+            if step % 20 == 0:
+                log.write("eval", step, {"loss": 11 / step, "accuracy": 0.5})
+
+
+def test_each_line_is_on_disk_at_once(tmp_path):
+    log = MetricsLog(tmp_path / "run", 0)
+    log.write("train", 10, {"loss": np.float32(0.5), "rows": np.int64(3), "note": "x"})
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert text == '{"step": 10, "split": "train", "loss": 0.5, "rows": 3, "note": "x"}\n'
+    log.close()
+
+
+def test_resumed_log_is_that_of_a_run_never_interrupted(tmp_path):
+    log_steps(tmp_path / "whole", 0, range(10, 61, 10))
+    log_steps(tmp_path / "killed", 0, range(10, 51, 10))
+    with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 60, "split": "tr')  # the kill
+    log_steps(tmp_path / "killed", 40, range(50, 61, 10))
+    whole, killed = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "killed"))
+    assert killed == whole
+    assert b'"step": 40, "split": "eval"' in killed
+    assert [path.name for path in (tmp_path / "killed").iterdir() if path.name.startswith(".")] == []
+
+
+def test_half_line_at_the_restored_step_vanishes(tmp_path):
+    log_steps(tmp_path, 0, [10])
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 10, "split": "eval", "loss": 1.\xc3')
+    MetricsLog(tmp_path, 10).close()
+    assert [line["split"] for line in read_metrics(tmp_path)] == ["train"]
+    assert (tmp_path / "metrics.jsonl").read_text().endswith("}\n")
+
+
+def test_run_that_begins_anew_has_a_new_log(tmp_path):
+    log_steps(tmp_path, 0, [10, 20])
+    log_steps(tmp_path, 0, [10])
+    assert [line["step"] for line in read_metrics(tmp_path)] == [10]
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path):
+    with MetricsLog(tmp_path, 0) as log:
+        log.write("train", 1, {"loss": float("nan"), "a": np.float32("inf"), "b": float("-inf")})
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "step": 1,
+        "split": "train",
+        "loss": None,
+        "a": None,
+        "b": None,
+    }
+
+
+def events_of(folder):
+    """(step, value by tag) of every event of every file, with the time of day."""
+    return [event for path in sorted((folder / "tensorboard").iterdir()) for event in read_events(path)]
+
+
+def test_tensorboard_has_the_lines_and_a_resumed_run_each_of_them_once(tmp_path):
+    pytest.importorskip("tensorboardX")
+    log_steps(tmp_path / "whole", 0, [10, 20, 30])
+    killed = tmp_path / "killed"
+    log_steps(killed, 0, [10, 20])
+    before = events_of(killed)
+    [file] = (killed / "tensorboard").iterdir()
+    file.write_bytes(file.read_bytes()[:-7])  # the kill
+    log_steps(killed, 10, [20, 30])
+    assert [event[1:] for event in events_of(killed)] == [event[1:] for event in events_of(tmp_path / "whole")]
+    assert [event[1] for event in events_of(killed)] == [10, 20, 20, 30]
+    assert events_of(killed)[0] == before[0]  # at the time of day when it was
+    assert events_of(killed)[1][2] == {"train/loss": 0.5, "train/learning_rate": pytest.approx(2e-3)}
+    assert len(list((killed / "tensorboard").iterdir())) == 1
+
+
+def test_events_that_a_kill_kept_from_the_disk_are_there_again(tmp_path):
+    pytest.importorskip("tensorboardX")
+    log_steps(tmp_path, 0, [10, 20])
+    whole = events_of(tmp_path)
+    [file] = (tmp_path / "tensorboard").iterdir()
+    file.write_bytes(file.read_bytes()[:60])
+    log_steps(tmp_path, 20, [])
+    assert [event[1:] for event in events_of(tmp_path)] == [event[1:] for event in whole]
+
+
+def test_tensorboards_own_reader_reads_the_file(tmp_path):
+    """Where it is installed: the accumulator behind its pages."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    log_steps(tmp_path, 0, [10, 20, 30])
+    log_steps(tmp_path, 20, [30])
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [10, 20, 30]
+
+
+def test_without_the_optional_packages_the_log_and_the_progress_still_work(tmp_path, monkeypatch, capsys):
+    for name in ("tensorboardX", "tensorboardX.proto", "rich.progress", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    log_steps(tmp_path, 0, [10])
+    assert len(read_metrics(tmp_path)) == 1
+    assert not (tmp_path / "tensorboard").exists()
+    with Progress(10) as progress:
+        progress.update(10, {"loss": 1.0})
+    assert "step 10/10 (100%)" in capsys.readouterr().out
+    assert draw_curves(tmp_path) is None
+
+
+def test_progress_without_a_terminal_is_plain_lines(capsys):
+    with Progress(5000, 0, "pretraining", every=100) as progress:
+        for step in range(1, 301):
+            metrics = {"loss": 7.1234, "learning_rate": 1e-4, "tokens_per_second": 12345.4}
+            progress.update(step, metrics if step % 50 == 0 else None)
+        progress.say("saved [runs/x]")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
+        "step 100/5000 (2%)",
+        "step 200/5000 (4%)",
+        "step 300/5000 (6%)",
+        "saved [runs/x]",
+    ]
+    assert "  loss 7.123  lr 1.0e-04  12,345 tokens/s  " in lines[0]
+    assert lines[0].endswith(" left")
+
+
+def test_progress_of_a_resumed_run_counts_only_its_own_time(capsys, monkeypatch):
+    clock = iter([100.0, 100.0, 110.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with Progress(5000, 4000) as progress:
+        progress.update(4001)
+        progress.update(4101, {"loss": 1.0})  # 100 steps in 10 s, 899 to go
+    assert capsys.readouterr().out == "step 4101/5000 (82%)  loss 1.000  1m30s left\n"
+
+
+def test_progress_through_phases_knows_that_later_steps_take_longer(capsys, monkeypatch):
+    clock = iter([100.0, 100.0, 110.0, 150.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with Progress(1000, 0, pace=Pace(((900, 0.1), (1000, 0.5)))) as progress:
+        progress.update(1)
+        progress.update(101, {"loss": 1.0})  # 100 short ones in 10 s; 799 to go, and 100 of five times as long
+        progress.update(901, {"loss": 1.0})  # as much as 899 + 5 short steps in 50 s, 99 long ones to go
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[-1] for line in lines] == ["2m10s left", "27s left"]
+
+
+def test_the_end_is_estimated_over_all_phases(tmp_path, capsys):
+    pace = Pace(((900, 0.1), (1000, 0.5)))
+    with RunReport(tmp_path, 1000, 400, 100, pace) as run:
+        run.enters({"phase": 1, "sequence_length": 16})
+        run.begins(400, Pace(((900, 0.2),)))  # twice as slow as timed before: 500 x 0.2 + 100 x 1.0 s
+        run.metrics(500, "train", {"loss": 1.0})
+        run.enters({"phase": 2, "sequence_length": 32})
+        run.begins(900, Pace(((1000, 0.5),)))
+        run.metrics(1000, "train", {"loss": 0.5})
+    said = capsys.readouterr().out
+    assert "in 3m20s, with" in said
+    assert "in 50s, with" in said
+    assert [(line["phase"], line["sequence_length"]) for line in read_metrics(tmp_path)] == [(1, 16), (2, 32)]
+
+
+def test_progress_on_a_terminal_is_a_bar(monkeypatch, capsys):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    for name, value in {"TERM": "xterm", "FORCE_COLOR": "1", "COLUMNS": "110"}.items():
+        monkeypatch.setenv(name, value)
+    with Progress(10, 0, "pretraining") as progress:
+        progress.update(5, {"loss": 7.5, "tokens_per_second": 1234.0, "learning_rate": 1e-4})
+        progress.say("[MASK] is a piece")
+        progress.update(10)
+    text = capsys.readouterr().out
+    assert "pretraining" in text
+    assert "loss 7.500  1,234 tokens/s" in text
+    assert "[MASK] is a piece" in text
+
+
+def test_metrics_on_one_line():
+    metrics = {
+        "loss": 2.3456,
+        "f1": 1.0,
+        "rows": np.int32(1200),
+        "grad_norm": 0.00001,
+        "note": "x",
+        "nothing": None,
+    }
+    assert format_metrics("eval", 500, metrics) == (
+        "eval  step 500  loss 2.346  f1 1.000  rows 1,200  grad_norm 1.0e-05"
+    )
+    assert format_metrics("train", 1, {"loss": float("nan")}) == "train  step 1  loss nan"
+    assert format_metrics("train", 1, {"loss": np.float32(3)}) == "train  step 1  loss 3.000"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59.6, "1m00s"), (190, "3m10s"), (7500, "2h05m"), (86399.9, "1d00h"), (273600, "3d04h")],
+)
+def test_duration(seconds, text):
+    assert format_duration(seconds) == text
+
+
+def test_startup_table_is_aligned(capsys):
+    startup_table([("parameters", "4,386,178"), ("devices", "1 x cpu\n2 hosts")])
+    assert capsys.readouterr().out == "  parameters  4,386,178\n  devices     1 x cpu\n              2 hosts\n"
+    startup_table([])
+
+
+def log_evaluations(folder, **scores):
+    with MetricsLog(folder, 0) as log:
+        for step in (1, 2, 3):
+            log.write("train", step, {"loss": 5 / step, "classification_loss": 5 / step, "learning_rate": 1e-4})
+            log.write("eval", step, {"loss": 5 / step, **{name: value / step for name, value in scores.items()}})
+
+
+def drawn_axes(folder, monkeypatch, subject=None):
+    """The axes of the picture, by their label, and its title."""
+    from matplotlib.figure import Figure
+
+    seen: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, format: (seen.append(figure), path.touch()))
+    draw_curves(folder, subject)
+    return {axes.get_ylabel(): axes for axes in seen[0].axes}, seen[0].get_suptitle()
+
+
+def entries(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_curves_have_each_line_once_and_in_the_legend_and_the_baselines_dashed(tmp_path, monkeypatch):
+    log_evaluations(tmp_path, matthews=0.5, accuracy=0.9, total=12)
+    subject = Subject("cola, from runs/mini", "majority_class", {"matthews": 0.0, "accuracy": 0.7}, "matthews")
+    panels, title = drawn_axes(tmp_path, monkeypatch, subject)
+    assert title == "cola, from runs/mini"
+    assert set(panels) == {"loss", "score", "learning rate"}
+    assert entries(panels["loss"]) == ["loss", "training", "evaluation"]
+    assert len(panels["loss"].lines) == 2
+    assert entries(panels["score"]) == ["matthews", "accuracy", "evaluation", "majority class"]
+    dashed = [line.get_ydata()[0] for line in panels["score"].lines if line.get_linestyle() == "--"]
+    assert dashed == [0.0, 0.7]
+    for axes in (panels["loss"], panels["score"]):
+        colours = {handle.get_color() for handle in axes.get_legend().legend_handles}
+        assert {line.get_color() for line in axes.lines} <= colours
+
+
+def test_curves_have_more_colours_than_lines(tmp_path, monkeypatch):
+    scores = dict.fromkeys(("precision", "recall", "f1", *(f"f1_{number}" for number in range(30))), 0.5)
+    log_evaluations(tmp_path, **scores)
+    subject = Subject(main_metric="f1", higher_is_better=lambda name: "f1" in name or higher_is_better(name))
+    panels, _ = drawn_axes(tmp_path, monkeypatch, subject)
+    assert entries(panels["score"]) == ["f1", "precision", "recall", "evaluation"]
+
+
+def test_curves_have_a_main_metric_of_which_less_is_better(tmp_path, monkeypatch):
+    log_evaluations(tmp_path, errors=0.5)
+    panels, _ = drawn_axes(tmp_path, monkeypatch, Subject(main_metric="errors", higher_is_better=lambda name: None))
+    assert entries(panels["errors"]) == ["errors", "evaluation"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 300])
+def test_curves_of_any_length(tmp_path, count):
+    with MetricsLog(tmp_path, 0) as log:
+        for step in range(1, count + 1):
+            log.write("train", step, {"loss": 5 / step, "mlm_loss": 4 / step, "learning_rate": 1e-4})
+            if step % 3 == 1:
+                log.write("eval", step, {"loss": float("nan"), "mlm_accuracy": 0.3, "f1": 0.5})
+    path = draw_curves(tmp_path)
+    assert path == tmp_path / "curves.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_curves_are_drawn_now_and_then_and_at_the_end(tmp_path, monkeypatch):
+    picture, now = tmp_path / "curves.png", 100.0
+    monkeypatch.setattr(report.time, "monotonic", lambda: now)
+    with RunReport(tmp_path, 9, 0, 1) as run:
+        run.metrics(1, "eval", {"loss": 5.0})
+        assert not picture.exists()
+        now += report.SECONDS_A_DRAWING + 1
+        run.metrics(2, "eval", {"loss": 4.0})
+        first = picture.read_bytes()
+        run.metrics(3, "eval", {"loss": 3.0})
+        assert picture.read_bytes() == first
+    assert picture.read_bytes() != first
+
+
+def test_a_picture_that_cannot_be_drawn_hides_no_other_mistake(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunReport, "_draw", lambda self: (tmp_path / "none" / "curves.png").write_bytes(b""))
+    with pytest.raises(UserError, match="the first"), RunReport(tmp_path, 9, 0, 1):
+        raise UserError("the first")
+    with pytest.raises(FileNotFoundError), RunReport(tmp_path, 9, 0, 1):
+        pass
+
+
+def test_curves_of_nothing(tmp_path):
+    assert draw_curves(tmp_path) is None
+    with MetricsLog(tmp_path, 0) as log:
+        log.write("train", 1, {"tokens_per_second": 5.0})
+    assert draw_curves(tmp_path) is None
+    assert not (tmp_path / "curves.png").exists()
+
+
+def test_results_are_whole_and_valid_json(tmp_path):
+    folder = tmp_path / "run"
+    write_results(folder, {"f1": np.float32(0.5), "each": np.array([1, 2]), "nan": float("nan"), "at": folder})
+    assert json.loads((folder / "results.json").read_text()) == {
+        "f1": 0.5,
+        "each": [1, 2],
+        "nan": None,
+        "at": str(folder),
+    }
+    given = {"matrix": [[1, 20], [-3, 4]], "text": "[\n  1,\n  2\n]", "mixed": [1, "a"], "none": []}
+    write_results(folder, given)
+    assert json.loads((folder / "results.json").read_text()) == given
+    assert "    [1, 20],\n    [-3, 4]\n" in (folder / "results.json").read_text()
+
+
+def test_replaced_file_is_the_old_one_until_the_new_one_is_whole(tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text("old")
+
+    def write_half():
+        with replacing(path) as temporary:
+            temporary.write_text("ha")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_half()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

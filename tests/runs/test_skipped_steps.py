@@ -1,0 +1,166 @@
+"""NaN and infinity: the step is skipped on all devices alike, written down, and too many of them end the run."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from bert.config import OptimizerConfig, TrainingConfig
+from bert.errors import UserError
+from bert.parallel.backends import DataParallel
+from bert.runs.checkpoint import Checkpointer
+from bert.runs.metrics_log import read_metrics
+from bert.runs.report import RunReport
+from bert.runs.skipped_steps import MOST, SkippedStep
+from bert.training.loop import StopRequest, Work, fit
+from bert.training.optimizer import learning_rate_schedule
+from bert.training.step import TrainState, make_train_step
+from tests.tiny_training import OBJECTIVE, OPTIMIZER, PARAMS, B, batch_of
+
+STEPS = 8
+
+
+def damaged(step: int) -> dict[str, np.ndarray]:
+    """A batch with one NaN, in its last row: of eight devices, one alone sees it."""
+    batch = batch_of(step)
+    batch["masked_lm_weights"][-1, 0] = np.nan
+    return batch
+
+
+def train(folder: Path, bad: set[int], devices: int = 1, most: int = 10, params=PARAMS, optimizer=OPTIMIZER):
+    """Eight steps, those in ``bad`` with a damaged batch, as commands run them; returns the state that is saved."""
+    parallel = DataParallel(jax.devices()[:devices])
+    config = TrainingConfig(steps=STEPS, batch_size=B, log_every=2, checkpoint_every=3, max_skipped_steps=most)
+    work = Work(
+        total_steps=STEPS,
+        eval_every=STEPS,
+        batch=lambda step: damaged(step) if step in bad else batch_of(step),
+        rows=lambda step: np.arange(B) + step * B,
+        train_step=parallel.compile(make_train_step(OBJECTIVE, optimizer, seed=3), donate=(0,)),
+        learning_rate=learning_rate_schedule(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 12),
+        evaluate=lambda params: {},
+    )
+    state = TrainState.create(params, optimizer, OBJECTIVE.metrics)
+    with Checkpointer(folder / "checkpoints", 2, print) as checkpoints, StopRequest() as stop:
+        restored = checkpoints.restore(state)
+        state = state if restored is None else restored[1]
+        with RunReport(folder, STEPS, int(state.step), 1) as listener:
+            fit(work, state, config, parallel, checkpoints, listener, stop)
+    return saved(folder)
+
+
+def saved(folder: Path) -> TrainState:
+    with Checkpointer(folder / "checkpoints", 2, print) as checkpoints:
+        return checkpoints.restore(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics))[1]
+
+
+def without(skipped: set[int]) -> TrainState:
+    """The state after the other steps alone."""
+    parallel = DataParallel(jax.devices()[:1])
+    step_fn = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3), donate=(0,))
+    state = TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics)
+    for step in set(range(STEPS)) - skipped:
+        state = state.replace(step=np.int32(step))
+        state, _ = step_fn(parallel.replicate(state), parallel.place(batch_of(step), 1))
+        state = parallel.fetch(state)
+    return state
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_step_that_is_not_finite_leaves_no_trace_in_the_weights(tmp_path: Path, devices: int) -> None:
+    state, expected = train(tmp_path, {2, 3, 6}, devices), without({2, 3, 6})
+    kept, wanted = (state.params, state.opt_state), (expected.params, expected.opt_state)
+    if devices == 1:
+        jax.tree.map(np.testing.assert_array_equal, kept, wanted)
+    else:
+
+        def close(path, ours, theirs) -> None:
+            # The gradient of the key's bias is rounding alone, which Adam enlarges; the rest moves by 1e-2 a step.
+            is_rounding = "'key'" in jax.tree_util.keystr(path) and np.ndim(ours) == 1
+            np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5 if is_rounding else 1e-6)
+
+        jax.tree_util.tree_map_with_path(close, kept, wanted)
+    assert state.skipped.tolist() == [0, 3]
+    lines = {line["step"]: line for line in read_metrics(tmp_path) if line["split"] == "train"}
+    assert lines[4]["loss"] is None  # steps 3 and 4 were both skipped: there is no loss to tell
+    assert "skipped_steps" not in lines[2]
+    assert [lines[step]["skipped_steps"] for step in (4, 6, 8)] == [2, 2, 3]
+    assert np.isfinite(lines[8]["loss"])
+    assert lines[8]["learning_rate"] == pytest.approx(1e-2 * 0.8)  # of the fifth update
+    assert sorted(path.name for path in (tmp_path / "nonfinite").iterdir()) == [
+        "3.json", "3.npz", "4.json", "4.npz", "7.json", "7.npz",
+    ]  # fmt: skip
+    facts = json.loads((tmp_path / "nonfinite" / "4.json").read_text())
+    assert (facts["step"], facts["loss"], facts["skipped_in_a_row"]) == (4, "nan", 2)
+    assert facts["rows"] == (np.arange(B) + 3 * B).tolist()
+    assert {"bert/embeddings", "bert/encoder/layer_0", "bert/pooler", "predictions", "update"} <= set(facts["norms"])
+    with np.load(tmp_path / "nonfinite" / "4.npz") as arrays:
+        np.testing.assert_array_equal(arrays["masked_lm_weights"], damaged(3)["masked_lm_weights"])
+        np.testing.assert_array_equal(arrays["input_ids"], batch_of(3)["input_ids"])
+
+
+def test_every_device_decides_alike() -> None:
+    parallel = DataParallel(jax.devices()[:8])
+    step_fn = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3), donate=(0,))
+    state = parallel.replicate(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics))
+    for batch, skipped in ((damaged(0), [1, 1]), (damaged(1), [2, 2]), (batch_of(2), [0, 2])):
+        state, outcome = step_fn(state, parallel.place(batch, 1))
+        for leaf in jax.tree.leaves(state):
+            np.testing.assert_array_equal(leaf, np.broadcast_to(np.asarray(leaf)[:1], leaf.shape))
+        assert np.asarray(outcome.skipped).tolist() == [skipped] * 8
+
+
+def test_too_many_in_a_row_end_the_run_with_a_diagnosis_and_the_state_before(tmp_path: Path) -> None:
+    bad = {1, 3, 4, 5, 6, 7}
+    with pytest.raises(UserError) as caught:
+        train(tmp_path, bad, most=3)
+    assert "\n" not in str(caught.value)
+    for words in ("last 3 steps up to step 6 were skipped", "the loss is nan", "nonfinite/", "as step 6"):
+        assert words in str(caught.value)
+    state = saved(tmp_path)
+    assert (int(state.step), state.skipped.tolist()) == (6, [3, 4])
+    jax.tree.map(np.testing.assert_array_equal, state.params, without(bad).params)
+    with pytest.raises(UserError, match="last 4 steps up to step 7"):  # tried again, it does not begin to count anew
+        train(tmp_path, bad, most=3)
+    assert saved(tmp_path).skipped.tolist() == [4 + 1, 5 + 1]
+    assert int(train(tmp_path, bad, most=10).step) == STEPS
+
+
+def test_weights_that_are_not_finite_are_told_from_a_bad_batch(tmp_path: Path) -> None:
+    params = jax.tree.map(np.array, PARAMS)
+    params["bert"]["encoder"]["layer_0"]["output"]["kernel"][0, 0] = np.inf
+    with pytest.raises(UserError, match="the last 3 steps up to step 3 were skipped"):
+        train(tmp_path, set(), most=3, params=params)
+
+
+@pytest.mark.slow
+def test_an_update_that_is_not_finite_is_skipped_though_the_gradient_is(tmp_path: Path) -> None:
+    def update(grads, state, params):
+        updates, state = OPTIMIZER.update(grads, state, params)
+        return jax.tree.map(lambda leaf: leaf / 0.0, updates), state
+
+    with pytest.raises(UserError, match=r"loss and gradient are finite .* the optimizer's update is not"):
+        train(tmp_path, set(), most=2, optimizer=optax.GradientTransformation(OPTIMIZER.init, update))
+    jax.tree.map(np.testing.assert_array_equal, saved(tmp_path).params, PARAMS)
+
+
+def skip_of(step: int, **norms: float) -> SkippedStep:
+    return SkippedStep(step, 2.5, {"update": np.nan, **norms}, 1, 1, np.arange(2), {"input_ids": np.ones((2, 3))})
+
+
+def test_the_diagnosis_names_the_groups() -> None:
+    names = {f"layer_{i}": np.inf for i in range(5)}
+    found = skip_of(1, head=1.0, **names).diagnosis
+    assert found == "the loss is 2.5, the gradient of layer_0, layer_1, layer_2 and 2 more is not finite"
+    large = SkippedStep(1, 2.5, {"head": 1e19, "update": 1.0}, 1, 1, np.arange(2), {})
+    assert "too large to be squared" in large.diagnosis
+
+
+def test_batches_are_written_down_up_to_a_number(tmp_path: Path) -> None:
+    for step in range(MOST):
+        (tmp_path / f"{step}.json").write_text("")
+    assert skip_of(MOST).write(tmp_path) is None
+    assert skip_of(0).write(tmp_path) == tmp_path / "0.json"

@@ -1,0 +1,101 @@
+"""SIGINT, SIGTERM and notices of preemption, with processes and real signals."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert.runtime.interrupts import Stopped, StopRequest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_the_first_signal_is_a_flag_and_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with StopRequest() as stop:
+        stop.check()
+        assert not stop.after(1)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.number == signal.SIGTERM
+        assert stop.after(2)
+        with pytest.raises(Stopped):
+            stop.check()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+SAVING = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+from bert.runs import checkpoint
+from bert.runtime.interrupts import StopRequest
+
+checkpoint.write_manifest = lambda *_: time.sleep(60)  # a save that takes its time
+with StopRequest(), checkpoint.Checkpointer(Path(sys.argv[1]), 2, print) as saver:
+    saver.save(1, {"params": {"w": np.ones(3)}})
+    os.kill(os.getpid(), signal.SIGINT)
+    print("first", flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+"""
+
+
+def run_child(code: str, *arguments: str, **environment: str) -> subprocess.Popen:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(REPOSITORY), **environment}
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, text=True, **pipes)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_save(tmp_path: Path) -> None:
+    with run_child(SAVING, str(tmp_path)) as child:
+        out, error = child.communicate(timeout=50)  # the save alone takes 60 s
+    assert (child.returncode, out) == (130, "first\n")
+    assert error.strip() == "ended at once; what had been saved before is still there"
+
+
+PREEMPTED = """
+import sys
+import jax
+
+jax.distributed.initialize("localhost:" + sys.argv[1], 1, 0)
+from bert.commands.pretrain import main
+
+status = main(sys.argv[2:])
+jax.distributed.shutdown()
+sys.exit(status)
+"""
+
+
+@pytest.mark.slow
+def test_a_notice_of_preemption_saves_and_the_run_goes_on_elsewhere(corpus: Path, tmp_path: Path) -> None:
+    """SIGTERM is the notice that JAX's preemption service listens for where hosts work together: here it is one."""
+    from bert.commands.pretrain import main
+    from tests.conftest import SMALL_RUN
+    from tests.helpers import lines_of
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    run = tmp_path / "run"
+    arguments = [f"--data.train={corpus}", *SMALL_RUN, "--training.steps=3000", "--training.checkpoint_every=3000"]
+    arguments += ["--training.eval_every=1500", "--training.log_every=50", f"--output_dir={run}"]
+    with run_child(PREEMPTED, port, *arguments, XLA_FLAGS="", PYTHONUNBUFFERED="1") as child:
+        output = ""
+        for line in child.stdout:
+            output += line
+            if line.startswith("step 100/"):
+                child.send_signal(signal.SIGTERM)
+                break
+        output += child.communicate(timeout=120)[0]
+    assert child.returncode == 143, output
+    assert "interrupted and saved at step" in output
+    saved = max(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
+    assert 100 <= saved < 3000
+    last = lines_of(run)[-1]["step"]
+    assert last <= saved
+    short = ["--training.eval_every=3000", "--training.log_every=3000"]
+    assert main([*arguments, *short]) == 0

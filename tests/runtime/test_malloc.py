@@ -1,0 +1,113 @@
+"""Heaps of the C library: few of them, and what they have free goes back."""
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert.runs.curves import draw_curves
+from bert.runs.metrics_log import MetricsLog
+from bert.runtime import malloc
+from bert.runtime.malloc import _huge_pages_on_demand, use_huge_pages
+
+REPOSITORY = Path(__file__).parents[2]
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+
+HEAPS = """
+import ctypes, os, threading
+from pathlib import Path
+from bert.runtime.malloc import give_back, keep_few_heaps
+
+keep_few_heaps()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+libc.malloc.argtypes, libc.malloc_info.argtypes = [ctypes.c_size_t], [ctypes.c_int, ctypes.c_void_p]
+libc.free.argtypes = libc.fclose.argtypes = [ctypes.c_void_p]
+count = 16 * (os.cpu_count() or 1)
+together = threading.Barrier(count)
+
+def use():
+    kept = libc.malloc(1000)
+    together.wait()
+    libc.free(kept)
+
+threads = [threading.Thread(target=use) for _ in range(count)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+file = libc.fopen(b"heaps.xml", b"w")
+libc.malloc_info(0, file)
+libc.fclose(file)
+print(Path("heaps.xml").read_text().count("<heap "), os.cpu_count())
+"""
+
+
+def heaps(folder, **environment):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", HEAPS], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    return tuple(map(int, done.stdout.split()))
+
+
+@LINUX
+def test_many_threads_share_few_heaps(tmp_path):
+    found, cores = heaps(tmp_path)
+    assert 1 <= found <= 2 * cores
+    more, cores = heaps(tmp_path, MALLOC_ARENA_MAX=str(3 * cores))
+    assert 2 * cores < more <= 3 * cores  # the environment decides
+
+
+STARTS = """
+import os, sys
+print("starts")
+from bert.runtime.malloc import use_huge_pages
+use_huge_pages()
+print(os.environ.get("GLIBC_TUNABLES"), sys.argv[1:], sys.stdin.read())
+"""
+
+
+def starts(folder, tunables):
+    (folder / "program.py").write_text(STARTS)
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    environment |= {"PYTHONPATH": str(REPOSITORY), **({} if tunables is None else {"GLIBC_TUNABLES": tunables})}
+    command = [sys.executable, "-u", str(folder / "program.py"), "an argument", "--another"]
+    done = subprocess.run(command, env=environment, input="text", capture_output=True, text=True, check=True)
+    *began, last = done.stdout.splitlines()
+    setting, _, rest = last.partition(" ")
+    assert rest == "['an argument', '--another'] text"
+    return len(began), setting
+
+
+@pytest.mark.skipif(not _huge_pages_on_demand(), reason="no huge pages on demand here")
+def test_a_program_starts_anew_with_huge_pages_and_once(tmp_path):
+    assert starts(tmp_path, None) == (2, "glibc.malloc.hugetlb=1")
+    assert starts(tmp_path, "glibc.malloc.arena_max=3") == (2, "glibc.malloc.arena_max=3:glibc.malloc.hugetlb=1")
+    assert starts(tmp_path, "glibc.malloc.hugetlb=0") == (1, "glibc.malloc.hugetlb=0")  # the environment decides
+
+
+@pytest.mark.parametrize("kernel", ["[always] madvise never", "always madvise [never]", None])
+def test_nothing_happens_where_it_would_change_nothing(tmp_path, monkeypatch, kernel):
+    file = tmp_path / "enabled"
+    if kernel is not None:
+        file.write_text(kernel)
+    monkeypatch.setattr(malloc, "_KERNEL", file)
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started anew"))
+    use_huge_pages()
+
+
+def test_figures_do_not_pile_up(tmp_path):
+    with MetricsLog(tmp_path, 0) as log:
+        log.write("train", 1, {"loss": 5.0, "learning_rate": 1e-4})
+    draw_curves(tmp_path)
+    gc.collect()
+    gc.disable()
+    try:
+        draw_curves(tmp_path)
+        assert gc.collect() < 100  # one figure is some thousands
+    finally:
+        gc.enable()

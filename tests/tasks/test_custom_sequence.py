@@ -1,0 +1,257 @@
+"""Classification and regression over one's own columns: what is read, what the data tells, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+
+from bert.config import ColumnsConfig, FinetuneConfig, TaskDataConfig
+from bert.errors import UserError
+from bert.tasks import TASKS, find_task, register_task, task_of
+from bert.tasks.base import Task
+from bert.tasks.custom_sequence import Classification
+from bert.tasks.sequence import Classified
+
+PAIRS = ColumnsConfig(text_a="claim", text_b="evidence", label="verdict", id="number")
+PAIRS_CSV = 'number,claim,evidence,verdict\nb,"x, y",z,true\na,p,q,false\n'
+
+
+def own(name: str = "classification", **data: object) -> Task:
+    return task_of(FinetuneConfig(task=name, data=TaskDataConfig(**data)))
+
+
+def made(folder: Path, **files: str) -> Path:
+    """Files by their names, with _ for the dot."""
+    for name, content in files.items():
+        (folder / name.replace("_", ".")).write_text(content, encoding="utf-8")
+    return folder
+
+
+def error_of(task: Task, folder: Path, split: str = "train") -> str:
+    with pytest.raises(UserError) as caught:
+        task.fitted(task.read(folder, split))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_columns_are_found_by_their_names_in_every_kind_of_file(tmp_path: Path) -> None:
+    rows = [{"verdict": True, "evidence": "z", "claim": "x, y", "number": "b"},
+            {"verdict": False, "evidence": "q", "claim": "p", "number": "a", "more": None}]  # fmt: skip
+    made(tmp_path, a_csv=PAIRS_CSV, a_jsonl="".join(json.dumps(row) + "\n" for row in rows))
+    made(tmp_path, a_tsv=PAIRS_CSV.replace('"x, y"', "x; y").replace(",", "\t").replace(";", ","))
+    for kind in ("csv", "tsv", "jsonl"):
+        task = own(train=f"a.{kind}", columns=PAIRS)
+        examples = task.read(tmp_path, "train")
+        assert (examples.texts_a, examples.texts_b) == (["x, y", "p"], ["z", "q"])
+        assert (examples.ids, examples.label_words, examples.labels.tolist()) == (["b", "a"], ("false", "true"), [1, 0])
+        assert task.input_columns == ("text_a", "text_b")
+
+
+def test_the_training_file_tells_the_labels_and_config_yaml_keeps_them(tmp_path: Path) -> None:
+    made(tmp_path, train_tsv="text\tlabel\na\t10\nb\t2\nc\t10\n", dev_tsv="text\tlabel\nd\t10\n")
+    task = own(dir=str(tmp_path))
+    assert task.splits(tmp_path) == ["train", "dev"]
+    fitted = task.fitted(task.read(tmp_path, "train"))
+    assert (fitted.labels, fitted.output_names, fitted.num_labels) == (("2", "10"), ("2", "10"), 2)
+    assert fitted.read(tmp_path, "dev").labels.tolist() == [1]
+    data = fitted.shape(TaskDataConfig(dir="x"))
+    assert data.labels == ["2", "10"]
+    assert own(**{key.name: getattr(data, key.name) for key in dataclasses.fields(data)}).labels == ("2", "10")
+    listed = own(labels=["10", "2", "0"])
+    examples = listed.read(tmp_path, "train")
+    assert (listed.fitted(examples).labels, examples.labels.tolist()) == (("10", "2", "0"), [0, 1, 0])
+
+
+def test_blanks_around_labels_do_not_count(tmp_path: Path) -> None:
+    made(tmp_path, train_csv=" text , label \na, pos \nb,neg\nc,pos\n", dev_csv="text,label\nd,neg \n")
+    task = own(dir=str(tmp_path))
+    task = task.fitted(task.read(tmp_path, "train"))
+    assert task.labels == own(labels=["neg ", " pos"]).labels == ("neg", "pos")
+    assert task.read(tmp_path, "dev").labels.tolist() == [0]
+
+
+def test_an_unusual_dialect_is_a_note(tmp_path: Path) -> None:
+    made(tmp_path, train_csv="text;label\na, b;x\nc;y\n")
+    examples = own().read(tmp_path, "train")
+    assert (examples.texts_a, examples.labels.tolist()) == (["a, b", "c"], [0, 1])
+    assert examples.notes == (f"{tmp_path / 'train.csv'}: read as columns between semicolons",)
+    made(tmp_path, dev_csv="question;context;answer;answer_start\nwho;Ann left;Ann;0\n")
+    assert own("span").read(tmp_path, "dev").notes == (f"{tmp_path / 'dev.csv'}: read as columns between semicolons",)
+    for delimiter in ";\t":
+        made(tmp_path, tags_csv="words;tags\nAnn;B-PER\nleft;O\n\nHe;O\n".replace(";", delimiter))
+        assert own("tagging", train="tags.csv").read(tmp_path, "train").tags == [["B-PER", "O"], ["O"]]
+
+
+@pytest.mark.parametrize("test", ["text\nd\ne\n", "text\tlabel\nd\t\ne\t\n"])
+def test_a_test_file_without_labels_is_predicted(tmp_path: Path, test: str) -> None:
+    made(tmp_path, train_tsv="text\tlabel\na\tx\nb\ty\n", dev_tsv="text\tlabel\na\tx\n", test_tsv=test)
+    task = own(labels=["x", "y"])
+    assert task.splits(tmp_path) == ["train", "dev", "test"]
+    examples = task.read(tmp_path, "test")
+    assert not examples.labelled
+    chosen = Classified(np.array([1, 0]), np.eye(2)[[1, 0]])
+    [path] = task.write(tmp_path / "predictions", "test", chosen, examples)
+    assert path.name == "test.tsv"
+    assert path.read_text() == "index\tprediction\tprobability\n0\ty\t1.000000\n1\tx\t1.000000\n"
+
+
+def test_predictions_keep_the_name_of_the_id_column(tmp_path: Path) -> None:
+    made(tmp_path, dev_csv="label,key,text\nx,k1,a\ny,k2,b\n", test_csv="key,text\nk3,c\n")
+    task = own(labels=["x", "y"], columns=ColumnsConfig(id="key"))
+    for split, number in (("dev", 2), ("test", 1)):
+        chosen = Classified(np.zeros(number, np.int64), np.tile([0.75, 0.25], (number, 1)))
+        [path] = task.write(tmp_path / "out", split, chosen, task.read(tmp_path, split))
+        label = "label\t" if split == "dev" else ""
+        assert path.read_text().splitlines()[0] == f"key\tprediction\t{label}probability"
+    assert path.read_text().splitlines()[1] == "k3\tx\t0.750000"
+    task = own("regression", columns=ColumnsConfig(id="key"))
+    [path] = task.write(tmp_path / "out", "test", np.array([0.5], np.float32), task.read(tmp_path, "test"))
+    assert path.read_text() == "key\tprediction\nk3\t0.5\n"
+
+
+def test_a_test_file_with_labels_is_scored_under_the_rows_own_ids(tmp_path: Path) -> None:
+    made(tmp_path, test_csv=PAIRS_CSV)
+    task = own(labels=["false", "true"], columns=PAIRS, metrics=["macro_f1", "accuracy"])
+    examples = task.read(tmp_path, "test")
+    assert examples.labelled
+    chosen = Classified(np.array([1, 1]), np.array([[0.25, 0.75], [0.0, 1.0]]))
+    assert task.main_metric == "macro_f1"
+    assert task.score(chosen, examples) == {"macro_f1": pytest.approx(1 / 3), "accuracy": 0.5}
+    [path] = task.write(tmp_path / "predictions", "test", chosen, examples)
+    assert path.read_text().splitlines()[1:] == ["b\ttrue\ttrue\t0.750000", "a\ttrue\tfalse\t1.000000"]
+
+
+def test_scores_and_their_range(tmp_path: Path) -> None:
+    made(tmp_path, train_jsonl='{"text": "a", "label": -2.5}\n{"text": "b", "label": 7}\n')
+    free = own("regression")
+    np.testing.assert_array_equal(free.read(tmp_path, "train").labels, np.array([-2.5, 7], np.float32))
+    assert free.answers(np.array([99.0]), None)[0].score == 99
+    within = own("regression", score_range=[-3, 7])
+    assert within.read(tmp_path, "train").labels.tolist() == [-2.5, 7]
+    assert within.answers(np.array([99.0]), None)[0].score == 7
+
+
+def test_written_scores_keep_their_order(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"text": "a", "label": label}) + "\n" for label in (1234567.8, 1234568.9, 2e-7))
+    made(tmp_path, dev_jsonl=rows)
+    task = own("regression")
+    [path] = task.write(tmp_path, "dev", np.array([3e-7, 2e-7, 1e-7], np.float32), task.read(tmp_path, "dev"))
+    _, *lines = (line.split("\t") for line in path.read_text().splitlines())
+    assert [line[1] for line in lines] == ["0.0000003", "0.0000002", "0.0000001"]
+    assert [line[2] for line in lines] == ["1234567.8", "1234568.9", "0.0000002"]
+
+
+def test_a_data_set_is_read_by_the_names_of_its_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["ham", "spam"])})
+    table = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=labels)
+    saved = datasets.DatasetDict({"train": table, "validation": table, "unsupervised": table})
+    saved.save_to_disk(str(tmp_path / "saved"))
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: saved)
+    for place in (tmp_path / "saved", Path("hub:me/mail")):
+        assert own().splits(place) == ["train", "dev"]
+        assert own().read(place, "train").label_words == ("ham", "spam")
+        assert own(labels=["ham", "spam"]).read(place, "dev").labels.tolist() == [1, 0]
+        assert own(test="unsupervised").splits(place)[-1] == "test"
+        assert "has no split 'dev' but train, validation, unsupervised" in error_of(own(train="dev"), place)
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        ("text,tag\na,x\n", "train.csv, line 1: no 'label' among 'text', 'tag': set data.columns.label to the right"),
+        ("text,label\n", "train.csv has no rows: it needs a line for each example"),
+        ("text,label\n ,x\n", "train.csv, line 2: text is empty: write it or remove the line"),
+        ("text,label\na,x\nb,\n", "train.csv, line 3: label is '': it must be a text"),
+        ('text,label\na,x\nb,"x\ty"\n', "train.csv, line 3: label is 'x\\ty': it must be a text without tabs"),
+        ("text,label\na,x\nb,x\n", "every training row has the label 'x': a classifier needs two or more labels"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_one_sentence(tmp_path: Path, train: str, words: str) -> None:
+    assert words in error_of(own(), made(tmp_path, train_csv=train))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"text": "b"}', "line 2: no 'label' among 'text': set data.columns.label to the right one"),
+        ('{"text": 3, "label": 1}', "line 2: text is 3: it must be a text"),
+        ('{"text": null, "label": 1}', "line 2: text is missing (null): write it or remove the line"),
+        ('{"text": "b", "label": 1.5}', "line 2: label is 1.5: it must be a text without tabs and line ends, or a"),
+        ('{"text": "b", "label": null}', "line 2: label is missing (null): write it or remove the line"),
+        ('{"text": "b" "label": 1}', "line 2: not JSON (Expecting ',' delimiter): mend or remove the line"),
+    ],
+)
+def test_what_is_wrong_with_a_line_of_jsonl_is_one_sentence(tmp_path: Path, line: str, words: str) -> None:
+    path = made(tmp_path, train_jsonl=f'{{"text": "a", "label": 0}}\n{line}\n') / "train.jsonl"
+    assert f"{path}, {words}" in error_of(own(), tmp_path)
+
+
+def test_what_is_wrong_with_labels_scores_and_ids_is_one_sentence(tmp_path: Path) -> None:
+    made(tmp_path, train_tsv="text\tlabel\na\t1\nb\t0\n", dev_tsv="text\tlabel\na\t1\nb\t7\n")
+    task = own().fitted(own().read(tmp_path, "train"))
+    unknown = "dev.tsv, line 3: label is '7', and the labels are '0', '1': fix it, or list all labels as data.labels"
+    assert unknown in error_of(task, tmp_path, "dev")
+    assert "line 3: label is '7', and the labels are '0', '1'" in error_of(
+        own(labels=["0", "1"], train="dev.tsv"), tmp_path
+    )
+    scores = own("regression", score_range=[0, 5])
+    assert "dev.tsv, line 3: label is '7': out of range, regression has scores from 0 to 5" in error_of(
+        scores, tmp_path, "dev"
+    )
+    for word in ("nan", "inf", "high"):
+        made(tmp_path, train_tsv=f"text\tlabel\na\t{word}\n")
+        assert f"train.tsv, line 2: label is '{word}': " in error_of(own("regression"), tmp_path)
+    made(tmp_path, train_csv=PAIRS_CSV + "b,r,s,true\n")
+    twice = "line 4: number 'b' stands on line 2 already: give each row an id of its own, or leave data.columns.id out"
+    assert twice in error_of(own(train="train.csv", columns=PAIRS), tmp_path)
+
+
+def test_files_that_are_missing_or_there_twice(tmp_path: Path) -> None:
+    assert f"{tmp_path} has no dev with the end .tsv, .txt, .csv, .jsonl: set data.dev" in error_of(
+        own(), tmp_path, "dev"
+    )
+    assert "dev2.csv does not exist or is not a file: set data.dev to the file" in error_of(
+        own(dev="dev2.csv"), tmp_path, "dev"
+    )
+    made(tmp_path, dev_tsv="", dev_csv="")
+    assert "has both dev.tsv and dev.csv: set data.dev" in error_of(own(), tmp_path, "dev")
+
+
+def test_metrics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"data\.metrics has 'pearson': classification is measured by accuracy, f1, macro"
+    ):
+        own(metrics=["pearson"])
+    with pytest.raises(UserError, match=r"data\.metrics has 'f1': regression is measured by pearson, spearman"):
+        own("regression", metrics=["f1"])
+    made(tmp_path, train_tsv="text\tlabel\na\tx\nb\ty\nc\tz\n")
+    assert "f1, which is for two labels, and there are 3: take macro_f1" in error_of(own(metrics=["f1"]), tmp_path)
+
+
+def test_keys_that_a_task_does_not_read_are_refused() -> None:
+    for name, data in (
+        ("sst2", {"train": "a.tsv"}), ("squad", {"columns": PAIRS}), ("tagging", {"metrics": ["f1"]}),
+        ("span", {"score_range": [0, 1]}), ("classification", {"score_range": [0, 1]}),
+    ):  # fmt: skip
+        [key] = data
+        with pytest.raises(UserError, match=rf"data\.{key} is set, but it is for .*, and the task is {name}: leave it"):
+            own(name, dir="x", **data)
+    with pytest.raises(UserError, match=r"data.score_range is \[5, 0\]"):
+        TaskDataConfig(dir="x", score_range=[5, 0]).check()
+    with pytest.raises(UserError, match=r"data.labels is \['a', 'a'\]: list each name once"):
+        TaskDataConfig(dir="x", labels=["a", "a"]).check()
+
+
+def test_a_registered_task_is_found_and_the_toolkits_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"task is 'mine', which is unknown: .*register_task"):
+        find_task("mine")
+    monkeypatch.setattr("bert.tasks.TASKS", dict(TASKS))
+    register_task(Classification(name="mine"))
+    assert find_task("mine").name == "mine"
+    with pytest.raises(ValueError, match="rte is a task of the toolkit"):
+        register_task(Classification(name="rte"))

@@ -1,0 +1,207 @@
+"""What a run trains on and is scored with: samples, rows held out as dev, and what is said about both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from bert.config import FinetuneConfig, TaskDataConfig
+from bert.errors import UserError
+from bert.tasks import task_of
+from bert.tasks.splits import Splits, cut_facts, held_out, label_facts, read_splits
+from bert.tokenizer.wordpiece import SPECIAL_TOKENS
+from tests.tasks.test_custom_sequence import made
+
+
+def splits_of(folder: Path, task: str = "classification", seed: int = 0, **data: object) -> Splits:
+    config = FinetuneConfig(task=task, seed=seed, init="none", data=TaskDataConfig(dir=str(folder), **data))
+    config.data.check()
+    return read_splits(task_of(config), config)
+
+
+def rows(*labels: str) -> str:
+    return "text,label\n" + "".join(f"text {number},{label}\n" for number, label in enumerate(labels))
+
+
+SORTED = rows(*["neg"] * 60, *["pos"] * 40)
+
+
+def test_a_sample_of_a_file_sorted_by_label_has_both_labels(tmp_path: Path) -> None:
+    made(tmp_path, train_csv=SORTED, dev_csv=SORTED)
+    splits = splits_of(tmp_path, max_train_rows=20, max_dev_rows=30)
+    train, dev = splits.examples["train"], splits.examples["dev"]
+    assert (len(train), len(dev)) == (20, 30)
+    assert 4 <= train.labels.sum() <= 14
+    assert train.ids == sorted(train.ids, key=int), "the order of the file"
+    assert train.texts_a == [f"text {number}" for number in train.ids]
+    assert splits_of(tmp_path, max_train_rows=20).examples["train"].ids == train.ids
+    assert splits_of(tmp_path, max_train_rows=20, seed=1).examples["train"].ids != train.ids
+    assert splits_of(tmp_path, max_train_rows=20, seed=1, sample_seed=0).examples["train"].ids == train.ids
+    assert set(splits_of(tmp_path, max_train_rows=30).examples["train"].ids) > set(train.ids)
+    assert len(splits_of(tmp_path, max_train_rows=1000).examples["train"]) == 100
+
+
+def test_a_sample_with_one_label_names_the_option(tmp_path: Path) -> None:
+    made(tmp_path, train_csv=SORTED, dev_csv=SORTED)
+    with pytest.raises(UserError, match=r"the 1 training rows that data\.max_train_rows leaves all have the label '"):
+        splits_of(tmp_path, max_train_rows=1)
+    made(tmp_path, train_csv=rows("pos", "pos", "pos"))
+    with pytest.raises(UserError, match="every training row has the label 'pos'"):
+        splits_of(tmp_path, max_train_rows=2)
+
+
+def test_labels_are_those_of_the_whole_file(tmp_path: Path) -> None:
+    made(tmp_path, train_csv=rows(*"abcdefgh" * 3), dev_csv=rows(*"abcdefgh"))
+    assert splits_of(tmp_path, max_train_rows=3).task.labels == tuple("abcdefgh")
+
+
+def test_dev_is_held_out_where_it_has_no_file(tmp_path: Path) -> None:
+    made(tmp_path, train_csv=SORTED)
+    splits = splits_of(tmp_path, max_train_rows=40)
+    train, dev = splits.examples["train"], splits.examples["dev"]
+    assert (len(train), len(dev)) == (40, 10)
+    assert not set(train.ids) & set(dev.ids)
+    assert splits.data.dev_share == 0.1
+    assert splits.notes == (
+        "dev: 10 of the 100 training rows are held out at random (no dev file, data.dev_share 0.1)",
+    )
+    again = splits_of(tmp_path, max_train_rows=40, dev_share=0.1)
+    assert (again.examples["train"].ids, again.examples["dev"].ids) == (train.ids, dev.ids)
+    assert len(splits_of(tmp_path, dev_share=0.25, max_dev_rows=7).examples["dev"]) == 7
+    made(tmp_path, train_csv=rows("pos"))
+    with pytest.raises(UserError, match=r"the training file has 1 row, and there is no dev file: set data\.dev"):
+        splits_of(tmp_path)
+
+
+def test_a_share_that_is_set_is_held_out_beside_a_dev_file(tmp_path: Path) -> None:
+    made(tmp_path, train_csv=SORTED, dev_csv="broken", test_csv=SORTED)
+    splits = splits_of(tmp_path, dev_share=0.2)
+    assert {name: len(examples) for name, examples in splits.examples.items()} == {"train": 80, "dev": 20, "test": 100}
+    assert splits.notes[0].endswith("held out at random (data.dev_share 0.2)")
+    with pytest.raises(UserError, match=r"data\.dev and data\.dev_share are both set: remove one of them"):
+        splits_of(tmp_path, dev="dev.csv", dev_share=0.2)
+    with pytest.raises(UserError, match=r"data\.dev_share is 1\.5: set it between 0 and 1"):
+        splits_of(tmp_path, dev_share=1.5)
+
+
+def test_a_missing_file_that_is_named_is_an_error(tmp_path: Path) -> None:
+    made(tmp_path, train_csv=SORTED)
+    with pytest.raises(UserError, match=r"dve\.csv does not exist"):
+        splits_of(tmp_path, dev="dve.csv")
+
+
+def test_rows_of_a_group_stay_together() -> None:
+    groups = [number // 3 for number in range(300)]
+    dev = held_out(groups, 0.1, seed=4)
+    assert len(dev) == 30
+    assert not {groups[row] for row in dev} & {groups[row] for row in np.setdiff1d(np.arange(300), dev)}
+    assert held_out(groups, 0.1, seed=5).tolist() != dev.tolist()
+    assert len(held_out(["same"] * 10, 0.3, seed=0)) == 3
+    assert len(held_out(["a"] * 9 + ["b"], 0.99, seed=0)) in (1, 9), "something is left to train on"
+
+
+def test_questions_about_one_context_are_not_separated(tmp_path: Path) -> None:
+    questions = [
+        {"question": f"who {number}?", "context": f"Ann left {number // 4}.", "answer": "Ann" if number % 4 else "",
+         "answer_start": 0}
+        for number in range(80)
+    ]  # fmt: skip
+    made(tmp_path, train_jsonl="".join(json.dumps(question) + "\n" for question in questions))
+    splits = splits_of(tmp_path, "span", max_train_rows=5)
+    train, dev = splits.examples["train"].examples, splits.examples["dev"].examples
+    assert (len(train), len(dev)) == (5, 8)
+    assert not {example.context for example in train} & {example.context for example in dev}
+    assert splits.task.may_be_impossible, "as the whole file says"
+
+
+def test_every_kind_of_examples_can_be_sampled(tmp_path: Path) -> None:
+    sentences = [{"words": ["Ann", str(number)], "tags": ["B-PER", "O"]} for number in range(30)]
+    made(tmp_path, train_jsonl="".join(json.dumps(sentence) + "\n" for sentence in sentences))
+    tagged = splits_of(tmp_path, "tagging", max_train_rows=9)
+    assert [len(examples) for examples in tagged.examples.values()] == [9, 3]
+    assert all(len(tagged.examples["train"].columns[row]) == 2 for row in range(9))
+    header = "sent1,sent2,ending0,ending1,label\n"
+    lines = "".join(f"a {number},b,c,d,{number % 2}\n" for number in range(20))
+    made(tmp_path, train_csv=header + lines, val_csv=header + lines)
+    chosen = splits_of(tmp_path, "swag", max_train_rows=5, max_dev_rows=4).examples
+    assert [len(examples.choices) for examples in chosen.values()] == [5, 4]
+    assert chosen["dev"].labels.tolist() == [int(id) % 2 for id in chosen["dev"].ids]
+
+
+def test_the_shares_of_the_labels_are_told(tmp_path: Path) -> None:
+    made(tmp_path, train_csv=rows(*["billing"] * 51, *["technical"] * 49), dev_csv=rows("technical", "billing"))
+    splits = splits_of(tmp_path)
+    facts = label_facts(splits.task, splits.examples, splits.data)
+    assert facts == [("labels", "train billing 51%, technical 49%; dev billing 50%, technical 50%")]
+
+
+def test_a_label_that_train_lacks_is_a_warning(tmp_path: Path) -> None:
+    made(tmp_path, train_csv=rows(*["neg"] * 198, *["pos"] * 2), dev_csv=SORTED)
+    splits = splits_of(tmp_path)
+    [_, warning] = label_facts(splits.task, splits.examples, splits.data)
+    words = "'pos' has 1% of the training rows and 40% of dev: split the data again at random"
+    assert warning == ("warning", words)
+    splits = splits_of(tmp_path, labels=["neg", "pos", "new"], max_train_rows=190, dev="dev.csv")
+    [_, (_, words)] = label_facts(splits.task, splits.examples, splits.data)
+    assert words.endswith("set a larger data.max_train_rows")
+
+
+def test_many_labels_take_one_line(tmp_path: Path) -> None:
+    names = [f"label {number}" for number in range(150)]
+    made(tmp_path, train_csv=rows(*["label 7"] * 150, *names), dev_csv=rows(*names * 5))
+    splits = splits_of(tmp_path)
+    facts = label_facts(splits.task, splits.examples, splits.data)
+    assert facts[0][1].startswith("train label 7 50%, label 0 0.3%, ")
+    assert facts[0][1].endswith("145 other labels 97%")
+    assert len(facts[0][1]) < 250
+    made(tmp_path, train_csv=rows(*["label 0"] * 50_000, *names))
+    splits = splits_of(tmp_path)
+    [_, (_, words)] = label_facts(splits.task, splits.examples, splits.data)
+    assert words.count("training rows") == 3
+    assert "and 146 other labels differ as much" in words
+
+
+@pytest.mark.parametrize("task", ["regression", "tagging"])
+def test_other_tasks_have_no_shares_of_labels(tmp_path: Path, task: str) -> None:
+    content = {"text": "a", "label": 1, "words": ["a"], "tags": ["X"]}
+    made(tmp_path, train_jsonl=json.dumps(content) + "\n", dev_jsonl=json.dumps(content) + "\n")
+    splits = splits_of(tmp_path, task)
+    assert label_facts(splits.task, splits.examples, splits.data) == []
+
+
+def test_rows_that_are_cut_are_told(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({token: number for number, token in enumerate(SPECIAL_TOKENS)}, "[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    lengths = [4] * 50 + [20] * 30 + [100] * 20
+    lines = "".join(f"{'a ' * (length - 2)},{number % 2}\n" for number, length in enumerate(lengths))
+    made(tmp_path, train_csv="text,label\n" + lines, dev_csv="text,label\n" + lines.splitlines()[0] + "\n")
+
+    def facts(length: int, longest: int) -> list[tuple[str, str]]:
+        splits = splits_of(tmp_path, max_length=length)
+        features = {
+            name: splits.task.features(words, examples, splits.data) for name, examples in splits.examples.items()
+        }
+        return cut_facts(splits.task, words, splits.examples, features, splits.data, longest)
+
+    told = "train 50% (median 12 tokens), dev 0%; --data.max_length 32 cuts 20% of train"
+    assert facts(16, 512) == [("rows cut", told)]
+    assert facts(64, 64) == [("rows cut", "train 20% (median 12 tokens), dev 0%")]
+    assert facts(100, 512) == []
+
+
+def test_a_benchmark_without_its_dev_file_names_the_share(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text(
+        "sentence\tlabel\n" + "".join(f"text {number}\t{number % 2}\n" for number in range(9))
+    )
+    with pytest.raises(UserError, match=r"has no dev\.tsv: .*, or data\.dev_share to hold out training rows"):
+        splits_of(tmp_path, "sst2")
+    assert [len(examples) for examples in splits_of(tmp_path, "sst2", dev_share=0.3).examples.values()] == [6, 3]
+    (tmp_path / "train.txt").write_text("Ann B-PER\n\nHe O\n")
+    with pytest.raises(UserError, match=r"or data\.dev_share to hold out training rows"):
+        splits_of(tmp_path, "ner")

@@ -1,0 +1,66 @@
+"""A tiny model with its objective, optimizer and batches, for tests of steps and of the loop."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert.config import ModelConfig, OptimizerConfig
+from bert.model.heads import BertForPreTraining
+from bert.training.losses import pretraining_objective
+from bert.training.optimizer import make_optimizer
+
+V, T, P, B = 61, 16, 4, 16
+
+
+CONFIG = ModelConfig(V, 16, 1, 2, 32, max_position_embeddings=T, initializer_range=0.1)
+
+
+MODEL = BertForPreTraining(CONFIG)
+
+
+OBJECTIVE = pretraining_objective(MODEL.apply)
+
+
+PARAMS = jax.jit(MODEL.init)(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"]
+
+
+OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 12)
+
+
+def batch_of(step: int, rows: int = B) -> dict[str, np.ndarray]:
+    """Masked tokens and real rows are spread unevenly: row r predicts r % 5 tokens, every seventh row is empty."""
+    random = np.random.default_rng(step)
+    places = np.arange(P)
+    count = np.arange(rows) % (P + 1)
+    empty = np.arange(rows) % 7 == 6
+    weights = ((places < count[:, None]) & ~empty[:, None]).astype(np.float32)
+    lengths = np.where(empty, 0, random.integers(6, T + 1, rows))
+    return {
+        "input_ids": random.integers(5, V, (rows, T)).astype(np.int32),
+        "token_type_ids": (np.arange(T) > 7).astype(np.int32) * np.ones((rows, 1), np.int32),
+        "attention_mask": (np.arange(T) < lengths[:, None]).astype(np.int32),
+        "masked_lm_positions": np.sort(random.integers(1, 6, (rows, P)), axis=1).astype(np.int32),
+        "masked_lm_ids": random.integers(5, V, (rows, P)).astype(np.int32),
+        "masked_lm_weights": weights,
+        "next_sentence_labels": random.integers(0, 2, rows).astype(np.int32),
+        "next_sentence_weights": (~empty).astype(np.float32),
+        "rows": np.arange(rows, dtype=np.int32),
+    }
+
+
+def assert_same_gradients(grads, expected) -> None:
+    """Equal within 1e-6 of a tensor's norm, tensor by tensor; prints the largest difference."""
+
+    def close(path, ours: np.ndarray, theirs: np.ndarray) -> float:
+        # float32 sums in another order differ by rounding only. The gradient of the key's bias is zero in theory (it
+        # moves all scores alike), so its rounding is measured by the bias's peers.
+        norm = np.linalg.norm(theirs)
+        if "key" in jax.tree_util.keystr(path) and ours.ndim == 1:
+            norm = max(norm, 1.0)
+        assert np.linalg.norm(ours - theirs) <= 1e-6 * norm, jax.tree_util.keystr(path)
+        return float(np.linalg.norm(ours - theirs) / norm)
+
+    differences = jax.tree.leaves(jax.tree_util.tree_map_with_path(close, grads, expected))
+    print(f"largest difference of a gradient: {max(differences):.1e} of its norm")

@@ -1,0 +1,191 @@
+"""`bert tokenizer`, vocabularies that grow, and models that grow with them."""
+
+import json
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+import bert
+from bert.commands.pretrain import main as pretrain
+from bert.commands.tokenizer import main
+from bert.config import TokenizerConfig
+from bert.errors import UserError
+from bert.tokenizer.extension import old_pieces, useful_words, with_words
+from bert.tokenizer.wordpiece import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
+from bert.training import pretraining
+from bert.training.initialization import with_new_rows
+from tests.conftest import SMALL_RUN
+
+TEXTS = ["the cat sat on the mat", "the cardiomyopathy of the cat", "cardiomyopathy, stent and Stent"] * 5
+PIECES = [
+    *SPECIAL_TOKENS,
+    "[unused0]",
+    "[unused1]",
+    *"abcdefghijklmnopqrstuvwxyz,",
+    *(f"##{c}" for c in "acdeihmnoprstuvy"),
+]
+
+
+@pytest.fixture
+def vocabulary(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*PIECES, "the", "on"]))
+    return tmp_path / "vocab.txt"
+
+
+def test_unused_slots_and_alphabet() -> None:
+    tokenizer = train_tokenizer(TEXTS, TokenizerConfig(vocab_size=90, unused=3, alphabet=6))
+    pieces = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    assert pieces[:8] == [*SPECIAL_TOKENS, "[unused0]", "[unused1]", "[unused2]"]
+    letters = {piece for piece in pieces if len(piece) == 1}
+    assert len(letters) == 6
+    assert "t" in letters
+    assert len(pieces) <= 90
+    assert not any(piece.startswith("[unused") for piece in tokenizer.encode("an [unused0] slot").tokens)
+    with pytest.raises(UserError, match=r"tokenizer\.unused is 70: .* leaves no room"):
+        TokenizerConfig(vocab_size=100, unused=70).check()
+
+
+def test_the_words_that_save_most_come_first(vocabulary) -> None:
+    found = useful_words(load_tokenizer(vocabulary), TEXTS, 4)
+    assert [(new.word, new.count) for new in found] == [("cardiomyopathy", 10), ("stent", 10), ("cat", 10), ("and", 5)]
+    assert found[0].saved == 10 * 13
+    assert useful_words(load_tokenizer(vocabulary), TEXTS, 9, min_frequency=6) == found[:3]
+
+
+def test_new_words_take_unused_slots_then_the_end_and_all_else_stays(vocabulary) -> None:
+    before = load_tokenizer(vocabulary)
+    after = with_words(before, ["cardiomyopathy", "stent", "cat"])
+    old, new = before.get_vocab(), after.get_vocab()
+    assert new["cardiomyopathy"] == old["[unused0]"]
+    assert new["stent"] == old["[unused1]"]
+    assert new["cat"] == len(old)
+    assert {piece: i for piece, i in new.items() if piece in old} == {
+        piece: i for piece, i in old.items() if "unused" not in piece
+    }
+    assert after.encode("The Stent", add_special_tokens=False).tokens == ["the", "stent"]
+
+
+def test_the_command_trains_and_extends(vocabulary, tmp_path, capsys, fails) -> None:
+    (tmp_path / "corpus.txt").write_text("\n\n".join(TEXTS))
+    corpus = f"--data.train={tmp_path / 'corpus.txt'}"
+    out = tmp_path / "trained"
+    assert main([corpus, f"--output={out}", "--tokenizer.vocab_size=80", "--tokenizer.unused=2"]) == 0
+    assert (out / "vocab.txt").read_text().splitlines()[5:7] == ["[unused0]", "[unused1]"]
+    assert "use it with --tokenizer.path" in capsys.readouterr().out
+    longer = tmp_path / "longer"
+    assert main([corpus, f"--output={longer}", f"--tokenizer.path={vocabulary}", "--extend", "3"]) == 0
+    assert "10 x cardiomyopathy" in capsys.readouterr().out
+    assert load_tokenizer(longer).encode("cardiomyopathy", add_special_tokens=False).tokens == ["cardiomyopathy"]
+    assert (longer / "vocab.txt").read_text().splitlines()[5] == "cardiomyopathy"
+    assert "--output is missing" in fails(main, corpus)
+    assert "exists already" in fails(main, corpus, f"--output={longer}")
+    assert "nothing to train" in fails(main, corpus, f"--output={tmp_path / 'x'}", f"--tokenizer.path={vocabulary}")
+    assert "--extend none is not a number" in fails(main, corpus, f"--output={tmp_path / 'x'}", "--extend=none")
+    assert "tokenizer.path is not set" in fails(main, corpus, f"--output={tmp_path / 'x'}", "--extend=5")
+
+
+def changed(tokenizer: Tokenizer, change) -> Tokenizer:
+    content = json.loads(tokenizer.to_str())
+    change(content)
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def test_new_rows_are_the_means_of_the_old_pieces(vocabulary) -> None:
+    before = load_tokenizer(vocabulary)
+    words = ["stent", "cat", "onto", "##ty", "中"]
+    after = changed(
+        with_words(before, ["stent", "cat", "onto"]), lambda c: c["model"]["vocab"].update({"##ty": 53, "中": 54})
+    )
+    assert after.token_to_id("onto") == len(PIECES) + 2
+    rows = old_pieces(before, after, "old", "new")
+    old, new = before.get_vocab(), after.get_vocab()
+    assert [new[word] for word in words] == list(rows) == [5, 6, 52, 53, 54]
+    assert rows[new["stent"]] == [old[piece] for piece in ("s", "##t", "##e", "##n", "##t")]
+    assert rows[new["onto"]] == [old[piece] for piece in ("on", "##t", "##o")]
+    assert rows[new["##ty"]] == [old["##t"], old["##y"]]
+    assert rows[new["中"]] == [old["[UNK]"]]
+
+    random = np.random.default_rng(0)
+    size = len(old) + 2  # rows beyond the vocabulary, as published models have them
+    word, bias = random.normal(size=(size, 6)).astype(np.float32), random.normal(size=size).astype(np.float32)
+    params = {"bert": {"embeddings": {"word": {"embedding": word}}, "pooler": {}}, "predictions": {"bias": bias}}
+    given = word.copy()
+    grown = with_new_rows(params, rows, 56)
+    table, output = grown["bert"]["embeddings"]["word"]["embedding"], grown["predictions"]["bias"]
+    assert (table.shape, output.shape, table.dtype, output.dtype) == ((56, 6), (56,), np.float32, np.float32)
+    same = [row for row in range(size) if row not in rows]
+    np.testing.assert_array_equal(table[same], word[same])
+    np.testing.assert_array_equal(output[same], bias[same])
+    for row, pieces in rows.items():
+        np.testing.assert_array_equal(table[row], word[pieces].mean(axis=0))
+        np.testing.assert_array_equal(output[row], bias[pieces].mean())
+    np.testing.assert_array_equal(table[55], word.mean(axis=0))
+    np.testing.assert_array_equal(word, given)
+
+
+def test_what_is_no_extension_is_one_sentence(vocabulary) -> None:
+    before = load_tokenizer(vocabulary)
+
+    def error(change) -> str:
+        with pytest.raises(UserError) as caught:
+            old_pieces(before, changed(before, change), "old", "new")
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    def swap(content: dict) -> None:
+        vocab = content["model"]["vocab"]
+        vocab["the"], vocab["on"] = vocab["on"], vocab["the"]
+
+    assert "whose piece 50, 'the', has number 51 (2 such pieces)" in error(swap)
+    assert "whose piece 50, 'the', is not there (1 such" in error(lambda content: content["model"]["vocab"].pop("the"))
+    assert "its normalizer is another" in error(lambda content: content["normalizer"].update(lowercase=False))
+    assert old_pieces(before, before, "old", "new") == {}
+    bytes_ = Tokenizer.from_str(
+        json.dumps({"model": {"type": "BPE", "vocab": {"<pad>": 0}, "merges": []}, "added_tokens": []})
+    )
+    bytes_.add_special_tokens(["<unk>", "<s>", "</s>", "<mask>"])
+    with pytest.raises(UserError, match="the vocabulary is BPE, and words are added to WordPiece alone"):
+        with_words(bytes_, ["new"])
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_new_words(pretrained, corpus, tmp_path, capsys, monkeypatch, fails) -> None:
+    """`bert tokenizer --extend`, then `pretrain --init`: what the model starts as, and a few steps."""
+    text = corpus.read_text().replace(" ", " bakoritunelosami ", 200).replace(".", " misalonetu.", 100)
+    (tmp_path / "corpus.txt").write_text(text)
+    data, longer = f"--data.train={tmp_path / 'corpus.txt'}", tmp_path / "longer"
+    assert main([data, f"--output={longer}", f"--tokenizer.path={pretrained}", "--extend=3"]) == 0
+    begun = []
+    original = pretraining.starting_state
+    monkeypatch.setattr(pretraining, "starting_state", lambda *args: begun.append(original(*args)) or begun[-1])
+    folder = f"--output_dir={tmp_path / 'a'}"
+    arguments = [data, *SMALL_RUN, f"--init={pretrained}", f"--tokenizer.path={longer}", folder]
+    capsys.readouterr()
+    assert pretrain(arguments) == 0
+    said = capsys.readouterr().out
+    assert "2 new rows seeded from the mean of their old pieces, the first for 'bakoritunelosami'" in said
+    source, run = bert.load(pretrained), bert.load(tmp_path / "a")
+    old, new = source.config.vocab_size, run.config.vocab_size
+    assert new == old + 2
+    tables = [
+        (lambda params: params["bert"]["embeddings"]["word"]["embedding"]),
+        (lambda params: params["predictions"]["bias"]),
+    ]
+    pieces = source.tokenizer.encode("bakoritunelosami", add_special_tokens=False).ids
+    assert len(pieces) > 1
+    for table in tables:
+        before, start, after = (np.asarray(table(params)) for params in (source.params, begun[0].params, run.params))
+        np.testing.assert_array_equal(start[:old], before)
+        np.testing.assert_array_equal(start[old], before[pieces].mean(axis=0))
+        assert np.isfinite(after).all()
+        assert (after[old] != start[old]).any(), "the new word is learned"
+    assert run.tokenizer.encode("bakoritunelosami", add_special_tokens=False).ids == [old]
+
+    assert pretrain(arguments) == 0
+    again = capsys.readouterr().out
+    assert "goes on at step 6" in again and "seeded" not in again
+    (tmp_path / "other.txt").write_text("\n".join([*PIECES, "the", "on"]))
+    other = [data, *SMALL_RUN, f"--init={pretrained}", f"--tokenizer.path={tmp_path / 'other.txt'}"]
+    assert "its tokenizer.path is" in fails(pretrain, *other, f"--output_dir={tmp_path / 'a'}")
+    assert "does not extend the vocabulary of" in fails(pretrain, *other, f"--output_dir={tmp_path / 'b'}")

@@ -1,0 +1,69 @@
+"""What stands beside a vocabulary: its text steps and the tokens added to it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from bert.tokenizer.hf_settings import ADDED, SETTINGS
+from bert.tokenizer.wordpiece import load_tokenizer
+from tests.letters import byte_level_tokenizer
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "A", "中", "##中", "a中"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def tokens(folder: Path, text: str) -> list[str]:
+    return load_tokenizer(folder).encode(text, add_special_tokens=False).tokens
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["vocab.txt", "tokenizer.json"])
+def test_text_steps_are_what_the_settings_say(folder: Path, whole: bool) -> None:
+    """Beside a tokenizer.json as well, as transformers has it."""
+    if whole:
+        load_tokenizer(folder).save(str(folder / "tokenizer.json"))
+    assert tokens(folder, "A a中") == ["a", "a", "中"]
+    (folder / SETTINGS).write_text('{"do_lower_case": false, "tokenize_chinese_chars": false, "strip_accents": true}')
+    assert tokens(folder, "A á a中") == ["A", "a", "a中"]
+
+
+def test_added_tokens_are_read_whole(folder: Path) -> None:
+    """Old folders number them in a file of their own, later ones in the settings, with flags."""
+    assert tokens(folder, "a [ENT] b") == ["a", "[UNK]", "[UNK]", "[UNK]", "b"]
+    (folder / ADDED).write_text('{"[ENT]": 11}')
+    assert load_tokenizer(folder).encode("a [ENT] b", add_special_tokens=False).ids == [5, 11, 6]
+    flags = {"lstrip": True, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+    decoder = {"12": {"content": "[REL]", **flags}, "4": {"content": "[MASK]", **flags}}
+    (folder / SETTINGS).write_text(json.dumps({"added_tokens_decoder": decoder}))
+    assert load_tokenizer(folder).encode("a [REL] [ENT] b", add_special_tokens=False).ids == [5, 12, 11, 6]
+
+
+def test_the_first_word_of_a_byte_level_text_is_read_as_declared(tmp_path: Path) -> None:
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=290, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    words.train_from_iterator(["ba ba ba ba"], trainer)
+    words.model.save(str(tmp_path))
+    assert tokens(tmp_path, "ba ba") == ["ba", "Ġba"]
+    (tmp_path / SETTINGS).write_text('{"add_prefix_space": true}')
+    assert tokens(tmp_path, "ba ba") == ["Ġba", "Ġba"]
+
+
+def test_a_declared_prefix_space_is_in_no_offset(tmp_path: Path) -> None:
+    """An answer that begins with its context's first character has that character."""
+    byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    for declared in (True, False):
+        (tmp_path / SETTINGS).write_text(json.dumps({"add_prefix_space": declared}))
+        encoding = load_tokenizer(tmp_path).encode("ab c", "ab c")
+        assert encoding.tokens[1:4] == ["Ġa" if declared else "a", "b", "Ġc"]
+        assert encoding.offsets == [(0, 0), (0, 1), (1, 2), (3, 4), (0, 0), (0, 0), (0, 1), (1, 2), (3, 4), (0, 0)]

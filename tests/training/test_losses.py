@@ -1,0 +1,74 @@
+import jax.numpy as jnp
+import numpy as np
+
+from bert.training.losses import LOSSES, correct, cross_entropy, task_objective
+
+
+def test_cross_entropy_by_hand() -> None:
+    logits = jnp.log(jnp.array([[[0.7, 0.2, 0.1], [0.25, 0.5, 0.25]]]))
+    total, weight = cross_entropy(logits, jnp.array([[0, 2]]), jnp.array([[1.0, 1.0]]))
+    np.testing.assert_allclose(total, -np.log(0.7) - np.log(0.25), rtol=1e-6)
+    assert weight == 2
+    total, weight = cross_entropy(logits, jnp.array([[0, 2]]), jnp.array([[0.0, 1.0]]))
+    np.testing.assert_allclose(total, -np.log(0.25), rtol=1e-6)
+    assert weight == 1
+
+
+def test_huge_logits_stay_finite() -> None:
+    total, _ = cross_entropy(jnp.array([[1e4, -1e4]]), jnp.array([1]), jnp.array([1.0]))
+    np.testing.assert_allclose(total, 2e4)
+
+
+def test_correct_counts_weighted_hits() -> None:
+    logits = jnp.array([[1.0, 2.0, 0.0], [5.0, 2.0, 0.0], [0.0, 0.0, 3.0]])
+    hits, weight = correct(logits, jnp.array([1, 1, 2]), jnp.array([1.0, 1.0, 0.5]))
+    assert (hits, weight) == (1.5, 2.5)
+
+
+def sums(name: str, outputs: list, **batch: list) -> tuple:
+    """The loss, the counts and the weight of a task's loss."""
+    batch = {key: jnp.asarray(value) for key, value in batch.items()}
+    loss, *counts = LOSSES[name].sums(jnp.asarray(outputs), batch)
+    assert loss[1] == LOSSES[name].weight(batch)
+    assert len(LOSSES[name].metrics) == 1 + len(counts)
+    return loss, *counts
+
+
+def test_squared_errors_of_rows_that_count() -> None:
+    [(total, weight)] = sums("mean_squared_error", [[1.0], [4.0], [9.0]], labels=[3.0, 3.5, 0.0], weights=[1.0, 1.0, 0])
+    assert (total, weight) == (4.25, 2)
+
+
+def test_tokens_without_a_label_have_no_part() -> None:
+    logits = np.log([[[0.5, 0.5], [0.9, 0.1]], [[0.2, 0.8], [0.5, 0.5]]])
+    (total, weight), (hits, _) = sums("tokens", logits, labels=[[-1, 0], [0, -1]], weights=[1.0, 1.0])
+    np.testing.assert_allclose(total, -np.log(0.9) - np.log(0.2), rtol=1e-6)
+    assert (weight, hits) == (2, 1)
+
+
+def test_choices_that_a_row_lacks_have_no_share() -> None:
+    logits = np.log([[1.0, 3.0, 4.0], [1.0, 3.0, 4.0], [1.0, 1.0, 1.0]])
+    mask = [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
+    (total, weight), (hits, _) = sums("choices", logits, choice_mask=mask, labels=[1, 1, 0], weights=[1.0, 1.0, 0.0])
+    np.testing.assert_allclose(total, -np.log(3 / 4) - np.log(3 / 8), rtol=1e-6)
+    assert (weight, hits) == (2, 1)
+
+
+def test_a_span_is_the_mean_of_start_and_end_over_the_rows_own_tokens() -> None:
+    start, end = np.log([1.0, 3.0, 96.0]), np.log([2.0, 6.0, 92.0])
+    logits = np.stack([np.stack([start, end], -1)] * 3)
+    mask = [[1, 1, 0], [1, 1, 1], [0, 0, 0]]
+    (total, weight), (exact, _) = sums(
+        "span", logits, attention_mask=mask, labels=[[1, 1], [0, 2], [0, 0]], weights=[1.0, 1.0, 0.0]
+    )
+    np.testing.assert_allclose(total, -(2 * np.log(3 / 4) + np.log(1 / 100) + np.log(92 / 100)) / 2, rtol=1e-5)
+    assert (weight, exact) == (2, 1)
+
+
+def test_an_objective_has_the_weights_of_the_data_alone() -> None:
+    objective = task_objective(LOSSES["cross_entropy"], lambda params, batch, dropout: params * batch["x"])
+    batch = {"x": jnp.array([[0.0, 0.0]]), "labels": jnp.array([1]), "weights": jnp.array([1.0])}
+    losses, counts = objective.forward(1.0, batch, None)
+    np.testing.assert_allclose(losses["classification_loss"][0], np.log(2), rtol=1e-6)
+    assert (set(losses), set(counts)) == ({"classification_loss"}, {"accuracy"})
+    assert objective.weights(batch) == {"classification_loss": 1}

@@ -1,0 +1,186 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.traverse_util import flatten_dict, path_aware_map
+
+from bert.config import OptimizerConfig
+from bert.errors import UserError
+from bert.training.optimizer import (
+    decay_mask,
+    depth,
+    describe_decay,
+    frozen_parts,
+    learning_rate_schedule,
+    make_optimizer,
+    scale_by_bert_adam,
+)
+
+PARAMS = {
+    "dense": {"kernel": jnp.array([[1.0, -2.0], [3.0, 0.5]]), "bias": jnp.array([0.5, -0.5])},
+    "norm": {"scale": jnp.array([1.0, 1.5]), "bias": jnp.array([0.1, 0.2])},
+    "word": {"embedding": jnp.array([[0.3, -0.7]])},
+}
+GRADS = [jax.tree.map(lambda p, i=i: (0.3 + 0.1 * i) * p + 0.05, PARAMS) for i in range(4)]
+DECAYED = {
+    "dense": {"kernel": True, "bias": False},
+    "norm": {"scale": False, "bias": False},
+    "word": {"embedding": True},
+}
+
+
+def run(config: OptimizerConfig, steps: int) -> dict:
+    optimizer = make_optimizer(config, total_steps=10)
+    params, state = PARAMS, optimizer.init(PARAMS)
+    for grads in GRADS[:steps]:
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def by_hand(config: OptimizerConfig, steps: int) -> dict:
+    """The formulas, tensor by tensor, in float64."""
+    rates = [config.learning_rate * min(t / 2, (10 - t) / 8) for t in range(10)]  # warm-up 2 of 10 steps
+    result = jax.tree.map(lambda p: np.asarray(p, np.float64), PARAMS)
+    m = v = jax.tree.map(np.zeros_like, result)
+    for t, grads in enumerate(GRADS[:steps]):
+        grads = jax.tree.map(lambda g: np.asarray(g, np.float64), grads)
+        norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
+        if config.max_grad_norm and norm > config.max_grad_norm:
+            grads = jax.tree.map(lambda g: g * config.max_grad_norm / norm, grads)
+        m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, grads)
+        v = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g**2, v, grads)
+
+        def update(p, m, v, decayed):
+            if config.bias_correction:
+                m, v = m / (1 - 0.9 ** (t + 1)), v / (1 - 0.999 ** (t + 1))
+            u = m / (np.sqrt(v) + config.epsilon) + decayed * config.weight_decay * p
+            if config.name == "lamb" and decayed:
+                u = u * np.linalg.norm(p) / np.linalg.norm(u)
+            return p - rates[t] * u
+
+        result = jax.tree.map(update, result, m, v, DECAYED)
+    return result
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize("bias_correction", [False, True])
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+def test_four_steps_equal_the_formulas_by_hand(name: str, bias_correction: bool, max_grad_norm: float) -> None:
+    config = OptimizerConfig(name, 0.1, 2, bias_correction=bias_correction, max_grad_norm=max_grad_norm)
+    # float32 against float64: a few units in the last place.
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-7), run(config, 4), by_hand(config, 4)
+    )
+
+
+def test_with_correction_it_is_optax_adam() -> None:
+    ours, theirs = scale_by_bert_adam(bias_correction=True, epsilon=1e-6), optax.scale_by_adam(eps=1e-6)
+    states = ours.init(PARAMS), theirs.init(PARAMS)
+    for grads in GRADS:
+        first, a = ours.update(grads, states[0])
+        second, b = theirs.update(grads, states[1])
+        states = a, b
+        # optax takes 1 - beta2**count in float32, which is good to 6e-5 at the first step.
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=5e-5), first, second)
+
+
+def test_decay_spares_biases_and_layer_norm_and_says_so() -> None:
+    assert decay_mask(PARAMS) == DECAYED
+    text = describe_decay(PARAMS, OptimizerConfig())
+    assert text == "weight decay 0.01 on 2 tensors (6 parameters), none on 3 biases and LayerNorm tensors (6)"
+
+
+def test_learning_rate_rises_and_falls_in_lines() -> None:
+    rate = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=4), 12)
+    expected = [0, 0.25, 0.5, 0.75, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0, 0]
+    np.testing.assert_allclose([float(rate(n)) for n in range(14)], expected, atol=1e-6)
+    no_warmup = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=0), 4)
+    np.testing.assert_allclose([float(no_warmup(n)) for n in range(5)], [1, 0.75, 0.5, 0.25, 0], atol=1e-6)
+
+
+def test_warm_up_by_share_or_by_steps() -> None:
+    assert OptimizerConfig(warmup_ratio=0.1).warmup_of(345) == 34
+    assert OptimizerConfig(warmup_steps=50, warmup_ratio=0.1).warmup_of(345) == 50
+    with pytest.raises(UserError, match=r"warmup_steps \(345\) is not below the 345 steps"):
+        OptimizerConfig(warmup_steps=345).warmup_of(345)
+
+
+ENCODER = {
+    "bert": {
+        "embeddings": {"word": {"embedding": jnp.array([[0.3, -0.7]])}},
+        "encoder": {f"layer_{n}": {"output": {"kernel": jnp.array([[1.0 + n]])}} for n in range(2)},
+        "pooler": {"bias": jnp.array([0.5])},
+    },
+    "classifier": {"kernel": jnp.array([[2.0]])},
+}
+
+
+def one_update(config: OptimizerConfig, params: dict, grads: dict, frozen=None) -> dict:
+    """Parameters after three steps of the same gradients, by their dotted names."""
+    optimizer = make_optimizer(config, 10, frozen)
+    state = optimizer.init(params)
+    for _ in range(3):
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    return flatten_dict(params, sep="/")
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_rates_fall_from_layer_to_layer(name: str) -> None:
+    grads = jax.tree.map(lambda p: 0.1 * p + 0.05, ENCODER)
+
+    def first_change(decay: float) -> dict:
+        config = OptimizerConfig(name, 0.1, 0, layer_decay=decay)
+        optimizer = make_optimizer(config, 10)
+        return flatten_dict(optimizer.update(grads, optimizer.init(ENCODER), ENCODER)[0], sep="/")
+
+    plain, layered = first_change(1.0), first_change(0.5)
+    factors = {
+        "bert/embeddings/word/embedding": 0.125,
+        "bert/encoder/layer_0/output/kernel": 0.25,
+        "bert/encoder/layer_1/output/kernel": 0.5,
+        "bert/pooler/bias": 1.0,
+        "classifier/kernel": 1.0,
+    }
+    for path, factor in factors.items():
+        np.testing.assert_allclose(layered[path], factor * plain[path], rtol=1e-6)
+
+
+def test_depths() -> None:
+    assert depth(("bert", "embeddings", "norm", "scale")) == 0
+    assert depth(("bert", "encoder", "layer_11", "output", "bias")) == 12
+    assert depth(("bert", "pooler", "bias")) is None
+    assert depth(("predictions", "bias")) is None
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize(
+    ("frozen_layers", "feature_layers", "names"),
+    [
+        (0, None, {"embeddings"}),
+        (1, None, {"embeddings", "layer_0"}),
+        (2, None, {"embeddings", "layer_0", "layer_1"}),
+        (None, 4, {"embeddings", "layer_0", "layer_1", "pooler"}),
+    ],
+)
+def test_what_is_frozen_stays_and_the_rest_is_trained_as_if_alone(name, frozen_layers, feature_layers, names) -> None:
+    frozen = frozen_parts(frozen_layers, feature_layers)
+    grads = path_aware_map(lambda path, p: jnp.zeros_like(p) if frozen(path) else 0.7 * p, ENCODER)
+    config = OptimizerConfig(name, 0.1, 0, weight_decay=0.1, max_grad_norm=0.5, layer_decay=0.9)
+    after, before = one_update(config, ENCODER, grads, frozen), flatten_dict(ENCODER, sep="/")
+    for path, value in before.items():
+        assert np.array_equal(after[path], value) == bool(names & set(path.split("/"))), path
+    # The norm is that of the trained ones, and no moments are kept for the others.
+    everything = one_update(config, ENCODER, grads)
+    for path, value in after.items():
+        if not names & set(path.split("/")):
+            np.testing.assert_array_equal(value, everything[path])
+    moments = jax.tree.leaves(make_optimizer(config, 10, frozen).init(ENCODER))
+    trained = sum(not names & set(path.split("/")) for path in before)
+    assert sum(leaf.ndim > 0 for leaf in moments) == 2 * trained
+
+
+def test_nothing_is_frozen_unless_asked() -> None:
+    assert frozen_parts(None, None) is None
