@@ -2,10 +2,10 @@
 
 import sys
 
-from bert.runtime.malloc import use_huge_pages
+from bert.runtime.malloc import reexec_with_huge_pages
 
 if __name__ == "__main__":
-    use_huge_pages()
+    reexec_with_huge_pages()
     from bert.commands import main  # not before: it would be loaded twice
 
     sys.exit(main(["finetune", *sys.argv[1:]]))

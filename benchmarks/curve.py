@@ -32,15 +32,15 @@ import transformers
 from torch.nn.functional import cross_entropy
 
 from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, recipe_folder
-from bert.config.yaml_io import load as load_config
+from bert.config.yaml_io import load_config as load_config
 from bert.data.pretraining.builder import build_examples, open_rows
-from bert.data.pretraining.loader import PretrainingLoader, held_out_batches, masking_of
+from bert.data.pretraining.loader import PretrainingLoader, held_out_batches, make_masking
 from bert.inference.pretrained import Pretrained
 from bert.metrics import unigram_log_probabilities
 from bert.model.heads import BertForPreTraining
-from bert.parallel.backends import DataParallel
-from bert.tokenizer.wordpiece import load_tokenizer, special_ids, vocabulary_size
-from bert.training.loop import add_sums, divide
+from bert.parallel.backends import PmapParallelism
+from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer, special_ids
+from bert.training.loop import accumulate_sums, compute_means
 from bert.training.losses import pretraining_objective
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, make_eval_step, make_train_step
@@ -112,9 +112,9 @@ def prepare(arguments: argparse.Namespace) -> Experiment:
     data: DataConfig = replace(recipe.data, train=arguments.train, eval=arguments.eval)
     tokenizer = load_tokenizer(arguments.tokenizer, recipe.tokenizer)
     rates = {"hidden_dropout_prob": arguments.dropout, "attention_probs_dropout_prob": arguments.dropout}
-    model = replace(recipe.model, vocab_size=vocabulary_size(tokenizer), **rates)
+    model = replace(recipe.model, vocab_size=embedding_rows(tokenizer), **rates)
     examples = build_examples(data, tokenizer)
-    masking = masking_of(data, tokenizer)
+    masking = make_masking(data, tokenizer)
     train = open_rows(examples.train)
     held_out = list(held_out_batches(First(open_rows(examples.eval), arguments.eval_rows), masking, 32))
     counts = examples.unigram_counts.copy()
@@ -161,17 +161,17 @@ def train_ours(experiment: Experiment, seed: int) -> list[tuple[int, float]]:
     module = BertForPreTraining(experiment.model)
     objective = pretraining_objective(module.apply)
     optimizer = make_optimizer(experiment.optimizer, experiment.steps)
-    parallel = DataParallel()
+    parallel = PmapParallelism()
     step_fn = parallel.compile(make_train_step(objective, optimizer, seed), donate=(0,))
     eval_fn = parallel.compile(make_eval_step(objective))
-    state = parallel.replicate(TrainState.create(experiment.start(seed).params, optimizer, objective.metrics))
+    state = parallel.put_state(TrainState.create(experiment.start(seed).params, optimizer, objective.metrics))
     curve = []
     for step in range(1, experiment.steps + 1):
-        state, outcome = step_fn(state, parallel.place(experiment.batches(seed, step - 1), 1))
+        state, outcome = step_fn(state, parallel.shard_batch(experiment.batches(seed, step - 1), 1))
         outcome.loss.block_until_ready()
         if step % experiment.eval_every == 0:
-            sums = (eval_fn(state.params, parallel.place(batch)) for batch in experiment.held_out())
-            curve.append((step, divide(add_sums(sums, parallel))["mlm_loss"]))
+            sums = (eval_fn(state.params, parallel.shard_batch(batch)) for batch in experiment.held_out())
+            curve.append((step, compute_means(accumulate_sums(sums, parallel))["mlm_loss"]))
     return curve
 
 

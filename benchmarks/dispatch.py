@@ -17,21 +17,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert.commands.cluster import take_cluster
-from bert.parallel.backends import DataParallel, MeshParallel, Parallel, add_up
+from bert.commands.cluster import parse_cluster_options
+from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism, psum_if_axis
 
 LEAVES, STEPS = 600, 50
 
 
-def milliseconds(parallel: Parallel) -> float:
+def milliseconds(parallel: Parallelism) -> float:
     """Median over steps; the first ones compile and are left out."""
 
     def body(state: dict[str, jax.Array], batch: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:
-        return jax.tree.map(lambda leaf: leaf + 1, state), add_up(jnp.sum(batch["rows"]), parallel.axis)
+        return jax.tree.map(lambda leaf: leaf + 1, state), psum_if_axis(jnp.sum(batch["rows"]), parallel.axis)
 
     step = parallel.compile(body, donate=(0,))
-    state = parallel.replicate({f"leaf_{number}": np.zeros(8, np.float32) for number in range(LEAVES)})
-    rows = parallel.place({"rows": np.ones(jax.device_count() // parallel.process[1], np.float32)})
+    state = parallel.put_state({f"leaf_{number}": np.zeros(8, np.float32) for number in range(LEAVES)})
+    rows = parallel.shard_batch({"rows": np.ones(jax.device_count() // parallel.process[1], np.float32)})
     taken = []
     for _ in range(STEPS + 5):
         start = time.perf_counter()
@@ -43,14 +43,14 @@ def milliseconds(parallel: Parallel) -> float:
 
 def main(argv: list[str]) -> None:
     """Measures every layout that the devices allow."""
-    _, cluster = take_cluster(argv)
+    _, cluster = parse_cluster_options(argv)
     if cluster is not None:
         cluster.join()
     devices = jax.devices()
-    layouts: dict[str, Parallel] = {}
+    layouts: dict[str, Parallelism] = {}
     if jax.process_count() == 1:
-        layouts["pmap, 1 device"] = DataParallel(devices[:1])
-        layouts[f"pmap, {len(devices)} devices"] = DataParallel(devices)
+        layouts["pmap, 1 device"] = PmapParallelism(devices[:1])
+        layouts[f"pmap, {len(devices)} devices"] = PmapParallelism(devices)
         layouts["mesh, 1 device"] = MeshParallel((1, 1, 1), devices[:1])
     layouts[f"mesh, {len(devices)} devices of {jax.process_count()} processes"] = MeshParallel((len(devices), 1, 1))
     for name, parallel in layouts.items():

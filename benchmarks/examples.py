@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert.errors import known
+from bert.errors import require
 
 LENGTH = 128
 
@@ -104,7 +104,7 @@ def measure(text: Path, vocabulary: Path, folder: Path, side: str, workers: int)
         while not receiver.poll(0.02):
             if process.exitcode is not None:
                 raise SystemExit(f"{side} ended with status {process.exitcode}")
-            sizes = [anonymous_bytes(pid) for pid in family(known(process.pid, "the process"))]
+            sizes = [anonymous_bytes(pid) for pid in family(require(process.pid, "the process"))]
             peak, peak_main = max(peak, sum(sizes)), max(peak_main, sizes[0])
         seconds, tokens = receiver.recv()
         process.join()

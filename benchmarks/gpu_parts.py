@@ -18,13 +18,13 @@ import numpy as np
 from gpu_steps import INPUT, Scale, jax_seconds, loader_of, step_of
 
 from bert.config import TrainingConfig
-from bert.errors import Count
+from bert.errors import ScientificInt
 from bert.model.attention import dot_product_attention, fused_attention, padding_mask
 from bert.model.dropout import Dropout
-from bert.runs.progress import Pace
-from bert.runtime.interrupts import StopRequest
-from bert.runtime.profiling import LEFT_OUT, STEPS, ProfiledStep
-from bert.training.loop import Work, fit
+from bert.runs.progress import StepCosts
+from bert.runtime.interrupts import InterruptHandler
+from bert.runtime.profiling import TRACED_STEPS, WARMUP_STEPS, ProfiledStep
+from bert.training.loop import LoopHooks, fit
 
 
 def ceiling_shapes(scale: Scale) -> dict[str, tuple[int, int, int]]:
@@ -97,7 +97,7 @@ def dropout(scale: Scale, tokens: int, generator: str) -> dict[str, float]:
         if generator == "rbg":
             keep = jax.random.bernoulli(jax.random.fold_in(jax.random.key(0, impl="rbg"), step), 0.9, x.shape)
             return jnp.where(keep, x / 0.9, 0)
-        return Dropout.of(0, step, jnp.arange(count), generator)(x, 0.1, "site")
+        return Dropout.for_step(0, step, jnp.arange(count), generator)(x, 0.1, "site")
 
     @jax.jit
     def run(x: jax.Array, step: jax.Array) -> jax.Array:
@@ -132,7 +132,7 @@ def projections(scale: Scale, tokens: int, glued: bool) -> dict[str, float]:
 class Silent:
     """A listener for the loop."""
 
-    def begins(self, step: int, pace: Pace) -> None: ...
+    def on_start(self, step: int, pace: StepCosts) -> None: ...
 
     def step(self, step: int, loss: float) -> None: ...
 
@@ -161,8 +161,8 @@ def gaps(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int) ->
 
     with tempfile.TemporaryDirectory() as folder:
         profiled = ProfiledStep(step.run, Path(folder), lambda said: None)
-        steps = LEFT_OUT + STEPS + 2
-        work = Work(
+        steps = WARMUP_STEPS + TRACED_STEPS + 2
+        work = LoopHooks(
             total_steps=steps,
             eval_every=10 * steps,
             batch=batch,
@@ -171,13 +171,15 @@ def gaps(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int) ->
             learning_rate=lambda number: 0.0,
             evaluate=lambda params: {},
         )
-        config = TrainingConfig(steps=Count(steps), log_every=Count(10 * steps), checkpoint_every=Count(10 * steps))
-        with StopRequest() as stop:
+        config = TrainingConfig(
+            steps=ScientificInt(steps), log_every=ScientificInt(10 * steps), checkpoint_every=ScientificInt(10 * steps)
+        )
+        with InterruptHandler() as stop:
             fit(work, step.fresh, config, step.parallel, Silent(), Silent(), stop)
         profiled.end()
         [trace] = Path(folder).rglob("perfetto_trace.json.gz")
         events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    placed = step.parallel.place(loader.batch(0), 1)
+    placed = step.parallel.shard_batch(loader.batch(0), 1)
     found = jax_seconds(step, placed, steps=scale.steps)
     return {**found, **gaps_of(events), "making_a_batch": statistics.median(made) / found["seconds"]}
 

@@ -16,13 +16,13 @@ import numpy as np
 from flax import traverse_util
 
 from bert.analysis.flops import TRAINING, forward_flops
-from bert.analysis.memory_estimate import stored_of_a_layer
+from bert.analysis.memory_estimate import layer_activation_bytes
 from bert.config import ModelConfig, OptimizerConfig, TrainingConfig
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.data.pretraining.masking import Masking
-from bert.model.execution import Execution
+from bert.model.execution import LayerExecution
 from bert.model.heads import BertForPreTraining
-from bert.parallel.backends import DataParallel
+from bert.parallel.backends import PmapParallelism
 from bert.training.losses import pretraining_objective
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, make_train_step
@@ -32,11 +32,13 @@ INPUT = "input"
 """Name of what the host does for a batch, in a trace."""
 
 
-def execution(is_fast: bool, scan: bool, remat: str) -> Execution:
+def execution(is_fast: bool, scan: bool, remat: str) -> LayerExecution:
     """As `training.preset` has it on these devices, fast or faithful."""
     if is_fast:
-        return Execution.of(TrainingConfig(preset="fast", vocab_multiple=64, scan_layers=scan, remat=remat))
-    return Execution(remat, scan)
+        return LayerExecution.from_config(
+            TrainingConfig(preset="fast", vocab_multiple=64, scan_layers=scan, remat=remat)
+        )
+    return LayerExecution(remat, scan)
 
 
 @dataclass(frozen=True)
@@ -66,14 +68,14 @@ SMALL = Scale((1, 32, 2), (2, 32, 2), 99, (16, 32), (32, 64, 256), 2, 400_000)
 
 
 def remat_of(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, is_fast: bool) -> str:
-    """`Execution.remat` of a row: "dots" where a step that stores everything would fill 70% of the memory.
+    """`LayerExecution.remat` of a row: "dots" where a step that stores everything would fill 70% of the memory.
 
     `bert plan` counts the same; here of the layers and of the logits, of which each piece takes 10 bytes a decoded
     position.
     """
     config = model_config(scale, sizes, 0.0 if is_fast else 0.1)
     kernel = "cudnn" if is_fast else "written"
-    layer = stored_of_a_layer(config, "bfloat16", "none", length, False, "hash", kernel)
+    layer = layer_activation_bytes(config, "bfloat16", "none", length, False, "hash", kernel)
     stored = sizes[0] * layer * tokens / length + 0.15 * 10 * scale.pieces * tokens
     return "dots" if stored > 0.7 * scale.memory else "none"
 
@@ -146,12 +148,12 @@ def loader_of(scale: Scale, length: int, tokens: int) -> PretrainingLoader:
     return PretrainingLoader(Corpus(scale.pieces, length), masking, max(tokens // length, 1), seed=0)
 
 
-class Watched(DataParallel):
+class Watched(PmapParallelism):
     """Devices that a trace shows being given their batches."""
 
-    def place(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
+    def shard_batch(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
         with jax.profiler.TraceAnnotation(INPUT):
-            return super().place(batch, micro_batches)
+            return super().shard_batch(batch, micro_batches)
 
 
 class Step:
@@ -163,7 +165,7 @@ class Step:
         objective, optimizer = pretraining_objective(model.apply), make_optimizer(OptimizerConfig(), 1_000_000)
         self.parallel = Watched(jax.devices()[:1])
         self.fresh = TrainState.create(parameters(self.config), optimizer, objective.metrics)
-        self.state = self.parallel.replicate(self.fresh)
+        self.state = self.parallel.put_state(self.fresh)
         self.run = self.parallel.compile(make_train_step(objective, optimizer, 0), donate=(0,))
 
     def __call__(self, placed: dict[str, jax.Array]) -> Any:
@@ -206,9 +208,9 @@ def train(
 ) -> dict[str, Any]:
     """A step of pretraining. ``loss`` is that after all steps, on one batch: learnt by heart on both sides."""
     step, batch = step_of(scale, sizes, is_fast, scan, remat), loader_of(scale, length, tokens).batch(0)
-    placed = step.parallel.place(batch, 1)
+    placed = step.parallel.shard_batch(batch, 1)
     found = jax_seconds(step, placed, steps=scale.steps)
-    outcome = step.parallel.fetch(step(placed))
+    outcome = step.parallel.to_host(step(placed))
     return {
         **rates(found, step.config, batch["masked_lm_positions"].shape[1], batch["input_ids"].shape),
         "loss": float(outcome.loss),
@@ -217,7 +219,7 @@ def train(
 
 
 def rates(found: dict[str, float], config: ModelConfig, predicted: int, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Figures of a step on [B, T] = ``shape``; of its operations, those of the decoded positions alone."""
+    """Figures of a step on [B, T] = ``to_config``; of its operations, those of the decoded positions alone."""
     count, length = shape
     parts = forward_flops(config, length, ("pooler", "predictions"), predicted, {})
     operations = TRAINING * sum(parts.values()) * count * length

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import bert
 from bert.config import PretrainConfig, TaskDataConfig, recipe_folder
-from bert.config.yaml_io import load
+from bert.config.yaml_io import load_config
 from bert.inference.pretrained import Pretrained
 from bert.model.heads import HEADS
 from bert.tasks import find_task
@@ -49,7 +49,7 @@ def tiny(name: str) -> Pretrained:
     pieces += [f"piece{number}" for number in range(PIECES - len(pieces))]
     tokenizer = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    config = dataclasses.replace(load(PretrainConfig, recipe_folder() / "tiny.yaml").model, vocab_size=PIECES)
+    config = dataclasses.replace(load_config(PretrainConfig, recipe_folder() / "tiny.yaml").model, vocab_size=PIECES)
     model = HEADS[task.head](config, task.num_labels)
     shape = (1, 2, 8) if task.head == "choices" else (1, 8)
     params = model.init(jax.random.key(0), jnp.zeros(shape, jnp.int32))["params"]

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from bert.data.pretraining.masking import Masking, random_words, words_of_rows
+from bert.data.pretraining.masking import Masking, philox_uint64, splitmix_uint64
 
 ROWS, LENGTH, STEPS, ROUNDS = 256, 128, 100, 7
 
@@ -25,11 +25,11 @@ def main() -> None:
 
 
 def fresh(width: int, step: int) -> np.ndarray:
-    return random_words((0, step), 0, ROWS, width)
+    return philox_uint64((0, step), 0, ROWS, width)
 
 
 def frozen(width: int, step: int) -> np.ndarray:
-    return words_of_rows((0, 0), np.random.default_rng(step).integers(0, 10_000_000, ROWS), width)
+    return splitmix_uint64((0, 0), np.random.default_rng(step).integers(0, 10_000_000, ROWS), width)
 
 
 def measure(name: str, drawn: Callable[[int], np.ndarray], masking: Masking, ids: np.ndarray) -> None:

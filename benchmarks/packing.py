@@ -23,22 +23,22 @@ from tokenizers import Tokenizer
 
 from bert.config import DataConfig, ModelConfig, OptimizerConfig
 from bert.data.pretraining.builder import build_examples, open_rows
-from bert.data.pretraining.loader import PretrainingLoader, Rows, masking_of
+from bert.data.pretraining.loader import PretrainingLoader, RowSource, make_masking
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.model.heads import BertForMaskedLM, BertForPreTraining
-from bert.parallel.backends import DataParallel
-from bert.runtime.malloc import use_huge_pages
-from bert.tokenizer.wordpiece import load_tokenizer, vocabulary_size
+from bert.parallel.backends import PmapParallelism
+from bert.runtime.malloc import reexec_with_huge_pages
+from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer
 from bert.training.losses import pretraining_objective
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, make_train_step
 
 
 class OneExampleARow:
-    """The examples of packed rows as `bert.data.pretraining.loader.Rows` of one each."""
+    """The examples of packed rows as `bert.data.pretraining.loader.RowSource` of one each."""
 
-    def __init__(self, rows: Rows, lengths: np.ndarray) -> None:
+    def __init__(self, rows: RowSource, lengths: np.ndarray) -> None:
         self._rows, self._of = rows, np.argwhere(lengths > 0)
 
     def __len__(self) -> int:
@@ -98,16 +98,16 @@ def describe(lengths: np.ndarray, longest: int) -> None:
     print(f"examples a row: {dict(enumerate(np.bincount((lengths > 0).sum(axis=1)).tolist()))}")
 
 
-def speed(config: DataConfig, options: argparse.Namespace, tokenizer: Tokenizer, kinds: dict[str, Rows]) -> None:
+def speed(config: DataConfig, options: argparse.Namespace, tokenizer: Tokenizer, kinds: dict[str, RowSource]) -> None:
     """Steps of both kinds in turns: seconds of each, by the clock and of the processor, and real tokens a second."""
     objective = OBJECTIVES[config.objective]
-    sizes = ModelConfig(vocabulary_size(tokenizer), 256, 4, 4, 1024, max_position_embeddings=config.sequence_length)
+    sizes = ModelConfig(embedding_rows(tokenizer), 256, 4, 4, 1024, max_position_embeddings=config.sequence_length)
     model = (BertForPreTraining if objective.label else BertForMaskedLM)(sizes)
     params = model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
     loss = pretraining_objective(model.apply, objective.label, objective.metric)
     optimizer = make_optimizer(OptimizerConfig(), 1000)
-    parallel, masking = DataParallel(), masking_of(config, tokenizer)
-    start = parallel.replicate(jax.tree.map(np.asarray, TrainState.create(params, optimizer, loss.metrics)))
+    parallel, masking = PmapParallelism(), make_masking(config, tokenizer)
+    start = parallel.put_state(jax.tree.map(np.asarray, TrainState.create(params, optimizer, loss.metrics)))
     step = parallel.compile(make_train_step(loss, optimizer, seed=0))
     loaders = {name: PretrainingLoader(rows, masking, options.batch_size, seed=0) for name, rows in kinds.items()}
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
@@ -117,7 +117,7 @@ def speed(config: DataConfig, options: argparse.Namespace, tokenizer: Tokenizer,
         for name, loader in loaders.items():
             began, busy_before = time.perf_counter(), time.process_time()
             batch = loader.batch(number)
-            step(start, parallel.place(batch, 1))[1].loss.block_until_ready()
+            step(start, parallel.shard_batch(batch, 1))[1].loss.block_until_ready()
             if number:  # the first one compiles
                 seconds[name].append(time.perf_counter() - began)
                 busy[name].append(time.process_time() - busy_before)
@@ -136,5 +136,5 @@ def speed(config: DataConfig, options: argparse.Namespace, tokenizer: Tokenizer,
 
 
 if __name__ == "__main__":
-    use_huge_pages()  # as `bert pretrain` does for itself
+    reexec_with_huge_pages()  # as `bert pretrain` does for itself
     main()

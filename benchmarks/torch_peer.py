@@ -38,7 +38,7 @@ from transformers import (
 
 from bert import metrics
 from bert.data.batching import epoch_batches
-from bert.runtime.malloc import use_huge_pages
+from bert.runtime.malloc import reexec_with_huge_pages
 
 IGNORED = -100
 
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--best", action="store_true", help="made as fast as it gets: huge pages, one kernel an update")
     arguments = parser.parse_args()
     if arguments.best:
-        use_huge_pages()
+        reexec_with_huge_pages()
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     scores = {"glue": glue, "ner": ner, "squad": squad}[arguments.task](arguments)
@@ -154,7 +154,10 @@ def glue(arguments: Any) -> dict[str, Any]:
         for begin in range(0, len(dev), 32):
             answered += model(**collate(dev[begin : begin + 32])).logits.argmax(-1).tolist()
     right = np.array([row["label"] for row in dev])
-    return {"train_seconds": seconds, **metrics.scores(("accuracy", "f1", "matthews"), np.array(answered), right)}
+    return {
+        "train_seconds": seconds,
+        **metrics.compute_metrics(("accuracy", "f1", "matthews"), np.array(answered), right),
+    }
 
 
 def ner(arguments: Any) -> dict[str, Any]:
@@ -204,7 +207,7 @@ def ner(arguments: Any) -> dict[str, Any]:
                         if label != IGNORED:
                             tags[place] = labels[chosen]
                     answered.append(tags)
-        found = metrics.entities(answered, [tags for _, tags in read[split]])
+        found = metrics.entity_metrics(answered, [tags for _, tags in read[split]])
         scores[split] = {name: found[name] for name in ("precision", "recall", "f1")}
         scores[split]["loss"] = float(torch.cat(losses).mean())
     return {"train_seconds": seconds, **scores}
@@ -257,7 +260,7 @@ def squad(arguments: Any) -> dict[str, Any]:
                     text = question["context"][row["offsets"][first][0] : row["offsets"][last][1]]
                     best[question["id"]] = (score, text)
     references = {question["id"]: [answer["text"] for answer in question["answers"]] for question in questions}
-    scores = metrics.squad({id: text for id, (_, text) in best.items()}, references)
+    scores = metrics.squad_metrics({id: text for id, (_, text) in best.items()}, references)
     dev = {"exact_match": scores["exact_match"], "f1": scores["f1"], "loss": float(torch.cat(losses).mean())}
     return {"train_seconds": seconds, "dev": dev}
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from turns import in_turns, table
 
-from bert.runtime.malloc import use_huge_pages
+from bert.runtime.malloc import reexec_with_huge_pages
 
 SIZES = {"layers": 4, "width": 256, "heads": 4, "pieces": 30522, "rows": 32, "length": 128, "predicted": 20}
 SIDES = {
@@ -53,7 +53,7 @@ def main() -> None:
     if given.worker:
         side, dtype, how = given.worker
         if side != "stock":  # as `bert pretrain` does for itself, and as one would who makes the best of PyTorch
-            use_huge_pages()
+            reexec_with_huge_pages()
         step = {"ours": ours, "stock": stock, "best": best}[side](sizes, dtype, how)
         print(json.dumps(timed(step, given.steps)))
         return
@@ -106,7 +106,7 @@ def ours(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
 
     from bert.config import ModelConfig, OptimizerConfig
     from bert.model.heads import BertForPreTraining
-    from bert.parallel.backends import DataParallel
+    from bert.parallel.backends import PmapParallelism
     from bert.training.losses import pretraining_objective
     from bert.training.optimizer import make_optimizer
     from bert.training.step import TrainState, make_train_step
@@ -121,10 +121,10 @@ def ours(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
     model = BertForPreTraining(config, jnp.dtype(dtype))
     objective, optimizer = pretraining_objective(model.apply), make_optimizer(OptimizerConfig(), 1_000_000)
     params = jax.device_get(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
-    parallel = DataParallel(jax.devices()[:1])
-    state = parallel.replicate(TrainState.create(params, optimizer, objective.metrics))
+    parallel = PmapParallelism(jax.devices()[:1])
+    state = parallel.put_state(TrainState.create(params, optimizer, objective.metrics))
     train_step = parallel.compile(make_train_step(objective, optimizer, 0), donate=(0,))
-    placed = parallel.place(batch_of(sizes), 1)
+    placed = parallel.shard_batch(batch_of(sizes), 1)
 
     def step() -> None:
         nonlocal state

@@ -2,12 +2,12 @@
 
 import sys
 
-from bert.runtime.malloc import use_huge_pages
+from bert.runtime.malloc import reexec_with_huge_pages
 
 
 def main() -> int:
     """Runs the command line of this process and returns its exit status."""
-    use_huge_pages()
+    reexec_with_huge_pages()
     from bert import commands  # not before: it would be loaded twice
 
     return commands.main()

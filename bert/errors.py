@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-CONVERT = "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
+UTF8_HINT = "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
 """The mend of any text that is not UTF-8."""
 
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -13,7 +13,7 @@ UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 def convert(content: bytes) -> str:
     """The fix for a file that is not UTF-8, by its first bytes."""
-    return CONVERT.replace("WINDOWS-1252", "UTF-16") if content.startswith(UTF16_MARKS) else CONVERT
+    return UTF8_HINT.replace("WINDOWS-1252", "UTF-16") if content.startswith(UTF16_MARKS) else UTF8_HINT
 
 
 Value = TypeVar("Value")
@@ -23,7 +23,7 @@ class UserError(Exception):
     """A mistake the user can mend. Its text is one sentence: what, where, and the fix. Programs exit with 2."""
 
 
-class Count(int):
+class ScientificInt(int):
     """A whole number that may be written ``1e6`` or ``1_000_000``."""
 
 
@@ -32,7 +32,7 @@ def without_surrogates(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def known(value: Value | None, name: str) -> Value:
+def require(value: Value | None, name: str) -> Value:
     """A value that is None only until it is checked, resolved or read. Raises ValueError where that was left out."""
     if value is None:
         raise ValueError(f"{name} is not known yet")

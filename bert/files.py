@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def user_caches() -> Path | None:
+def user_cache_dir() -> Path | None:
     """Where the user's caches lie; None for a user who has no home, as in some containers."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bert-jax"
@@ -25,9 +25,9 @@ def user_caches() -> Path | None:
         return None
 
 
-def write_durably(path: Path, content: bytes | str) -> None:
+def write_atomic(path: Path, content: bytes | str) -> None:
     """Writes a file so that a crash or a loss of power leaves the old one or the new one, never a part."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
@@ -35,16 +35,16 @@ def write_durably(path: Path, content: bytes | str) -> None:
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
-    """`write_durably` for an array, as ``.npy``."""
+    """`write_atomic` for an array, as ``.npy``."""
     import numpy as np  # not needed by those who write text
 
     content = io.BytesIO()
     np.save(content, array, allow_pickle=False)
-    write_durably(path, content.getvalue())
+    write_atomic(path, content.getvalue())
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path beside this one that takes its place at the end, or vanishes after an error."""
     temporary = _temporary(path)
     try:
@@ -55,7 +55,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether the name is one that `replacing` or `new_folder` gives; a killed process leaves such files."""
+    """Whether the name is one that `atomic_write` or `atomic_directory` gives; a killed process leaves such files."""
     return re.fullmatch(r"\..*\.\d+\.bert-partial", path.name) is not None
 
 
@@ -64,7 +64,7 @@ def _temporary(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
+def atomic_directory(out: Path) -> Iterator[Path]:
     """A temporary folder whose content is moved to ``out`` at the end; it is removed after an error.
 
     An empty folder that exists stays the same folder: it may be the working directory, or a mount point.

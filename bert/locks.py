@@ -31,7 +31,7 @@ _WINDOWS_SECONDS = 0.2
 
 
 @contextlib.contextmanager
-def sole_process(folder: Path) -> Iterator[None]:
+def exclusive_lock(folder: Path) -> Iterator[None]:
     """Holds the folder for this process, to the end of the block or of the process, however it ends (kill -9 too).
 
     The lock is flock(2)'s, on Windows that of one byte (msvcrt). On a local disk the kernel drops it with the process.
@@ -67,10 +67,10 @@ def sole_process(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def one_builder(folder: Path, waits: Callable[[], None]) -> Iterator[None]:
+def blocking_lock(folder: Path, waits: Callable[[], None]) -> Iterator[None]:
     """Waits until no other process builds what comes to stand in ``folder``, and keeps others waiting meanwhile.
 
-    The lock lies beside the folder, and is as that of `sole_process`; but two that write the same files at once would
+    The lock lies beside the folder, and is as that of `exclusive_lock`; but two that write the same files at once would
     spoil them, so there has to be one.
 
     Raises:

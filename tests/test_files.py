@@ -11,7 +11,7 @@ from bert.commands import COMMANDS
 from bert.commands import main as command
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.errors import UserError
-from bert.files import new_folder
+from bert.files import atomic_directory
 
 URL = "gs://bucket/place.zip"
 
@@ -19,20 +19,20 @@ URL = "gs://bucket/place.zip"
 def test_an_existing_empty_folder_stays_the_same_folder(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     number = tmp_path.stat().st_ino
-    with new_folder(Path()) as draft:
+    with atomic_directory(Path()) as draft:
         (draft / "1_Pooling").mkdir()
         (draft / "1_Pooling" / "config.json").write_text("{}")
         (draft / "config.json").write_text("{}")
     assert sorted(str(path) for path in Path().rglob("*")) == ["1_Pooling", "1_Pooling/config.json", "config.json"]
     assert tmp_path.stat().st_ino == number
-    with pytest.raises(UserError, match="is not an empty folder"), new_folder(Path()):
+    with pytest.raises(UserError, match="is not an empty folder"), atomic_directory(Path()):
         pass
 
 
 def test_an_error_leaves_no_folder_and_an_empty_one_empty(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("empty", "new"):
-        with pytest.raises(ZeroDivisionError), new_folder(tmp_path / name) as draft:
+        with pytest.raises(ZeroDivisionError), atomic_directory(tmp_path / name) as draft:
             (draft / "half").write_text("")
             raise ZeroDivisionError
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]

@@ -10,7 +10,7 @@ import pytest
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.yaml_io import dump
 from bert.errors import UserError
-from bert.locks import LOCK, sole_process
+from bert.locks import LOCK, exclusive_lock
 from bert.runs.folder import open_run
 
 WINDOWS = """
@@ -29,9 +29,9 @@ sys.modules["fcntl"] = None
 
 HOLDER = """
 import sys, pathlib
-from bert.locks import sole_process
+from bert.locks import exclusive_lock
 
-with sole_process(pathlib.Path(sys.argv[1])):
+with exclusive_lock(pathlib.Path(sys.argv[1])):
     print("holds it", flush=True)
     sys.stdin.read()
 """
@@ -66,16 +66,16 @@ def test_a_second_process_is_sent_away_and_a_kill_lets_the_next_one_in(tmp_path:
 
 NEXT = """
 import sys, pathlib
-from bert.locks import one_builder, sole_process
+from bert.locks import blocking_lock, exclusive_lock
 from bert.errors import UserError
 
 folder = pathlib.Path(sys.argv[1])
 try:
-    with sole_process(folder):
+    with exclusive_lock(folder):
         print("holds it")
 except UserError as error:
     print(error, flush=True)
-with one_builder(folder, lambda: print("waits", flush=True)):
+with blocking_lock(folder, lambda: print("waits", flush=True)):
     print("builds", flush=True)
     sys.stdin.read()
 """
@@ -111,9 +111,9 @@ def test_one_after_the_other_is_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_lock_is_let_go_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), sole_process(tmp_path):
+    with pytest.raises(ZeroDivisionError), exclusive_lock(tmp_path):
         raise ZeroDivisionError
-    with sole_process(tmp_path):
+    with exclusive_lock(tmp_path):
         pass
 
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import jax
 
-from bert.analysis.memory_estimate import WITHIN, estimate_step
-from bert.analysis.step_memory import StepMemory, step_memory
+from bert.analysis.memory_estimate import ESTIMATE_ERROR_PERCENT, estimate_step
+from bert.analysis.step_memory import StepMemory, compiled_step_memory
 from bert.config import PretrainConfig
-from bert.errors import known
+from bert.errors import require
 from bert.parallel.backends import MeshParallel
 
-CLEARLY = 1.15
+OVER_BUDGET_MARGIN = 1.15
 """How far over the memory an estimate has to be, once corrected by a compilation of fewer rows, to be believed."""
 
 
 @dataclass(frozen=True)
-class Fit:
+class BatchFit:
     """The most rows that fit a device at once, with one kind of rematerialisation.
 
     Attributes:
@@ -34,7 +34,7 @@ class Fit:
     memory: StepMemory | None
 
 
-def fit_rows(config: PretrainConfig, mesh: MeshParallel, memory: int, remat: str, compiled: bool = True) -> Fit:
+def fit_rows(config: PretrainConfig, mesh: MeshParallel, memory: int, remat: str, compiled: bool = True) -> BatchFit:
     """As few micro-batches as fit into ``memory`` bytes a device.
 
     What is estimated has to fit with the estimate's error on top. What is compiled starts from the estimate; rows are
@@ -53,7 +53,7 @@ def fit_rows(config: PretrainConfig, mesh: MeshParallel, memory: int, remat: str
 
     guesses = {rows: estimate_step(split(rows), mesh) for rows in choices}
     if not compiled:
-        possible = [rows for rows in choices if guesses[rows].peak <= memory * (1 - WITHIN / 100)]
+        possible = [rows for rows in choices if guesses[rows].peak <= memory * (1 - ESTIMATE_ERROR_PERCENT / 100)]
         return _fit(remat, share, possible, {**guesses})
     measured: dict[int, StepMemory | None] = {}
 
@@ -68,24 +68,24 @@ def fit_rows(config: PretrainConfig, mesh: MeshParallel, memory: int, remat: str
         place -= 1
     while fits(choices[place]) and place + 1 < len(choices) and choices[place + 1] not in measured:
         here, above = choices[place], choices[place + 1]
-        correction = known(measured[here], "what fits").working / guesses[here].working
-        if guesses[above].state + guesses[above].working * correction > CLEARLY * memory:
+        correction = require(measured[here], "what fits").working / guesses[here].working
+        if guesses[above].state + guesses[above].working * correction > OVER_BUDGET_MARGIN * memory:
             break
         place += fits(above)
     return _fit(remat, share, [rows for rows in measured if fits(rows)], measured)
 
 
 def compiled_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemory | None:
-    """`bert.analysis.step_memory.step_memory`; None where the compiler itself says that the step does not fit, as that of TPUs does."""
+    """`compiled_step_memory`; None if the compiler itself reports that the step does not fit, as that of TPUs does."""
     try:
-        return step_memory(config, mesh)
+        return compiled_step_memory(config, mesh)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return None
 
 
-def _fit(remat: str, share: int, possible: list[int], memories: dict[int, StepMemory | None]) -> Fit:
+def _fit(remat: str, share: int, possible: list[int], memories: dict[int, StepMemory | None]) -> BatchFit:
     if possible:
-        return Fit(remat, max(possible), share // max(possible), memories[max(possible)])
-    return Fit(remat, 0, share, memories[1])
+        return BatchFit(remat, max(possible), share // max(possible), memories[max(possible)])
+    return BatchFit(remat, 0, share, memories[1])

@@ -2,8 +2,8 @@
 
 A multiplication and the addition that follows it are two operations. Only products of matrices are counted: what is
 left out (biases, LayerNorm, softmax, activations, dropout, the optimizer) is a few per cent at hidden size 128 and less
-than one from 768 on. Shapes as in `bert.model.encoder`: T tokens a row, D hidden, F feed-forward, V vocabulary, P predictions a
-row, L outputs of a head.
+than one from 768 on. Shapes: T tokens per row, D hidden, F feed-forward, V vocabulary, P predictions per row,
+L outputs of a head.
 """
 
 from __future__ import annotations

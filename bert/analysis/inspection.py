@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from bert import metrics
 from bert.analysis.flops import ATTENTION, FEED_FORWARD, FORMULA, POOLER, PREDICTIONS, forward_flops, training_flops
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig
-from bert.config.yaml_io import load as load_config
+from bert.config.yaml_io import load_config as load_config
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.errors import UserError
 from bert.inference.loading import load
@@ -23,29 +23,29 @@ from bert.interchange import names
 from bert.interchange.shapes import expected_shapes
 from bert.model.heads import HEADS
 from bert.runs.checkpoint import Checkpointer
-from bert.runs.folder import KINDS, kind_of
+from bert.runs.folder import KINDS, config_class_of_run
 from bert.runs.metrics_log import read_metrics, scored_splits
-from bert.tasks import task_of
+from bert.tasks import make_task
 from bert.tokenizer.wordpiece import (
     CONTINUATION,
     SPECIAL_TOKENS,
+    embedding_rows,
     load_tokenizer,
     special_tokens,
     tokenizer_fingerprint,
-    vocabulary_size,
 )
 
 Facts = dict[str, Any]
 Shapes = dict[tuple[str, ...], tuple[int, ...]]
 RunConfig = PretrainConfig | FinetuneConfig
 
-MASKED = 0.15
+DEFAULT_MASKED_LM_PROB = 0.15
 """Share of tokens that the MLM head decodes where no run says it (Devlin et al. 2018, section 3.1)."""
 
 PUBLISHED_LENGTH = 128
 """Tokens a row that operations are counted for where no run says it: those of the paper's first phase."""
 
-ORDER = (
+PART_ORDER = (
     *(f"embeddings/{table}" for table in ("word", "position", "segment", "norm")),
     *(ATTENTION, FEED_FORWARD, "layers/norm", POOLER, PREDICTIONS),
 )
@@ -55,7 +55,7 @@ TOKEN_HEADS = ("BertForTokenClassification", "BertForQuestionAnswering")
 """Architectures whose head reads every token, not the first one of a row."""
 
 
-def inspect(source: str | Path, length: int | None = None) -> Facts:
+def summarize(source: str | Path, length: int | None = None) -> Facts:
     """Facts of a run, or of anything else that `bert.load` takes, as values that JSON has.
 
     Args:
@@ -66,13 +66,17 @@ def inspect(source: str | Path, length: int | None = None) -> Facts:
         UserError: nothing to read there, or a file of it is damaged; ``length`` is none that the model reads.
     """
     path = Path(source)
-    config = load_config(kind_of(path), path / "config.yaml") if (path / "config.yaml").is_file() else None
+    config = load_config(config_class_of_run(path), path / "config.yaml") if (path / "config.yaml").is_file() else None
     read: list[str] = []
-    if config is not None and not Checkpointer(path / "checkpoints", 1, read.append).steps() and _single(config):
+    if (
+        config is not None
+        and not Checkpointer(path / "checkpoints", 1, read.append).steps()
+        and _is_single_seed(config)
+    ):
         model, step = config.model, None
         if model.vocab_size is None:
             raise UserError(f"{path} has neither a checkpoint nor a vocabulary yet: let the run get that far")
-        architecture, shapes = _planned(config)
+        architecture, shapes = _expected_parameters(config)
         tokenizer, task = load_tokenizer(path), config.task if isinstance(config, FinetuneConfig) else None
         read.append("no checkpoint yet: sizes are those of config.yaml")
     else:
@@ -97,18 +101,18 @@ def inspect(source: str | Path, length: int | None = None) -> Facts:
     return facts
 
 
-def _single(config: RunConfig) -> bool:
+def _is_single_seed(config: RunConfig) -> bool:
     return not isinstance(config, FinetuneConfig) or config.seeds == 1
 
 
-def _planned(config: RunConfig) -> tuple[str, Shapes]:
+def _expected_parameters(config: RunConfig) -> tuple[str, Shapes]:
     """Architecture and shapes that a run without a checkpoint is going to have."""
     labels, feature_layers = 0, None
     if isinstance(config, PretrainConfig):
         labelled = OBJECTIVES[config.data.objective].label
         architecture = "BertForPreTraining" if labelled else "BertForMaskedLM"
     else:
-        task, feature_layers = task_of(config), config.feature_layers
+        task, feature_layers = make_task(config), config.feature_layers
         architecture, labels = HEADS[task.head].__name__, task.num_labels
     # Of a head that is not in the table of names nothing is known before there is a checkpoint.
     known = architecture if architecture in names.ARCHITECTURES else "Bert"
@@ -134,7 +138,7 @@ def _part_of(path: tuple[str, ...]) -> str:
 
 
 def _place(part: str) -> tuple[int, str]:
-    return (ORDER.index(part) if part in ORDER else len(ORDER)), part
+    return (PART_ORDER.index(part) if part in PART_ORDER else len(PART_ORDER)), part
 
 
 def _parts(
@@ -186,7 +190,7 @@ def _row(model: ModelConfig, config: RunConfig | None, length: int | None) -> tu
         return tokens, max(1, min(most, round(share * tokens)))
     own_length = PUBLISHED_LENGTH if config is None else config.data.max_length
     tokens = length or min(own_length, model.max_position_embeddings)
-    return tokens, max(1, round(MASKED * tokens))
+    return tokens, max(1, round(DEFAULT_MASKED_LM_PROB * tokens))
 
 
 def _vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> Facts:
@@ -210,7 +214,7 @@ def _vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> Facts:
             "characters": sum(len(piece.removeprefix(CONTINUATION)) == 1 for piece in pieces),
             "unused": sum(piece.startswith("[unused") for piece in pieces),
         }
-    return {**facts, "spare_rows": max(0, (model.vocab_size or 0) - vocabulary_size(tokenizer))}
+    return {**facts, "spare_rows": max(0, (model.vocab_size or 0) - embedding_rows(tokenizer))}
 
 
 def _origin(path: Path) -> list[str]:
@@ -218,7 +222,7 @@ def _origin(path: Path) -> list[str]:
     chain: list[str] = []
     seen = {path.resolve()}
     while True:
-        config: RunConfig = load_config(kind_of(path), path / "config.yaml")
+        config: RunConfig = load_config(config_class_of_run(path), path / "config.yaml")
         if config.init is None or config.init == "none":
             like = getattr(config, "like", None)
             return [*chain, "random weights" + (f" of the sizes of {like}" if like else "")]
@@ -226,7 +230,7 @@ def _origin(path: Path) -> list[str]:
         if not (source / "config.yaml").is_file():
             known = "a published model" if source.is_dir() else "not here any more, or a name on the hub"
             return [*chain, f"{config.init} ({known})"]
-        chain.append(f"{config.init} ({KINDS[kind_of(source)]} run)")
+        chain.append(f"{config.init} ({KINDS[config_class_of_run(source)]} run)")
         if source.resolve() in seen:  # a run that was moved to where it had started from
             return chain
         seen.add(source.resolve())
@@ -241,7 +245,7 @@ def _history(path: Path, config: RunConfig) -> Facts:
     train = [line for line in lines if line.get("split") == "train"]
     rates = [line["tokens_per_second"] for line in train if line.get("tokens_per_second")]
     steps = config.training.steps
-    direction = task_of(config).higher_is_better if isinstance(config, FinetuneConfig) else metrics.higher_is_better
+    direction = make_task(config).higher_is_better if isinstance(config, FinetuneConfig) else metrics.higher_is_better
     return {
         "checkpoints": {"steps": checkpoints.steps(), "kept_as_best": checkpoints.protected},
         "training": {
@@ -251,7 +255,7 @@ def _history(path: Path, config: RunConfig) -> Facts:
             "seconds": results.get("seconds"),
             "tokens_per_second": float(np.median(rates)) if rates else None,
             "metrics": [
-                _course(lines, split, name, direction(name))
+                _metric_history(lines, split, name, direction(name))
                 for split in ("train", "eval")
                 for name in _metric_names(lines, split)
                 if name != "tokens_per_second"
@@ -266,7 +270,7 @@ def _metric_names(lines: list[dict[str, Any]], split: str) -> list[str]:
     return list(dict.fromkeys(name for line in held for name in line if name not in ("step", "split")))
 
 
-def _course(lines: list[dict[str, Any]], split: str, name: str, higher: bool | None) -> Facts:
+def _metric_history(lines: list[dict[str, Any]], split: str, name: str, higher: bool | None) -> Facts:
     """One metric's first, last and best value with their steps; best is None for a metric without a direction."""
     points = [(line["step"], line[name]) for line in lines if line.get("split") == split and name in line]
     numbers = [(step, value) for step, value in points if isinstance(value, (int, float))]

@@ -1,7 +1,7 @@
 """What a training step takes of a device's memory where nothing can be compiled for it: counted from shapes.
 
 Counted exactly: parameters, optimizer state and the batch, by the table of places. Traced: what the backward pass finds
-stored of a layer (`stored_of_a_layer`). Beside it live the gradients, twice where micro-batches are added up; the
+stored of a layer (`layer_activation_bytes`). Beside it live the gradients, twice where micro-batches are added up; the
 layers' parameters, stacked for the loop over layers and cast to the type of the computation; with FSDP the embedding
 and two layers gathered, and their gradients before they are dealt out; and the logits with their gradient, in float32
 and cast, or all that one layer computes, whichever is larger. In the letters of `bert.model.encoder`, with b rows of a
@@ -25,27 +25,27 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from bert.analysis.step_memory import StepMemory, batch_shapes, placed_bytes, state_bytes, state_shapes
+from bert.analysis.step_memory import StepMemory, batch_shapes, bytes_per_device, state_bytes, state_shapes
 from bert.config import ModelConfig, PretrainConfig
 from bert.model.dropout import Dropout
 from bert.model.encoder import REMAT_POLICIES, Layer
-from bert.model.execution import Execution
+from bert.model.execution import LayerExecution
 from bert.parallel.backends import MeshParallel, check_mesh
 from bert.parallel.sharding import AXES
 
-WITHIN = 21
+ESTIMATE_ERROR_PERCENT = 21
 """Per cent by which an estimated peak is off at most from compilations for TPU v5e, of those that were made
 (`benchmarks/plan.py`). The CPU's keeps 0.9 to 1.7 times as much (`tests/analysis/test_memory_estimate.py`)."""
 
 
-class PlannedMesh(MeshParallel):
+class AbstractMeshParallel(MeshParallel):
     """A mesh of devices that are not there and cannot be compiled for.
 
     Args:
         shape: devices along data, fsdp and tensor.
         kind: what they are called.
         count: how many there are.
-        cudnn_head: as `bert.parallel.devices.largest_cudnn_head` would say of them.
+        cudnn_head: as `bert.parallel.devices.max_cudnn_head_dim` would say of them.
 
     Raises:
         UserError: the mesh takes more or fewer.
@@ -62,7 +62,7 @@ class PlannedMesh(MeshParallel):
 
 
 def estimate_step(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
-    """What `bert.analysis.step_memory.step_memory` would say, without a compiler.
+    """What `bert.analysis.step_memory.compiled_step_memory` would say, without a compiler.
 
     Raises:
         UserError: rows or the model cannot be dealt out over the mesh.
@@ -84,11 +84,11 @@ def estimate_step(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
     layer, embedding = layers * fsdp // model.num_hidden_layers, 4 * pieces * model.embedding_width // tensor
     gathered = (embedding + 2 * layer) * computed // 4 + embedding + layer if fsdp > 1 else 0
 
-    kernel = Execution.of(training, model.head_size, mesh.cudnn_head).attention
+    kernel = LayerExecution.from_config(training, model.head_size, mesh.cudnn_head).attention
 
     def stored(remat: str) -> int:
         sizes = (training.dtype, remat, config.data.sequence_length, config.data.packing, training.dropout_rng)
-        return rows * stored_of_a_layer(model, *sizes, kernel, tensor)
+        return rows * layer_activation_bytes(model, *sizes, kernel, tensor)
 
     logits = rows * config.data.max_predictions_per_sequence * pieces // tensor * (4 + 4 + computed)
     activations = model.num_hidden_layers * stored(training.remat)
@@ -101,7 +101,7 @@ ROWS = 10_007
 
 
 @functools.cache
-def stored_of_a_layer(
+def layer_activation_bytes(
     model: ModelConfig,
     dtype: str,
     remat: str,
@@ -120,7 +120,7 @@ def stored_of_a_layer(
         length: T.
         packed: whether several examples share a row, so that every row has a mask [T, T] of its own.
         dropout_rng: as ``training.dropout_rng`` has it.
-        kernel: as `bert.model.execution.Execution.attention`; cuDNN's is counted as its twin without all that is T x T.
+        kernel: as `LayerExecution.attention`; cuDNN's is counted as its twin without all that is T x T.
         tensor: devices over which heads and feed-forward features are dealt out.
     """
     kind = Layer if remat == "none" else nn.remat(Layer, prevent_cse=False, policy=REMAT_POLICIES[remat])
@@ -132,7 +132,7 @@ def stored_of_a_layer(
         mask = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
 
     def backward(params: Any, x: jax.Array, mask: jax.Array, rows: jax.Array) -> Any:
-        source = Dropout.of(0, 0, rows, dropout_rng)
+        source = Dropout.for_step(0, 0, rows, dropout_rng)
         return jax.vjp(lambda params, x: layer.apply({"params": params}, x, mask, source)[0], params, x)[1]
 
     rows_of = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
@@ -160,4 +160,4 @@ def _axes(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _layers_bytes(config: PretrainConfig, mesh: MeshParallel) -> int:
     """Bytes of all layers' parameters on one device."""
     encoder = state_shapes(config).params["bert"]["encoder"]
-    return placed_bytes({"bert": {"encoder": encoder}}, "params", mesh)
+    return bytes_per_device({"bert": {"encoder": encoder}}, "params", mesh)

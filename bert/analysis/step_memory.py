@@ -19,15 +19,15 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding
 
 from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, TrainingConfig
-from bert.data.pretraining.loader import masked_batch, random_words_per_row
-from bert.data.pretraining.masking import Masking, random_words
+from bert.data.pretraining.loader import masked_batch, random_uint64s_per_row
+from bert.data.pretraining.masking import Masking, philox_uint64
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
-from bert.errors import Count, UserError, known
-from bert.model.execution import Execution
+from bert.errors import ScientificInt, UserError, require
+from bert.model.execution import LayerExecution
 from bert.model.heads import BertForMaskedLM, BertForPreTraining
 from bert.parallel.backends import MeshParallel
-from bert.parallel.sharding import path_of, spec_of
+from bert.parallel.sharding import partition_spec, path_str
 from bert.training.losses import Objective, pretraining_objective
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, make_train_step
@@ -50,14 +50,14 @@ class StepMemory:
         return self.state + self.working
 
 
-def step_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
+def compiled_step_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
     """Compiles the train step of a pretraining run for the devices of a mesh; there are no weights and no data.
 
     Raises:
         UserError: rows or the model cannot be dealt out over the mesh.
     """
     compiled = lower_step(config, mesh).compile()
-    found = known(compiled.memory_analysis(), "the memory of the step")
+    found = require(compiled.memory_analysis(), "the memory of the step")
     new = found.output_size_in_bytes - found.alias_size_in_bytes
     return StepMemory(found.argument_size_in_bytes, found.temp_size_in_bytes + new)
 
@@ -80,7 +80,7 @@ def state_shapes(config: PretrainConfig) -> TrainState:
 @functools.cache
 def _state_shapes(model: ModelConfig, optimizer: OptimizerConfig, objective: str) -> TrainState:
     data = dataclasses.replace(DataConfig(), objective=objective)
-    training = TrainingConfig(steps=Count(1_000_000))
+    training = TrainingConfig(steps=ScientificInt(1_000_000))
     parts = _parts(PretrainConfig(data=data, model=model, optimizer=optimizer, training=training))
 
     def create(key: jax.Array) -> TrainState:
@@ -96,7 +96,7 @@ def _parts(
     """Model, objective and optimizer of a run, as `bert.training.pretraining.pretrain` puts them together."""
     training, rows = config.training, OBJECTIVES[config.data.objective]
     heads = BertForPreTraining if rows.label else BertForMaskedLM
-    execution = Execution.of(training, config.model.head_size, cudnn_head)
+    execution = LayerExecution.from_config(training, config.model.head_size, cudnn_head)
     model = heads(config.model, jnp.dtype(training.dtype), execution)
     optimizer = make_optimizer(config.optimizer, int(training.steps or 1_000_000))
     return model, pretraining_objective(model.apply, rows.label, rows.metric), optimizer
@@ -125,7 +125,7 @@ def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
         max_predictions=config.data.max_predictions_per_sequence,
         prob=config.data.masked_lm_prob,
     )
-    batch = masked_batch(row, masking, random_words((0, 0), 0, 1, random_words_per_row(masking, row)), 0)
+    batch = masked_batch(row, masking, philox_uint64((0, 0), 0, 1, random_uint64s_per_row(masking, row)), 0)
     return {
         name: jax.ShapeDtypeStruct((micro_batches, rows, *array.shape[1:]), array.dtype)
         for name, array in batch.items()
@@ -153,14 +153,14 @@ def tpu_devices(topology: str) -> Sequence[jax.Device]:
 def state_bytes(config: PretrainConfig, mesh: MeshParallel) -> tuple[int, int]:
     """Bytes of parameters and of optimizer state on one device: counted, by the table of places."""
     state = state_shapes(config)
-    return placed_bytes(state.params, "params", mesh), placed_bytes(state.opt_state, "opt_state", mesh)
+    return bytes_per_device(state.params, "params", mesh), bytes_per_device(state.opt_state, "opt_state", mesh)
 
 
-def placed_bytes(tree: Any, name: str, mesh: MeshParallel) -> int:
+def bytes_per_device(tree: Any, name: str, mesh: MeshParallel) -> int:
     """Bytes on one device of a part of the state, where ``name`` leads to it."""
     found = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        spec = spec_of(f"{name}/{path_of(path)}", leaf.shape, mesh.mesh.shape)
+        spec = partition_spec(f"{name}/{path_str(path)}", leaf.shape, mesh.mesh.shape)
         part = NamedSharding(mesh.mesh, spec).shard_shape(leaf.shape)
         found += math.prod(part) * leaf.dtype.itemsize
     return found

@@ -23,26 +23,26 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from bert.commands.overrides import rescaled, without_other_ways
-from bert.config import recipe_folder, recipe_names, with_preset
+from bert.config import apply_preset, recipe_folder, recipe_names
 from bert.config.yaml_io import (
     NULLS,
-    Given,
-    Key,
-    build,
+    ConfigField,
+    UserValue,
+    build_config,
+    convert_values,
     dump,
     help_texts,
     key_of,
-    keys_near,
     keys_of,
     read_yaml,
-    typed,
+    sibling_keys,
     unknown_key,
 )
-from bert.errors import Count, UserError, known
+from bert.errors import ScientificInt, UserError, require
 from bert.files import local_path
-from bert.runs.folder import OWN
+from bert.runs.folder import MODEL_KEYS_KEPT_WITH_INIT
 from bert.runtime.compilation_cache import use_compilation_cache
-from bert.runtime.malloc import keep_few_heaps
+from bert.runtime.malloc import limit_malloc_arenas
 
 
 class Checked(Protocol):
@@ -98,25 +98,27 @@ def parse(
     print_config = options.pop("print_config", None) is not None
     name = options.pop("config", [default_recipe])[0]
     path = None if name is None else find_config(name)
-    given = {key: _from_command_line(key, [value], known(key_of(key, keys), key)) for key, value in not_needed.items()}
+    given = {
+        key: _from_command_line(key, [value], require(key_of(key, keys), key)) for key, value in not_needed.items()
+    }
     of_file = {} if name is None or path is None else _read(name, path, keys)
-    asked = {key: _from_command_line(key, values, known(key_of(key, keys), key)) for key, values in options.items()}
+    asked = {key: _from_command_line(key, values, require(key_of(key, keys), key)) for key, values in options.items()}
     given |= without_other_ways(of_file, asked) | asked
     if name in recipe_names():
         given = _without_sizes_beside_init(given)
-    values = rescaled(typed(given, keys), of_file, asked, keys)
-    config = with_preset(build(config_class, values), _beside_preset(given))
+    values = rescaled(convert_values(given, keys), of_file, asked, keys)
+    config = apply_preset(build_config(config_class, values), _keys_overriding_preset(given))
     if print_config:
         print(dump(config), end="")
         raise SystemExit(0)
     try:
         config.check()
     except UserError as error:
-        raise UserError(_with_origin(str(error), given)) from None
+        raise UserError(_with_location(str(error), given)) from None
     return config, None if path is None else path.stem
 
 
-def _read(name: str, path: Path, keys: dict[str, Key]) -> dict[str, Given]:
+def _read(name: str, path: Path, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
     """What a file gives; a recipe of another command is said to be one."""
     try:
         return read_yaml(path, keys)
@@ -140,7 +142,7 @@ def run_command(main: Callable[[list[str]], int]) -> Command:
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
         try:
-            keep_few_heaps()
+            limit_malloc_arenas()
             use_compilation_cache()
             return main(sys.argv[1:] if argv is None else argv)
         except BrokenPipeError:
@@ -185,7 +187,7 @@ def run_program(main: Command) -> Command:
     return run
 
 
-class Arguments(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """The arguments of a command that has no configuration: what is wrong with them is one sentence as well."""
 
     def __init__(self, prog: str, description: str) -> None:
@@ -197,7 +199,7 @@ class Arguments(argparse.ArgumentParser):
         raise UserError(f"{COMMAND_LINE}: {message}: {self.prog} --help explains the arguments")
 
 
-def take_options(argv: list[str], names: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
+def split_options(argv: list[str], names: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
     """The arguments without a command's own options, which are no keys of a configuration; and the values of these.
 
     Raises:
@@ -220,7 +222,7 @@ def take_options(argv: list[str], names: tuple[str, ...]) -> tuple[list[str], di
     return rest, given
 
 
-def invocation(command: str) -> str:
+def command_name(command: str) -> str:
     """How this process was called, for sentences that say what to type: by a script of the clone, or as `bert`."""
     return f"python {command}.py" if Path(sys.argv[0]).name in ("pretrain.py", "finetune.py") else f"bert {command}"
 
@@ -242,7 +244,7 @@ def find_config(name: str) -> Path:
     raise UserError(f"{where}: no such file or recipe: {mend} (recipes: {', '.join(recipe_names()) or 'none'})")
 
 
-def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
+def _options(argv: list[str], keys: dict[str, ConfigField]) -> dict[str, list[str]]:
     """The options of the command line with their values; where one is given again, the last one counts.
 
     Only a key that takes a list has several values: so a glob works quoted and expanded by the shell.
@@ -253,7 +255,7 @@ def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
         if word.startswith("--") or word == "-h":
             name, equals, value = ("help", "", "") if word == "-h" else word[2:].partition("=")
             if key_of(name, keys) is None and name not in ("config", *FLAGS):
-                raise UserError(f"{COMMAND_LINE}: {unknown_key(name, keys_near(name, keys), prefix='--')}")
+                raise UserError(f"{COMMAND_LINE}: {unknown_key(name, sibling_keys(name, keys), prefix='--')}")
             if name == "config" and name in options:
                 raise UserError(f"{COMMAND_LINE}: --config is given twice: name one file or recipe")
             if name in FLAGS and equals:
@@ -274,26 +276,26 @@ def _options(argv: list[str], keys: dict[str, Key]) -> dict[str, list[str]]:
     return options
 
 
-def _from_command_line(name: str, values: list[str], key: Key) -> Given:
+def _from_command_line(name: str, values: list[str], key: ConfigField) -> UserValue:
     # --data.buckets 64 is a list of one; --data.train a.txt stays a text, --data.train '[a.txt]' is YAML.
     alone_in_list = key.takes_list and key.item is None and str not in key.members and not values[0].startswith("[")
     is_list = len(values) > 1 or alone_in_list
-    return Given(values if is_list else values[0], COMMAND_LINE, None, f"--{name} {' '.join(values)}")
+    return UserValue(values if is_list else values[0], COMMAND_LINE, None, f"--{name} {' '.join(values)}")
 
 
-def _without_sizes_beside_init(given: dict[str, Given]) -> dict[str, Given]:
+def _without_sizes_beside_init(given: dict[str, UserValue]) -> dict[str, UserValue]:
     """A recipe's sizes are those of a model made anew: where ``init`` names one, it brings its own."""
     if "init" not in given or given["init"].value in (*NULLS, "none"):
         return given
 
-    def counts(key: str, item: Given) -> bool:
+    def counts(key: str, item: UserValue) -> bool:
         section, _, name = key.rpartition(".")
-        return section != "model" or name in OWN or item.source == COMMAND_LINE
+        return section != "model" or name in MODEL_KEYS_KEPT_WITH_INIT or item.source == COMMAND_LINE
 
     return {key: item for key, item in given.items() if counts(key, item)}
 
 
-def _beside_preset(given: dict[str, Given]) -> set[str]:
+def _keys_overriding_preset(given: dict[str, UserValue]) -> set[str]:
     """The keys that win over the preset: those of the command line, and those of a file that names the preset itself,
     as a run's config.yaml does."""
     preset = given.get("training.preset")
@@ -301,7 +303,7 @@ def _beside_preset(given: dict[str, Given]) -> set[str]:
     return {key for key, item in given.items() if item.source in places}
 
 
-def _with_origin(sentence: str, given: dict[str, Given]) -> str:
+def _with_location(sentence: str, given: dict[str, UserValue]) -> str:
     """The sentence of a check, after the places that the values it speaks of came from."""
     words = re.findall(r"[\w.]*\w", sentence)
     # Names without a section, such as seed and like, are words too: they count as the first word only.
@@ -325,7 +327,7 @@ class _Help(DefaultHelpFormatter):
 
 
 def _parser(
-    keys: dict[str, Key],
+    keys: dict[str, ConfigField],
     config_class: type | None = None,
     prog: str = "bert",
     description: str = "",
@@ -372,7 +374,7 @@ def _parser(
     return parser
 
 
-def _explain(group: Any, name: str, key: Key) -> None:
+def _explain(group: Any, name: str, key: ConfigField) -> None:
     default = key.default if isinstance(key.default, str) else json.dumps(key.default)
     group.add_argument(
         f"--{name}",
@@ -397,10 +399,10 @@ def _titles(config_class: type, prefix: str = "") -> dict[str, str]:
     return titles
 
 
-def _placeholder(key: Key) -> str:
+def _placeholder(key: ConfigField) -> str:
     if key.item is not None:
         return "null"
     kind = next(member for member in key.members if member is not type(None))
     if key.takes_list:
         return "N ..." if typing.get_args(kind) == (int,) else "TEXT ..."
-    return {int: "N", Count: "N", float: "X", bool: "true|false"}.get(kind, "TEXT")
+    return {int: "N", ScientificInt: "N", float: "X", bool: "true|false"}.get(kind, "TEXT")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bert.commands.arguments import MODEL, Arguments, run_command
+from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError, without_surrogates
 from bert.files import local_path
 
@@ -19,7 +19,7 @@ SUFFIXES = (".html", ".png")
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = Arguments("bert attention", DESCRIPTION)
+    parser = CommandParser("bert attention", DESCRIPTION)
     parser.add_argument("run", type=local_path, metavar="RUN", help=MODEL)
     parser.add_argument("text", metavar="TEXT", help="The text, in quotation marks.")
     parser.add_argument("pair", metavar="PAIR", nargs="?", help="A second text, for models that read pairs.")
@@ -41,15 +41,15 @@ def main(argv: list[str]) -> int:
     if not output.parent.is_dir():
         raise UserError(f"{output.parent} is not a folder: make it, or name another --output")
 
-    from bert.inference.attention_maps import attention_of, write_page, write_picture
+    from bert.inference.attention_maps import compute_attention_map, write_html, write_png
     from bert.inference.loading import load
 
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
     text = arguments.text if arguments.pair is None else (arguments.text, arguments.pair)
-    attention = attention_of(model, text)
+    attention = compute_attention_map(model, text)
     if attention.cut:
         print(f"{attention.cut} pieces beyond the model's {len(attention.pieces)} are cut", file=sys.stderr)
-    (write_page if output.suffix.lower() == ".html" else write_picture)(attention, output)
+    (write_html if output.suffix.lower() == ".html" else write_png)(attention, output)
     layers, heads, length, _ = attention.weights.shape
     print(f"{output}: {layers} layers x {heads} heads over {length} pieces")
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bert.commands.arguments import take_options
+from bert.commands.arguments import split_options
 from bert.errors import UserError
 
 OWN = {
@@ -49,13 +49,13 @@ class Cluster:
             ) from None
 
 
-def take_cluster(argv: list[str]) -> tuple[list[str], Cluster | None]:
+def parse_cluster_options(argv: list[str]) -> tuple[list[str], Cluster | None]:
     """The arguments without these options, and what they say; None where they are not given.
 
     Raises:
         UserError: one is missing or cannot be.
     """
-    rest, given = take_options(argv, OPTIONS)
+    rest, given = split_options(argv, OPTIONS)
     if not given:
         return rest, None
     if given == {"coordinator": "auto"}:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
 
-    from bert.data.pretraining.builder import ExampleSet
+    from bert.data.pretraining.builder import PretrainingDataset
 
 DESCRIPTION = """Builds the examples that `bert pretrain` with the same arguments will find in its cache."""
 
@@ -28,7 +28,7 @@ OWN = {
 }
 """The options that are no keys of a configuration."""
 
-PREDICTED = "bold reverse"
+MASKED_STYLE = "bold reverse"
 """How a predicted piece is set off, in the colour of its segment."""
 
 
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     part = None if options.shard is None else _part(options.shard)
 
     from bert.data.corpus.vocabulary import corpus_vocabulary
-    from bert.data.pretraining.builder import build_examples, build_part
+    from bert.data.pretraining.builder import build_examples, build_shard_subset
     from bert.runs.progress import progress_lines
     from bert.tokenizer.wordpiece import load_tokenizer
 
@@ -68,9 +68,9 @@ def main(argv: list[str]) -> int:
     progress, whole = progress_lines(print), True
     for one in phase_configs(config):
         if part is None:
-            found: ExampleSet | None = build_examples(one.data, tokenizer, progress=progress)
+            found: PretrainingDataset | None = build_examples(one.data, tokenizer, progress=progress)
         else:
-            found = build_part(one.data, tokenizer, part, progress=progress)
+            found = build_shard_subset(one.data, tokenizer, part, progress=progress)
         if found is None:
             whole = False
             continue
@@ -95,13 +95,13 @@ def _part(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _statistics(found: ExampleSet, tokenizer: Tokenizer) -> None:
+def _statistics(found: PretrainingDataset, tokenizer: Tokenizer) -> None:
     import numpy as np
 
     from bert.data.pretraining.builder import open_rows
     from bert.data.pretraining.id_checks import share_of_unknown_pieces
     from bert.data.pretraining.packing import EXAMPLE_LENGTH
-    from bert.runs.progress import startup_table
+    from bert.runs.progress import print_table
     from bert.tokenizer.wordpiece import special_ids
 
     counts = found.counts
@@ -129,33 +129,33 @@ def _statistics(found: ExampleSet, tokenizer: Tokenizer) -> None:
                                f"90th percentile {low:.0f}, {middle:.0f}, {high:.0f}"),
             (f"{split}: padding", padding),
         ]  # fmt: skip
-    startup_table(lines)
+    print_table(lines)
 
 
 def _padding(lengths: np.ndarray, sequence_length: int) -> float:
     return 1 - lengths.sum() / (len(lengths) * sequence_length)
 
 
-def _show(found: ExampleSet, tokenizer: Tokenizer, config: PretrainConfig, count: int) -> None:
+def _show(found: PretrainingDataset, tokenizer: Tokenizer, config: PretrainConfig, count: int) -> None:
     """Rows spread over the training rows, masked as at a first visit; colours on a terminal only."""
     import numpy as np
     from rich.console import Console
     from rich.text import Text
 
     from bert.data.pretraining.builder import open_rows
-    from bert.data.pretraining.loader import masked_batch, masking_of, random_words_per_row
-    from bert.data.pretraining.masking import random_words
+    from bert.data.pretraining.loader import make_masking, masked_batch, random_uint64s_per_row
+    from bert.data.pretraining.masking import philox_uint64
     from bert.data.pretraining.objectives import OBJECTIVES
     from bert.tokenizer.wordpiece import special_ids
 
-    rows, masking, special = open_rows(found.train), masking_of(config.data, tokenizer), special_ids(tokenizer)
+    rows, masking, special = open_rows(found.train), make_masking(config.data, tokenizer), special_ids(tokenizer)
     objective, console = OBJECTIVES[config.data.objective], Console(highlight=False)
     numbers = np.unique(np.linspace(0, len(rows) - 1, count).astype(int))
     examples = rows.take(numbers)
-    words = random_words((config.seed, 0), 0, len(numbers), random_words_per_row(masking, examples))
+    words = philox_uint64((config.seed, 0), 0, len(numbers), random_uint64s_per_row(masking, examples))
     batch = masked_batch(examples, masking, words, 0)
     console.print(
-        Text.assemble("segment A", ("  segment B", "cyan"), ("  predicted: shown{original}", PREDICTED), style="dim")
+        Text.assemble("segment A", ("  segment B", "cyan"), ("  predicted: shown{original}", MASKED_STYLE), style="dim")
     )
     for place, number, start, end in _examples_of(batch):
         used = batch["masked_lm_weights"][place] > 0
@@ -170,7 +170,7 @@ def _show(found: ExampleSet, tokenizer: Tokenizer, config: PretrainConfig, count
             shown = tokenizer.id_to_token(piece)
             segment = "cyan" if batch["token_type_ids"][place, position] else ""
             if position in original:
-                text.append(f"{shown}{{{tokenizer.id_to_token(original[position])}}}", f"{PREDICTED} {segment}")
+                text.append(f"{shown}{{{tokenizer.id_to_token(original[position])}}}", f"{MASKED_STYLE} {segment}")
             else:
                 text.append(shown or "", "dim" if piece in special.all else segment)
             text.append(" ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bert.commands.arguments import MODEL, Arguments, run_command
+from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError
 from bert.files import local_path
 from bert.interchange import FORMATS
@@ -18,7 +18,7 @@ tokens (pip install 'bert-jax[onnx]'). Each is read back, run and compared befor
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = Arguments("bert export", DESCRIPTION)
+    parser = CommandParser("bert export", DESCRIPTION)
     parser.add_argument("run", type=local_path, metavar="RUN", help=MODEL)
     parser.add_argument("out", type=local_path, metavar="OUT", help="New folder to write.")
     parser.add_argument("--format", choices=FORMATS, default="hf", help="Form to write. (default: hf)")

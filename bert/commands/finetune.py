@@ -8,8 +8,8 @@ import shlex
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from bert.commands.arguments import invocation, parse, run_command
-from bert.commands.cluster import OWN, take_cluster
+from bert.commands.arguments import command_name, parse, run_command
+from bert.commands.cluster import OWN, parse_cluster_options
 from bert.config import FinetuneConfig
 from bert.errors import UserError
 from bert.runs.metrics_log import scored_splits
@@ -29,9 +29,9 @@ COLLAPSED = "collapsed: it answers the same throughout, or no better than one wh
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    argv, cluster = take_cluster(argv)
+    argv, cluster = parse_cluster_options(argv)
     config, recipe = parse(
-        FinetuneConfig, argv, prog=invocation("finetune"), description=DESCRIPTION, default_recipe=None, own=OWN
+        FinetuneConfig, argv, prog=command_name("finetune"), description=DESCRIPTION, default_recipe=None, own=OWN
     )
     if recipe is None and config.output_dir is None:
         raise UserError(
@@ -59,12 +59,12 @@ def _train(run: RunFolder[FinetuneConfig]) -> int:
     try:
         results = finetune_seeds(run) if several else finetune(run)
     except Interrupted as stop:
-        if not run.writes:
+        if not run.is_writer:
             return stop.status
         print(f"interrupted and saved at step {stop.step:,}; go on with: "
-              f"{invocation('finetune')} --config {run.path / 'config.yaml'}")  # fmt: skip
+              f"{command_name('finetune')} --config {run.path / 'config.yaml'}")  # fmt: skip
         return stop.status
-    if run.writes:
+    if run.is_writer:
         (_show_seeds if several else _show)(results, str(run.path))
     return 0
 

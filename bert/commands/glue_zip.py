@@ -6,9 +6,9 @@ import json
 import zipfile
 from pathlib import Path
 
-from bert.commands.arguments import Arguments, run_command
+from bert.commands.arguments import CommandParser, run_command
 from bert.errors import UserError
-from bert.files import local_path, replacing
+from bert.files import atomic_write, local_path
 from bert.tasks.glue import SUBMISSIONS
 
 DESCRIPTION = """Puts the test predictions of fine-tuning runs on GLUE's tasks into one zip for gluebenchmark.com. Of a
@@ -20,7 +20,7 @@ HEADER = "index\tprediction"
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = Arguments("bert glue-zip", DESCRIPTION)
+    parser = CommandParser("bert glue-zip", DESCRIPTION)
     parser.add_argument(
         "runs", type=local_path, metavar="RUN", nargs="+", help="Folder of a fine-tuning run, one a task."
     )
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     if output.exists():
         raise UserError(f"{output} exists already: name another one or remove it")
     files = collect([Path(run) for run in arguments.runs])
-    with replacing(output) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+    with atomic_write(output) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):
             # A date of its own would make each zip of the same predictions another one.
             archive.writestr(zipfile.ZipInfo(name), files[name].read_bytes(), zipfile.ZIP_DEFLATED)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bert.commands.arguments import MODEL, Arguments, run_command
+from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.files import local_path
 
 DESCRIPTION = """Tells what a run, or anything else that bert.load takes, is made of: its parts with their parameters
@@ -32,7 +32,7 @@ TITLES = {
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = Arguments("bert inspect", DESCRIPTION)
+    parser = CommandParser("bert inspect", DESCRIPTION)
     parser.add_argument("source", type=local_path, metavar="RUN_OR_FOLDER", help=MODEL)
     parser.add_argument(
         "--length", type=int, metavar="T", help="Tokens a row to count operations for. (default: the run's)"
@@ -40,12 +40,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     arguments = parser.parse_args(argv)
 
-    from bert.analysis.inspection import inspect
-    from bert.runs.metrics_log import plain
+    from bert.analysis.inspection import summarize
+    from bert.runs.metrics_log import to_jsonable
 
-    facts = inspect(arguments.source, arguments.length)
+    facts = summarize(arguments.source, arguments.length)
     if arguments.json:
-        print(json.dumps(plain(facts), indent=2, ensure_ascii=False))
+        print(json.dumps(to_jsonable(facts), indent=2, ensure_ascii=False))
         return 0
     for lines in (_head(facts), _parts(facts), _vocabulary(facts), _origin(facts), _training(facts), _scores(facts)):
         if lines:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from bert.config.yaml_io import NULLS, Given, Key, typed
+from bert.config.yaml_io import NULLS, ConfigField, UserValue, convert_values
 
 OTHER_WAYS = (
     ("training.steps", "training.epochs"),
@@ -18,7 +18,7 @@ BATCH, MICRO_BATCHES = "training.batch_size", "training.gradient_accumulation_st
 LENGTH, PREDICTIONS = "data.sequence_length", "data.max_predictions_per_sequence"
 
 
-def without_other_ways(of_file: dict[str, Given], of_command_line: dict[str, Given]) -> dict[str, Given]:
+def without_other_ways(of_file: dict[str, UserValue], of_command_line: dict[str, UserValue]) -> dict[str, UserValue]:
     """What a file gives, without the keys for which the command line has the other key of `OTHER_WAYS`."""
     replaced = set()
     for key, item in of_command_line.items():
@@ -32,7 +32,10 @@ def without_other_ways(of_file: dict[str, Given], of_command_line: dict[str, Giv
 
 
 def rescaled(
-    values: dict[str, Any], of_file: dict[str, Given], of_command_line: dict[str, Given], keys: dict[str, Key]
+    values: dict[str, Any],
+    of_file: dict[str, UserValue],
+    of_command_line: dict[str, UserValue],
+    keys: dict[str, ConfigField],
 ) -> dict[str, Any]:
     """The typed values, with those of a file that no longer fit what the command line sets.
 
@@ -47,7 +50,7 @@ def rescaled(
     if not wanted:
         return values
     names = {*wanted, *wanted.values()} & set(of_file)
-    before = typed({name: of_file[name] for name in names}, keys)
+    before = convert_values({name: of_file[name] for name in names}, keys)
     values = dict(values)
     if BATCH in wanted and before[MICRO_BATCHES] > 1:
         values[MICRO_BATCHES] = micro_batches(values[BATCH], before[BATCH] // before[MICRO_BATCHES])

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bert.commands.arguments import parse, run_command, take_options
+from bert.commands.arguments import parse, run_command, split_options
 from bert.config import REMAT, PretrainConfig
 from bert.config.pretraining import phase_configs
 from bert.errors import UserError
-from bert.parallel.devices import TPUS, devices_named
+from bert.parallel.devices import TPUS, parse_device_spec
 
 if TYPE_CHECKING:
     from jax import Device
 
-    from bert.analysis.batch_fit import Fit
+    from bert.analysis.batch_fit import BatchFit
     from bert.parallel.backends import MeshParallel
 
 DESCRIPTION = """Tells what a pretraining run takes of each device before it is tried: its train step is compiled,
@@ -40,14 +40,14 @@ UNITS = {
     **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)},
     **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)},
 }
-ENOUGH_ROWS = 8
+MIN_EFFICIENT_ROWS = 8
 """Rows of a device at once from which on recomputation costs more time than larger products save."""
 
 
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    argv, given = take_options(argv, ("memory", "device"))
+    argv, given = split_options(argv, ("memory", "device"))
     memory = None if "memory" not in given else size_of(given["memory"])
     config, _ = parse(
         PretrainConfig,
@@ -65,14 +65,14 @@ def main(argv: list[str]) -> int:
     target = _target(config, given.get("device"))
 
     from bert.analysis.batch_fit import fit_rows
-    from bert.analysis.memory_estimate import WITHIN
+    from bert.analysis.memory_estimate import ESTIMATE_ERROR_PERCENT
     from bert.analysis.step_memory import state_bytes
 
     mesh = target.mesh
     mesh.check_model(config.model)
     memory = memory or target.memory()
     print(f"{mesh.describe()}, {_size(memory)} each; {config.training.dtype}")
-    how = "compiled" if target.compiled else f"estimated, within {WITHIN}% of compilations for TPU v5e"
+    how = "compiled" if target.compiled else f"estimated, within {ESTIMATE_ERROR_PERCENT}% of compilations for TPU v5e"
     parameters, optimizer = state_bytes(config, mesh)
     print(f"  parameters      {_size(parameters):>10}  a device (counted)")
     print(f"  optimizer state {_size(optimizer):>10}  a device (counted)")
@@ -108,11 +108,11 @@ class Target:
 
 def _target(config: PretrainConfig, text: str | None) -> Target:
     """What ``--device`` means: the local devices without it, a slice to compile for, or else devices by name."""
-    named = None if text is None else devices_named(text)
+    named = None if text is None else parse_device_spec(text)
 
     import jax
 
-    from bert.analysis.memory_estimate import PlannedMesh
+    from bert.analysis.memory_estimate import AbstractMeshParallel
     from bert.analysis.step_memory import tpu_devices
     from bert.parallel.backends import MeshParallel
 
@@ -123,13 +123,13 @@ def _target(config: PretrainConfig, text: str | None) -> Target:
         devices = tpu_devices(text.lower())
     else:
         count = named.count or math.prod(shape or (1,))
-        mesh: MeshParallel = PlannedMesh(shape or (count, 1, 1), named.name, count, named.cudnn_head)
+        mesh: MeshParallel = AbstractMeshParallel(shape or (count, 1, 1), named.name, count, named.cudnn_head)
         return Target(mesh, lambda: named.memory, False)
     mesh = MeshParallel(shape or (len(devices), 1, 1), devices)
     return Target(mesh, lambda: _memory_of(devices[0]) if named is None else named.memory, True)
 
 
-def suggestion(fits: list[Fit], mesh: MeshParallel, section: str = "training") -> str:
+def suggestion(fits: list[BatchFit], mesh: MeshParallel, section: str = "training") -> str:
     """What to put on the command line: the least recomputation with enough rows at once, else the most rows."""
     possible = [fit for fit in fits if fit.rows]
     if not possible:
@@ -137,7 +137,7 @@ def suggestion(fits: list[Fit], mesh: MeshParallel, section: str = "training") -
         more = f"--training.mesh 1x{count}x1" if mesh.shape[1] * mesh.shape[2] < count else "more devices"
         return f"it does not fit: try {more}, a shorter sequence, or a smaller model"
     most = max(fit.rows for fit in possible)
-    best = next(fit for fit in possible if fit.rows >= min(ENOUGH_ROWS, most))
+    best = next(fit for fit in possible if fit.rows >= min(MIN_EFFICIENT_ROWS, most))
     return f"suggested: --{section}.gradient_accumulation_steps {best.micro_batches} --training.remat {best.remat}"
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from bert.commands.arguments import MODEL, Arguments, run_command
+from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.config import FinetuneConfig
 from bert.errors import UserError
-from bert.files import local_path, new_folder, replacing
+from bert.files import atomic_directory, atomic_write, local_path
 from bert.inference.new_inputs import Input, read_inputs
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ does not say whether it takes pairs is given each line as it is."""
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = Arguments("bert predict", DESCRIPTION)
+    parser = CommandParser("bert predict", DESCRIPTION)
     parser.add_argument("run", type=local_path, metavar="RUN", help=f"{MODEL} It must be fine-tuned.")
     parser.add_argument(
         "input",
@@ -80,10 +80,10 @@ def _no_input(name: str, splits: str) -> UserError:
 
 def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
     """Prints the prediction file of a split, or writes all of its files into the folder ``output``."""
-    from bert.config.yaml_io import load as load_config
+    from bert.config.yaml_io import load_config as load_config
     from bert.training.finetuning import predict_split
 
-    task = model.answering()
+    task = model.require_task()
     if model.step is None:
         raise _no_input(name, "a split of its data where the model is a run")
     config = load_config(FinetuneConfig, Path(model.source) / "config.yaml")
@@ -91,7 +91,7 @@ def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
     if name not in splits:
         raise _no_input(name, f"a split of the run's data ({', '.join(splits)})")
     if output is not None:
-        with new_folder(Path(output)) as draft:
+        with atomic_directory(Path(output)) as draft:
             predict_split(model, config, name, draft, _say)
         return
     with tempfile.TemporaryDirectory() as folder, _output(None) as printed:
@@ -102,7 +102,7 @@ def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
 
 def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size: int) -> None:
     """Writes a line for each input. Raises UserError at the end if some have no answer."""
-    task = model.answering()
+    task = model.require_task()
     number, failed, first = 0, 0, ""
     with _output(output) as written:
         for inputs in read_inputs(name, task):
@@ -112,7 +112,7 @@ def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size:
                     failed, first = failed + 1, first or f"line {given.line}: {answer}"
                     line = given._replace(error=answer).failed()
                 else:
-                    line = {**given.id, **task.shown(given.given), **answer._asdict()}
+                    line = {**given.id, **task.input_fields(given.given), **answer._asdict()}
                 written.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
             written.flush()
     if failed:
@@ -149,7 +149,7 @@ def _output(name: str | None) -> Iterator[IO[bytes]]:
         sys.stdout.buffer.flush()
         return
     try:
-        with replacing(Path(name)) as partial, partial.open("wb") as file:
+        with atomic_write(Path(name)) as partial, partial.open("wb") as file:
             yield file
     except OSError as error:
         raise UserError(f"{name} cannot be written ({error.strerror}): name another --output") from None

@@ -8,8 +8,8 @@ import shlex
 import time
 from typing import TYPE_CHECKING, Any
 
-from bert.commands.arguments import invocation, parse, run_command
-from bert.commands.cluster import OWN, take_cluster
+from bert.commands.arguments import command_name, parse, run_command
+from bert.commands.cluster import OWN, parse_cluster_options
 from bert.config import PretrainConfig
 
 if TYPE_CHECKING:
@@ -22,9 +22,14 @@ library, in a few minutes on two CPU cores. Run again with the same output_dir, 
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    argv, cluster = take_cluster(argv)
+    argv, cluster = parse_cluster_options(argv)
     config, recipe = parse(
-        PretrainConfig, argv, prog=invocation("pretrain"), description=DESCRIPTION, default_recipe="quickstart", own=OWN
+        PretrainConfig,
+        argv,
+        prog=command_name("pretrain"),
+        description=DESCRIPTION,
+        default_recipe="quickstart",
+        own=OWN,
     )
     if config.output_dir is None:
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
@@ -47,12 +52,12 @@ def _train(run: RunFolder[PretrainConfig]) -> int:
     try:
         results = pretrain(run)
     except Interrupted as stop:
-        if not run.writes:
+        if not run.is_writer:
             return stop.status
         print(f"interrupted and saved at step {stop.step:,}; go on with: "
-              f"{invocation('pretrain')} --config {run.path / 'config.yaml'}")  # fmt: skip
+              f"{command_name('pretrain')} --config {run.path / 'config.yaml'}")  # fmt: skip
         return stop.status
-    if run.writes:
+    if run.is_writer:
         _show(results, str(run.path), time.perf_counter() - began)
     return 0
 
@@ -94,7 +99,7 @@ def _next(path: str, filled_masks: list[dict[str, Any]]) -> str:
             f"python -c {shlex.quote(code)}",
             f"bert attention {run} {shlex.quote(text)} --output attention.html",
         ]
-    lines += [f"bert inspect {run}", f"{invocation('finetune')} --help   # to fine-tune from this run: --init {run}"]
+    lines += [f"bert inspect {run}", f"{command_name('finetune')} --help   # to fine-tune from this run: --init {run}"]
     return "".join(f"\n  {line}" for line in lines)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bert.commands.arguments import COMMAND_LINE, parse, run_command
 from bert.config import PretrainConfig, TokenizerConfig
-from bert.errors import UserError, known
+from bert.errors import UserError, require
 from bert.files import local_path
 
 if TYPE_CHECKING:
@@ -51,21 +51,21 @@ def main(argv: list[str]) -> int:
             raise UserError("tokenizer.path is not set: name the vocabulary that --extend adds words to")
 
     from bert.data.corpus.documents import documents
-    from bert.tokenizer.extension import useful_words, with_words
-    from bert.tokenizer.wordpiece import save_tokenizer, train_tokenizer, vocabulary_size
+    from bert.tokenizer.extension import add_words, select_new_words
+    from bert.tokenizer.wordpiece import embedding_rows, save_tokenizer, train_tokenizer
 
     lines = (line for document in documents(config.data.known_train) for line in document)
     if options.extend is None:
         tokenizer = train_tokenizer(lines, config.tokenizer)
     else:
-        published = _published(known(config.tokenizer.path, "tokenizer.path"), config.tokenizer)
-        found = useful_words(published, lines, int(options.extend), config.tokenizer.min_frequency)
-        tokenizer = with_words(published, [new.word for new in found])
+        published = _published(require(config.tokenizer.path, "tokenizer.path"), config.tokenizer)
+        found = select_new_words(published, lines, int(options.extend), config.tokenizer.min_frequency)
+        tokenizer = add_words(published, [new.word for new in found])
         print(f"{len(found):,} new words, {sum(new.saved for new in found):,} pieces fewer in the corpus; the first:")
         for new in found[:20]:
             print(f"  {new.count:8,} x {new.word}   (was {' '.join(new.pieces)})")
     save_tokenizer(tokenizer, folder)
-    print(f"{folder} holds tokenizer.json and vocab.txt with {vocabulary_size(tokenizer):,} pieces; "
+    print(f"{folder} holds tokenizer.json and vocab.txt with {embedding_rows(tokenizer):,} pieces; "
           f"use it with --tokenizer.path {folder}")  # fmt: skip
     return 0
 

@@ -9,35 +9,35 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from bert.config.data import HUB, OBJECTIVES, STANDARD_LIBRARY, DataConfig
+from bert.config.data import HUB_PREFIX, OBJECTIVES, STDLIB_CORPUS, DataConfig
 from bert.config.finetuning import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.config.model import ACTIVATIONS, ModelConfig, TokenizerConfig
-from bert.config.presets import with_preset
+from bert.config.presets import apply_preset
 from bert.config.pretraining import PretrainConfig
 from bert.config.training import REMAT, OptimizerConfig, TrainingConfig
-from bert.errors import Count, UserError
+from bert.errors import ScientificInt, UserError
 
 __all__ = [
     "ACTIVATIONS",
-    "HUB",
+    "HUB_PREFIX",
     "OBJECTIVES",
     "REMAT",
-    "STANDARD_LIBRARY",
+    "STDLIB_CORPUS",
     "ColumnsConfig",
-    "Count",
     "DataConfig",
     "FinetuneConfig",
     "ModelConfig",
     "OptimizerConfig",
     "PretrainConfig",
+    "ScientificInt",
     "TaskDataConfig",
     "TokenizerConfig",
     "TrainingConfig",
     "UserError",
+    "apply_preset",
     "recipe_folder",
     "recipe_names",
     "to_dict",
-    "with_preset",
 ]
 
 
@@ -50,7 +50,7 @@ def to_dict(config: Any) -> dict[str, Any]:
             value = to_dict(value)
         elif isinstance(value, list):
             value = [to_dict(one) if dataclasses.is_dataclass(one) else one for one in value]
-        plain[item.name] = int(value) if isinstance(value, Count) else value
+        plain[item.name] = int(value) if isinstance(value, ScientificInt) else value
     return plain
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bert.config.validation import at_least, fraction, seed_in_range
+from bert.config.validation import check_at_least, check_fraction, check_seed
 from bert.errors import UserError
 
-STANDARD_LIBRARY = "stdlib:"
+STDLIB_CORPUS = "stdlib:"
 """Value of ``data.train`` for the embedded corpus: the docstrings of the running Python's standard library."""
 
-HUB = "hub:"
+HUB_PREFIX = "hub:"
 """Start of a ``data.train`` that names a data set on the Hugging Face hub: hub:ORG/NAME[:CONFIG][:SPLIT]."""
 
 LANGUAGE = re.compile("[a-z]{2,3}(-[a-z]+)*")
@@ -90,10 +90,10 @@ class DataConfig:
                 raise UserError(f"data.language is {language!r}: give a code in lower case, such as en, de or pt-br")
         if self.objective not in OBJECTIVES:
             raise UserError(f"data.objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")
-        at_least("data.sequence_length", self.sequence_length, 8)
-        at_least("data.max_predictions_per_sequence", self.max_predictions_per_sequence, 1)
-        at_least("data.duplicates", self.duplicates, 1)
-        at_least("data.max_examples_per_row", self.max_examples_per_row, 2)
+        check_at_least("data.sequence_length", self.sequence_length, 8)
+        check_at_least("data.max_predictions_per_sequence", self.max_predictions_per_sequence, 1)
+        check_at_least("data.duplicates", self.duplicates, 1)
+        check_at_least("data.max_examples_per_row", self.max_examples_per_row, 2)
         if self.duplicates > 1 and not self.frozen_masks and self.objective in ("full_sentences", "doc_sentences"):
             raise UserError(
                 f"data.duplicates is {self.duplicates}, and data.objective {self.objective} has no pairs that would "
@@ -104,14 +104,14 @@ class DataConfig:
                 "data.packing is true, and the rows of data.objective full_sentences are full already: leave packing "
                 "out, or choose nsp, sop or doc_sentences"
             )
-        fraction("data.masked_lm_prob", self.masked_lm_prob)
-        fraction("data.short_seq_prob", self.short_seq_prob)
-        fraction("data.held_out", self.held_out)
+        check_fraction("data.masked_lm_prob", self.masked_lm_prob)
+        check_fraction("data.short_seq_prob", self.short_seq_prob)
+        check_fraction("data.held_out", self.held_out)
         if self.held_out == 0 and self.eval is None:
             raise UserError("data.held_out is 0 and data.eval is not set: name a held-out corpus or hold out a share")
-        seed_in_range("data.seed", self.seed)
+        check_seed("data.seed", self.seed)
         if self.num_workers is not None:
-            at_least("data.num_workers", self.num_workers, 1)
+            check_at_least("data.num_workers", self.num_workers, 1)
 
     def _check_entries(self) -> None:
         """What is given for each entry of data.train must be as many."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.training import OptimizerConfig, TrainingConfig
-from bert.config.validation import at_least, fraction, local_paths, seed_in_range
+from bert.config.validation import check_at_least, check_fraction, check_seed, local_paths
 from bert.errors import UserError
 
 
-class FoundNumber(float):
+class TunedFloat(float):
     """A number that a run has found on its own data, and nobody has set: ``found 1.5`` in its config.yaml.
 
     A run that repeats this one, by its config.yaml, finds its own.
@@ -96,7 +96,7 @@ class TaskDataConfig:
     """SQuAD: longest answer in tokens."""
     n_best: int = 20
     """SQuAD: most answers listed for each question in nbest_predictions.json."""
-    null_threshold: float | FoundNumber | None = None
+    null_threshold: float | TunedFloat | None = None
     """SQuAD v2.0: no answer is given where its score is better than the best answer's by more than this; null takes
     what gives the best F1 on dev, which config.yaml then has as found X, and a repeat of the run finds anew."""
     misplaced_answers: str = "skip"
@@ -107,20 +107,20 @@ class TaskDataConfig:
         """Raises UserError for values no feature can be built with."""
         if self.dir is None and self.train is None:
             raise UserError("data.dir is not set: name the folder of the task's train and dev files, --data.dir DIR")
-        at_least("data.max_length", self.max_length, 8)
+        check_at_least("data.max_length", self.max_length, 8)
         if not self.buckets or min(self.buckets) < 1:
             raise UserError(f"data.buckets is {self.buckets}: list at least one length above 0")
         for name in ("max_train_rows", "max_dev_rows"):
             if getattr(self, name) is not None:
-                at_least(f"data.{name}", getattr(self, name), 1)
+                check_at_least(f"data.{name}", getattr(self, name), 1)
         if self.dev_share is not None and not 0 < self.dev_share < 1:
             raise UserError(f"data.dev_share is {self.dev_share}: set it between 0 and 1, for example 0.1")
         if self.dev_share is not None and self.dev is not None:
             raise UserError("data.dev and data.dev_share are both set: remove one of them")
         if self.sample_seed is not None:
-            seed_in_range("data.sample_seed", self.sample_seed)
+            check_seed("data.sample_seed", self.sample_seed)
         for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best"):
-            at_least(f"data.{name}", getattr(self, name), 1)
+            check_at_least(f"data.{name}", getattr(self, name), 1)
         if self.null_threshold is not None and self.null_threshold != self.null_threshold:
             raise UserError("data.null_threshold is nan: leave it out or give a number")
         for name, values in (("broken_tags", ("error", "count")), ("misplaced_answers", ("skip", "error"))):
@@ -183,7 +183,7 @@ class FinetuneConfig:
             part.check()
         self.training.check_warmup(self.optimizer)
         self.training.check_attention(self.model.attention_probs_dropout_prob)
-        seed_in_range("seed", self.seed)
+        check_seed("seed", self.seed)
         if self.init is None:
             raise UserError(
                 "init is not set: name the run to start from, --init runs/X, or --init none for random weights"
@@ -195,12 +195,12 @@ class FinetuneConfig:
             if source is not None and value != getattr(TokenizerConfig(), name):
                 raise UserError(f"tokenizer.{name} is {value}: leave it out, the vocabulary comes with {source}")
         if self.classifier_dropout is not None:
-            fraction("classifier_dropout", self.classifier_dropout)
-        at_least("seeds", self.seeds, 1)
-        seed_in_range("seed + seeds - 1", self.seed + self.seeds - 1)
+            check_fraction("classifier_dropout", self.classifier_dropout)
+        check_at_least("seeds", self.seeds, 1)
+        check_seed("seed + seeds - 1", self.seed + self.seeds - 1)
         for name, least in (("patience", 1), ("frozen_layers", 0), ("feature_layers", 1)):
             if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), least)
+                check_at_least(name, getattr(self, name), least)
         if self.frozen_layers is not None and self.feature_layers is not None:
             raise UserError(
                 "frozen_layers and feature_layers are both set, and feature_layers freezes the whole encoder: "

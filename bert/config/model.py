@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bert.config.validation import MAX_LENGTH, at_least, at_most, fraction
-from bert.errors import UserError, known
+from bert.config.validation import MAX_LENGTH, at_most, check_at_least, check_fraction
+from bert.errors import UserError, require
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
@@ -57,7 +57,7 @@ class ModelConfig:
     @property
     def known_vocab_size(self) -> int:
         """V, as a number: once the vocabulary has been read."""
-        return known(self.vocab_size, "model.vocab_size")
+        return require(self.vocab_size, "model.vocab_size")
 
     @property
     def head_size(self) -> int:
@@ -83,8 +83,8 @@ class ModelConfig:
         """Raises UserError where the sizes cannot be built."""
         for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
                      "max_position_embeddings", "type_vocab_size"):  # fmt: skip
-            at_least(f"model.{name}", getattr(self, name), 1)
-        at_least("model.position_offset", self.position_offset, 0)
+            check_at_least(f"model.{name}", getattr(self, name), 1)
+        check_at_least("model.position_offset", self.position_offset, 0)
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"model.hidden_size ({self.hidden_size}) is not divisible by model.num_attention_heads "
@@ -97,13 +97,13 @@ class ModelConfig:
         if self.position_embedding not in ("learned", "sinusoidal"):
             raise UserError(f"model.position_embedding is {self.position_embedding!r}: choose learned or sinusoidal")
         if self.embedding_size is not None:
-            at_least("model.embedding_size", self.embedding_size, 1)
+            check_at_least("model.embedding_size", self.embedding_size, 1)
         if not 0 < self.layer_norm_eps < math.inf:
             raise UserError(f"model.layer_norm_eps is {self.layer_norm_eps}: it must be above 0")
         if not 0 <= self.initializer_range < math.inf:
             raise UserError(f"model.initializer_range is {self.initializer_range}: it must be 0 or above")
-        fraction("model.hidden_dropout_prob", self.hidden_dropout_prob)
-        fraction("model.attention_probs_dropout_prob", self.attention_probs_dropout_prob)
+        check_fraction("model.hidden_dropout_prob", self.hidden_dropout_prob)
+        check_fraction("model.attention_probs_dropout_prob", self.attention_probs_dropout_prob)
 
 
 @dataclass(frozen=True)
@@ -131,11 +131,11 @@ class TokenizerConfig:
         """Raises UserError for a vocabulary that cannot be trained."""
         if not 32 <= self.vocab_size < 2**24:
             raise UserError(f"tokenizer.vocab_size is {self.vocab_size}: it must be at least 32 and below 2**24")
-        at_least("tokenizer.min_frequency", self.min_frequency, 1)
-        at_least("tokenizer.unused", self.unused, 0)
+        check_at_least("tokenizer.min_frequency", self.min_frequency, 1)
+        check_at_least("tokenizer.unused", self.unused, 0)
         if self.unused > self.vocab_size - 32:
             raise UserError(
                 f"tokenizer.unused is {self.unused}: tokenizer.vocab_size ({self.vocab_size}) leaves no room for pieces"
             )
         if self.alphabet is not None:
-            at_least("tokenizer.alphabet", self.alphabet, 1)
+            check_at_least("tokenizer.alphabet", self.alphabet, 1)

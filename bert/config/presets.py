@@ -15,7 +15,7 @@ Config = TypeVar("Config")
 VOCAB_MULTIPLE = 64
 
 
-def with_preset(config: Config, own: Collection[str] = ()) -> Config:
+def apply_preset(config: Config, own: Collection[str] = ()) -> Config:
     """The configuration with what ``training.preset`` stands for; as it is with the faithful one.
 
     Args:

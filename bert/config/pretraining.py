@@ -10,7 +10,7 @@ from bert.config.data import DataConfig
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.phases import PhaseConfig
 from bert.config.training import OptimizerConfig, TrainingConfig
-from bert.config.validation import local_paths, seed_in_range
+from bert.config.validation import check_seed, local_paths
 from bert.errors import UserError
 
 
@@ -50,7 +50,7 @@ class PretrainConfig:
             part.check()
         self.training.check_warmup(self.optimizer)
         self.training.check_attention(self.model.attention_probs_dropout_prob, self.data.packing)
-        seed_in_range("seed", self.seed)
+        check_seed("seed", self.seed)
         if self.output_bias not in ("frequencies", "zeros"):
             raise UserError(f"output_bias is {self.output_bias!r}: choose frequencies or zeros")
         self.model.check_length("data.sequence_length", self.data.sequence_length)
@@ -86,14 +86,14 @@ class Phase:
 
 def phases_of(config: PretrainConfig, total_steps: int) -> list[Phase]:
     """The phases of a run of ``total_steps``, one where the configuration has none."""
-    ends = _ends(config.phases or [PhaseConfig()], total_steps)
+    ends = _phase_boundaries(config.phases or [PhaseConfig()], total_steps)
     spans = itertools.pairwise([0, *ends])
     return [Phase(i, *span, one) for i, (span, one) in enumerate(zip(spans, phase_configs(config), strict=True), 1)]
 
 
 def phase_configs(config: PretrainConfig) -> list[PretrainConfig]:
     """The configuration of each phase; of a run without phases its own."""
-    return [config] if config.phases is None else [_alone(config, phase) for phase in config.phases]
+    return [config] if config.phases is None else [_config_for_phase(config, phase) for phase in config.phases]
 
 
 def check_phases(config: PretrainConfig) -> None:
@@ -111,7 +111,7 @@ def check_phases(config: PretrainConfig) -> None:
     total = int(config.training.steps)
     first = 0
     for number, (phase, end, alone) in enumerate(
-        zip(phases, _ends(phases, total), phase_configs(config), strict=True), 1
+        zip(phases, _phase_boundaries(phases, total), phase_configs(config), strict=True), 1
     ):
         if end <= first:
             raise UserError(
@@ -143,7 +143,7 @@ def _check_sizes(config: PretrainConfig, phase: PhaseConfig, name: str) -> None:
         )
 
 
-def _ends(phases: list[PhaseConfig], total_steps: int) -> list[int]:
+def _phase_boundaries(phases: list[PhaseConfig], total_steps: int) -> list[int]:
     """The last step of each phase; shares are added up before they are rounded, so that no step is lost."""
     ends, share, steps = [], 0.0, 0
     for phase in phases[:-1]:
@@ -152,7 +152,7 @@ def _ends(phases: list[PhaseConfig], total_steps: int) -> list[int]:
     return [*ends, total_steps]
 
 
-def _alone(config: PretrainConfig, phase: PhaseConfig) -> PretrainConfig:
+def _config_for_phase(config: PretrainConfig, phase: PhaseConfig) -> PretrainConfig:
     """The configuration of a run that is this phase alone."""
     data, training, optimizer = config.data, config.training, config.optimizer
     length = phase.sequence_length or data.sequence_length

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bert.config.validation import at_least, fraction
-from bert.errors import Count, UserError
+from bert.config.validation import check_at_least, check_fraction
+from bert.errors import ScientificInt, UserError
 
 REMAT = ("none", "dots", "full")
 PRESETS = ("faithful", "fast")
@@ -20,7 +20,7 @@ class OptimizerConfig:
     """adamw (BERT's) or lamb (for batches of thousands)."""
     learning_rate: float = 1e-4
     """Peak learning rate."""
-    warmup_steps: Count | None = None
+    warmup_steps: ScientificInt | None = None
     """Steps of linear warm-up; null takes warmup_ratio of all steps."""
     warmup_ratio: float = 0.1
     """Share of the steps that warm up, where warmup_steps is null."""
@@ -45,15 +45,15 @@ class OptimizerConfig:
             raise UserError(f"optimizer.name is {self.name!r}: choose adamw or lamb")
         if not self.learning_rate > 0:
             raise UserError(f"optimizer.learning_rate is {self.learning_rate}: it must be above 0")
-        fraction("optimizer.warmup_ratio", self.warmup_ratio)
+        check_fraction("optimizer.warmup_ratio", self.warmup_ratio)
         if self.warmup_steps is not None:
-            at_least("optimizer.warmup_steps", self.warmup_steps, 0)
+            check_at_least("optimizer.warmup_steps", self.warmup_steps, 0)
         for name in ("weight_decay", "max_grad_norm", "epsilon"):
-            at_least(f"optimizer.{name}", getattr(self, name), 0)
+            check_at_least(f"optimizer.{name}", getattr(self, name), 0)
         if not 0 < self.layer_decay <= 1:
             raise UserError(f"optimizer.layer_decay is {self.layer_decay}: it must be above 0 and at most 1")
-        fraction("optimizer.beta1", self.beta1)
-        fraction("optimizer.beta2", self.beta2)
+        check_fraction("optimizer.beta1", self.beta1)
+        check_fraction("optimizer.beta2", self.beta2)
 
     def warmup_of(self, total_steps: int) -> int:
         """Steps of warm-up of a run of ``total_steps``. Raises UserError if the rate would never fall."""
@@ -72,7 +72,7 @@ class OptimizerConfig:
 class TrainingConfig:
     """How long, how much at a time, and how often to look."""
 
-    steps: Count | None = None
+    steps: ScientificInt | None = None
     """Optimizer steps; null takes training.epochs."""
     epochs: float | None = None
     """Passes over the training rows, where training.steps is null."""
@@ -104,11 +104,11 @@ class TrainingConfig:
     layer from its input (full)."""
     scan_layers: bool = False
     """Compile one layer and loop over it: quick to compile, with a stacked copy of the layers' weights in memory."""
-    log_every: Count = Count(100)
+    log_every: ScientificInt = ScientificInt(100)
     """Steps between two lines of training metrics."""
-    eval_every: Count | None = None
+    eval_every: ScientificInt | None = None
     """Steps between two evaluations; null: at every epoch in fine-tuning, at every checkpoint in pretraining."""
-    checkpoint_every: Count = Count(1000)
+    checkpoint_every: ScientificInt = ScientificInt(1000)
     """Steps between two checkpoints."""
     keep_checkpoints: int | None = None
     """Checkpoints kept that a run can resume from, the newest ones; null: 3 in pretraining, 1 in fine-tuning, which
@@ -123,7 +123,7 @@ class TrainingConfig:
             state = "are both null" if self.steps is None else "are both set"
             raise UserError(f"training.steps and training.epochs {state}: set exactly one of them")
         if self.steps is not None:
-            at_least("training.steps", self.steps, 1)
+            check_at_least("training.steps", self.steps, 1)
         if self.epochs is not None and not self.epochs > 0:
             raise UserError(f"training.epochs is {self.epochs}: it must be above 0")
         for name in (
@@ -133,10 +133,10 @@ class TrainingConfig:
             "checkpoint_every",
             "max_skipped_steps",
         ):
-            at_least(f"training.{name}", getattr(self, name), 1)
+            check_at_least(f"training.{name}", getattr(self, name), 1)
         for name in ("eval_every", "eval_batch_size", "keep_checkpoints"):
             if getattr(self, name) is not None:
-                at_least(f"training.{name}", getattr(self, name), 1)
+                check_at_least(f"training.{name}", getattr(self, name), 1)
         if self.batch_size % self.gradient_accumulation_steps:
             raise UserError(
                 f"training.batch_size ({self.batch_size}) is not divisible by "
@@ -148,7 +148,7 @@ class TrainingConfig:
             raise UserError(f"training.preset is {self.preset!r}: choose one of {', '.join(PRESETS)}")
         if self.attention not in (None, "xla", "cudnn"):
             raise UserError(f"training.attention is {self.attention!r}: choose xla or cudnn, or null")
-        at_least("training.vocab_multiple", self.vocab_multiple, 1)
+        check_at_least("training.vocab_multiple", self.vocab_multiple, 1)
         if self.dropout_rng not in ("hash", "threefry"):
             raise UserError(f"training.dropout_rng is {self.dropout_rng!r}: choose hash or threefry")
         if self.mesh is not None and self.mesh_shape is None:

@@ -24,8 +24,8 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import register_type
 
 from bert.config import to_dict
-from bert.config.finetuning import FoundNumber
-from bert.errors import CONVERT, Count, UserError, known
+from bert.config.finetuning import TunedFloat
+from bert.errors import UTF8_HINT, ScientificInt, UserError, require
 
 Config = TypeVar("Config")
 
@@ -34,7 +34,7 @@ FOUND = "found"
 """Before a number in config.yaml that nobody has set."""
 
 
-class Key(NamedTuple):
+class ConfigField(NamedTuple):
     """One field of the configuration."""
 
     type: Any
@@ -58,7 +58,7 @@ class Key(NamedTuple):
         return next((argument for argument in inside if dataclasses.is_dataclass(argument)), None)
 
 
-class Given(NamedTuple):
+class UserValue(NamedTuple):
     """A value as the user wrote it; line is None on the command line."""
 
     value: Any
@@ -71,11 +71,11 @@ class Given(NamedTuple):
         return self.source if self.line is None else f"{self.source}, line {self.line}"
 
 
-def keys_of(config_class: type, prefix: str = "") -> dict[str, Key]:
+def keys_of(config_class: type, prefix: str = "") -> dict[str, ConfigField]:
     """Every field under its dotted name, in the order of the dataclasses."""
     hints = typing.get_type_hints(config_class)
     texts = help_texts(config_class)
-    keys: dict[str, Key] = {}
+    keys: dict[str, ConfigField] = {}
     for field in dataclasses.fields(config_class):
         hint, name = hints[field.name], prefix + field.name
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -83,16 +83,16 @@ def keys_of(config_class: type, prefix: str = "") -> dict[str, Key]:
             continue
         factory = field.default_factory
         default = field.default if factory is dataclasses.MISSING else factory()
-        keys[name] = Key(hint, default, texts.get(field.name, ""))
+        keys[name] = ConfigField(hint, default, texts.get(field.name, ""))
     return keys
 
 
-def key_of(name: str, keys: dict[str, Key]) -> Key | None:
+def key_of(name: str, keys: dict[str, ConfigField]) -> ConfigField | None:
     """The key of a dotted name, also inside a list, whose items are counted from 1: ``phases.2.steps``."""
-    return keys.get(name) or keys_near(name, keys).get(name)
+    return keys.get(name) or sibling_keys(name, keys).get(name)
 
 
-def keys_near(name: str, keys: dict[str, Key]) -> dict[str, Key]:
+def sibling_keys(name: str, keys: dict[str, ConfigField]) -> dict[str, ConfigField]:
     """The keys among which a name belongs: those of one item where it points into a list, else all."""
     match = re.fullmatch(r"(.+)\.([1-9]\d?)(\..*)?", name)
     if match is None or match[1] not in keys or (item := keys[match[1]].item) is None:
@@ -107,7 +107,7 @@ def help_texts(config_class: type) -> Mapping[str, str]:
     return {field.arg_name: " ".join((field.description or "").split()) for field in fields}
 
 
-def read_yaml(path: Path, keys: dict[str, Key]) -> dict[str, Given]:
+def read_yaml(path: Path, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
     """What a YAML file gives, by dotted key. Raises UserError for anything but known keys, each once."""
     source = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
     text, root = _compose(path, source)
@@ -119,11 +119,11 @@ def read_yaml(path: Path, keys: dict[str, Key]) -> dict[str, Given]:
 
     sections = {key.rpartition(".")[0] for key in keys} - {""}
     lists = {name for name, key in keys.items() if key.item is not None}
-    given: dict[str, Given] = {}
+    given: dict[str, UserValue] = {}
     lines: dict[str, int] = {}
     for name, line, node in _entries(root, sections, lists, text):
         where, snippet, value = f"{source}, line {line}", _snippet(node, text), _value(node)
-        known, near = key_of(name, keys), keys_near(name, keys)
+        known, near = key_of(name, keys), sibling_keys(name, keys)
         is_section = name in sections or (near is not keys and all(key.startswith(f"{name}.") for key in near))
         if known is None and not is_section:
             raise UserError(f"{where}: {unknown_key(name, near)}")
@@ -131,7 +131,7 @@ def read_yaml(path: Path, keys: dict[str, Key]) -> dict[str, Given]:
             raise UserError(f"{where}: {name} stands on line {lines[name]} already: keep one of the two")
         lines[name] = line
         if known is not None:
-            given[name] = Given(value, source, line, f"{name}: {snippet or 'null'}")
+            given[name] = UserValue(value, source, line, f"{name}: {snippet or 'null'}")
         elif not isinstance(node, yaml.MappingNode) and value is not None:  # null: a section all commented out
             example = next(key for key in near if key.startswith(f"{name}.")).removeprefix(f"{name}.")
             raise UserError(
@@ -166,7 +166,7 @@ def _compose(path: Path, source: str) -> tuple[str, yaml.Node | None]:
     except OSError as error:
         raise UserError(f"{source} cannot be read ({error.strerror}): name a YAML file") from None
     except UnicodeDecodeError:
-        raise UserError(f"{source}: not UTF-8: {CONVERT}") from None
+        raise UserError(f"{source}: not UTF-8: {UTF8_HINT}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}, line {mark.line + 1}" if mark else source
@@ -210,17 +210,17 @@ def _snippet(node: yaml.Node, text: str) -> str:
 
 
 def dump(config: Any) -> str:
-    """The configuration as YAML; ``load`` reads it back into an equal object."""
+    """The configuration as YAML; ``load_config`` reads it back into an equal object."""
     return yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
-def load(config_class: type[Config], path: Path | str) -> Config:
+def load_config(config_class: type[Config], path: Path | str) -> Config:
     """The configuration in a YAML file, defaults filled in, ``check`` not called. Raises UserError."""
     keys = keys_of(config_class)
-    return build(config_class, typed(read_yaml(Path(path), keys), keys, found=True))
+    return build_config(config_class, convert_values(read_yaml(Path(path), keys), keys, found=True))
 
 
-def typed(given: dict[str, Given], keys: dict[str, Key], found: bool = False) -> dict[str, Any]:
+def convert_values(given: dict[str, UserValue], keys: dict[str, ConfigField], found: bool = False) -> dict[str, Any]:
     """The value of every key, as its type demands. Raises UserError at a text that is not of that type.
 
     Args:
@@ -230,13 +230,13 @@ def typed(given: dict[str, Given], keys: dict[str, Key], found: bool = False) ->
     for name in lists:
         given = _without_cleared(name, given)
     leaves = {name: key for name, key in keys.items() if name not in lists}
-    leaves |= {name: known(key_of(name, keys), name) for name in given if name not in keys}
+    leaves |= {name: require(key_of(name, keys), name) for name in given if name not in keys}
     values = _leaves({name: item for name, item in given.items() if name in leaves}, leaves)
     values |= {name: _items(name, key, given, values) for name, key in lists.items()}
-    return {name: None if isinstance(values[name], FoundNumber) and not found else values[name] for name in keys}
+    return {name: None if isinstance(values[name], TunedFloat) and not found else values[name] for name in keys}
 
 
-def _leaves(given: dict[str, Given], keys: dict[str, Key]) -> dict[str, Any]:
+def _leaves(given: dict[str, UserValue], keys: dict[str, ConfigField]) -> dict[str, Any]:
     """The values of keys that take no list of sections."""
     texts = {name: None if item.value in NULLS else item.value for name, item in given.items()}
     try:
@@ -253,7 +253,7 @@ def _leaves(given: dict[str, Given], keys: dict[str, Key]) -> dict[str, Any]:
     return {name: values[name] for name in keys}
 
 
-def _without_cleared(name: str, given: dict[str, Given]) -> dict[str, Given]:
+def _without_cleared(name: str, given: dict[str, UserValue]) -> dict[str, UserValue]:
     """What is given without the items of a list that the command line has set to null."""
     if name not in given or given[name].value not in NULLS:
         return given
@@ -264,7 +264,7 @@ def _without_cleared(name: str, given: dict[str, Given]) -> dict[str, Given]:
     return {key: item for key, item in given.items() if key not in inside}
 
 
-def _items(name: str, key: Key, given: dict[str, Given], values: dict[str, Any]) -> list[Any] | None:
+def _items(name: str, key: ConfigField, given: dict[str, UserValue], values: dict[str, Any]) -> list[Any] | None:
     """The dataclasses of a list, each from what the file and the command line say of it; its default without either."""
     numbers = [int(other.removeprefix(f"{name}.").partition(".")[0]) for other in given if other.startswith(f"{name}.")]
     whole = given.get(name)
@@ -276,19 +276,19 @@ def _items(name: str, key: Key, given: dict[str, Given], values: dict[str, Any])
         if not isinstance(whole.value, list) or any(item != {} for item in whole.value):
             raise _wrong_type(whole, key)
         numbers.append(len(whole.value))
-    items, item_class = [], known(key.item, name)
+    items, item_class = [], require(key.item, name)
     for number in range(1, max(numbers) + 1):
         prefix = f"{name}.{number}."
         of_item = {full: values.get(full, one.default) for full, one in keys_of(item_class, prefix).items()}
-        items.append(build(item_class, of_item, prefix))
+        items.append(build_config(item_class, of_item, prefix))
     return items
 
 
-def _wrong_type(item: Given, key: Key) -> UserError:
+def _wrong_type(item: UserValue, key: ConfigField) -> UserError:
     names: dict[Any, str] = {
         types.GenericAlias(list, (key.item,)): "a list of sections in a file",
         int: "a whole number",
-        Count: "a whole number (1000 or 1e3)",
+        ScientificInt: "a whole number (1000 or 1e3)",
         float: "a number (0.01 or 1e-2)",
         bool: "true or false",
         str: "a text",
@@ -297,20 +297,20 @@ def _wrong_type(item: Given, key: Key) -> UserError:
         list[float]: "a list of numbers",
         type(None): "null",
     }
-    expected = " or ".join(names.get(member, str(member)) for member in key.members if member is not FoundNumber)
+    expected = " or ".join(names.get(member, str(member)) for member in key.members if member is not TunedFloat)
     return UserError(f"{item.where}: {item.shown}: {expected} is expected")
 
 
-def build(config_class: type[Config], values: dict[str, Any], prefix: str = "") -> Config:
+def build_config(config_class: type[Config], values: dict[str, Any], prefix: str = "") -> Config:
     """The dataclass and its sections from values by dotted key."""
     fields = {}
     for name, hint in typing.get_type_hints(config_class).items():
         is_section = dataclasses.is_dataclass(hint)
-        fields[name] = build(hint, values, f"{prefix}{name}.") if is_section else values[prefix + name]
+        fields[name] = build_config(hint, values, f"{prefix}{name}.") if is_section else values[prefix + name]
     return config_class(**fields)
 
 
-def _parser(keys: dict[str, Key]) -> ArgumentParser:
+def _parser(keys: dict[str, ConfigField]) -> ArgumentParser:
     """jsonargparse's parser of these keys, for the types alone."""
     parser = ArgumentParser(exit_on_error=False, add_help=False)
     for name, key in keys.items():
@@ -318,23 +318,23 @@ def _parser(keys: dict[str, Key]) -> ArgumentParser:
     return parser
 
 
-def _count(value: Any) -> Count:
+def _count(value: Any) -> ScientificInt:
     """1000, 1_000 or 1e3 as a Count; ValueError for anything that is not whole."""
     number = float(value)
     if not number.is_integer():
         raise ValueError(f"{value} is not a whole number")
-    return Count(number)
+    return ScientificInt(number)
 
 
-def _found(value: Any) -> FoundNumber:
+def _found(value: Any) -> TunedFloat:
     """``found 1.5`` as FoundNumber; ValueError for anything else."""
     word, _, number = str(value).partition(" ")
     if word != FOUND:
         raise ValueError(f"{value} is not {FOUND} and a number")
-    return FoundNumber(number)
+    return TunedFloat(number)
 
 
-def _found_text(value: FoundNumber) -> str:
+def _found_text(value: TunedFloat) -> str:
     return f"{FOUND} {float(value)!r}"
 
 
@@ -342,6 +342,6 @@ class _Dumper(yaml.SafeDumper):
     """Plain values, and what a run has found."""
 
 
-_Dumper.add_representer(FoundNumber, lambda dumper, value: dumper.represent_str(_found_text(value)))
-register_type(Count, serializer=int, deserializer=_count)
-register_type(FoundNumber, serializer=_found_text, deserializer=_found)
+_Dumper.add_representer(TunedFloat, lambda dumper, value: dumper.represent_str(_found_text(value)))
+register_type(ScientificInt, serializer=int, deserializer=_count)
+register_type(TunedFloat, serializer=_found_text, deserializer=_found)

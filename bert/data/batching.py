@@ -14,7 +14,7 @@ BATCHES_A_WINDOW = 16
 """Rows are sorted by length within so many batches: enough to cut padding, too few to order the epoch."""
 
 
-def bucket(length: int, buckets: Sequence[int], max_length: int) -> int:
+def bucket_length(length: int, buckets: Sequence[int], max_length: int) -> int:
     """The smallest of ``buckets`` that holds ``length`` tokens; ``max_length`` is the largest."""
     if length > max_length:
         raise ValueError(f"{length} tokens are more than max_length {max_length}")
@@ -58,7 +58,7 @@ def evaluation_batches(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
-def _own_share(batch: dict[str, np.ndarray], process: tuple[int, int]) -> dict[str, np.ndarray]:
+def local_slice(batch: dict[str, np.ndarray], process: tuple[int, int]) -> dict[str, np.ndarray]:
     """The rows of this host, the index-th of count, in a batch of all."""
     index, count = process
 
@@ -69,7 +69,7 @@ def _own_share(batch: dict[str, np.ndarray], process: tuple[int, int]) -> dict[s
     return {name: share(array) for name, array in batch.items()}
 
 
-class _Batches:
+class FinetuningLoader:
     """Step -> its batch, padded to a bucket; the smaller batch at an epoch's end is filled with rows of no weight.
 
     Of several hosts, each has its own rows of it.
@@ -94,14 +94,16 @@ class _Batches:
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
         rows, data = self._all_rows(step), self._config.data
-        length = bucket(int(self._lengths[rows].max()), data.buckets, data.max_length)
+        length = bucket_length(int(self._lengths[rows].max()), data.buckets, data.max_length)
         batch = {**self._features.batch(rows, length, self._size), "rows": np.arange(self._size, dtype=np.int32)}
-        return _own_share(batch, self._process)
+        return local_slice(batch, self._process)
 
     def lengths(self, step: int) -> list[int]:
         """Padded lengths of the batches of the epoch to which a step belongs."""
         data, epoch = self._config.data, step // -(-len(self._features) // self._size)
-        return [bucket(int(self._lengths[rows].max()), data.buckets, data.max_length) for rows in self._epoch(epoch)]
+        return [
+            bucket_length(int(self._lengths[rows].max()), data.buckets, data.max_length) for rows in self._epoch(epoch)
+        ]
 
     def _all_rows(self, step: int) -> np.ndarray:
         epoch, place = divmod(step, -(-len(self._features) // self._size))

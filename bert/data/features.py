@@ -12,12 +12,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.data.row_template import post_processor
-from bert.tokenizer.wordpiece import corpus_tokenizer
+from bert.tokenizer.wordpiece import literal_tokenizer
 
 ROWS_AT_ONCE = 4096
 """Texts tokenized in one call: enough to make calls cheap, few enough to bound memory."""
 
-IGNORED = -1
+IGNORE_INDEX = -1
 """Label of a token that has none: special tokens, padding, the pieces of a word after its first."""
 
 
@@ -73,7 +73,7 @@ class Features:
         if self.labels is None:
             labels = np.zeros(batch_size, np.int32)
         elif self.token_labels:
-            labels = np.full((batch_size, length), IGNORED, np.int32)
+            labels = np.full((batch_size, length), IGNORE_INDEX, np.int32)
             labels[real] = self.labels[(starts + place)[real]]
         else:
             labels = np.zeros((batch_size, *self.labels.shape[1:]), self.labels.dtype)
@@ -162,7 +162,7 @@ def tokenize(
     The longer text of a pair is cut first, as BERT's ``_truncate_seq_pair`` (google-research/bert,
     run_classifier.py). ``tokenizer`` stays as it is.
     """
-    own = _prepared(tokenizer, max_length, tokenizer.get_vocab_size())
+    own = _truncating_tokenizer(tokenizer, max_length, tokenizer.get_vocab_size())
     ids = [np.zeros(0, np.int32)]
     lengths: list[int] = []
     segment_a_lengths: list[int] = []
@@ -181,7 +181,7 @@ def tokenize(
 
 
 @lru_cache(maxsize=8)
-def _prepared(tokenizer: Tokenizer, max_length: int, pieces: int) -> Tokenizer:
+def _truncating_tokenizer(tokenizer: Tokenizer, max_length: int, pieces: int) -> Tokenizer:
     """A copy that cuts and does not pad. Kept, since a copy of 30,000 pieces takes longer than a short answer should;
     ``pieces``, their number, is there to notice tokens that were added since."""
     own = Tokenizer.from_str(tokenizer.to_str())  # truncation and padding are settings of the object itself
@@ -198,14 +198,14 @@ def prose_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
 
 @lru_cache(maxsize=8)
 def _prose_tokenizer(tokenizer: Tokenizer, pieces: int) -> Tokenizer:
-    own = corpus_tokenizer(tokenizer)
+    own = literal_tokenizer(tokenizer)
     own.no_padding()
     own.no_truncation()
     own.post_processor = post_processor(own)  # it decides which characters a token covers
     return own
 
 
-def padded(arrays: Sequence[np.ndarray], empty: Sequence[int] = (0,)) -> np.ndarray:
+def pad_and_stack(arrays: Sequence[np.ndarray], empty: Sequence[int] = (0,)) -> np.ndarray:
     """R arrays [T_r, ...] as one [R, longest T_r, ...] with zeros behind each; [0, *empty] where there are none."""
     if not len(arrays):
         return np.zeros((0, *empty), np.float32)

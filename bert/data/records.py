@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert.config import HUB
-from bert.data.corpus.files import OPENERS, numbered_lines
+from bert.config import HUB_PREFIX
+from bert.data.corpus.files import DECOMPRESSORS, numbered_lines
 from bert.data.dialects import DELIMITERS, Dialect, csv_reader, dialect_of
 from bert.data.json_text import parse_json
 from bert.errors import UserError
@@ -95,12 +95,12 @@ def read_records(path: Path, header: Sequence[str] | None = None) -> Records:
 def kind_of(path: Path) -> str:
     """The end of a file's name in lower case, without that of a packed file: ``.csv`` of train.csv.gz."""
     name = path.name.lower()
-    return Path(name.removesuffix(next((packed for packed in OPENERS if name.endswith(packed)), ""))).suffix
+    return Path(name.removesuffix(next((packed for packed in DECOMPRESSORS if name.endswith(packed)), ""))).suffix
 
 
 def is_dataset(place: str) -> bool:
     """Whether this is ``hub:NAME`` or a folder in which ``datasets`` saved several splits."""
-    return place.startswith(HUB) or (Path(place) / "dataset_dict.json").is_file()
+    return place.startswith(HUB_PREFIX) or (Path(place) / "dataset_dict.json").is_file()
 
 
 def open_splits(place: str, config: str | None = None) -> DatasetDict:
@@ -114,14 +114,14 @@ def open_splits(place: str, config: str | None = None) -> DatasetDict:
     """
     import datasets
 
-    name, _, own = place.removeprefix(HUB).partition(":")
+    name, _, own = place.removeprefix(HUB_PREFIX).partition(":")
     try:
-        if place.startswith(HUB):
+        if place.startswith(HUB_PREFIX):
             return datasets.load_dataset(name, own or config)
         return datasets.load_from_disk(place)
     except Exception as error:  # of the network, of the hub, of Arrow, of the files behind them
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        mend = "name hub:ORG/NAME or hub:ORG/NAME:CONFIG" if place.startswith(HUB) else "save it again"
+        mend = "name hub:ORG/NAME or hub:ORG/NAME:CONFIG" if place.startswith(HUB_PREFIX) else "save it again"
         raise UserError(f"{place} cannot be loaded ({reason}): {mend}") from None
 
 

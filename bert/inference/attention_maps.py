@@ -20,12 +20,12 @@ from tokenizers import Tokenizer
 from bert.data.features import tokenize
 from bert.data.inputs import as_text_or_pair
 from bert.errors import UserError
-from bert.files import replacing
+from bert.files import atomic_write
 from bert.inference.pretrained import NO_LIMIT, Params, Pretrained, Text
 from bert.model.encoder import Bert
 from bert.tokenizer.wordpiece import ROBERTA_SPECIAL_TOKENS, special_ids, special_tokens
 
-LABELLED = 24
+MAX_TICK_LABELS = 24
 """Most pieces that a picture names: more are not readable."""
 
 
@@ -50,7 +50,7 @@ class AttentionMap:
     cut: int = 0
 
 
-def attention_of(model: Pretrained, text: Text) -> AttentionMap:
+def compute_attention_map(model: Pretrained, text: Text) -> AttentionMap:
     """Attention of every layer and head over a text, or over a pair of texts given as a tuple.
 
     Raises:
@@ -89,7 +89,7 @@ def _pieces(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
     return [tokenizer.decode([int(number)], skip_special_tokens=False).replace(" ", "␣") for number in ids]
 
 
-def write_page(attention: AttentionMap, path: Path) -> None:
+def write_html(attention: AttentionMap, path: Path) -> None:
     """Writes one HTML file that needs nothing else: data, script and style are in it, and it may load nothing."""
     layers, heads, _, _ = attention.weights.shape
     # A byte a weight, relative to the largest of its row: a uniform row of 512 is as exact as the peak of a sharp one.
@@ -108,10 +108,10 @@ def write_page(attention: AttentionMap, path: Path) -> None:
     }
     # Inside a script element nothing but "<" can end it; escaped, pieces such as "</script>" are text.
     content = json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    page = resources.files("bert").joinpath("attention_page.html").read_text(encoding="utf-8")
+    page = resources.files("bert.inference").joinpath("attention_page.html").read_text(encoding="utf-8")
     filling = {"title": html.escape(f"attention of {attention.source}"), "data": content}
     page = re.sub(r"\{\{(title|data)\}\}", lambda place: filling[place[1]], page)
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
 
 
@@ -119,7 +119,7 @@ def _packed(array: np.ndarray) -> str:
     return base64.b64encode(zlib.compress(array.tobytes(), 9)).decode("ascii")
 
 
-def write_picture(attention: AttentionMap, path: Path) -> None:
+def write_png(attention: AttentionMap, path: Path) -> None:
     """Writes a PNG: a row of squares a layer, a column a head, each square the weights [T, S] of one head."""
     # The Agg canvas without pyplot: no display, no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -127,7 +127,7 @@ def write_picture(attention: AttentionMap, path: Path) -> None:
     from matplotlib.figure import Figure
 
     layers, heads, length, _ = attention.weights.shape
-    named = length <= LABELLED
+    named = length <= MAX_TICK_LABELS
     side = max(1.1, 0.115 * length) if named else min(2.4, 1.1 + length / 200)
     figure = Figure(figsize=(side * heads + 1.9, side * layers + 1.6), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
@@ -157,5 +157,5 @@ def write_picture(attention: AttentionMap, path: Path) -> None:
     bar.set_label("attention from the row's piece to the column's", fontsize=8)
     cut = f", {attention.cut} more cut" if attention.cut else ""
     figure.suptitle(f"{attention.source}: {length} pieces{cut}", fontsize=9, parse_math=False)
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png")

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
-from bert.config.yaml_io import load as load_config
+from bert.config.yaml_io import load_config as load_config
 from bert.errors import UserError
 from bert.files import local_path
 from bert.inference.pretrained import Pretrained
@@ -16,29 +16,29 @@ from bert.interchange import hub
 from bert.interchange.names import pretraining_architecture
 from bert.interchange.pooling import read_pooling
 from bert.interchange.readers import google, hf
-from bert.interchange.shapes import LABELLED
+from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
 from bert.model.heads import HEADS
-from bert.runs.folder import kind_of
+from bert.runs.folder import config_class_of_run
 from bert.runtime.compilation_cache import use_compilation_cache
-from bert.tasks import task_of
+from bert.tasks import make_task
 from bert.tasks.base import Task
 from bert.tasks.inference_only import published_task
 from bert.tasks.question_answering import SquadTask
 from bert.tokenizer.wordpiece import load_tokenizer
 
-HEAD_OF = {module.__name__: name for name, module in HEADS.items()}
+HEAD_BY_ARCHITECTURE = {module.__name__: name for name, module in HEADS.items()}
 """The head of each architecture of others that `Pretrained.predict` answers with."""
 
 
-PUBLISHED_LENGTH = 384
+DEFAULT_QA_LENGTH = 384
 """Longest row of a published model that reads long texts through several: what SQuAD's models were trained with."""
 
 
 def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> Pretrained:
     """Reads a run's newest good checkpoint (of a fine-tuning run the best one), or a model of Hugging Face's.
 
-    JAX then keeps the programs that this process compiles, as for the commands (`bert.runtime.compilation_cache`): the first
-    answer of the next process does not wait for the compiler.
+    JAX then caches the programs that this process compiles, as for the commands (`bert.runtime.compilation_cache`),
+    so that the first answer of the next process does not wait for the compiler.
 
     Args:
         source: folder of a run, folder as transformers or sentence-transformers writes it, or a name on the hub
@@ -56,7 +56,7 @@ def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> 
 def load_vocabulary(source: str | Path, say: Callable[[str], None] = lambda text: None) -> Tokenizer:
     """The vocabulary of what `load` takes, without the weights. Raises UserError."""
     folder = _folder(source, weights=False)
-    if google.is_google(folder) and not hf.is_published(folder):
+    if google.is_google(folder) and not hf.is_hf_folder(folder):
         return google.read_tokenizer(folder, google.read_config(folder / google.CONFIG, say), say)
     return load_tokenizer(folder if _is_run(folder) else read_pooling(folder, say)[1])
 
@@ -70,7 +70,7 @@ def _folder(source: str | Path, weights: bool) -> Path:
         path = hub.download(str(source), weights)
     if path.is_file():
         raise UserError(f"{path} is a file: name the folder of a run or of a model")
-    if not _is_run(path) and not hf.is_published(path) and not google.is_google(path):
+    if not _is_run(path) and not hf.is_hf_folder(path) and not google.is_google(path):
         raise UserError(
             f"{source} holds no run (no config.yaml), no model of Hugging Face's (no config.json) and none of Google's "
             "(no bert_config.json): name a folder that does"
@@ -83,19 +83,23 @@ def _is_run(folder: Path) -> bool:
 
 
 def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pretrained:
-    read = hf.read(folder, say) if hf.is_published(folder) else google.published(folder, say)
-    task = published_task(HEAD_OF.get(read.architecture), name, read.labels, read.problem_type, read.null_threshold)
+    read = hf.read_hf_model(folder, say) if hf.is_hf_folder(folder) else google.read_google_model(folder, say)
+    task = published_task(
+        HEAD_BY_ARCHITECTURE.get(read.architecture), name, read.labels, read.problem_type, read.null_threshold
+    )
     longest = read.config.max_position_embeddings
-    length = min(PUBLISHED_LENGTH, longest) if task is not None and task.windows else longest
+    length = min(DEFAULT_QA_LENGTH, longest) if task is not None and task.windows else longest
     data = TaskDataConfig(max_length=length, max_query_length=min(TaskDataConfig.max_query_length, length // 2))
-    task = published_task(HEAD_OF.get(read.architecture), name, read.labels, read.problem_type, read.null_threshold)
+    task = published_task(
+        HEAD_BY_ARCHITECTURE.get(read.architecture), name, read.labels, read.problem_type, read.null_threshold
+    )
     return Pretrained(**{**vars(read), "source": name}, task=task, data=data)
 
 
 def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
     from bert.runs.checkpoint import Checkpointer  # which takes a fifth of a second that others need not wait for
 
-    kind = kind_of(path)
+    kind = config_class_of_run(path)
     config: PretrainConfig | FinetuneConfig = load_config(kind, path / "config.yaml")
     if isinstance(config, FinetuneConfig) and config.seeds > 1:
         raise UserError(
@@ -109,7 +113,7 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
     step, params = restored
     task, own = None, {}
     if isinstance(config, FinetuneConfig):
-        task = task_of(config)
+        task = make_task(config)
         own = {key: getattr(config, key) for key in ("data", "feature_layers", "classifier_dropout")}
     architecture = pretraining_architecture(set(params)) if task is None else HEADS[task.head].__name__
     return Pretrained(
@@ -120,7 +124,7 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
         step=step,
         source=str(path),
         architecture=architecture,
-        labels=task.output_names if task is not None and architecture in LABELLED else (),
+        labels=task.output_names if task is not None and architecture in ARCHITECTURES_WITH_LABELS else (),
         problem_type=None if task is None else task.problem_type,
         null_threshold=_null_threshold(task),
         **own,

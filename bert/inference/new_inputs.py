@@ -17,7 +17,7 @@ from bert.data.corpus.files import numbered_lines
 from bert.data.dialects import csv_reader, dialect_of
 from bert.data.json_text import parse_json
 from bert.data.records import kind_of
-from bert.errors import CONVERT, UserError
+from bert.errors import UTF8_HINT, UserError
 
 if TYPE_CHECKING:
     from bert.tasks.base import Task
@@ -28,7 +28,7 @@ READ_AT_ONCE = 1 << 20
 NOT_READ = (".json", ".conll", ".parquet", ".arrow", ".xlsx", ".zip")
 """Ends of names of files that do not have one input a line."""
 
-NOT_UTF8 = f"not UTF-8: {CONVERT}"
+NOT_UTF8 = f"not UTF-8: {UTF8_HINT}"
 EMPTY_LINE = "an empty line: write a row or remove the line"
 
 Numbered = Iterator[tuple[int, str]]
@@ -118,7 +118,7 @@ def _text(number: int, line: str, task: Task) -> Input:
     if not _is_utf8(line):
         return Input(number, _shown(line), error=NOT_UTF8)
     try:
-        return Input(number, line, task.input_of(line))
+        return Input(number, line, task.parse_line(line))
     except ValueError as error:
         return Input(number, line, error=str(error))
 

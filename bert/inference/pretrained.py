@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from bert.config import TaskDataConfig
-from bert.data.batching import bucket, evaluation_batches
+from bert.data.batching import bucket_length, evaluation_batches
 from bert.data.features import Features, Rows, tokenize
 from bert.data.inputs import as_list, as_text_or_pair, check_count, shown
-from bert.errors import UserError, known
+from bert.errors import UserError, require
 from bert.interchange import FORMATS
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.names import ARCHITECTURES
@@ -24,7 +24,7 @@ from bert.metrics import softmax
 from bert.model.encoder import Bert
 from bert.model.heads import HEADS, BertForMaskedLM
 from bert.tasks.base import Outputs, Task
-from bert.tokenizer.wordpiece import special_ids, vocabulary_size
+from bert.tokenizer.wordpiece import embedding_rows, special_ids
 
 Text = str | tuple[str, str]
 Params = dict[str, Any]
@@ -41,7 +41,7 @@ BUCKETS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 """Lengths that inputs are padded to; a program is compiled for each length and number of rows."""
 
 
-class Encoded(NamedTuple):
+class EncodeOutput(NamedTuple):
     """What `Pretrained.encode` returns; T is the longest text's, in tokens.
 
     Attributes:
@@ -57,7 +57,7 @@ class Encoded(NamedTuple):
     embeddings: np.ndarray
 
 
-class FilledMask(NamedTuple):
+class MaskPrediction(NamedTuple):
     """One proposal for a [MASK]: the piece, its probability, its id."""
 
     token: str
@@ -92,7 +92,7 @@ class Pretrained(ModelBundle):
             f"{sizes.num_attention_heads} heads, feed-forward size {sizes.intermediate_size}, "
             f"up to {sizes.max_position_embeddings} tokens",
             "parameters": f"{sum(leaf.size for leaf in jax.tree.leaves(self.params)):,}",
-            "vocabulary": f"{vocabulary_size(self.tokenizer):,} tokens",
+            "vocabulary": f"{embedding_rows(self.tokenizer):,} tokens",
             "task": None if self.task is None else self.task.name,
             "labels": ", ".join(labels[:LABELS_SHOWN]) + more,
         }
@@ -124,7 +124,7 @@ class Pretrained(ModelBundle):
             for rows in batch_sizes:
                 list(self._run(forward, _blank_rows(rows, length), max(rows, 32)))
 
-    def encode(self, texts: str | Sequence[Text], batch_size: int = 32) -> Encoded:
+    def encode(self, texts: str | Sequence[Text], batch_size: int = 32) -> EncodeOutput:
         """Hidden states of texts, and of pairs of texts given as tuples; longer ones than the model's are cut.
 
         A string is a batch of one text (B = 1). A sentence-transformers folder may declare a shorter length, and that
@@ -146,7 +146,7 @@ class Pretrained(ModelBundle):
             embeddings[rows] = pooling(states, own)
             if output.pooled_output is not None:
                 pooled[rows] = output.pooled_output[: len(rows)]
-        return Encoded(hidden, pooled if self._has_pooler else None, mask, embeddings)
+        return EncodeOutput(hidden, pooled if self._has_pooler else None, mask, embeddings)
 
     def embed(self, texts: str | Sequence[Text], batch_size: int = 32) -> np.ndarray:
         """The embeddings of `encode` alone, [B, D] float32, or [D] for a string.
@@ -166,7 +166,7 @@ class Pretrained(ModelBundle):
             embeddings[rows] = pooling(hidden, mask)
         return embeddings
 
-    def fill_mask(self, text: Text, top_k: int = 5) -> list[list[FilledMask]]:
+    def fill_mask(self, text: Text, top_k: int = 5) -> list[list[MaskPrediction]]:
         """The ``top_k`` likeliest pieces for each [MASK] of a text, masks in order, likeliest first.
 
         Args:
@@ -184,10 +184,13 @@ class Pretrained(ModelBundle):
         [(_, logits)] = self._run(self._masked_lm, features, 1)
         answers = []
         for place in places:
-            probabilities = softmax(logits[0, place, : vocabulary_size(self.tokenizer)])
+            probabilities = softmax(logits[0, place, : embedding_rows(self.tokenizer)])
             best = np.argsort(-probabilities, kind="stable")[:top_k]
             answers.append(
-                [FilledMask(self.tokenizer.id_to_token(int(i)) or "", float(probabilities[i]), int(i)) for i in best]
+                [
+                    MaskPrediction(self.tokenizer.id_to_token(int(i)) or "", float(probabilities[i]), int(i))
+                    for i in best
+                ]
             )
         return answers
 
@@ -215,8 +218,8 @@ class Pretrained(ModelBundle):
         if isinstance(inputs, str):
             return self.predict([inputs], batch_size)[0]
         inputs = as_list(inputs)
-        task = self.answering()
-        examples = task.asked(inputs)
+        task = self.require_task()
+        examples = task.examples_from_inputs(inputs)
         features = task.features(self.tokenizer, examples, self.data)
         predictions = task.predict(self.outputs(features, batch_size), features, examples)
         answers = task.answers(predictions, examples)
@@ -224,7 +227,7 @@ class Pretrained(ModelBundle):
             raise UserError(f"{task.name} gave {len(answers)} answers to {len(inputs)} inputs: fix that task's methods")
         return answers
 
-    def answering(self) -> Task:
+    def require_task(self) -> Task:
         """The task that `predict` answers.
 
         Raises:
@@ -339,7 +342,7 @@ class Pretrained(ModelBundle):
         before: tuple[np.ndarray, Any] | None = None
         for rows in evaluation_batches(features.lengths, batch_size):
             longest = int(features.lengths[rows].max())
-            length = bucket(longest, BUCKETS, self.config.max_position_embeddings)
+            length = bucket_length(longest, BUCKETS, self.config.max_position_embeddings)
             batch = features.batch(rows, length, batch_size)
             inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
             begun = rows, forward(self._device_params, *inputs)
@@ -369,7 +372,7 @@ class Pretrained(ModelBundle):
 
     @cached_property
     def _head(self) -> Callable[..., Any]:
-        task = known(self.task, "the task")
+        task = require(self.task, "the task")
         model = HEADS[task.head](self.config, task.num_labels, feature_layers=self.feature_layers)
         return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
 

@@ -55,7 +55,7 @@ OUTPUTS = {"BertForQuestionAnswering": 2, "BertForMultipleChoice": 1}
 """L of the heads whose outputs have no names: start and end, and one score a choice."""
 
 
-def module_of(model: ModelBundle) -> Any:
+def build_module(model: ModelBundle) -> Any:
     """The Flax module that the parameters fill."""
     if model.architecture == "Bert":
         return Bert(model.config, add_pooling_layer="pooler" in model.params["bert"])

@@ -34,7 +34,7 @@ SETTINGS = [*_placed(_NAMES), "modules.json", "config_sentence_transformers.json
 WEIGHTS, PICKLES = _placed(_WEIGHTS), _placed(_PICKLES)
 
 
-FIRST = re.compile(r"(bert|roberta)-(base|large)(-[\w-]+)?")
+LEGACY_MODEL_NAME = re.compile(r"(bert|roberta)-(base|large)(-[\w-]+)?")
 """The models that the hub knows by a name without an organisation, since they were there before organisations were."""
 
 
@@ -46,7 +46,7 @@ def is_hub_name(source: str | Path) -> bool:
     Of names without an organisation only the hub's first ones are such: ``bert-base-uncased``, ``roberta-large``.
     """
     name = str(source)
-    named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) or FIRST.fullmatch(name)
+    named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) or LEGACY_MODEL_NAME.fullmatch(name)
     first = name.split("/")[0]
     return bool(named) and first != "runs" and not Path(first).exists()
 

@@ -14,7 +14,7 @@ BERT, ROBERTA, GOOGLE = "bert", "roberta", "google"
 """Whose names: those of Hugging Face's models, by the ``model_type`` of config.json, and of google-research/bert."""
 
 
-class Row(NamedTuple):
+class NameMapping(NamedTuple):
     """A module, or a single array, under each of its names.
 
     Attributes:
@@ -35,31 +35,32 @@ class Row(NamedTuple):
 _LAYER, _HF, _GOOGLE = "bert/encoder/layer_{}", "bert.encoder.layer.{}", "bert/encoder/layer_{}"
 
 TABLE = (
-    Row("table", "bert/embeddings/word", "bert.embeddings.word_embeddings", "bert/embeddings/word_embeddings"),
-    Row("table", "bert/embeddings/position", "bert.embeddings.position_embeddings",
+    NameMapping("table", "bert/embeddings/word", "bert.embeddings.word_embeddings", "bert/embeddings/word_embeddings"),
+    NameMapping("table", "bert/embeddings/position", "bert.embeddings.position_embeddings",
         "bert/embeddings/position_embeddings"),
-    Row("table", "bert/embeddings/segment", "bert.embeddings.token_type_embeddings",
+    NameMapping("table", "bert/embeddings/segment", "bert.embeddings.token_type_embeddings",
         "bert/embeddings/token_type_embeddings"),
-    Row("norm", "bert/embeddings/norm", "bert.embeddings.LayerNorm", "bert/embeddings/LayerNorm"),
-    Row("dense", f"{_LAYER}/attention/query", f"{_HF}.attention.self.query", f"{_GOOGLE}/attention/self/query"),
-    Row("dense", f"{_LAYER}/attention/key", f"{_HF}.attention.self.key", f"{_GOOGLE}/attention/self/key"),
-    Row("dense", f"{_LAYER}/attention/value", f"{_HF}.attention.self.value", f"{_GOOGLE}/attention/self/value"),
-    Row("dense", f"{_LAYER}/attention/output", f"{_HF}.attention.output.dense", f"{_GOOGLE}/attention/output/dense"),
-    Row("norm", f"{_LAYER}/attention_norm", f"{_HF}.attention.output.LayerNorm",
+    NameMapping("norm", "bert/embeddings/norm", "bert.embeddings.LayerNorm", "bert/embeddings/LayerNorm"),
+    NameMapping("dense", f"{_LAYER}/attention/query", f"{_HF}.attention.self.query", f"{_GOOGLE}/attention/self/query"),
+    NameMapping("dense", f"{_LAYER}/attention/key", f"{_HF}.attention.self.key", f"{_GOOGLE}/attention/self/key"),
+    NameMapping("dense", f"{_LAYER}/attention/value", f"{_HF}.attention.self.value", f"{_GOOGLE}/attention/self/value"),
+    NameMapping("dense", f"{_LAYER}/attention/output", f"{_HF}.attention.output.dense",
+        f"{_GOOGLE}/attention/output/dense"),
+    NameMapping("norm", f"{_LAYER}/attention_norm", f"{_HF}.attention.output.LayerNorm",
         f"{_GOOGLE}/attention/output/LayerNorm"),
-    Row("dense", f"{_LAYER}/intermediate", f"{_HF}.intermediate.dense", f"{_GOOGLE}/intermediate/dense"),
-    Row("dense", f"{_LAYER}/output", f"{_HF}.output.dense", f"{_GOOGLE}/output/dense"),
-    Row("norm", f"{_LAYER}/output_norm", f"{_HF}.output.LayerNorm", f"{_GOOGLE}/output/LayerNorm"),
-    Row("dense", "bert/pooler", "bert.pooler.dense", "bert/pooler/dense"),
-    Row("dense", "predictions/transform", "cls.predictions.transform.dense", "cls/predictions/transform/dense",
+    NameMapping("dense", f"{_LAYER}/intermediate", f"{_HF}.intermediate.dense", f"{_GOOGLE}/intermediate/dense"),
+    NameMapping("dense", f"{_LAYER}/output", f"{_HF}.output.dense", f"{_GOOGLE}/output/dense"),
+    NameMapping("norm", f"{_LAYER}/output_norm", f"{_HF}.output.LayerNorm", f"{_GOOGLE}/output/LayerNorm"),
+    NameMapping("dense", "bert/pooler", "bert.pooler.dense", "bert/pooler/dense"),
+    NameMapping("dense", "predictions/transform", "cls.predictions.transform.dense", "cls/predictions/transform/dense",
         "lm_head.dense"),
-    Row("norm", "predictions/norm", "cls.predictions.transform.LayerNorm", "cls/predictions/transform/LayerNorm",
-        "lm_head.layer_norm"),
-    Row("array", "predictions/bias", "cls.predictions.bias", "cls/predictions/output_bias", "lm_head.bias"),
-    Row("array", "predictions/decoder", "cls.predictions.decoder.weight", None, "lm_head.decoder.weight"),
-    Row("output", "seq_relationship", "cls.seq_relationship", "cls/seq_relationship/"),
-    Row("output", "classifier", "classifier", ""),  # Google's: run_classifier.py
-    Row("output", "qa_outputs", "qa_outputs", "cls/squad/"),  # Google's: run_squad.py
+    NameMapping("norm", "predictions/norm", "cls.predictions.transform.LayerNorm",
+        "cls/predictions/transform/LayerNorm", "lm_head.layer_norm"),
+    NameMapping("array", "predictions/bias", "cls.predictions.bias", "cls/predictions/output_bias", "lm_head.bias"),
+    NameMapping("array", "predictions/decoder", "cls.predictions.decoder.weight", None, "lm_head.decoder.weight"),
+    NameMapping("output", "seq_relationship", "cls.seq_relationship", "cls/seq_relationship/"),
+    NameMapping("output", "classifier", "classifier", ""),  # Google's: run_classifier.py
+    NameMapping("output", "qa_outputs", "qa_outputs", "cls/squad/"),  # Google's: run_squad.py
 )  # fmt: skip
 
 ROBERTA_CLASSIFIER = {"bert/pooler": "classifier.dense", "classifier": "classifier.out_proj"}
@@ -149,7 +150,7 @@ def check_layers(layers: int, held: int, source: Path | str, config: Path | str)
         )
 
 
-def _name(row: Row, family: str, architecture: str) -> str | None:
+def _name(row: NameMapping, family: str, architecture: str) -> str | None:
     if family == GOOGLE:
         return row.google
     if family == BERT:
@@ -171,12 +172,12 @@ def decoder_bias(family: str) -> str:
     return "cls.predictions.decoder.bias" if family == BERT else "lm_head.decoder.bias"
 
 
-def published_name(architecture: str, family: str) -> str:
+def hf_class_name(architecture: str, family: str) -> str:
     """Our module's name -> Hugging Face's: ``Bert`` -> ``BertModel``, ``RobertaModel``."""
     return {BERT: "Bert", ROBERTA: "Roberta"}[family] + (architecture.removeprefix("Bert") or "Model")
 
 
-def our_name(architecture: str, family: str) -> str | None:
+def architecture_from_hf(architecture: str, family: str) -> str | None:
     """Hugging Face's name -> our module's; None for one that is not read."""
-    by_name = {published_name(name, family): name for name in ARCHITECTURES}
+    by_name = {hf_class_name(name, family): name for name in ARCHITECTURES}
     return by_name.get(architecture)

@@ -84,7 +84,7 @@ def read_pooling(folder: Path, say: Callable[[str], None]) -> tuple[Pooling | No
     return Pooling(mode, "Normalize" in kinds, length, lowercase), places[0]
 
 
-def declared(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
+def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
     """The files of a sentence-transformers folder that declare this pooling: path -> content of its JSON."""
     kinds = ["Transformer", "Pooling", *(["Normalize"] if pooling.normalize else [])]
     places = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}

@@ -15,7 +15,7 @@ from bert.model.heads import BertForPreTraining
 
 FIRST_LAYER = "/layer_0/"
 
-LABELLED = ("BertForSequenceClassification", "BertForTokenClassification")
+ARCHITECTURES_WITH_LABELS = ("BertForSequenceClassification", "BertForTokenClassification")
 """Architectures with as many outputs as there are labels."""
 
 
@@ -26,7 +26,7 @@ def expected_shapes(config: ModelConfig, architecture: str, num_labels: int) -> 
     Args:
         config: sizes of the encoder.
         architecture: a key of `names.ARCHITECTURES`.
-        num_labels: L, where the architecture is one of `LABELLED`.
+        num_labels: L, where the architecture is one of `ARCHITECTURES_WITH_LABELS`.
     """
     model = BertForPreTraining(dataclasses.replace(config, num_hidden_layers=1))  # all layers have the same shapes
     tree = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"])
@@ -34,7 +34,7 @@ def expected_shapes(config: ModelConfig, architecture: str, num_labels: int) -> 
     for path in [path for path in shapes if FIRST_LAYER in path]:
         for number in range(1, config.num_hidden_layers):
             shapes[path.replace(FIRST_LAYER, f"/layer_{number}/")] = shapes[path]
-    outputs = {names.CLASSIFIER: num_labels if architecture in LABELLED else 1, names.QA_OUTPUTS: 2}
+    outputs = {names.CLASSIFIER: num_labels if architecture in ARCHITECTURES_WITH_LABELS else 1, names.QA_OUTPUTS: 2}
     for part in set(names.ARCHITECTURES[architecture]) & set(outputs):
         shapes |= {f"{part}/kernel": (config.hidden_size, outputs[part]), f"{part}/bias": (outputs[part],)}
     return shapes

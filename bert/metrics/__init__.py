@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bert.metrics.tagging_schemes import spans
+from bert.metrics.tagging_schemes import extract_entities
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -35,7 +35,7 @@ def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     return float(f1_score(labels, predictions, average="macro", zero_division=0))
 
 
-def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
+def matthews_correlation(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Matthews correlation, -1 to 1, as GLUE has it for CoLA; 0 where one label is predicted throughout."""
     from sklearn.metrics import matthews_corrcoef
 
@@ -67,7 +67,7 @@ METRICS = {
     "accuracy": accuracy,
     "f1": f1,
     "macro_f1": macro_f1,
-    "matthews": matthews,
+    "matthews": matthews_correlation,
     "pearson": pearson,
     "spearman": spearman,
 }
@@ -82,7 +82,7 @@ HIGHER_IS_BETTER = {
     **dict.fromkeys(("mlm_accuracy", "nsp_accuracy", "sop_accuracy"), True),
     "perplexity": False,
 }
-"""Direction of the metrics that this module, `bert.training.losses` and the tasks compute, by name: whether higher is better."""
+"""Direction of the metrics of this module, of `bert.training.losses` and of the tasks: whether higher is better."""
 
 
 def higher_is_better(name: str) -> bool | None:
@@ -104,7 +104,7 @@ def is_better(score: float | None, other: float | None, higher: bool) -> bool:
     return score > other if higher else score < other
 
 
-def scores(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+def compute_metrics(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """The named metrics of [R] predicted labels, or scores."""
     return {name: METRICS[name](predictions, labels) for name in names}
 
@@ -139,7 +139,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def majority_class(names: Sequence[str], labels: np.ndarray) -> dict[str, float]:
     """The named metrics of always answering the most frequent label: what any model has to beat."""
     labels = np.asarray(labels)
-    return scores(names, np.full_like(labels, np.bincount(labels).argmax()), labels)
+    return compute_metrics(names, np.full_like(labels, np.bincount(labels).argmax()), labels)
 
 
 def unigram_baseline(train_counts: np.ndarray, label_ids: np.ndarray) -> dict[str, float]:
@@ -171,7 +171,7 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, 700.0))  # exp overflows beyond 709
 
 
-def squad(
+def squad_metrics(
     predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], v2: bool | None = None
 ) -> dict[str, float]:
     """Exact match and F1 of answers in percent, as SQuAD's official evaluators have them.
@@ -213,7 +213,7 @@ def best_null_threshold(
     Args:
       predictions: for each question's id the best answer that is one (`bert.tasks.span_features.Answers.best`).
       null_odds: the higher, the likelier that there is no answer.
-      references: as for `squad`.
+      references: as for `squad_metrics`.
 
     Returns:
       best_exact, best_f1 (percent), best_exact_thresh, best_f1_thresh.
@@ -236,10 +236,10 @@ def best_null_threshold(
     return result
 
 
-def entities(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> dict[str, float]:
+def entity_metrics(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> dict[str, float]:
     """Precision, recall and F1 of entities, and accuracy of tags, 0 to 1, as conlleval and seqeval have them.
 
-    An entity counts where type, first and last word are right; `bert.metrics.tagging_schemes.spans` says what one is, whatever the
+    An entity counts where type, first and last word are right; `extract_entities` defines one, whatever the
     scheme, sound or not. precision, recall and f1 are over all entities (seqeval's "micro"); macro_f1 is the mean
     of the types' and weighted_f1 that weighted by the types' entities. What cannot be divided is 0.
 
@@ -272,7 +272,7 @@ def entities_by_type(
     for number, (ours, golds) in enumerate(zip(predictions, references, strict=True)):
         if len(ours) != len(golds):
             raise ValueError(f"sentence {number}: {len(ours)} predicted tags for {len(golds)} words")
-        found, right = set(spans(ours)), set(spans(golds))
+        found, right = set(extract_entities(ours)), set(extract_entities(golds))
         for name, entities in (("correct", found & right), ("predicted", found), ("support", right)):
             counts[name].update(entity.type for entity in entities)
     return {

@@ -1,6 +1,6 @@
 """Tags that mark spans of words: B-, I-, O and their like; which scheme a file uses, and one scheme as another.
 
-What counts as an entity is decided in one place, `spans`, by the rules of the CoNLL shared tasks' conlleval,
+What counts as an entity is decided in one place, `extract_entities`, by the rules of the CoNLL shared tasks' conlleval,
 which seqeval's default mode follows: every tag but O belongs to an entity, whether or not it starts as it should.
 """
 
@@ -36,13 +36,13 @@ def join_tag(prefix: str, type: str) -> str:
     return f"{prefix}-{type}" if type else prefix
 
 
-def marks_spans(tag: str) -> bool:
+def is_span_tag(tag: str) -> bool:
     """Whether the tag is O, or B, I, E or S with or without a type."""
     prefix, type = split_tag(tag)
     return tag == OUTSIDE or (prefix in ("B", "I", "E", "S") and (type != "" or "-" not in tag))
 
 
-def spans(tags: Sequence[str]) -> list[Span]:
+def extract_entities(tags: Sequence[str]) -> list[Span]:
     """The entities of a sentence, in order.
 
     One ends before O, before B- and S-, after E- and S-, and where the type changes; one starts wherever a tag
@@ -80,10 +80,10 @@ def tags_of(entities: Iterable[Span], words: int, scheme: str) -> list[str]:
 
 def convert(tags: Sequence[str], scheme: str) -> list[str]:
     """A sentence's tags, of whatever scheme, in one of SCHEMES."""
-    return tags_of(spans(tags), len(tags), scheme)
+    return tags_of(extract_entities(tags), len(tags), scheme)
 
 
-def first_fault(tags: Sequence[str], scheme: str) -> int | None:
+def first_invalid_tag(tags: Sequence[str], scheme: str) -> int | None:
     """The first word whose tag the scheme does not allow there; None: the sequence is sound."""
     last, last_type = OUTSIDE, ""
     for place, tag in enumerate((*tags, OUTSIDE)):
@@ -102,10 +102,12 @@ def first_fault(tags: Sequence[str], scheme: str) -> int | None:
     return None
 
 
-def recognise(sentences: Iterable[Sequence[str]]) -> str:
+def detect_scheme(sentences: Iterable[Sequence[str]]) -> str:
     """The scheme of SCHEMES that fits the sentences' tags: the one that fewest sentences break, BIO if in doubt."""
     sentences = list(sentences)
     if any(split_tag(tag)[0] in ("E", "S") for tags in sentences for tag in tags):
         return "BIOES"
-    faults = {scheme: sum(first_fault(tags, scheme) is not None for tags in sentences) for scheme in ("BIO", "IOB1")}
+    faults = {
+        scheme: sum(first_invalid_tag(tags, scheme) is not None for tags in sentences) for scheme in ("BIO", "IOB1")
+    }
     return min(faults, key=faults.__getitem__)

@@ -1,4 +1,4 @@
-"""Who looks at whom: attention as written out, as one kernel, and the masks of both. Shapes as in `bert.model.encoder`."""
+"""Scaled dot-product attention, reference and fused, and the masks it takes. Shapes as in `bert.model.encoder`."""
 
 from __future__ import annotations
 

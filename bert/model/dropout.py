@@ -30,12 +30,14 @@ class Dropout(struct.PyTreeNode):
     generator: str = struct.field(pytree_node=False, default="hash")
 
     @classmethod
-    def of(cls, seed: jax.Array | int, step: jax.Array | int, rows: jax.Array, generator: str = "hash") -> Dropout:
+    def for_step(
+        cls, seed: jax.Array | int, step: jax.Array | int, rows: jax.Array, generator: str = "hash"
+    ) -> Dropout:
         """The source for one step of a run."""
         key = jnp.stack([jnp.asarray(seed, jnp.uint32), jnp.asarray(step, jnp.uint32)])
         return cls(_fold(key, 0x5EED), rows, generator)
 
-    def fold(self, name: str | int | jax.Array) -> Dropout:
+    def fold_in(self, name: str | int | jax.Array) -> Dropout:
         """The source of a part of the model: a layer's number, or a module's name."""
         number = zlib.crc32(name.encode()) if isinstance(name, str) else name
         return self.replace(key=_fold(self.key, number))
@@ -51,7 +53,7 @@ class Dropout(struct.PyTreeNode):
         return jnp.where(keep, scaled, jnp.zeros((), x.dtype))
 
     def keep_mask(self, shape: tuple[int, ...], rate: float, site: str) -> jax.Array:
-        """Booleans of ``shape`` [B, ...], true with probability 1 - rate (to 2**-32)."""
+        """Booleans of ``to_config`` [B, ...], true with probability 1 - rate (to 2**-32)."""
         key = _fold(self.key, zlib.crc32(site.encode()))
         bits = _threefry_bits if self.generator == "threefry" else _hash_bits
         return bits(key, self.rows, shape) >= jnp.uint32(round(rate * 2**32))

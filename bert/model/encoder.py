@@ -21,14 +21,14 @@ from bert.config import ModelConfig
 from bert.model.array_types import Array
 from bert.model.attention import dot_product_attention, fused_attention, key_lengths, padding_mask, same_example_mask
 from bert.model.dropout import Dropout
-from bert.model.execution import Execution
-from bert.model.initializers import fixed_positions, initializer, position_initializer
+from bert.model.execution import LayerExecution
+from bert.model.initializers import position_initializer, sinusoidal_position_table, truncated_normal_init
 from bert.model.linear import gelu, linear
-from bert.parallel.sharding import apart, gathered
+from bert.parallel.sharding import all_gather_fsdp, constrain_activation
 
 Dtype = Any
 
-Mask = Bool[Array, "#B #N #T #S"] | Int[Array, "B"] | None
+AttentionMask = Bool[Array, "#B #N #T #S"] | Int[Array, "B"] | None
 """Who looks at whom: booleans for attention as written out, lengths for one kernel."""
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -39,13 +39,13 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
 }
 
-LINEAR = "linear"
+LINEAR_OUTPUT = "linear"
 """Name of what a linear layer gives, for the policies of `jax.checkpoint`."""
 
 # What the backward pass finds stored of a layer; the rest it computes anew. The scores of attention are products with
 # a batch dimension: they grow with T squared, and are among the rest.
 REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.save_only_these_names(LINEAR),
+    "dots": jax.checkpoint_policies.save_only_these_names(LINEAR_OUTPUT),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -70,7 +70,7 @@ class EncoderOutput(struct.PyTreeNode):
 
 
 class Packing(struct.PyTreeNode):
-    """Where the examples of packed rows lie (`bert.data.pretraining.packing.places`); K examples a row at most.
+    """Where the examples of packed rows lie (`bert.data.pretraining.packing.packing_arrays`); K examples a row at most.
 
     Attributes:
         example_ids: [B, T], the example that a token is of, 1 ... K; 0 for padding.
@@ -97,12 +97,12 @@ class Dense(nn.Module):
         """[..., I] -> [..., features]."""
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-        return checkpoint_name(linear(x, kernel, bias, jnp.dtype(self.dtype)), LINEAR)
+        return checkpoint_name(linear(x, kernel, bias, jnp.dtype(self.dtype)), LINEAR_OUTPUT)
 
 
 def dense(config: ModelConfig, features: int, dtype: Dtype, name: str) -> Dense:
     """A dense layer initialised as BERT's."""
-    return Dense(features, initializer(config), dtype, name=name)
+    return Dense(features, truncated_normal_init(config), dtype, name=name)
 
 
 class LayerNorm(nn.Module):
@@ -131,7 +131,7 @@ class Attention(nn.Module):
     """Multi-head attention: self-attention where both inputs are the same, else cross-attention.
 
     Attributes:
-        kernel: as `Execution.attention`.
+        kernel: as `LayerExecution.attention`.
     """
 
     config: ModelConfig
@@ -143,19 +143,19 @@ class Attention(nn.Module):
         self,
         queries: Float[Array, "B T D"],
         keys_values: Float[Array, "B S D"],
-        mask: Mask,
+        mask: AttentionMask,
         dropout: Dropout | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"] | None]:
         """[B, T, D] queries over [B, S, D] keys and values -> [B, T, D], and the weights [B, N, T, S].
 
-        One kernel takes for ``mask`` the lengths [B] of `bert.model.attention.key_lengths`, and gives None for the weights.
+        Fused kernels take the lengths [B] of `key_lengths` for ``mask``, and return None for the weights.
         """
         config = self.config
         heads = config.num_attention_heads
 
         def project(x: Float[Array, "B S D"], name: str) -> Float[Array, "B S N H"]:
             x = dense(config, config.hidden_size, self.dtype, name)(x)
-            return apart(x.reshape(*x.shape[:-1], heads, config.hidden_size // heads), None, "tensor")
+            return constrain_activation(x.reshape(*x.shape[:-1], heads, config.hidden_size // heads), None, "tensor")
 
         query, key, value = project(queries, "query"), project(keys_values, "key"), project(keys_values, "value")
         if self.kernel == "written":
@@ -177,7 +177,7 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], mask: Mask, dropout: Dropout | None = None
+        self, x: Float[Array, "B T D"], mask: AttentionMask, dropout: Dropout | None = None
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T T"] | None]:
         """[B, T, D] -> [B, T, D], and the attention weights [B, N, T, S], both as `Attention` has them."""
         config = self.config
@@ -185,15 +185,17 @@ class Layer(nn.Module):
         output_norm = layer_norm(config, self.dtype, "output_norm")
         read = attention_norm(x) if config.pre_layer_norm else x
         attended, weights = Attention(config, self.dtype, self.kernel, name="attention")(read, read, mask, dropout)
-        x = x + _drop(attended, dropout, config.hidden_dropout_prob, "attention_output")
+        x = x + _maybe_dropout(attended, dropout, config.hidden_dropout_prob, "attention_output")
         if not config.pre_layer_norm:
             x = attention_norm(x)
         read = output_norm(x) if config.pre_layer_norm else x
-        inner = apart(dense(config, config.intermediate_size, self.dtype, "intermediate")(read), None, "tensor")
+        inner = constrain_activation(
+            dense(config, config.intermediate_size, self.dtype, "intermediate")(read), None, "tensor"
+        )
         inner = ACTIVATIONS[config.hidden_act](inner)
         outer = dense(config, config.hidden_size, self.dtype, "output")(inner)
-        x = x + _drop(outer, dropout, config.hidden_dropout_prob, "output")
-        return apart(x if config.pre_layer_norm else output_norm(x)), weights
+        x = x + _maybe_dropout(outer, dropout, config.hidden_dropout_prob, "output")
+        return constrain_activation(x if config.pre_layer_norm else output_norm(x)), weights
 
 
 class Embeddings(nn.Module):
@@ -209,11 +211,11 @@ class Embeddings(nn.Module):
         def table(rows: int, name: str, init: Callable[[ModelConfig], nn.initializers.Initializer]) -> nn.Embed:
             return nn.Embed(rows, config.embedding_width, embedding_init=init(config), name=name)
 
-        self.word = table(config.known_vocab_size, "word", initializer)
+        self.word = table(config.known_vocab_size, "word", truncated_normal_init)
         if config.position_embedding == "learned":
             positions = config.position_offset + config.max_position_embeddings
             self.position = table(positions, "position", position_initializer)
-        self.segment = table(config.type_vocab_size, "segment", initializer)
+        self.segment = table(config.type_vocab_size, "segment", truncated_normal_init)
         self.norm = layer_norm(config, self.dtype, "norm")
         if config.embedding_width != config.hidden_size:
             self.projection = dense(config, config.hidden_size, self.dtype, "projection")
@@ -231,15 +233,15 @@ class Embeddings(nn.Module):
             token_type_ids = jnp.zeros_like(token_type_ids)
 
         def rows(table: nn.Embed, ids: Int[Array, "B T"]) -> Float[Array, "B T E"]:
-            return jnp.take(gathered(table.embedding, "tensor"), ids, axis=0)
+            return jnp.take(all_gather_fsdp(table.embedding, "tensor"), ids, axis=0)
 
         if config.position_embedding == "learned":
             position = rows(self.position, position_ids)
         else:
-            position = fixed_positions(config)[position_ids]
+            position = sinusoidal_position_table(config)[position_ids]
         x = rows(self.word, input_ids) + position + rows(self.segment, token_type_ids)
-        x = _drop(self.norm(x), dropout, config.hidden_dropout_prob, "embeddings")
-        return apart(x if config.embedding_width == config.hidden_size else self.projection(x))
+        x = _maybe_dropout(self.norm(x), dropout, config.hidden_dropout_prob, "embeddings")
+        return constrain_activation(x if config.embedding_width == config.hidden_size else self.projection(x))
 
 
 class Encoder(nn.Module):
@@ -247,13 +249,13 @@ class Encoder(nn.Module):
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
-    execution: Execution = Execution()
+    execution: LayerExecution = LayerExecution()
 
     @nn.compact
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        mask: Mask,
+        mask: AttentionMask,
         dropout: Dropout | None = None,
         intermediates: bool = False,
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...], tuple[Float[Array, "B N T T"], ...]]:
@@ -269,7 +271,7 @@ class Encoder(nn.Module):
             return self._last_norm(x), (), ()
         hidden_states, attentions = [x], list[Array]()
         for number in range(self.config.num_hidden_layers):
-            source = None if dropout is None else dropout.fold(number)
+            source = None if dropout is None else dropout.fold_in(number)
             x, weights = kind(self.config, self.dtype, kernel, name=f"layer_{number}")(x, mask, source)
             if weights is not None:
                 attentions.append(weights)
@@ -285,7 +287,7 @@ class Encoder(nn.Module):
         self,
         layer: nn.Module,
         x: Float[Array, "B T D"],
-        mask: Mask,
+        mask: AttentionMask,
         dropout: Dropout | None,
     ) -> Float[Array, "B T D"]:
         """All layers as one `jax.lax.scan` over their stacked parameters."""
@@ -294,7 +296,7 @@ class Encoder(nn.Module):
 
         def one(x: Float[Array, "B T D"], of_layer: tuple[Int[Array, ""], Any]) -> tuple[Float[Array, "B T D"], None]:
             number, params = of_layer
-            source = None if dropout is None else dropout.fold(number)
+            source = None if dropout is None else dropout.fold_in(number)
             return layer.apply({"params": params}, x, mask, source)[0], None
 
         return jax.lax.scan(one, x, (jnp.arange(len(numbers)), stacked))[0]
@@ -313,7 +315,7 @@ class Bert(nn.Module):
     config: ModelConfig
     dtype: Dtype = jnp.float32
     add_pooling_layer: bool = True
-    execution: Execution = Execution()
+    execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
         self.embeddings = Embeddings(self.config, self.dtype)
@@ -358,7 +360,7 @@ class Bert(nn.Module):
             position_ids = self.config.position_offset + jnp.arange(length)[None, :]
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
-        mask: Mask = None
+        mask: AttentionMask = None
         if packing is not None:
             mask = same_example_mask(packing.example_ids)
         elif attention_mask is not None:
@@ -375,7 +377,7 @@ class Bert(nn.Module):
         """[..., D] the first tokens' hidden states -> [..., D] pooled output."""
         return jnp.tanh(self.pooler(first))
 
-    def word_embedding(self) -> Float[Array, "V E"]:
+    def embedding_table(self) -> Float[Array, "V E"]:
         """[V, E], which the MLM head is tied to."""
         return self.embeddings.word.embedding
 
@@ -385,5 +387,7 @@ def at_positions(hidden_states: Float[Array, "B T D"], positions: Int[Array, "B 
     return jnp.take_along_axis(hidden_states, positions[:, :, None], axis=1)
 
 
-def _drop(x: Float[Array, "*shape"], dropout: Dropout | None, rate: float, site: str) -> Float[Array, "*shape"]:
+def _maybe_dropout(
+    x: Float[Array, "*shape"], dropout: Dropout | None, rate: float, site: str
+) -> Float[Array, "*shape"]:
     return x if dropout is None else dropout(x, rate, site)

@@ -8,11 +8,11 @@ import jax
 
 from bert.config import TrainingConfig
 from bert.errors import UserError
-from bert.parallel.devices import largest_cudnn_head
+from bert.parallel.devices import max_cudnn_head_dim
 
 
 @dataclass(frozen=True)
-class Execution:
+class LayerExecution:
     """How the layers are run. None of it changes parameters, or results and gradients by more than rounding.
 
     Attributes:
@@ -31,18 +31,20 @@ class Execution:
     vocab_multiple: int = 1
 
     @classmethod
-    def of(cls, config: TrainingConfig, head_size: int | None = None, cudnn_head: int | None = None) -> Execution:
+    def from_config(
+        cls, config: TrainingConfig, head_size: int | None = None, cudnn_head: int | None = None
+    ) -> LayerExecution:
         """What a run asks for.
 
         Args:
             config: asks.
             head_size: H of the model; None where it is not known yet, and taken for one that fits.
-            cudnn_head: of the devices, as `largest_cudnn_head` has it; None for those that JAX has.
+            cudnn_head: of the devices, as `max_cudnn_head_dim` has it; None for those that JAX has.
 
         Raises:
             UserError: cuDNN is asked for where there is none, or for heads that it does not take.
         """
-        largest = largest_cudnn_head(jax.local_devices()) if cudnn_head is None else cudnn_head
+        largest = max_cudnn_head_dim(jax.local_devices()) if cudnn_head is None else cudnn_head
         cudnn = largest > 0 and (head_size is None or (head_size % 8 == 0 and head_size <= largest))
         if config.attention == "cudnn" and not cudnn:
             reason = (

@@ -1,4 +1,4 @@
-"""Heads, and the encoder with each set of heads. Shapes as in `bert.model.encoder`; P predictions, C choices, L labels."""
+"""Heads, and the encoder with each set of heads. P predictions, C choices, L labels; see `bert.model.encoder`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from flax import struct
 from jaxtyping import Bool, Float, Int, Num
 
 from bert.config import ModelConfig
-from bert.errors import known
+from bert.errors import require
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.encoder import ACTIVATIONS, Bert, Dtype, Packing, at_positions, dense, layer_norm
-from bert.model.execution import Execution
-from bert.model.initializers import initializer
-from bert.model.linear import decode
-from bert.parallel.sharding import apart
+from bert.model.execution import LayerExecution
+from bert.model.initializers import truncated_normal_init
+from bert.model.linear import tied_logits
+from bert.parallel.sharding import constrain_activation
 
-Mask = Num[Array, "B T"] | Bool[Array, "B T"]
-Inputs = tuple[Int[Array, "B T"], Int[Array, "B T"] | None, Mask | None]
+PaddingMask = Num[Array, "B T"] | Bool[Array, "B T"]
+Inputs = tuple[Int[Array, "B T"], Int[Array, "B T"] | None, PaddingMask | None]
 """Ids, segments and mask, [B, T] each."""
 
 
@@ -46,11 +46,11 @@ class MaskedLMHead(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (word_embedding.shape[0],), jnp.float32)
         decoder = word_embedding
         if not config.tie_word_embeddings:
-            decoder = self.param("decoder", initializer(config), word_embedding.shape, jnp.float32)
+            decoder = self.param("decoder", truncated_normal_init(config), word_embedding.shape, jnp.float32)
         if extra := -len(bias) % self.vocab_multiple:
             decoder = jnp.pad(decoder, ((0, extra), (0, 0)))
             bias = jnp.pad(bias, (0, extra), constant_values=jnp.finfo(jnp.float32).min)
-        return apart(decode(x, decoder, bias, jnp.dtype(self.dtype)), None, "tensor")
+        return constrain_activation(tied_logits(x, decoder, bias, jnp.dtype(self.dtype)), None, "tensor")
 
 
 class PretrainingOutput(struct.PyTreeNode):
@@ -68,7 +68,7 @@ class BertForPreTraining(nn.Module):
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
-    execution: Execution = Execution()
+    execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, execution=self.execution)
@@ -79,7 +79,7 @@ class BertForPreTraining(nn.Module):
         self,
         input_ids: Int[Array, "B T"],
         token_type_ids: Int[Array, "B T"] | None = None,
-        attention_mask: Mask | None = None,
+        attention_mask: PaddingMask | None = None,
         masked_lm_positions: Int[Array, "B P"] | None = None,
         *,
         packing: Packing | None = None,
@@ -89,8 +89,8 @@ class BertForPreTraining(nn.Module):
         encoded = self.bert(input_ids, token_type_ids, attention_mask, packing=packing, dropout=dropout)
         hidden = _at_positions(encoded.last_hidden_state, masked_lm_positions)
         return PretrainingOutput(
-            self.predictions(hidden, self.bert.word_embedding()),
-            self.seq_relationship(known(encoded.pooled_output, "the pooled output")).astype(jnp.float32),
+            self.predictions(hidden, self.bert.embedding_table()),
+            self.seq_relationship(require(encoded.pooled_output, "the pooled output")).astype(jnp.float32),
         )
 
 
@@ -99,7 +99,7 @@ class BertForMaskedLM(nn.Module):
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
-    execution: Execution = Execution()
+    execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
@@ -109,7 +109,7 @@ class BertForMaskedLM(nn.Module):
         self,
         input_ids: Int[Array, "B T"],
         token_type_ids: Int[Array, "B T"] | None = None,
-        attention_mask: Mask | None = None,
+        attention_mask: PaddingMask | None = None,
         masked_lm_positions: Int[Array, "B P"] | None = None,
         *,
         packing: Packing | None = None,
@@ -118,7 +118,7 @@ class BertForMaskedLM(nn.Module):
         """[B, T] -> [B, P, V] float32 logits at ``masked_lm_positions`` [B, P]; at every position if None (P is T)."""
         encoded = self.bert(input_ids, token_type_ids, attention_mask, packing=packing, dropout=dropout)
         hidden = _at_positions(encoded.last_hidden_state, masked_lm_positions)
-        return self.predictions(hidden, self.bert.word_embedding())
+        return self.predictions(hidden, self.bert.embedding_table())
 
 
 class BertForNextSentencePrediction(nn.Module):
@@ -126,7 +126,7 @@ class BertForNextSentencePrediction(nn.Module):
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
-    execution: Execution = Execution()
+    execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, execution=self.execution)
@@ -136,13 +136,13 @@ class BertForNextSentencePrediction(nn.Module):
         self,
         input_ids: Int[Array, "B T"],
         token_type_ids: Int[Array, "B T"] | None = None,
-        attention_mask: Mask | None = None,
+        attention_mask: PaddingMask | None = None,
         *,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B 2"]:
         """[B, T] -> [B, 2] float32 logits: segment B follows A, or is random."""
         pooled = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).pooled_output
-        return self.seq_relationship(known(pooled, "the pooled output")).astype(jnp.float32)
+        return self.seq_relationship(require(pooled, "the pooled output")).astype(jnp.float32)
 
 
 class BertForSequenceClassification(nn.Module):
@@ -154,7 +154,7 @@ class BertForSequenceClassification(nn.Module):
     Attributes:
         num_labels: L; 1 for a regression.
         classifier_dropout: rate before the dense layer; None takes ``hidden_dropout_prob``.
-        feature_layers: as `last_layers` takes it; the dense layer then reads the first token's features.
+        feature_layers: as `concat_last_layers` takes it; the dense layer then reads the first token's features.
     """
 
     config: ModelConfig
@@ -162,7 +162,7 @@ class BertForSequenceClassification(nn.Module):
     classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
     feature_layers: int | None = None
-    execution: Execution = Execution()
+    execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, execution=self.execution)
@@ -172,7 +172,7 @@ class BertForSequenceClassification(nn.Module):
         self,
         input_ids: Int[Array, "B T"],
         token_type_ids: Int[Array, "B T"] | None = None,
-        attention_mask: Mask | None = None,
+        attention_mask: PaddingMask | None = None,
         *,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B L"]:
@@ -180,13 +180,13 @@ class BertForSequenceClassification(nn.Module):
         inputs = (input_ids, token_type_ids, attention_mask)
         if dropout is not None and self.config.position_offset and self.feature_layers is None:
             first = self.bert(*inputs, dropout=dropout).last_hidden_state[:, 0]
-            read = self.bert.pool(drop_before_head(self, first, dropout, "pooler"))
+            read = self.bert.pool(drop_classifier_input(self, first, dropout, "pooler"))
         else:
-            read = text_read(self, inputs, dropout)
-        return self.classifier(drop_before_head(self, read, dropout)).astype(jnp.float32)
+            read = sentence_features(self, inputs, dropout)
+        return self.classifier(drop_classifier_input(self, read, dropout)).astype(jnp.float32)
 
 
-def last_layers(bert: Bert, inputs: Inputs, layers: int) -> Float[Array, "B T features"]:
+def concat_last_layers(bert: Bert, inputs: Inputs, layers: int) -> Float[Array, "B T features"]:
     """Features without fine-tuning (Devlin et al. 2018, section 5.3): the last layers' outputs side by side.
 
     Without dropout: what is not trained is to say the same of a text each time.
@@ -202,21 +202,21 @@ def last_layers(bert: Bert, inputs: Inputs, layers: int) -> Float[Array, "B T fe
     return jnp.concatenate(bert(*inputs, intermediates=True).hidden_states[-layers:], axis=-1)
 
 
-def text_read(head: nn.Module, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B features"]:
+def sentence_features(head: nn.Module, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B features"]:
     """What the head of a whole row reads: the pooled output [B, D], or the first token's features [B, layers * D]."""
     if head.feature_layers is None:
         return head.bert(*inputs, dropout=dropout).pooled_output
-    return last_layers(head.bert, inputs, head.feature_layers)[:, 0]
+    return concat_last_layers(head.bert, inputs, head.feature_layers)[:, 0]
 
 
-def tokens_read(head: nn.Module, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B T features"]:
+def token_features(head: nn.Module, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B T features"]:
     """What the head of every token reads: hidden states [B, T, D], or features [B, T, layers * D]."""
     if head.feature_layers is None:
         return head.bert(*inputs, dropout=dropout).last_hidden_state
-    return last_layers(head.bert, inputs, head.feature_layers)
+    return concat_last_layers(head.bert, inputs, head.feature_layers)
 
 
-def drop_before_head(
+def drop_classifier_input(
     head: nn.Module, read: Float[Array, "*shape"], dropout: Dropout | None, site: str = "classifier"
 ) -> Float[Array, "*shape"]:
     """What a task's dense layer reads, with dropout at ``classifier_dropout``; ``head`` is the task's module."""
@@ -232,7 +232,7 @@ class BertForTokenClassification(nn.Module):
     Attributes:
         num_labels: L.
         classifier_dropout: rate before the dense layer; None takes ``hidden_dropout_prob``.
-        feature_layers: as `last_layers` takes it.
+        feature_layers: as `concat_last_layers` takes it.
     """
 
     config: ModelConfig
@@ -240,7 +240,7 @@ class BertForTokenClassification(nn.Module):
     classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
     feature_layers: int | None = None
-    execution: Execution = Execution()
+    execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
@@ -250,13 +250,13 @@ class BertForTokenClassification(nn.Module):
         self,
         input_ids: Int[Array, "B T"],
         token_type_ids: Int[Array, "B T"] | None = None,
-        attention_mask: Mask | None = None,
+        attention_mask: PaddingMask | None = None,
         *,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B T L"]:
         """[B, T] -> [B, T, L] float32 logits."""
-        hidden = tokens_read(self, (input_ids, token_type_ids, attention_mask), dropout)
-        return self.classifier(drop_before_head(self, hidden, dropout)).astype(jnp.float32)
+        hidden = token_features(self, (input_ids, token_type_ids, attention_mask), dropout)
+        return self.classifier(drop_classifier_input(self, hidden, dropout)).astype(jnp.float32)
 
 
 class BertForQuestionAnswering(nn.Module):
@@ -266,7 +266,7 @@ class BertForQuestionAnswering(nn.Module):
     Attributes:
         num_labels: 2, the start and the end.
         classifier_dropout: rate before the dense layer; None has none there, as google-research/bert (run_squad.py).
-        feature_layers: as `last_layers` takes it.
+        feature_layers: as `concat_last_layers` takes it.
     """
 
     config: ModelConfig
@@ -274,7 +274,7 @@ class BertForQuestionAnswering(nn.Module):
     classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
     feature_layers: int | None = None
-    execution: Execution = Execution()
+    execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
@@ -284,14 +284,14 @@ class BertForQuestionAnswering(nn.Module):
         self,
         input_ids: Int[Array, "B T"],
         token_type_ids: Int[Array, "B T"] | None = None,
-        attention_mask: Mask | None = None,
+        attention_mask: PaddingMask | None = None,
         *,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B T 2"]:
         """[B, T] -> [B, T, 2] float32 logits of start and end."""
-        hidden = tokens_read(self, (input_ids, token_type_ids, attention_mask), dropout)
+        hidden = token_features(self, (input_ids, token_type_ids, attention_mask), dropout)
         if self.classifier_dropout is not None:
-            hidden = drop_before_head(self, hidden, dropout)
+            hidden = drop_classifier_input(self, hidden, dropout)
         return self.qa_outputs(hidden).astype(jnp.float32)
 
 
@@ -309,7 +309,7 @@ class BertForMultipleChoice(nn.Module):
     classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
     feature_layers: int | None = None
-    execution: Execution = Execution()
+    execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, execution=self.execution)
@@ -331,8 +331,10 @@ class BertForMultipleChoice(nn.Module):
 
         if dropout is not None:  # each choice is a row, and draws as one
             dropout = dropout.replace(rows=(dropout.rows[:, None] * choices + jnp.arange(choices)).reshape(-1))
-        read = text_read(self, (input_ids.reshape(-1, length), rows(token_type_ids), rows(attention_mask)), dropout)
-        return self.classifier(drop_before_head(self, read, dropout)).astype(jnp.float32).reshape(-1, choices)
+        read = sentence_features(
+            self, (input_ids.reshape(-1, length), rows(token_type_ids), rows(attention_mask)), dropout
+        )
+        return self.classifier(drop_classifier_input(self, read, dropout)).astype(jnp.float32).reshape(-1, choices)
 
 
 HEADS: dict[str, type[nn.Module]] = {

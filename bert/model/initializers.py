@@ -13,7 +13,7 @@ from bert.config import ModelConfig
 Dtype = Any
 
 
-def initializer(config: ModelConfig) -> nn.initializers.Initializer:
+def truncated_normal_init(config: ModelConfig) -> nn.initializers.Initializer:
     """Truncated normal cut at two standard deviations, as TensorFlow's: the deviation is that before the cut."""
     stddev = config.initializer_range
 
@@ -24,13 +24,13 @@ def initializer(config: ModelConfig) -> nn.initializers.Initializer:
 
 
 def position_initializer(config: ModelConfig) -> nn.initializers.Initializer:
-    """Random numbers as `initializer`, or sinusoids (Vaswani et al. 2017, 3.5) scaled to the same deviation.
+    """Random numbers as `truncated_normal_init`, or sinusoids (Vaswani et al. 2017, 3.5) scaled to the same deviation.
 
     With sinusoids "the token before" is one and the same rotation at every position, so that all positions teach a
     head together; random rows are learned one by one.
     """
     if config.position_init == "normal":
-        return initializer(config)
+        return truncated_normal_init(config)
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype: Dtype = jnp.float32) -> jax.Array:
         return sinusoids(shape, config.initializer_range).astype(dtype)
@@ -47,7 +47,7 @@ def sinusoids(shape: tuple[int, ...], deviation: float) -> jax.Array:
     return jnp.sqrt(2.0) * deviation * waves
 
 
-def fixed_positions(config: ModelConfig) -> jax.Array:
+def sinusoidal_position_table(config: ModelConfig) -> jax.Array:
     """[rows of a position table, E]: sinusoids of norm 1.
 
     As Vaswani et al. 2017 have them beside words of deviation 1, both divided by the root of E; a function of sizes

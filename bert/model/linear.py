@@ -26,7 +26,7 @@ def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array, dtype: jnp.dtype) -
     Returns:
         [..., O].
     """
-    return _product(x.astype(dtype), kernel.astype(dtype), 0) + bias.astype(dtype)
+    return _matmul(x.astype(dtype), kernel.astype(dtype), 0) + bias.astype(dtype)
 
 
 def _linear_forward(
@@ -39,15 +39,15 @@ def _linear_backward(
     dtype: jnp.dtype, kept: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     x, kernel = kept
-    of_x = _product(grad, kernel.astype(dtype), 1).astype(x.dtype)
-    return of_x, *_of_weights(x.astype(dtype), grad)
+    of_x = _matmul(grad, kernel.astype(dtype), 1).astype(x.dtype)
+    return of_x, *_weight_grads(x.astype(dtype), grad)
 
 
 linear.defvjp(_linear_forward, _linear_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def decode(x: jax.Array, table: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def tied_logits(x: jax.Array, table: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """x E^T + b: the float32 logits of every piece.
 
     Args:
@@ -59,27 +59,27 @@ def decode(x: jax.Array, table: jax.Array, bias: jax.Array, dtype: jnp.dtype) ->
     Returns:
         [..., V] float32.
     """
-    return _product(x.astype(dtype), table.astype(dtype), 1).astype(jnp.float32) + bias
+    return _matmul(x.astype(dtype), table.astype(dtype), 1).astype(jnp.float32) + bias
 
 
 def _decode_forward(
     x: jax.Array, table: jax.Array, bias: jax.Array, dtype: jnp.dtype
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return decode(x, table, bias, dtype), (x, table)
+    return tied_logits(x, table, bias, dtype), (x, table)
 
 
 def _decode_backward(
     dtype: jnp.dtype, kept: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     x, table = kept
-    of_x = _product(grad.astype(dtype), table.astype(dtype), 0).astype(x.dtype)
-    return of_x, *_of_decoder(x.astype(dtype), grad)
+    of_x = _matmul(grad.astype(dtype), table.astype(dtype), 0).astype(x.dtype)
+    return of_x, *_decoder_grads(x.astype(dtype), grad)
 
 
-decode.defvjp(_decode_forward, _decode_backward)
+tied_logits.defvjp(_decode_forward, _decode_backward)
 
 
-def _product(x: jax.Array, matrix: jax.Array, axis: int) -> jax.Array:
+def _matmul(x: jax.Array, matrix: jax.Array, axis: int) -> jax.Array:
     """[..., K] times a matrix along one of its axes, in their type. In bfloat16 on a CPU, sums are float32 until they
     are done."""
     contracted = ((x.ndim - 1,), (axis,))
@@ -95,31 +95,31 @@ def _product(x: jax.Array, matrix: jax.Array, axis: int) -> jax.Array:
     return jax.lax.platform_dependent(x, matrix, cpu=native, default=plain)
 
 
-def _of_weights(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _weight_grads(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
     """[..., I] inputs, [..., O] gradients -> the gradients of kernel [I, O] and bias [O], float32."""
 
     def plain(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return _over_rows(x, grad).astype(jnp.float32), _sum_of_rows(grad).astype(jnp.float32)
+        return _batched_outer_sum(x, grad).astype(jnp.float32), _sum_of_rows(grad).astype(jnp.float32)
 
     def on_cpu(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
         x, grad = _as_matrix(x), _as_matrix(grad)
-        return plain(x, grad) if x.dtype == jnp.float32 else _with_ones(x, grad)
+        return plain(x, grad) if x.dtype == jnp.float32 else _weight_and_bias_grads(x, grad)
 
     return jax.lax.platform_dependent(x, grad, cpu=on_cpu, default=plain)
 
 
-def _of_decoder(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _decoder_grads(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
     """[..., E] inputs, [..., V] float32 gradients -> the gradients of table [V, E] and bias [V], float32."""
 
     def plain(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return _over_rows(grad.astype(x.dtype), x).astype(jnp.float32), _sum_of_rows(grad)
+        return _batched_outer_sum(grad.astype(x.dtype), x).astype(jnp.float32), _sum_of_rows(grad)
 
     def on_cpu(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
         x, grad = _as_matrix(x), _as_matrix(grad)
         bias = _float32_sums(jnp.ones((1, len(grad))), grad, ((1,), (0,)))[0]
         if x.dtype == jnp.float32:
             return plain(x, grad)[0], bias
-        return _with_ones(x, grad.astype(x.dtype))[0].T, bias
+        return _weight_and_bias_grads(x, grad.astype(x.dtype))[0].T, bias
 
     return jax.lax.platform_dependent(x, grad, cpu=on_cpu, default=plain)
 
@@ -133,7 +133,7 @@ def _as_matrix(x: jax.Array) -> jax.Array:
     return x.reshape(-1, x.shape[-1])
 
 
-def _over_rows(left: jax.Array, right: jax.Array) -> jax.Array:
+def _batched_outer_sum(left: jax.Array, right: jax.Array) -> jax.Array:
     """[..., M], [..., N] -> [M, N]: the sum over all rows of their outer products."""
     rows = tuple(range(left.ndim - 1))
     return jax.lax.dot_general(left, right, ((rows, rows), ((), ())))
@@ -143,7 +143,7 @@ def _sum_of_rows(x: jax.Array) -> jax.Array:
     return jnp.sum(x, axis=tuple(range(x.ndim - 1)))
 
 
-def _with_ones(rows: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _weight_and_bias_grads(rows: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
     """[R, M], [R, N] -> the sum over rows of outer products [M, N] and that of the second operand's rows [N], as one
     product: below the first operand stands a row of ones.
 
@@ -167,16 +167,16 @@ def gelu(x: jax.Array) -> jax.Array:
     The backward pass keeps ``x`` alone; derived by JAX, it would keep two more arrays of this size.
     """
     wide = x.astype(jnp.float32)
-    return (wide * _share_below(wide)).astype(x.dtype)
+    return (wide * _normal_cdf(wide)).astype(x.dtype)
 
 
 def _gelu_backward(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
     wide = x.astype(jnp.float32)
     density = jnp.exp(-0.5 * jnp.square(wide)) * (2 * jnp.pi) ** -0.5
-    return ((grad.astype(jnp.float32) * (_share_below(wide) + wide * density)).astype(x.dtype),)
+    return ((grad.astype(jnp.float32) * (_normal_cdf(wide) + wide * density)).astype(x.dtype),)
 
 
-def _share_below(x: jax.Array) -> jax.Array:
+def _normal_cdf(x: jax.Array) -> jax.Array:
     return 0.5 + 0.5 * jax.lax.erf(x * 0.5**0.5)
 
 

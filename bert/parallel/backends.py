@@ -13,14 +13,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert.config import ModelConfig, TrainingConfig
 from bert.errors import UserError
-from bert.parallel.devices import largest_cudnn_head
-from bert.parallel.multihost import wait
-from bert.parallel.sharding import AXES, ROWS, in_place, path_of, spec_of
+from bert.parallel.devices import max_cudnn_head_dim
+from bert.parallel.multihost import sync_hosts
+from bert.parallel.sharding import AXES, BATCH_AXES, constrain_state, partition_spec, path_str
 
 AXIS = "devices"
 
 
-class Parallel(Protocol):
+class Parallelism(Protocol):
     """What a step and a loop need to know of devices.
 
     Attributes:
@@ -45,27 +45,27 @@ class Parallel(Protocol):
         """The body, over all devices."""
         ...
 
-    def replicate(self, tree: Any) -> Any:
+    def put_state(self, tree: Any) -> Any:
         """A state or parameters from the host to the devices: whole on each, or each its part."""
         ...
 
-    def fetch(self, tree: Any) -> Any:
+    def to_host(self, tree: Any) -> Any:
         """What `replicate` or a compiled body gave, as whole NumPy arrays of their own (safe under donation).
 
         All hosts call it together.
         """
         ...
 
-    def place(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
+    def shard_batch(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
         """This host's rows [B, ...] onto its devices; a train step takes micro-batches, an evaluation None."""
         ...
 
-    def gather(self, array: jax.Array) -> np.ndarray:
+    def gather_rows(self, array: jax.Array) -> np.ndarray:
         """What a compiled body says of each row, [B, ...] of the rows of all hosts."""
         ...
 
 
-def parallel_of(training: TrainingConfig, model: ModelConfig | None = None) -> Parallel:
+def make_parallelism(training: TrainingConfig, model: ModelConfig | None = None) -> Parallelism:
     """pmap over the local devices, or the mesh that is asked for; several hosts take the mesh in any case.
 
     Under pmap, every leaf of the state is wrapped anew at each step of several hosts (`benchmarks/dispatch.py`).
@@ -74,7 +74,7 @@ def parallel_of(training: TrainingConfig, model: ModelConfig | None = None) -> P
         UserError: the mesh does not fit devices or model.
     """
     if training.mesh is None and jax.process_count() == 1:
-        return DataParallel()
+        return PmapParallelism()
     # Not all devices there are, but those of a run: the ones that each host calls its own.
     devices = jax.devices() if jax.process_count() > 1 else jax.local_devices()
     mesh = MeshParallel(training.mesh_shape or (len(devices), 1, 1), devices)
@@ -83,12 +83,12 @@ def parallel_of(training: TrainingConfig, model: ModelConfig | None = None) -> P
     return mesh
 
 
-def add_up(tree: Any, axis: str | None) -> Any:
+def psum_if_axis(tree: Any, axis: str | None) -> Any:
     """Sums over the devices of an axis; of a mesh (None) the compiler has added already."""
     return tree if axis is None else jax.lax.psum(tree, axis)
 
 
-class DataParallel:
+class PmapParallelism:
     """`jax.pmap`: one copy of the state on each local device, and a share of each batch.
 
     Args:
@@ -118,7 +118,7 @@ class DataParallel:
         """The body, run on every device at once; inside it `jax.lax.psum(x, AXIS)` adds over devices."""
         return jax.pmap(body, axis_name=AXIS, devices=self.devices, donate_argnums=tuple(donate))
 
-    def replicate(self, tree: Any) -> Any:
+    def put_state(self, tree: Any) -> Any:
         """A copy of every array on every device."""
 
         def copy(leaf: Any) -> jax.Array:
@@ -127,12 +127,12 @@ class DataParallel:
 
         return jax.tree.map(copy, tree)
 
-    def fetch(self, tree: Any) -> Any:
+    def to_host(self, tree: Any) -> Any:
         """The first device's copy of replicated arrays, as NumPy arrays of their own (safe under donation)."""
         shards = jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, tree)
         return jax.tree.map(lambda leaf: np.array(leaf, copy=True)[0], jax.device_get(shards))
 
-    def place(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
+    def shard_batch(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
         """[k, b, ...] on each device with k micro-batches, [b, ...] with None."""
 
         def put(array: np.ndarray) -> jax.Array:
@@ -141,7 +141,7 @@ class DataParallel:
 
         return {name: put(array) for name, array in batch.items()}
 
-    def gather(self, array: jax.Array) -> np.ndarray:
+    def gather_rows(self, array: jax.Array) -> np.ndarray:
         return np.asarray(array).reshape(-1, *array.shape[2:])
 
 
@@ -165,9 +165,9 @@ class MeshParallel:
         devices = jax.devices() if devices is None else list(devices)
         name = "x".join(map(str, shape))
         check_mesh(shape, len(devices))
-        self.shape, self.cudnn_head = shape, largest_cudnn_head(devices)
+        self.shape, self.cudnn_head = shape, max_cudnn_head_dim(devices)
         self.mesh = Mesh(np.array(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-        self.process = _share(self.mesh, name)
+        self.process = _host_shard(self.mesh, name)
         # gloo, which connects CPUs of several hosts, may let two steps wait for each other.
         self._gloo = jax.process_count() > 1 and devices[0].platform == "cpu"
         self.steps_in_flight = 0 if self._gloo else 2
@@ -203,7 +203,7 @@ class MeshParallel:
         """The body over whole arrays; what it returns of the state lies as the table says, all else on each device."""
         compiled = self._jit(body, donate)
         if self._gloo:
-            compiled = _compiled_together(compiled)
+            compiled = _compile_on_all_hosts(compiled)
 
         def run(*arguments: Any) -> Any:
             with jax.set_mesh(self.mesh):
@@ -218,12 +218,12 @@ class MeshParallel:
         """
         state, *batches = arguments
         placed = [jax.tree_util.tree_map_with_path(lambda path, leaf: self._shape(leaf, self._of(path, leaf)), state)]
-        rows = NamedSharding(self.mesh, PartitionSpec(None, ROWS))
+        rows = NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES))
         placed += [jax.tree.map(lambda leaf: self._shape(leaf, rows), batch) for batch in batches]
         with jax.set_mesh(self.mesh):
             return self._jit(body, donate).lower(*placed)
 
-    def replicate(self, tree: Any) -> Any:
+    def put_state(self, tree: Any) -> Any:
         """Each array on the devices where the table puts it."""
 
         def put(path: Sequence[Any], leaf: Any) -> jax.Array:
@@ -232,7 +232,7 @@ class MeshParallel:
 
         return jax.tree_util.tree_map_with_path(put, tree)
 
-    def fetch(self, tree: Any) -> Any:
+    def to_host(self, tree: Any) -> Any:
         def whole(leaf: jax.Array) -> np.ndarray:
             if leaf.is_fully_replicated:
                 leaf = leaf.addressable_data(0)
@@ -242,9 +242,9 @@ class MeshParallel:
 
         return jax.tree.map(whole, tree)  # leaf by leaf: a device has room for one whole array, hardly for all
 
-    def place(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
+    def shard_batch(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
         """[k, B / k, ...] with k micro-batches, [B, ...] with None, B the rows of all hosts."""
-        spec = PartitionSpec(ROWS) if micro_batches is None else PartitionSpec(None, ROWS)
+        spec = PartitionSpec(BATCH_AXES) if micro_batches is None else PartitionSpec(None, BATCH_AXES)
         sharding = NamedSharding(self.mesh, spec)
 
         def put(array: np.ndarray) -> jax.Array:
@@ -254,21 +254,21 @@ class MeshParallel:
 
         return {name: put(array) for name, array in batch.items()}
 
-    def gather(self, array: jax.Array) -> np.ndarray:
+    def gather_rows(self, array: jax.Array) -> np.ndarray:
         return np.asarray(array.addressable_data(0))
 
     def _jit(self, body: Callable[..., Any], donate: Sequence[int]) -> Any:
-        return jax.jit(lambda *arguments: in_place(body(*arguments)), donate_argnums=tuple(donate))
+        return jax.jit(lambda *arguments: constrain_state(body(*arguments)), donate_argnums=tuple(donate))
 
     def _of(self, path: Sequence[Any], leaf: Any) -> NamedSharding:
-        return NamedSharding(self.mesh, spec_of(path_of(path), leaf.shape, self.mesh.shape))
+        return NamedSharding(self.mesh, partition_spec(path_str(path), leaf.shape, self.mesh.shape))
 
     @staticmethod
     def _shape(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def _compiled_together(jitted: Any) -> Callable[..., Any]:
+def _compile_on_all_hosts(jitted: Any) -> Callable[..., Any]:
     """The function, run by no host before it is compiled on all: gloo gives them 30 seconds to meet."""
     programs: dict[Any, Callable[..., Any]] = {}
 
@@ -276,7 +276,7 @@ def _compiled_together(jitted: Any) -> Callable[..., Any]:
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arguments))
         if shapes not in programs:
             programs[shapes] = jitted.lower(*arguments).compile()
-            wait("compiled")
+            sync_hosts("compiled")
         return programs[shapes](*arguments)
 
     return run
@@ -301,7 +301,7 @@ def _check_batch(name: str, batch_size: int, shares: int, what: str, micro_batch
         )
 
 
-def _share(mesh: Mesh, name: str) -> tuple[int, int]:
+def _host_shard(mesh: Mesh, name: str) -> tuple[int, int]:
     """(index, count): which contiguous share of a batch's rows the devices of this host take, of how many."""
     by_rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
     holders = [{device.process_index for device in devices} for devices in by_rows]

@@ -33,7 +33,7 @@ GPUS = {
 }
 """GiB of a card, roughly: the published size, less half a GiB to a few for the driver. None was measured here."""
 
-BEFORE_AMPERE = ("t4", "v100", "v100-32gb")
+PRE_AMPERE = ("t4", "v100", "v100-32gb")
 SINCE_HOPPER = ("h100", "h200", "b200", "rtx5090")
 
 GPU_SHARE = 0.75
@@ -41,7 +41,7 @@ GPU_SHARE = 0.75
 
 
 @dataclass(frozen=True)
-class Devices:
+class DeviceSpec:
     """Devices that are named, and need not be there.
 
     Attributes:
@@ -61,13 +61,13 @@ class Devices:
 
     @property
     def cudnn_head(self) -> int:
-        """As `bert.parallel.devices.largest_cudnn_head` would say of them."""
-        if self.kind in TPUS or self.kind in BEFORE_AMPERE:
+        """As `bert.parallel.devices.max_cudnn_head_dim` would say of them."""
+        if self.kind in TPUS or self.kind in PRE_AMPERE:
             return 0
         return 256 if self.kind in SINCE_HOPPER else 128
 
 
-def devices_named(text: str) -> Devices:
+def parse_device_spec(text: str) -> DeviceSpec:
     """Devices from h100, h100:8 (so many of them) or v5e:2x4 (a slice, by its sides).
 
     Raises:
@@ -83,10 +83,10 @@ def devices_named(text: str) -> Devices:
         raise UserError(f"command line: --device {text}: write {kind}:8 for eight of them, or a slice such as v5e:2x4")
     count = math.prod(map(int, sides.split("x"))) if colon else None
     memory = TPUS[kind] if kind in TPUS else GPUS[kind] * GPU_SHARE
-    return Devices(kind, count, int(memory * GIB))
+    return DeviceSpec(kind, count, int(memory * GIB))
 
 
-def largest_cudnn_head(devices: Iterable[Any]) -> int:
+def max_cudnn_head_dim(devices: Iterable[Any]) -> int:
     """The largest head size that cuDNN's attention takes on all these devices, as JAX has it; 0 where one has none.
 
     JAX calls AMD's GPUs "gpu", too, and asks for compute capability 8.0 (Ampere), for heads over 128 for 9.0 (Hopper).

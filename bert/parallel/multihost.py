@@ -17,34 +17,34 @@ from jax.experimental import multihost_utils
 from bert.errors import UserError
 
 
-def several() -> bool:
+def is_multihost() -> bool:
     """Whether more than one host takes part."""
     return jax.process_count() > 1
 
 
-def is_first() -> bool:
+def is_main_process() -> bool:
     """Whether this is the host that writes and speaks."""
     return jax.process_index() == 0
 
 
-def from_first(make: Callable[[], Any]) -> Any:
+def broadcast_from_main(make: Callable[[], Any]) -> Any:
     """What ``make`` gives on the first host, a value that JSON has; the others do not call it.
 
     Raises:
         UserError: on all hosts, where the first one raised it.
     """
-    if not several():
+    if not is_multihost():
         return make()
     message: dict[str, Any] = {}
-    if is_first():
+    if is_main_process():
         try:
             message = {"value": make()}
         except UserError as error:
             message = {"error": str(error)}
-    wait("from_first")
+    sync_hosts("from_first")
     text = np.frombuffer(json.dumps(message).encode(), np.uint8)
     length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
-    if not is_first():
+    if not is_main_process():
         text = np.zeros(length, np.uint8)
     message = json.loads(multihost_utils.broadcast_one_to_all(text).astype(np.uint8).tobytes())
     if "error" in message:
@@ -53,27 +53,27 @@ def from_first(make: Callable[[], Any]) -> Any:
 
 
 @contextlib.contextmanager
-def first_goes_first() -> Iterator[None]:
+def main_process_first() -> Iterator[None]:
     """Around work that leaves files behind: the others begin it when the first host has done it, and find them."""
-    if not is_first():
-        wait("first_goes_first")
+    if not is_main_process():
+        sync_hosts("first_goes_first")
     try:
         yield
     finally:
-        if is_first():
-            wait("first_goes_first")
+        if is_main_process():
+            sync_hosts("first_goes_first")
 
 
-def spoken(say: Callable[[str], None]) -> Callable[[str], None]:
+def main_process_only(say: Callable[[str], None]) -> Callable[[str], None]:
     """``say`` on the first host, silence on the others."""
-    return say if is_first() else lambda text: None
+    return say if is_main_process() else lambda text: None
 
 
 _PATIENCE = 7 * 24 * 3600 * 1000
 """Milliseconds that hosts wait for the first, which may have a vocabulary to train; its death ends them at once."""
 
 
-def wait(name: str) -> None:
+def sync_hosts(name: str) -> None:
     """Returns when all hosts are here; at once where there is one."""
     if jax.process_count() > 1:
         from orbax.checkpoint import multihost

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 AXES = ("data", "fsdp", "tensor")
-ROWS = ("data", "fsdp")
+BATCH_AXES = ("data", "fsdp")
 """The axes that deal out the rows of a batch."""
 
 RULES: tuple[tuple[str, PartitionSpec], ...] = (
@@ -39,7 +39,7 @@ devices, not over 4; ``model.vocab_size: 30720`` goes with any power of two up t
 """
 
 
-def spec_of(path: str, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
+def partition_spec(path: str, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
     """Where an array goes.
 
     Args:
@@ -49,23 +49,23 @@ def spec_of(path: str, shape: Sequence[int], sizes: Mapping[str, int]) -> Partit
     """
     for pattern, spec in RULES:
         if re.search(rf"(^|/){pattern}$", path):
-            return _fitting(spec, shape, sizes)
+            return _divisible_spec(spec, shape, sizes)
     return PartitionSpec()
 
 
-def in_place(tree: Any) -> Any:
+def constrain_state(tree: Any) -> Any:
     """Keeps the arrays of a computation where the table has them; nothing without a mesh, as under pmap."""
     mesh = _mesh()
     if mesh is None:
         return tree
 
     def keep(path: Sequence[Any], leaf: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(leaf, spec_of(path_of(path), leaf.shape, mesh.shape))
+        return jax.lax.with_sharding_constraint(leaf, partition_spec(path_str(path), leaf.shape, mesh.shape))
 
     return jax.tree_util.tree_map_with_path(keep, tree)
 
 
-def apart(x: jax.Array, *axes: str | None) -> jax.Array:
+def constrain_activation(x: jax.Array, *axes: str | None) -> jax.Array:
     """Keeps the rows of an activation [B, ...] apart, and its further dimensions along ``axes``.
 
     Left to itself, the compiler may gather activations where it should gather weights. Nothing without a mesh.
@@ -73,10 +73,10 @@ def apart(x: jax.Array, *axes: str | None) -> jax.Array:
     mesh = _mesh()
     if mesh is None:
         return x
-    return jax.lax.with_sharding_constraint(x, _fitting(PartitionSpec(ROWS, *axes), x.shape, mesh.shape))
+    return jax.lax.with_sharding_constraint(x, _divisible_spec(PartitionSpec(BATCH_AXES, *axes), x.shape, mesh.shape))
 
 
-def gathered(table: jax.Array, *axes: str | None) -> jax.Array:
+def all_gather_fsdp(table: jax.Array, *axes: str | None) -> jax.Array:
     """A parameter where it is used: collected from the axis ``fsdp``, its dimensions still along ``axes``.
 
     For tables that are looked up: of a matrix product, the compiler sees by itself that it has to be so.
@@ -84,15 +84,15 @@ def gathered(table: jax.Array, *axes: str | None) -> jax.Array:
     mesh = _mesh()
     if mesh is None:
         return table
-    return jax.lax.with_sharding_constraint(table, _fitting(PartitionSpec(*axes), table.shape, mesh.shape))
+    return jax.lax.with_sharding_constraint(table, _divisible_spec(PartitionSpec(*axes), table.shape, mesh.shape))
 
 
-def path_of(path: Sequence[Any]) -> str:
+def path_str(path: Sequence[Any]) -> str:
     """A path of `jax.tree_util` as names joined by slashes."""
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
 
 
-def _fitting(spec: PartitionSpec, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
+def _divisible_spec(spec: PartitionSpec, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
     def divides(axes: str | tuple[str, ...] | None, length: int) -> bool:
         parts = 1
         for axis in (axes,) if isinstance(axes, str) else axes or ():

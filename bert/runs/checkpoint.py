@@ -27,7 +27,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from bert.errors import UserError
-from bert.files import sync_folder, write_durably
+from bert.files import sync_folder, write_atomic
 from bert.runs.manifest import MANIFEST, verify_manifest, write_manifest, write_partial_manifest
 
 SAVING = ".saving"
@@ -41,7 +41,7 @@ PROTECTED = "PROTECTED"
 PARAMS_ONLY = "PARAMS_ONLY"
 """File in a checkpoint whose other item was removed; listed in its manifest."""
 
-PARAMS, REST = "params", "rest"
+PARAMS, TRAINING_STATE = "params", "rest"
 """The two orbax items of a checkpoint: inference reads the first and leaves the optimizer's moments alone."""
 
 # orbax tells of its progress, and of errors that are raised here anyway, through a logger it shares.
@@ -123,7 +123,7 @@ class Checkpointer:
         finally:
             self._worker.shutdown()
 
-    def protect(self, step: int) -> None:
+    def set_best(self, step: int) -> None:
         """Keeps the parameters of ``step`` (fine-tuning's best) besides the newest checkpoints.
 
         It takes the place of the one protected before.
@@ -133,7 +133,7 @@ class Checkpointer:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_durably(self.folder / PROTECTED, f"{step}\n")
+            write_atomic(self.folder / PROTECTED, f"{step}\n")
         except OSError as error:
             raise UserError(
                 f"{self.folder / PROTECTED} cannot be written ({_reason(error)}): "
@@ -184,12 +184,12 @@ class Checkpointer:
           UserError: every checkpoint is damaged or holds parameters alone, ``step`` is missing, damaged or such a
             one, or ``like`` does not fit.
         """
-        read = self._read_newest((PARAMS, REST), step)
+        read = self._read_newest((PARAMS, TRAINING_STATE), step)
         if read is None:
             return None
         step, items = read
-        state = items.pop(REST, {}) | items
-        return step, state if like is None else _into(like, state, self.folder / str(step))
+        state = items.pop(TRAINING_STATE, {}) | items
+        return step, state if like is None else _restore_into(like, state, self.folder / str(step))
 
     def restore_params(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
         """As ``restore``, but reads only the ``params`` of the saved state, as nested dicts of arrays."""
@@ -219,7 +219,7 @@ class Checkpointer:
                 steps = ", ".join(map(str, self.steps())) or "none"
                 raise UserError(f"{self.folder} has no checkpoint of step {step}: choose one that is there ({steps})")
             found = {step: found[step]}
-        if REST in names and found:
+        if TRAINING_STATE in names and found:
             found = self._resumable(found)
         passed_over: list[str] = []
         for candidate in sorted(found, reverse=True):
@@ -271,7 +271,7 @@ class Checkpointer:
             self._thin_out(step)
         except Exception as error:
             _remove_for_good(self.folder, f"{step}{SAVING}*")  # frees a full disk
-            if not _is_file_trouble(error):  # a bug of ours: let it be seen
+            if not _is_io_error(error):  # a bug of ours: let it be seen
                 raise
             good = [s for s in self.steps() if s not in self._damaged]
             raise UserError(
@@ -314,7 +314,7 @@ class Checkpointer:
         if _has_params_only(path):
             return
         reduced = self.folder / f"{step}{SAVING}"
-        left_out = {str(path): {REST, MANIFEST}}
+        left_out = {str(path): {TRAINING_STATE, MANIFEST}}
         shutil.copytree(path, reduced, copy_function=_link_or_copy, ignore=lambda place, _: left_out.get(place, set()))
         (reduced / PARAMS_ONLY).write_text("The optimizer's state was removed: a run cannot resume from this.\n")
         try:
@@ -366,11 +366,11 @@ def _to_items(state: Any) -> dict[str, Any]:
         for key in path[:-1]:
             node = node.setdefault(key, {})
         node[path[-1]] = np.asarray(leaf)
-    items = {PARAMS: tree.pop(PARAMS, None), REST: tree}
+    items = {PARAMS: tree.pop(PARAMS, None), TRAINING_STATE: tree}
     return {name: item for name, item in items.items() if item}
 
 
-def _into(like: Any, state: Mapping[str, Any], where: Path) -> Any:
+def _restore_into(like: Any, state: Mapping[str, Any], where: Path) -> Any:
     """The arrays of ``state`` in the structure of ``like``; UserError if names, shapes or dtypes differ."""
     expected, found = _leaves(like), _leaves(state)
     problems = [f"{'/'.join(path)} is missing" for path in expected if path not in found]
@@ -387,9 +387,9 @@ def _into(like: Any, state: Mapping[str, Any], where: Path) -> Any:
         else:
             leaves.append(array)
             matches = (array.shape, array.dtype) == (tuple(leaf.shape), np.dtype(leaf.dtype))
-            wanted = _form(leaf)
+            wanted = _describe_array(leaf)
         if not matches:
-            problems.append(f"{'/'.join(path)} is {_form(array)} instead of {wanted}")
+            problems.append(f"{'/'.join(path)} is {_describe_array(array)} instead of {wanted}")
     if problems:
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise UserError(
@@ -406,7 +406,7 @@ def _leaves(tree: Any) -> dict[tuple[str, ...], Any]:
     }
 
 
-def _form(array: Any) -> str:
+def _describe_array(array: Any) -> str:
     return f"{np.dtype(array.dtype).name}[{','.join(map(str, array.shape))}]"
 
 
@@ -429,7 +429,7 @@ def _orbax() -> ocp.Checkpointer:
         active_processes={jax.process_index()},
         barrier_sync_key_prefix=f"process_{jax.process_index()}",
     )
-    items = {name: ocp.PyTreeCheckpointHandler(multiprocessing_options=alone) for name in (PARAMS, REST)}
+    items = {name: ocp.PyTreeCheckpointHandler(multiprocessing_options=alone) for name in (PARAMS, TRAINING_STATE)}
     options = ocp.CompositeOptions(multiprocessing_options=alone)
     handler = ocp.CompositeCheckpointHandler(composite_options=options, **items)
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
@@ -475,7 +475,7 @@ def _check_space(folder: Path, items: Any) -> None:
         )
 
 
-def _is_file_trouble(error: Exception) -> bool:
+def _is_io_error(error: Exception) -> bool:
     # Every failure inside tensorstore is a ValueError that begins with a status such as PERMISSION_DENIED. One array
     # that does not fit may show as another one that is NOT_FOUND: the system's own number is not always there.
     return _system_error(error) is not None or bool(re.match(r"[A-Z_]{3,}: ", str(error)))

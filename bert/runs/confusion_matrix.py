@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert.files import replacing
+from bert.files import atomic_write
 
 COUNTED = 25
 """Most labels with a number in every cell."""
@@ -54,6 +54,6 @@ def draw_confusion_matrix(path: Path, matrix: np.ndarray, names: Sequence[str], 
     figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02).set_label("share of the label's rows")
     figure.suptitle(title, fontsize=10, parse_math=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png")
     return path

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bert import metrics
-from bert.files import replacing
+from bert.files import atomic_write
 from bert.runs.metrics_log import read_metrics
 
 # Okabe and Ito's colours, which colour-blind people can tell apart.
@@ -45,7 +45,7 @@ class Subject:
     higher_is_better: Callable[[str], bool | None] = metrics.higher_is_better
 
 
-def draw_curves(folder: Path | str, subject: Subject | None = None) -> Path | None:
+def plot_curves(folder: Path | str, subject: Subject | None = None) -> Path | None:
     """Writes FOLDER/curves.png and returns its path; None where there is nothing to draw or no matplotlib."""
     lines, subject = read_metrics(folder), subject or Subject()
     panels = {
@@ -57,7 +57,7 @@ def draw_curves(folder: Path | str, subject: Subject | None = None) -> Path | No
     if not panels:
         return None
     path = Path(folder) / "curves.png"
-    with _its_cycles_collected():
+    with _collect_garbage_after():
         drawn = _draw(path, panels, lines, subject)
     return path if drawn else None
 
@@ -87,7 +87,7 @@ def _scores(lines: list[dict[str, Any]], subject: Subject) -> list[str]:
 
 
 @contextlib.contextmanager
-def _its_cycles_collected() -> Iterator[None]:
+def _collect_garbage_after() -> Iterator[None]:
     """Frees what the block leaves behind: a figure is a web of cycles, and Python seldom looks for those of a long run.
 
     No collection within the block, so that all it makes stays in the youngest generation and only that is looked
@@ -118,7 +118,7 @@ def _draw(path: Path, panels: dict[str, list[str]], lines: list[dict[str, Any]],
     for axes, (title, members) in zip(row, panels.items(), strict=True):
         _draw_panel(axes, title, members, lines, subject)
     figure.suptitle(subject.title, fontsize=11, parse_math=False)
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png")
     return True
 

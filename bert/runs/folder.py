@@ -13,25 +13,30 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from bert.config import FinetuneConfig, PretrainConfig, to_dict
-from bert.config.yaml_io import dump, load
-from bert.errors import UserError, known
-from bert.files import is_temporary, local_path, write_durably
-from bert.locks import LOCK, sole_process
+from bert.config.yaml_io import dump, load_config
+from bert.errors import UserError, require
+from bert.files import is_temporary, local_path, write_atomic
+from bert.locks import LOCK, exclusive_lock
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
 KINDS: dict[type, str] = {PretrainConfig: "pretraining", FinetuneConfig: "fine-tuning"}
 
-DATA = "data.digest"
+DATA_DIGEST_FILE = "data.digest"
 """File with the digest of the training data, so that a run does not go on with other data unnoticed."""
 
-OWN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "position_init")
+MODEL_KEYS_KEPT_WITH_INIT = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "initializer_range",
+    "position_init",
+)
 """What a run sets of its own in ``model`` where its weights come from elsewhere."""
 
 # What may change when a run resumes: none of these changes the result beyond the rounding of sums. (Evaluations and log
 # lines with other intervals are at other steps, and the best of other evaluations may be another one: the user asked
 # for it.) Every remedy of `bert.commands.arguments.OUT_OF_MEMORY` is one of these. Keys of phases have no number here.
-FREE = (
+RESUMABLE_KEYS = (
     "output_dir",
     "profile",
     "seeds",
@@ -51,7 +56,7 @@ FREE = (
     "phases.gradient_accumulation_steps",
 )
 
-RESOLVED = ("model.vocab_size", "data.labels", "data.null_threshold", "data.dev_share")
+DERIVED_KEYS = ("model.vocab_size", "data.labels", "data.null_threshold", "data.dev_share")
 """What null asks for and the data tells: config.yaml then has the value."""
 
 
@@ -69,7 +74,7 @@ class RunFolder(Generic[Config]):
     path: Path
     config: Config
     resumed: bool
-    writes: bool = True
+    is_writer: bool = True
 
     def check_data(self, digest: str) -> None:
         """Remembers what the run is trained on, by its digest.
@@ -77,11 +82,11 @@ class RunFolder(Generic[Config]):
         Raises:
             UserError: the run began with other data.
         """
-        if not self.writes:
+        if not self.is_writer:
             return
-        file = self.path / DATA
+        file = self.path / DATA_DIGEST_FILE
         if not file.is_file():
-            write_durably(file, digest + "\n")
+            write_atomic(file, digest + "\n")
         elif file.read_text(encoding="utf-8").strip() != digest:
             raise UserError(
                 f"the data is not what the run in {self.path} began with: restore it, or name another --output_dir"
@@ -91,10 +96,10 @@ class RunFolder(Generic[Config]):
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    def resolve(self, config: Config) -> RunFolder[Config]:
+    def save_config(self, config: Config) -> RunFolder[Config]:
         """Writes config.yaml with everything resolved, and returns the folder with it."""
-        if self.writes:
-            write_durably(self.path / "config.yaml", dump(config))
+        if self.is_writer:
+            write_atomic(self.path / "config.yaml", dump(config))
         return dataclasses.replace(self, config=config)
 
 
@@ -108,20 +113,20 @@ def open_run(config: Config) -> Iterator[RunFolder[Config]]:
     Raises:
         UserError: the folder cannot be written, is in use by another process, or holds something that is not this run.
     """
-    path = Path(local_path(known(config.output_dir, "output_dir"), "output_dir"))
-    _refuse_strangers(path)  # before the lock, which writes
+    path = Path(local_path(require(config.output_dir, "output_dir"), "output_dir"))
+    _check_is_run_or_empty(path)  # before the lock, which writes
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"output_dir {path} cannot be written ({error.strerror}): name another one") from None
-    with sole_process(path):
-        _refuse_strangers(path)
+    with exclusive_lock(path):
+        _check_is_run_or_empty(path)
         for leftover in _leftovers(path):
             leftover.unlink(missing_ok=True)
-        yield _claim(path, config)
+        yield _resume_or_start(path, config)
 
 
-def _refuse_strangers(path: Path) -> None:
+def _check_is_run_or_empty(path: Path) -> None:
     """Raises UserError for a file, and for a folder with anything in it but a run."""
     if path.exists() and not path.is_dir():
         raise UserError(f"output_dir {path} is a file: name a folder")
@@ -132,36 +137,36 @@ def _refuse_strangers(path: Path) -> None:
 
 
 def _leftovers(path: Path) -> list[Path]:
-    """What a kill left of files that were being written (`bert.files.replacing`)."""
+    """What a kill left of files that were being written (`bert.files.atomic_write`)."""
     return [entry for entry in path.glob(".*") if is_temporary(entry) and entry.is_file()]
 
 
-def _claim(path: Path, config: Config) -> RunFolder[Config]:
+def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
     """The run in a folder that this process has for itself."""
     file = path / "config.yaml"
     if file.is_file():
-        if kind_of(path) is not type(config):
+        if config_class_of_run(path) is not type(config):
             raise UserError(
-                f"{path} holds a {KINDS[kind_of(path)]} run, and this is a {KINDS[type(config)]} run: "
+                f"{path} holds a {KINDS[config_class_of_run(path)]} run, and this is a {KINDS[type(config)]} run: "
                 "name another --output_dir"
             )
-        stored = load(type(config), file)
+        stored = load_config(type(config), file)
         different = _difference(config, stored)
         if different is None:
-            return RunFolder(path, _with_free(stored, config), resumed=True)
-        if _has_begun(path):
+            return RunFolder(path, _apply_resumable_keys(stored, config), resumed=True)
+        if _has_checkpoint(path):
             key, theirs, ours = different
             raise UserError(
                 f"{path} holds another run: its {key} is {theirs!r}, here {ours!r}; name another --output_dir, "
                 f"or go on with it by --config {file}"
             )
         # Nothing was trained yet: a mistake was mended before the first checkpoint.
-        for name in ("config.yaml", "tokenizer.json", "vocab.txt", DATA):
+        for name in ("config.yaml", "tokenizer.json", "vocab.txt", DATA_DIGEST_FILE):
             (path / name).unlink(missing_ok=True)
     return RunFolder(path, config, resumed=False)
 
 
-def kind_of(run: Path) -> type:
+def config_class_of_run(run: Path) -> type:
     """The configuration class of the run in a folder, by what its config.yaml holds. Raises UserError."""
     try:
         content = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
@@ -172,10 +177,10 @@ def kind_of(run: Path) -> type:
     return FinetuneConfig if "task" in content else PretrainConfig
 
 
-def _has_begun(path: Path) -> bool:
+def _has_checkpoint(path: Path) -> bool:
     folder = path / "checkpoints"
     trained = folder.is_dir() and any(entry.name.isdigit() for entry in folder.iterdir())
-    return trained or any(_has_begun(seed) for seed in path.glob("seed-*"))
+    return trained or any(_has_checkpoint(seed) for seed in path.glob("seed-*"))
 
 
 def _difference(asked: Config, stored: Config) -> tuple[str, Any, Any] | None:
@@ -185,21 +190,21 @@ def _difference(asked: Config, stored: Config) -> tuple[str, Any, Any] | None:
     theirs, ours = _flat(to_dict(stored)), _flat(to_dict(asked))
     for key, value in ours.items():
         section, _, name = key.rpartition(".")
-        comes_along = section in ("model", "tokenizer") and name not in OWN
+        comes_along = section in ("model", "tokenizer") and name not in MODEL_KEYS_KEPT_WITH_INIT
         if key == "tokenizer.path" and isinstance(asked, PretrainConfig):
             comes_along = False  # the source's vocabulary may be extended
-        taken = (source and comes_along) or re.sub(r"^phases\.\d+\.", "phases.", key) in FREE
+        taken = (source and comes_along) or re.sub(r"^phases\.\d+\.", "phases.", key) in RESUMABLE_KEYS
         if key == "seeds":  # more of several may come; one run and several are different folders
             taken = (value > 1) == (theirs[key] > 1)
-        resolved = key in RESOLVED and value is None
+        resolved = key in DERIVED_KEYS and value is None
         if not taken and not resolved and value != theirs.get(key):
             return key, theirs.get(key), value
     return next(((key, value, None) for key, value in theirs.items() if key not in ours), None)
 
 
-def _with_free(stored: Config, asked: Config) -> Config:
+def _apply_resumable_keys(stored: Config, asked: Config) -> Config:
     """The stored configuration with the values of FREE as asked for."""
-    for key in FREE:
+    for key in RESUMABLE_KEYS:
         section, _, name = key.rpartition(".")
         if not section:
             stored = _with_value(stored, asked, name)

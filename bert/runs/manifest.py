@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bert.files import write_durably
+from bert.files import write_atomic
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
@@ -22,7 +22,7 @@ def write_manifest(folder: Path, step: int) -> None:
     files = {
         name: {"size": path.stat().st_size, "sha256": _sha256(path)} for name, path in sorted(_files(folder).items())
     }
-    write_durably(folder / MANIFEST, _dump({"format": FORMAT, "step": step, "files": files}))
+    write_atomic(folder / MANIFEST, _dump({"format": FORMAT, "step": step, "files": files}))
 
 
 def write_partial_manifest(folder: Path, whole: Path) -> None:
@@ -40,7 +40,7 @@ def write_partial_manifest(folder: Path, whole: Path) -> None:
         name: manifest["files"].get(name) or {"size": path.stat().st_size, "sha256": _sha256(path)}
         for name, path in sorted(_files(folder).items())
     }
-    write_durably(folder / MANIFEST, _dump({"format": FORMAT, "step": manifest["step"], "files": files}))
+    write_atomic(folder / MANIFEST, _dump({"format": FORMAT, "step": manifest["step"], "files": files}))
 
 
 def verify_manifest(folder: Path) -> list[str]:

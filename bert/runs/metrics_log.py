@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bert.files import replacing
-from bert.runs.tensorboard import EventFile
+from bert.files import atomic_write
+from bert.runs.tensorboard import TensorBoardWriter
 
 
 class MetricsLog:
@@ -25,17 +25,17 @@ class MetricsLog:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
         kept = [line for line in read_metrics(folder) if line["step"] <= start_step] if start_step else []
-        with replacing(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
         try:
-            self._events: EventFile | None = EventFile(folder / "tensorboard", kept)
+            self._events: TensorBoardWriter | None = TensorBoardWriter(folder / "tensorboard", kept)
         except ImportError:
             self._events = None
 
     def write(self, split: str, step: int, metrics: dict[str, Any]) -> None:
         """Appends one line; split is "train" or "eval". NaN and infinities become null: JSON has neither."""
-        line = plain({"step": step, "split": split, **metrics})
+        line = to_jsonable({"step": step, "split": split, **metrics})
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()  # a kill may lose the step, never the lines before it
         if self._events is not None:
@@ -69,8 +69,8 @@ def write_results(folder: Path | str, results: dict[str, Any]) -> None:
     """results.json, whole or not at all; numbers that are not finite become null."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / "results.json") as temporary:
-        text = json.dumps(plain(results), indent=2, allow_nan=False)
+    with atomic_write(folder / "results.json") as temporary:
+        text = json.dumps(to_jsonable(results), indent=2, allow_nan=False)
         # A row of a matrix on one line. No text matches: in JSON it has no line ends.
         text = re.sub(r"\[\n +(-?\d+(?:,\n +-?\d+)*)\n +\]", lambda row: f"[{' '.join(row[1].split())}]", text)
         temporary.write_text(text + "\n", encoding="utf-8")
@@ -81,14 +81,14 @@ def scored_splits(results: dict[str, Any]) -> list[str]:
     return [name for name in results if name in ("dev", "test") or name.startswith("dev_")]
 
 
-def plain(value: Any) -> Any:
+def to_jsonable(value: Any) -> Any:
     """The value as JSON has it: arrays as lists, NaN and infinities as None, paths as text."""
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_jsonable(item) for item in value]
     if hasattr(value, "tolist"):  # NumPy's and JAX's arrays and scalars
-        return plain(value.tolist())
+        return to_jsonable(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from bert.errors import known
+from bert.errors import require
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepCosts:
     """How the time of a run is spread over its steps.
 
     Attributes:
@@ -46,9 +46,9 @@ class Pace:
         """Seconds of the step after ``step`` alone."""
         return next((each for end, each in self.parts if step < end), self.parts[-1][1])
 
-    def scaled(self, factor: float) -> Pace:
+    def scaled(self, factor: float) -> StepCosts:
         """The pace of a machine that takes ``factor`` times as long."""
-        return Pace(
+        return StepCosts(
             tuple((end, each * factor) for end, each in self.parts),
             tuple((step, seconds * factor) for step, seconds in self.once),
             tuple((end, every, seconds * factor) for end, every, seconds in self.evaluations),
@@ -64,10 +64,10 @@ class Progress:
         start_step: int = 0,
         label: str = "training",
         every: int = 1,
-        pace: Pace | None = None,
+        pace: StepCosts | None = None,
     ) -> None:
         self.total_steps, self.label, self.every = total_steps, label, every
-        self._pace = pace or Pace(((total_steps, 1.0),))
+        self._pace = pace or StepCosts(((total_steps, 1.0),))
         self._step = self._last_line = start_step
         self._since: tuple[float, int] | None = None  # (time, step) of the first update: compilation is behind it
         self._bar = _bar() if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
@@ -85,7 +85,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def follow(self, pace: Pace) -> None:
+    def follow(self, pace: StepCosts) -> None:
         """Takes another estimate of how the time is spread."""
         self._pace = pace
 
@@ -112,7 +112,7 @@ class Progress:
             print(text, flush=True)
 
     def _left(self) -> str:
-        began, first = known(self._since, "the first update")
+        began, first = require(self._since, "the first update")
         seconds, done = time.monotonic() - began, self._pace.cost(first, self._step)
         if done <= 0 or self._step >= self.total_steps:
             return ""
@@ -167,7 +167,7 @@ def progress_lines(say: Callable[[str], None]) -> Callable[[str, int, int | None
     return tell
 
 
-def startup_table(rows: list[tuple[str, str]]) -> None:
+def print_table(rows: list[tuple[str, str]]) -> None:
     """Prints the facts of a run, names and values in two columns."""
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from bert.runs import skipped_steps
 from bert.runs.metrics_log import MetricsLog, read_metrics
-from bert.runs.progress import Pace, Progress, format_duration, format_metrics
+from bert.runs.progress import Progress, StepCosts, format_duration, format_metrics
 from bert.runs.skipped_steps import SkippedStep
 
 if TYPE_CHECKING:
     from bert.runs.curves import Subject
 
 
-SECONDS_A_DRAWING = 20
+PLOT_INTERVAL_SECONDS = 20
 """At least between two pictures of the curves, each of which takes up to a second of a processor; the last is always
 drawn."""
 
@@ -35,7 +35,7 @@ class RunReport:
         total_steps: int,
         start_step: int,
         log_every: int,
-        pace: Pace | None = None,
+        pace: StepCosts | None = None,
         subject: Subject | None = None,
     ) -> None:
         self._folder, self._total_steps, self._subject = folder, total_steps, subject
@@ -44,7 +44,7 @@ class RunReport:
         self._log = MetricsLog(folder, start_step)
         self._evaluated = {line["step"] for line in read_metrics(folder) if line["split"] == "eval"}
         self._progress = Progress(total_steps, start_step, every=log_every, pace=pace)
-        self._draw_again = time.monotonic() + SECONDS_A_DRAWING
+        self._draw_again = time.monotonic() + PLOT_INTERVAL_SECONDS
 
     def __enter__(self) -> RunReport:
         self._progress.__enter__()
@@ -56,11 +56,11 @@ class RunReport:
         with contextlib.suppress(*([OSError] if any(error) else [])):  # what went wrong first is what is told
             self._draw()
 
-    def enters(self, facts: dict[str, Any]) -> None:
+    def set_phase(self, facts: dict[str, Any]) -> None:
         """A phase begins: from here on each line of figures has these facts as well."""
         self._facts = facts
 
-    def begins(self, step: int, pace: Pace) -> None:
+    def on_start(self, step: int, pace: StepCosts) -> None:
         """The first step is about to run, and what is to come has been timed; of several phases, this one."""
         if self._pace is not None:
             pace = self._pace.scaled(pace.each(step) / self._pace.each(step))
@@ -103,7 +103,7 @@ class RunReport:
         self._progress.say(text)
 
     def _draw(self) -> None:
-        from bert.runs.curves import draw_curves
+        from bert.runs.curves import plot_curves
 
-        draw_curves(self._folder, self._subject)
-        self._draw_again = time.monotonic() + SECONDS_A_DRAWING
+        plot_curves(self._folder, self._subject)
+        self._draw_again = time.monotonic() + PLOT_INTERVAL_SECONDS

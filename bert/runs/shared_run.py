@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.config.yaml_io import dump, load
-from bert.errors import known
-from bert.parallel.multihost import from_first, is_first, several, wait
+from bert.config.yaml_io import dump, load_config
+from bert.errors import require
+from bert.parallel.multihost import broadcast_from_main, is_main_process, is_multihost, sync_hosts
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.curves import Subject
 from bert.runs.folder import RunFolder, open_run
 from bert.runs.metrics_log import Metrics
-from bert.runs.progress import Pace
+from bert.runs.progress import StepCosts
 from bert.runs.report import RunReport
 from bert.runs.skipped_steps import SkippedStep
 
@@ -34,20 +34,20 @@ def open_shared_run(config: Config) -> Iterator[RunFolder[Config]]:
             run = held.enter_context(open_run(config))
             return {"config": dump(run.config), "resumed": run.resumed}
 
-        found = from_first(opened)
+        found = broadcast_from_main(opened)
         if run is None:
             theirs = _read(type(config), found["config"])
-            run = RunFolder(Path(known(theirs.output_dir, "output_dir")), theirs, found["resumed"], writes=False)
+            run = RunFolder(Path(require(theirs.output_dir, "output_dir")), theirs, found["resumed"], is_writer=False)
         yield run
 
 
-class SharedCheckpoints:
+class MultihostCheckpointer:
     """A `Checkpointer` for all hosts: the first one writes, and all read the step that it has found good."""
 
     def __init__(self, checkpoints: Checkpointer) -> None:
         self._own = checkpoints
 
-    def __enter__(self) -> SharedCheckpoints:
+    def __enter__(self) -> MultihostCheckpointer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -55,22 +55,22 @@ class SharedCheckpoints:
 
     def save(self, step: int, state: Any) -> None:
         """Begins to save a state, of which every host has the arrays."""
-        if is_first():
+        if is_main_process():
             self._own.save(step, state)
 
     def wait(self) -> None:
         """Waits until nothing is being saved."""
         self._own.wait()
-        wait("checkpoints")
+        sync_hosts("checkpoints")
 
-    def protect(self, step: int) -> None:
+    def set_best(self, step: int) -> None:
         """Keeps a step besides the newest ones."""
-        if is_first():
-            self._own.protect(step)
+        if is_main_process():
+            self._own.set_best(step)
 
     def thin_out(self) -> None:
         """Removes what is not to be kept."""
-        from_first(self._own.thin_out)
+        broadcast_from_main(self._own.thin_out)
 
     def restore_best_params(self) -> tuple[int, Any] | None:
         """The parameters of the protected step, or of the newest good one: the same on every host."""
@@ -81,7 +81,7 @@ class SharedCheckpoints:
             read = self._own.restore_best_params()
             return None if read is None else read[0]
 
-        step = from_first(best)
+        step = broadcast_from_main(best)
         return read if read is not None or step is None else self._own.restore_params(step)
 
     def restore(self, like: Any = None) -> tuple[int, Any] | None:
@@ -93,11 +93,11 @@ class SharedCheckpoints:
             read = self._own.restore(like)
             return None if read is None else read[0]
 
-        step = from_first(newest)
+        step = broadcast_from_main(newest)
         return read if read is not None or step is None else self._own.restore(like, step)
 
 
-class SharedReport:
+class MultihostReport:
     """The `RunReport` of the first host for all of them.
 
     Args:
@@ -107,7 +107,7 @@ class SharedReport:
     def __init__(self, report: RunReport | None) -> None:
         self._report = report
 
-    def __enter__(self) -> SharedReport:
+    def __enter__(self) -> MultihostReport:
         if self._report is not None:
             self._report.__enter__()
         return self
@@ -116,9 +116,9 @@ class SharedReport:
         if self._report is not None:
             self._report.__exit__(*error)
 
-    def begins(self, step: int, pace: Pace) -> None:
+    def on_start(self, step: int, pace: StepCosts) -> None:
         if self._report is not None:
-            self._report.begins(step, pace)
+            self._report.on_start(step, pace)
 
     def step(self, step: int, loss: float) -> None:
         if self._report is not None:
@@ -128,36 +128,40 @@ class SharedReport:
         if self._report is not None:
             self._report.skipped(step)
 
-    def enters(self, phase: dict[str, int]) -> None:
+    def set_phase(self, phase: dict[str, int]) -> None:
         if self._report is not None:
-            self._report.enters(phase)
+            self._report.set_phase(phase)
 
     def metrics(self, step: int, split: str, metrics: Metrics) -> None:
         if self._report is not None:
             self._report.metrics(step, split, metrics)
 
     def evaluated(self, step: int) -> bool:
-        return from_first(lambda: known(self._report, "the report").evaluated(step))
+        return broadcast_from_main(lambda: require(self._report, "the report").evaluated(step))
 
 
-def checkpoints_of(run: RunFolder[Any], say: Callable[[str], None]) -> Checkpointer | SharedCheckpoints:
+def make_checkpointer(run: RunFolder[Any], say: Callable[[str], None]) -> Checkpointer | MultihostCheckpointer:
     """The checkpoints of a run, for one host or for several."""
     own = Checkpointer(run.checkpoints, run.config.training.keep_checkpoints, say)
-    return SharedCheckpoints(own) if several() else own
+    return MultihostCheckpointer(own) if is_multihost() else own
 
 
-def report_of(
-    run: RunFolder[Any], total_steps: int, start_step: int, pace: Pace | None = None, subject: Subject | None = None
-) -> RunReport | SharedReport:
+def make_report(
+    run: RunFolder[Any],
+    total_steps: int,
+    start_step: int,
+    pace: StepCosts | None = None,
+    subject: Subject | None = None,
+) -> RunReport | MultihostReport:
     """What the loop tells of a run, for one host or for several."""
     own = None
-    if run.writes:
+    if run.is_writer:
         own = RunReport(run.path, total_steps, start_step, int(run.config.training.log_every), pace, subject)
-    return SharedReport(own) if several() else known(own, "the report")
+    return MultihostReport(own) if is_multihost() else require(own, "the report")
 
 
 def _read(kind: type[Config], text: str) -> Config:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "config.yaml")
         file.write_text(text, encoding="utf-8")
-        return load(kind, file)
+        return load_config(kind, file)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from bert.files import replacing
+from bert.files import atomic_write
 
 FOLDER = "nonfinite"
-MOST = 100
+MAX_DUMPED_BATCHES = 100
 """Batches that are written down at most: what has not shown by then takes disk space only."""
 
 
@@ -26,8 +26,8 @@ class SkippedStep:
         step: its number, as in metrics.jsonl.
         loss: of its batch.
         norms: of the gradient by groups of parameters, and of the whole ``update``.
-        in_a_row: skipped steps up to this one without another between them.
-        in_all: skipped steps of the run up to this one.
+        num_consecutive: skipped steps up to this one without another between them.
+        num_total: skipped steps of the run up to this one.
         rows: [B] numbers of the batch's rows in the training data.
         batch: what the model was given.
     """
@@ -35,8 +35,8 @@ class SkippedStep:
     step: int
     loss: float
     norms: Mapping[str, float]
-    in_a_row: int
-    in_all: int
+    num_consecutive: int
+    num_total: int
     rows: np.ndarray
     batch: Mapping[str, np.ndarray]
 
@@ -55,12 +55,12 @@ class SkippedStep:
         return f"loss and gradient are finite (largest norm {largest:.3g}), the optimizer's update is not"
 
     def write(self, folder: Path) -> Path | None:
-        """Writes STEP.json and STEP.npz, the arrays of the batch; None where there are `MOST` already."""
+        """Writes STEP.json and STEP.npz, the arrays of the batch; None where there are `MAX_DUMPED_BATCHES` already."""
         folder.mkdir(exist_ok=True)
         file = folder / f"{self.step}.json"
-        if not file.exists() and sum(1 for _ in folder.glob("*.json")) >= MOST:
+        if not file.exists() and sum(1 for _ in folder.glob("*.json")) >= MAX_DUMPED_BATCHES:
             return None
-        with replacing(file.with_suffix(".npz")) as temporary, temporary.open("wb") as arrays:
+        with atomic_write(file.with_suffix(".npz")) as temporary, temporary.open("wb") as arrays:
             batch: dict[str, Any] = dict(self.batch)
             np.savez_compressed(arrays, **batch)
         facts = {
@@ -68,20 +68,20 @@ class SkippedStep:
             "diagnosis": self.diagnosis,
             "loss": str(self.loss) if not math.isfinite(self.loss) else self.loss,
             "norms": {name: norm if math.isfinite(norm) else str(norm) for name, norm in self.norms.items()},
-            "skipped_in_a_row": self.in_a_row,
-            "skipped_in_all": self.in_all,
+            "skipped_in_a_row": self.num_consecutive,
+            "skipped_in_all": self.num_total,
             "rows": self.rows.tolist(),
         }
-        with replacing(file) as temporary:
+        with atomic_write(file) as temporary:
             temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         return file
 
 
-def why_it_stops(last: SkippedStep, saved: int) -> str:
+def nonfinite_error_message(last: SkippedStep, saved: int) -> str:
     """The sentence with which a run ends whose state after step ``saved`` is kept."""
-    several = f"the last {last.in_a_row} steps up to step {last.step:,} were skipped"
+    several = f"the last {last.num_consecutive} steps up to step {last.step:,} were skipped"
     return (
-        f"{several if last.in_a_row > 1 else f'step {last.step:,} was skipped'}, as something was not finite "
+        f"{several if last.num_consecutive > 1 else f'step {last.step:,} was skipped'}, as something was not finite "
         f"({last.diagnosis}): the run's folder has the batches in nonfinite/ and the state before them as step "
         f"{saved:,}; look for damaged data, or start anew with a lower optimizer.learning_rate or a longer warm-up"
     )

@@ -19,7 +19,7 @@ _PATTERN = "*tfevents*"
 Line = dict[str, Any]
 
 
-class EventFile:
+class TensorBoardWriter:
     """The event file of a run, open for more. Begins with ``lines``, in place of all events in ``folder``.
 
     Raises:

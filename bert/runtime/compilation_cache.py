@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 from bert.errors import UserError
-from bert.files import user_caches
+from bert.files import user_cache_dir
 
-VARIABLE = "BERT_COMPILATION_CACHE"
+ENV_VAR = "BERT_COMPILATION_CACHE"
 """Environment variable: another folder, or ``off``."""
 
-GIBIBYTES = 2
+MAX_SIZE_GIB = 2
 """Size of the folder; what was used longest ago goes first."""
 
 UNBOUNDED = "-1"
@@ -24,7 +24,7 @@ UNBOUNDED = "-1"
 LOCK_SECONDS = 1
 """What a start waits for another process that reads or writes a program."""
 
-LEAST_SECONDS = 0.1
+MIN_COMPILE_SECONDS = 0.1
 """What compiles faster than this is not worth a file."""
 
 
@@ -40,25 +40,25 @@ def use_compilation_cache() -> Path | None:
     Raises:
         UserError: the folder that $BERT_COMPILATION_CACHE names cannot be written.
     """
-    named = os.environ.get(VARIABLE)
+    named = os.environ.get(ENV_VAR)
     if named == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ or _given_to_jax():
         return None
     if named:
         root = Path(named)
-    elif caches := user_caches():
+    elif caches := user_cache_dir():
         root = caches / "compiled"
     else:
         return None
     if not _is_writable(root):
         if named:
-            raise UserError(f"{VARIABLE} is {named!r}, which cannot be written: name another folder, or off")
+            raise UserError(f"{ENV_VAR} is {named!r}, which cannot be written: name another folder, or off")
         return None
     # A program compiled for one kind of processor may end another one: they may share a home.
     folder = root / _processor()
     settings = {
         "jax_compilation_cache_dir": str(folder),
-        "jax_compilation_cache_max_size": GIBIBYTES * 2**30,
-        "jax_persistent_cache_min_compile_time_secs": LEAST_SECONDS,
+        "jax_compilation_cache_max_size": MAX_SIZE_GIB * 2**30,
+        "jax_persistent_cache_min_compile_time_secs": MIN_COMPILE_SECONDS,
     }
     for name, value in settings.items():
         if name.upper() not in os.environ:

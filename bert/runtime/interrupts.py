@@ -21,12 +21,12 @@ class Interrupted(Exception):
         self.status = 128 + signal_number
 
 
-class Stopped(Exception):
+class EvaluationInterrupted(Exception):
     """An evaluation was left, since a signal had come."""
 
 
 @dataclass
-class StopRequest:
+class InterruptHandler:
     """Turns the first SIGINT or SIGTERM into a flag that the loop looks at; a second SIGINT ends the process at once.
 
     Where several hosts take part, SIGTERM is JAX's runtime's: it tells every host of a notice that one of them got,
@@ -37,7 +37,7 @@ class StopRequest:
     number: int | None = None
     _previous: dict[int, Any] = field(default_factory=dict)
 
-    def __enter__(self) -> StopRequest:
+    def __enter__(self) -> InterruptHandler:
         self._shared = jax.distributed.is_initialized()
         for number in () if self._shared else (signal.SIGINT, signal.SIGTERM):
             self._previous[number] = signal.signal(number, self._note)
@@ -57,9 +57,9 @@ class StopRequest:
         return self.number is not None
 
     def check(self) -> None:
-        """Raises `Stopped` once a signal has come: for work that is long and can be done again."""
+        """Raises `EvaluationInterrupted` once a signal has come: for work that is long and can be done again."""
         if self.number is not None:
-            raise Stopped
+            raise EvaluationInterrupted
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if self.number is not None and number == signal.SIGINT:

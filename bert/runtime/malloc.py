@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HEAPS_A_CORE = 2
+ARENAS_PER_CORE = 2
 """glibc would keep 8 a core. Each grows to what its busiest moment took, and threads that come and go are given any."""
 
 _M_ARENA_MAX = -8  # malloc.h
@@ -18,7 +18,7 @@ _HUGE = "glibc.malloc.hugetlb"
 _KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def use_huge_pages() -> None:
+def reexec_with_huge_pages() -> None:
     """Has the allocator take memory in pages of 2 MB where the kernel gives them on demand: starts the process anew.
 
     A step on a CPU takes its working memory from the system and gives it back; in pages of 4 kB that is a fifth of the
@@ -44,7 +44,7 @@ def _huge_pages_on_demand() -> bool:
         return False
 
 
-def keep_few_heaps() -> None:
+def limit_malloc_arenas() -> None:
     """Has glibc share few heaps among the threads of this process, unless the environment says how many.
 
     To be called before there are threads. With one heap for all of them, the steps of a small model took half as long
@@ -52,15 +52,15 @@ def keep_few_heaps() -> None:
     """
     named = "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", "")
     if not named:
-        _tell_glibc("mallopt", _M_ARENA_MAX, HEAPS_A_CORE * (os.cpu_count() or 1))
+        _call_libc("mallopt", _M_ARENA_MAX, ARENAS_PER_CORE * (os.cpu_count() or 1))
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """Returns free pages to the system, where glibc can: what one heap has free the others cannot use."""
-    _tell_glibc("malloc_trim", 0)
+    _call_libc("malloc_trim", 0)
 
 
-def _tell_glibc(name: str, *arguments: Any) -> None:
+def _call_libc(name: str, *arguments: Any) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # musl has another allocator
             getattr(ctypes.CDLL(None), name)(*arguments)

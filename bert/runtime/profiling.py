@@ -11,10 +11,10 @@ import jax
 
 FOLDER = "profile"
 
-LEFT_OUT = 5
+WARMUP_STEPS = 5
 """Steps before the trace: two that time the step before the run begins, and some in which caches fill."""
 
-STEPS = 5
+TRACED_STEPS = 5
 """Steps in the trace, with what the host does between them. Fewer where a batch of another length, which has to be
 compiled, or the end of the run comes before."""
 
@@ -51,7 +51,7 @@ class ProfiledStep:
             self._compiled.add(shapes)
             self.end()
             return self._step(state, batch)
-        if self._calls > LEFT_OUT and not (self._tracing or self.done):
+        if self._calls > WARMUP_STEPS and not (self._tracing or self.done):
             jax.profiler.start_trace(str(self._folder), create_perfetto_trace=True)
             self._tracing = True
         if not self._tracing:
@@ -59,7 +59,7 @@ class ProfiledStep:
         self._traced += 1
         with jax.profiler.StepTraceAnnotation("train", step_num=self._traced):
             result = self._result = self._step(state, batch)
-        if self._traced == STEPS:
+        if self._traced == TRACED_STEPS:
             self.end()
         return result
 
@@ -79,7 +79,7 @@ class ProfiledStep:
 
 
 @contextlib.contextmanager
-def profiling(asked: bool, folder: Path, say: Callable[[str], None]) -> Iterator[Callable[[Step], Step]]:
+def profiler(asked: bool, folder: Path, say: Callable[[str], None]) -> Iterator[Callable[[Step], Step]]:
     """What makes a train step write a trace, if one is asked for; at the end of the block it is written in any case."""
     made: list[ProfiledStep] = []
 
@@ -95,4 +95,4 @@ def profiling(asked: bool, folder: Path, say: Callable[[str], None]) -> Iterator
         for step in made:
             step.end()
     if made and not any(step.done for step in made):
-        say(f"no step was traced: the trace begins after {LEFT_OUT - 2} steps of a run")
+        say(f"no step was traced: the trace begins after {WARMUP_STEPS - 2} steps of a run")

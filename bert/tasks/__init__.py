@@ -31,8 +31,8 @@ BUILT_IN = tuple(task for module in MODULES for task in module.TASKS)
 
 TASKS: dict[str, Task] = {task.name: task for task in BUILT_IN}
 
-OWN_KEYS = ("train", "dev", "test", "header", "columns", "metrics", "score_range")
-"""Keys of ``data`` that only some tasks read (`Task.own_keys`)."""
+CUSTOM_TASK_KEYS = ("train", "dev", "test", "header", "columns", "metrics", "score_range")
+"""Keys of ``data`` that only some tasks read (`Task.data_keys`)."""
 
 
 def register_task(task: Task) -> None:
@@ -58,11 +58,11 @@ def find_task(name: str) -> Task:
     raise UserError(f"task is {name!r}, which is unknown: {hint} (bert.register_task makes one of your own known)")
 
 
-def task_of(config: FinetuneConfig) -> Task:
+def make_task(config: FinetuneConfig) -> Task:
     """The task of a run, as its configuration shapes it. Raises UserError for what the task would not read."""
     task, unset = find_task(config.task), TaskDataConfig()
-    for key in OWN_KEYS:
-        if key not in task.own_keys and getattr(config.data, key) != getattr(unset, key):
-            readers = ", ".join(task.name for task in BUILT_IN if key in task.own_keys)
+    for key in CUSTOM_TASK_KEYS:
+        if key not in task.data_keys and getattr(config.data, key) != getattr(unset, key):
+            readers = ", ".join(task.name for task in BUILT_IN if key in task.data_keys)
             raise UserError(f"data.{key} is set, but it is for {readers}, and the task is {task.name}: leave it out")
-    return task.shaped(config.data)
+    return task.from_config(config.data)

@@ -85,7 +85,7 @@ class Task(ABC):
     """What `baseline_scores` are those of, such as ``majority_class``; "" for none."""
     windows: ClassVar[bool] = False
     """Whether long inputs become several rows; else they are cut to ``data.max_length``."""
-    own_keys: ClassVar[tuple[str, ...]] = ()
+    data_keys: ClassVar[tuple[str, ...]] = ()
     """Which keys of ``data`` that are there for tasks of one's own, such as train and columns, it reads."""
 
     @property
@@ -118,8 +118,8 @@ class Task(ABC):
             )
         return higher
 
-    def fitted(self, train: Any) -> Task:
-        """The task with what only its training examples tell, such as the set of tags; ``shape`` keeps it.
+    def fit(self, train: Any) -> Task:
+        """The task with what only its training examples tell, such as the set of tags; ``to_config`` keeps it.
 
         Args:
           train: what ``read`` returned for the split ``train``; the other splits are read by the task that this
@@ -127,19 +127,19 @@ class Task(ABC):
         """
         return self
 
-    def tuned(self, outputs: Outputs, features: Any, examples: Any) -> Task:
+    def tune(self, outputs: Outputs, features: Any, examples: Any) -> Task:
         """The task with what the best checkpoint's outputs for dev tell, such as a threshold; kept likewise."""
         return self
 
-    def shape(self, data: TaskDataConfig) -> TaskDataConfig:
-        """The configuration with what ``fitted`` and ``tuned`` have found: `bert.load` knows the task by it.
+    def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
+        """The configuration with what ``fit`` and ``tune`` have found: `bert.load` knows the task by it.
 
-        Fields that are null until then belong into `bert.runs.folder.RESOLVED`.
+        Fields that are null until then belong into `bert.runs.folder.DERIVED_KEYS`.
         """
         return data
 
-    def shaped(self, data: TaskDataConfig) -> Self:
-        """The task as the configuration of a run describes it: the inverse of ``shape``."""
+    def from_config(self, data: TaskDataConfig) -> Self:
+        """The task as the configuration of a run describes it: the inverse of ``to_config``."""
         return self
 
     # Files
@@ -174,7 +174,7 @@ class Task(ABC):
         """The same metrics of an answer that looks at no text: what any model has to beat."""
         return {}
 
-    def collapsed(self, predictions: Any, examples: Any) -> bool:
+    def is_degenerate(self, predictions: Any, examples: Any) -> bool:
         """Whether training came to nothing: the answers are no better than ``baseline``, or all one and the same."""
         return False
 
@@ -197,8 +197,8 @@ class Task(ABC):
     def input_columns(self) -> tuple[str, ...]:
         """Names of the texts of one input of `bert predict`."""
 
-    def input_of(self, line: str) -> Any:
-        """One line of an input file as ``asked`` takes it: a text, or a tuple of texts with tabs between.
+    def parse_line(self, line: str) -> Any:
+        """Parses a line of an input file for ``examples_from_inputs``: a text, or texts with tabs between.
 
         Raises:
           ValueError: what is wrong with the line, and the mend.
@@ -247,7 +247,7 @@ class Task(ABC):
         )
 
     def input_of_row(self, fields: Mapping[str, Any]) -> Any:
-        """The fields of a table's row, by the names of their columns, as ``asked`` takes them.
+        """The fields of a table's row, by the names of their columns, as ``examples_from_inputs`` takes them.
 
         Raises:
           ValueError: what is wrong with the row, and how to fix it.
@@ -263,7 +263,7 @@ class Task(ABC):
             raise ValueError(f"{name} is empty: write it or remove the row")
         return value
 
-    def shown(self, given: Any) -> dict[str, Any]:
+    def input_fields(self, given: Any) -> dict[str, Any]:
         """An input as the first fields of its line of answers."""
         return dict(zip(self.input_columns, [given] if isinstance(given, str) else given, strict=True))
 
@@ -274,7 +274,7 @@ class Task(ABC):
         return next(((text,) for text in examples.sentences() if text.strip()), ())
 
     @abstractmethod
-    def asked(self, inputs: Sequence[Any]) -> Any:
+    def examples_from_inputs(self, inputs: Sequence[Any]) -> Any:
         """New inputs as examples without labels.
 
         Raises:

@@ -16,13 +16,13 @@ from bert.tasks.span_features import Answer, Example
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span(SquadTask):
+class CustomQuestionAnswering(SquadTask):
     """Answers as spans of a context; where a training question has none, as in SQuAD v2.0."""
 
     name: str = "span"
     version: str = ""
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
-    own_keys = KEYS
+    data_keys = KEYS
 
     def splits(self, folder: Path) -> list[str]:
         return split_names(Path(folder), self.data)
@@ -49,12 +49,14 @@ class Span(SquadTask):
         dataset = read_questions(records, self.data.columns, split != "test", self.strict, may_be_impossible)
         return self._kept(dataset, records.place, split, max_rows)
 
-    def fitted(self, train: Dataset) -> Span:
+    def fit(self, train: Dataset) -> CustomQuestionAnswering:
         return dataclasses.replace(self, may_be_impossible=self.may_be_impossible or train.may_be_impossible)
 
-    def shaped(self, data: TaskDataConfig) -> Self:
+    def from_config(self, data: TaskDataConfig) -> Self:
         """A threshold, once found, says that questions may be impossible."""
-        return dataclasses.replace(super().shaped(data), data=data, may_be_impossible=data.null_threshold is not None)
+        return dataclasses.replace(
+            super().from_config(data), data=data, may_be_impossible=data.null_threshold is not None
+        )
 
 
 def read_questions(
@@ -131,4 +133,4 @@ def _answers(
     return tuple(answers)
 
 
-TASKS = (Span(),)
+TASKS = (CustomQuestionAnswering(),)

@@ -1,7 +1,7 @@
 """Tasks of one's own: columns of TSV, CSV and JSONL files, or of data sets, named in the configuration.
 
-`Classification` and `Regression` read whatever `records` gives: a subclass that overrides it (and ``splits``) reads
-data in any layout, see docs/own_task.md.
+`CustomClassification` and `CustomRegression` read whatever `records` gives. A subclass that overrides it
+(and ``splits``) reads data in any layout, see docs/own_task.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from bert.config import TaskDataConfig
 from bert.data.records import Records
 from bert.errors import UserError
-from bert.tasks.readers.columns import KEYS, Cells, read_cells, split_names, split_records, word_of
+from bert.tasks.readers.columns import KEYS, Columns, label_text, read_cells, split_names, split_records
 from bert.tasks.sequence import ClassificationTask, Examples, RegressionTask, SentenceTask
 
 
@@ -51,7 +51,7 @@ class _FromColumns(SentenceTask):
         """The rows of a split, with the texts, the label and the id under the names that the columns have."""
         return split_records(folder, split, self.data)
 
-    def shaped(self, data: TaskDataConfig) -> Self:
+    def from_config(self, data: TaskDataConfig) -> Self:
         columns, metrics = data.columns, tuple(data.metrics or self.metrics)
         for name in metrics:
             if name not in self.allowed_metrics:
@@ -68,7 +68,7 @@ class _FromColumns(SentenceTask):
             main_metric=metrics[0],
         )
 
-    def _cells(self, records: Records, split: str, max_rows: int | None) -> Cells:
+    def _cells(self, records: Records, split: str, max_rows: int | None) -> Columns:
         keys = ("data.columns.text_a", "data.columns.text_b")[: len(self.text_columns)]
         id = self.data.columns.id
         return read_cells(
@@ -80,13 +80,13 @@ class _FromColumns(SentenceTask):
             needed=split != "test",
         )
 
-    def _examples(self, cells: Cells, labels: np.ndarray | None, label_words: tuple[str, ...] = ()) -> OwnExamples:
+    def _examples(self, cells: Columns, labels: np.ndarray | None, label_words: tuple[str, ...] = ()) -> OwnExamples:
         texts_b = cells.texts[1] if len(cells.texts) > 1 else None
         return OwnExamples(cells.texts[0], texts_b, labels, cells.ids, cells.notes, label_words=label_words)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(_FromColumns, ClassificationTask):
+class CustomClassification(_FromColumns, ClassificationTask):
     """One label a row. The labels are those of ``data.labels``, else those of the training file."""
 
     name: str = "classification"
@@ -98,7 +98,7 @@ class Classification(_FromColumns, ClassificationTask):
     label_names: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("accuracy",)
     main_metric: str = "accuracy"
-    own_keys = (*KEYS, "metrics")
+    data_keys = (*KEYS, "metrics")
     allowed_metrics = ("accuracy", "f1", "macro_f1", "matthews")
 
     def read(self, folder: Path, split: str, max_rows: int | None = None) -> OwnExamples:
@@ -108,7 +108,7 @@ class Classification(_FromColumns, ClassificationTask):
             return self._examples(cells, None)
         pairs = zip(cells.numbers, cells.labels[0], strict=True)
         # A blank next to a label is nobody's intention, and nobody sees it.
-        words = [word_of(records, number, self.label_column, label).strip() for number, label in pairs]
+        words = [label_text(records, number, self.label_column, label).strip() for number, label in pairs]
         labels = self.labels or (_in_order(words) if split == "train" else ())
         numbers = {word: number for number, word in enumerate(labels)}
         for number, word in zip(cells.numbers, words, strict=True):
@@ -120,7 +120,7 @@ class Classification(_FromColumns, ClassificationTask):
                 )
         return self._examples(cells, self._labels([numbers[word] for word in words]), labels)
 
-    def fitted(self, train: OwnExamples) -> Classification:
+    def fit(self, train: OwnExamples) -> CustomClassification:
         labels = train.label_words
         if len(labels) < 2:
             raise UserError(f"every training row has the label {labels[0]!r}: a classifier needs two or more labels")
@@ -128,16 +128,16 @@ class Classification(_FromColumns, ClassificationTask):
             raise UserError(f"data.metrics has f1, which is for two labels, and there are {len(labels)}: take macro_f1")
         return dataclasses.replace(self, labels=labels, label_names=labels)
 
-    def shape(self, data: TaskDataConfig) -> TaskDataConfig:
+    def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
         return dataclasses.replace(data, labels=list(self.labels))
 
-    def shaped(self, data: TaskDataConfig) -> Self:
+    def from_config(self, data: TaskDataConfig) -> Self:
         labels = tuple(label.strip() for label in data.labels or ())
-        return dataclasses.replace(super().shaped(data), labels=labels, label_names=labels)
+        return dataclasses.replace(super().from_config(data), labels=labels, label_names=labels)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regression(_FromColumns, RegressionTask):
+class CustomRegression(_FromColumns, RegressionTask):
     """One score a row, within ``data.score_range`` where that is set."""
 
     name: str = "regression"
@@ -149,7 +149,7 @@ class Regression(_FromColumns, RegressionTask):
     main_metric: str = "pearson"
     lowest: float = -math.inf
     highest: float = math.inf
-    own_keys = (*KEYS, "metrics", "score_range")
+    data_keys = (*KEYS, "metrics", "score_range")
     allowed_metrics = ("pearson", "spearman")
 
     def read(self, folder: Path, split: str, max_rows: int | None = None) -> OwnExamples:
@@ -165,9 +165,9 @@ class Regression(_FromColumns, RegressionTask):
                 raise records.error(number, f"{self.label_column} is {str(label)[:40]!r}: {error}") from None
         return self._examples(cells, self._labels(scores))
 
-    def shaped(self, data: TaskDataConfig) -> Self:
+    def from_config(self, data: TaskDataConfig) -> Self:
         lowest, highest = data.score_range or (-math.inf, math.inf)
-        return dataclasses.replace(super().shaped(data), lowest=lowest, highest=highest)
+        return dataclasses.replace(super().from_config(data), lowest=lowest, highest=highest)
 
 
 def _in_order(words: Iterable[str]) -> tuple[str, ...]:
@@ -179,4 +179,4 @@ def _in_order(words: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(distinct))
 
 
-TASKS = (Classification(), Regression())
+TASKS = (CustomClassification(), CustomRegression())

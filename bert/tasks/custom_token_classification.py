@@ -15,7 +15,7 @@ from bert.config import TaskDataConfig
 from bert.data.records import Records, is_dataset, kind_of, table_cells, table_dialect
 from bert.errors import UserError
 from bert.tasks.readers import conll
-from bert.tasks.readers.columns import KEYS, split_names, split_path, split_records, word_of
+from bert.tasks.readers.columns import KEYS, label_text, split_names, split_path, split_records
 from bert.tasks.readers.conll import Sentences
 from bert.tasks.token_classification import TaggingTask
 
@@ -29,15 +29,15 @@ Row = tuple[int, list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tagging(TaggingTask):
+class CustomTokenClassification(TaggingTask):
     """A tag for each word; whether the tags mark entities, they tell themselves."""
 
     name: str = "tagging"
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
-    own_keys = KEYS
+    data_keys = KEYS
 
-    def shaped(self, data: TaskDataConfig) -> Self:
-        return dataclasses.replace(super().shaped(data), data=data)
+    def from_config(self, data: TaskDataConfig) -> Self:
+        return dataclasses.replace(super().from_config(data), data=data)
 
     def splits(self, folder: Path) -> list[str]:
         return split_names(Path(folder), self.data, KINDS)
@@ -55,7 +55,7 @@ class Tagging(TaggingTask):
             columns = self.data.columns
             names = (columns.words or "words", columns.tags or "tags")
             sentences = read_sentences(self.records(folder, split), *names, needed=split != "test", broken=broken)
-        labels = conll.labels_of(sentences) if sentences.labelled else ()
+        labels = conll.label_names(sentences) if sentences.labelled else ()
         return dataclasses.replace(sentences.first(max_rows), labels=labels)
 
     def _in_columns(self, folder: Path, split: str) -> bool:
@@ -227,13 +227,13 @@ def read_sentences(records: Records, words: str, tags: str, needed: bool = True,
     place = Path(records.place)
     untagged = Sentences(found, None, conll.PLAIN, columns, lines, path=place, unit=records.unit, lines_a_word=0)
     untagged = _in_conll_columns(untagged)
-    return conll.tagged(untagged, right, broken) if labelled else untagged
+    return conll.attach_tags(untagged, right, broken) if labelled else untagged
 
 
 def _list(records: Records, number: int, name: str, values: Any) -> list[str]:
     if not isinstance(values, list) or not values:
         raise records.error(number, f"{name} is {str(values)[:40]!r}: it must be a list with at least one entry")
-    return [word_of(records, number, name, value) for value in values]
+    return [label_text(records, number, name, value) for value in values]
 
 
 def _columns(words: Sequence[str], tags: Sequence[str]) -> list[list[str]]:
@@ -241,4 +241,4 @@ def _columns(words: Sequence[str], tags: Sequence[str]) -> list[list[str]]:
     return [list(cells) for cells in zip(words, tags, strict=True)] if tags else [[word] for word in words]
 
 
-TASKS = (Tagging(),)
+TASKS = (CustomTokenClassification(),)

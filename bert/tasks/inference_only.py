@@ -16,13 +16,13 @@ from bert.tasks.sequence import ClassificationTask, Examples, RegressionTask
 from bert.tasks.token_classification import TaggingTask
 
 
-class _AsGiven:
+class _FlexibleInputs:
     """Of a model whose files are unknown, and with them whether it takes single texts or pairs: both are taken."""
 
-    def asked(self, inputs: Sequence[Any]) -> Examples:
+    def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
         texts = [as_text_or_pair(given, number) for number, given in enumerate(inputs, 1)]
         first = [text if isinstance(text, str) else text[0] for text in texts]
-        return _Mixed(first, None, None, [str(row) for row in range(len(texts))], given=texts)
+        return _MixedExamples(first, None, None, [str(row) for row in range(len(texts))], given=texts)
 
     @property
     def table_columns(self) -> tuple[tuple[str, ...], ...]:
@@ -32,7 +32,7 @@ class _AsGiven:
     def id_columns(self) -> tuple[str, ...]:
         return ("id",)
 
-    def input_of(self, line: str) -> str | tuple[str, ...]:
+    def parse_line(self, line: str) -> str | tuple[str, ...]:
         columns = line.split("\t")
         if not all(column.strip() for column in columns):
             raise ValueError("an empty text: write it or remove the line")
@@ -42,12 +42,12 @@ class _AsGiven:
             )
         return line if len(columns) == 1 else tuple(columns)
 
-    def shown(self, given: Any) -> dict[str, Any]:
+    def input_fields(self, given: Any) -> dict[str, Any]:
         return {"text": given} if isinstance(given, str) else {"text_a": given[0], "text_b": given[1]}
 
 
 @dataclass(frozen=True)
-class _Mixed(Examples):
+class _MixedExamples(Examples):
     """Texts and pairs of texts as they come."""
 
     given: Sequence[Text] = ()
@@ -57,11 +57,11 @@ class _Mixed(Examples):
         return self.given
 
 
-class _PublishedClassification(_AsGiven, ClassificationTask):
+class _PublishedClassification(_FlexibleInputs, ClassificationTask):
     pass
 
 
-class _PublishedRegression(_AsGiven, RegressionTask):
+class _PublishedRegression(_FlexibleInputs, RegressionTask):
     pass
 
 

@@ -22,7 +22,7 @@ from bert.data.features import ChoiceFeatures
 from bert.data.inputs import as_texts
 from bert.data.json_text import parse_json
 from bert.data.records import csv_rows
-from bert.errors import UserError, convert, known
+from bert.errors import UserError, convert, require
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.readers import split_files
 from bert.tasks.readers.tsv import write_rows
@@ -291,7 +291,7 @@ class MultipleChoiceTask(Task):
         return split_files.splits_in(Path(folder), FILES)
 
     def read(self, folder: Path, split: str, max_rows: int | None = None) -> Examples:
-        path = split_files.wanted(folder, FILES, split, "multiple choice")
+        path = split_files.find_split_file(folder, FILES, split, "multiple choice")
         return read(path, split != "test" or has_labels(path), max_rows)
 
     def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> ChoiceFeatures:
@@ -304,13 +304,13 @@ class MultipleChoiceTask(Task):
         return Chosen(np.array([share.argmax() for share in shares], np.int64), shares)
 
     def score(self, predictions: Chosen, examples: Examples) -> dict[str, float]:
-        return metrics.scores(("accuracy",), predictions.choices, known(examples.labels, "the labels"))
+        return metrics.compute_metrics(("accuracy",), predictions.choices, require(examples.labels, "the labels"))
 
     def baseline_scores(self, examples: Examples) -> dict[str, float]:
         """What guessing comes to."""
         return {"accuracy": float(np.mean([1 / len(choices) for choices in examples.choices]))}
 
-    def collapsed(self, predictions: Chosen, examples: Examples) -> bool:
+    def is_degenerate(self, predictions: Chosen, examples: Examples) -> bool:
         """No better than guessing."""
         return self.score(predictions, examples)["accuracy"] <= self.baseline_scores(examples)["accuracy"]
 
@@ -321,7 +321,7 @@ class MultipleChoiceTask(Task):
     def input_columns(self) -> tuple[str, ...]:
         return ("question", "choices")
 
-    def input_of(self, line: str) -> tuple[str, ...]:
+    def parse_line(self, line: str) -> tuple[str, ...]:
         """The question and its choices with tabs between, or a JSON object: a text ``question``, a list ``choices``."""
         given = json_input(line, self.input_columns)
         if given is not None and not isinstance(given["choices"], list):
@@ -338,7 +338,7 @@ class MultipleChoiceTask(Task):
         return ("id",)
 
     def columns_among(self, names: Collection[str]) -> tuple[str, ...]:
-        """SWAG's columns, or those of CommonsenseQA and of lines of `input_of`."""
+        """SWAG's columns, or those of CommonsenseQA and of lines of `parse_line`."""
         if "sent1" not in names:
             return super().columns_among(names)
         wanted = ("sent1", "sent2", *_endings(names))
@@ -364,13 +364,13 @@ class MultipleChoiceTask(Task):
             raise ValueError("fewer than two choices: write a question and a list of two or more choices")
         return (self.text_of("question", question), *texts)
 
-    def shown(self, given: tuple[str, ...]) -> dict[str, Any]:
+    def input_fields(self, given: tuple[str, ...]) -> dict[str, Any]:
         return {"question": given[0], "choices": list(given[1:])}
 
     def sample(self, examples: Examples) -> tuple[str, ...]:
         return next(((question, *own) for question, own in zip(examples.contexts, examples.choices, strict=True)), ())
 
-    def asked(self, inputs: Sequence[Any]) -> Examples:
+    def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
         """Each input is a question followed by two or more choices, or a question and the list of them; none empty."""
         questions, choices = [], []
         wanted = f"{self.name} takes a question and two or more choices: pass a tuple of strings"

@@ -1,4 +1,4 @@
-"""SQuAD v1.1 and v2.0: files -> questions; answers -> the official files. `bert.tasks.span_features` does what lies between."""
+"""SQuAD v1.1 and v2.0: files -> questions; answers -> the official files. See also `bert.tasks.span_features`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import TaskDataConfig
-from bert.config.finetuning import FoundNumber
-from bert.data.features import padded
+from bert.config.finetuning import TunedFloat
+from bert.data.features import pad_and_stack
 from bert.data.inputs import as_texts
 from bert.data.json_text import parse_json
-from bert.errors import UserError, convert, known
-from bert.files import write_durably
+from bert.errors import UserError, convert, require
+from bert.files import write_atomic
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.readers import split_files
-from bert.tasks.readers.json_location import Place
-from bert.tasks.span_features import Answer, Answers, Example, Windows, answers, windows
+from bert.tasks.readers.json_location import JsonLocation
+from bert.tasks.span_features import Answer, Answers, Example, Windows, decode_answers, make_qa_features
 
-__all__ = ["Dataset", "SquadTask", "answers", "read", "references", "windows", "write_predictions"]
+__all__ = ["Dataset", "SquadTask", "decode_answers", "make_qa_features", "read", "references", "write_predictions"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossi
     path = Path(path)
     examples: list[Example] = []
     misplaced: list[str] = []
-    seen: dict[str, Place] = {}
+    seen: dict[str, JsonLocation] = {}
     for context, question, place in _questions(path):
         id = _get(question, "id", str, place)
         place = place.inside("id")._replace(name=f"question {id}")
@@ -123,7 +123,7 @@ def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossi
 
 
 def references(examples: Sequence[Example]) -> dict[str, list[str]]:
-    """The right answers of each question, as `bert.metrics.squad` takes them; an empty list: it has none."""
+    """The right answers of each question, as `bert.metrics.squad_metrics` takes them; an empty list: it has none."""
     return {example.id: [answer.text for answer in example.answers] for example in examples}
 
 
@@ -141,11 +141,11 @@ def write_predictions(folder: Path, answers: Answers) -> list[Path]:
         files["null_odds.json"] = answers.null_odds
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        write_durably(folder / name, json.dumps(content, indent=4) + "\n")
+        write_atomic(folder / name, json.dumps(content, indent=4) + "\n")
     return [folder / name for name in files]
 
 
-def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], Place]]:
+def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], JsonLocation]]:
     """(context, question's entry, its place in the file) of each question."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -160,7 +160,7 @@ def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], Place]]:
         ) from None
     except ValueError as error:  # thousands of digits in a number, or of brackets in one another
         raise UserError(f"{path}: not JSON that can be read ({error}), the file is damaged: copy it again") from None
-    file = Place(path, text)
+    file = JsonLocation(path, text)
     for a, article in enumerate(_get(content, "data", list, file)):
         for p, paragraph in enumerate(_get(article, "paragraphs", list, file.inside("data", a))):
             place = file.inside("data", a, "paragraphs", p)
@@ -172,7 +172,7 @@ def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], Place]]:
 _KINDS: dict[type, str] = {str: "a text", list: "a list", bool: "true or false", int: "a whole number"}
 
 
-def _get(entry: Any, key: str, kind: type, place: Place) -> Any:
+def _get(entry: Any, key: str, kind: type, place: JsonLocation) -> Any:
     if not isinstance(entry, dict) or key not in entry:
         raise place.error(f"no {key!r}: the file must follow SQuAD's layout")
     value = entry[key]
@@ -181,13 +181,13 @@ def _get(entry: Any, key: str, kind: type, place: Place) -> Any:
     return value
 
 
-def _answer(entry: Any, context: str, place: Place) -> Answer:
+def _answer(entry: Any, context: str, place: JsonLocation) -> Answer:
     text, start = _get(entry, "text", str, place), _get(entry, "answer_start", int, place)
     placed = start >= 0 and text.strip() and context.startswith(text, start)
     return Answer(text, start if placed else None)
 
 
-class Found(NamedTuple):
+class AnswerPrediction(NamedTuple):
     """An answer: its text, cut from the context, and its share among the n best. Empty, without a place: none."""
 
     answer: str
@@ -210,8 +210,8 @@ class SquadTask(Task):
     may_be_impossible: bool = False
     n_best: int = 20
     max_answer_length: int = 30
-    null_threshold: float | FoundNumber | None = None
-    """None: not found yet; until then it is 0. Set by the user it is no `FoundNumber`, and none is searched."""
+    null_threshold: float | TunedFloat | None = None
+    """None: not found yet; until then it is 0. Set by the user it is no `TunedFloat`, and none is searched."""
     strict: bool = False
     """Misplaced answers are an error."""
     head: str = "span"
@@ -235,7 +235,7 @@ class SquadTask(Task):
         """None: a start and an end are no labels."""
         return ()
 
-    def tuned(self, outputs: Outputs, features: Windows, examples: Dataset) -> SquadTask:
+    def tune(self, outputs: Outputs, features: Windows, examples: Dataset) -> SquadTask:
         """With the threshold of the best F1, half way to the next question, which is not answered.
 
         The official search names the odds of the last question that is answered: new questions that are ever so little
@@ -244,24 +244,24 @@ class SquadTask(Task):
         if not self.may_be_impossible or self._threshold_is_set:
             return self
         found, right = self.predict(outputs, features, examples), references(examples.examples)
-        odds_of = known(found.null_odds, "the odds of no answer")
+        odds_of = require(found.null_odds, "the odds of no answer")
         never = min(odds_of.values()) - 1.0
         best = self.score(found, examples)["best_f1_thresh"]
         best = (best + min((odds for odds in odds_of.values() if odds > best), default=best)) / 2
 
         def f1(threshold: float) -> float:
-            return metrics.squad(replace(found, null_threshold=threshold).texts, right, v2=True)["f1"]
+            return metrics.squad_metrics(replace(found, null_threshold=threshold).texts, right, v2=True)["f1"]
 
-        return replace(self, null_threshold=FoundNumber(max(best, never, key=f1)))
+        return replace(self, null_threshold=TunedFloat(max(best, never, key=f1)))
 
     @property
     def _threshold_is_set(self) -> bool:
-        return self.null_threshold is not None and not isinstance(self.null_threshold, FoundNumber)
+        return self.null_threshold is not None and not isinstance(self.null_threshold, TunedFloat)
 
-    def shape(self, data: TaskDataConfig) -> TaskDataConfig:
+    def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
         return replace(data, null_threshold=self.null_threshold) if self.may_be_impossible else data
 
-    def shaped(self, data: TaskDataConfig) -> Self:
+    def from_config(self, data: TaskDataConfig) -> Self:
         return replace(
             self,
             n_best=data.n_best,
@@ -280,7 +280,7 @@ class SquadTask(Task):
 
     def read(self, folder: Path, split: str, max_rows: int | None = None) -> Dataset:
         """The questions; of train those that can be learned from. Those of test need no answers."""
-        path = split_files.wanted(folder, self._files, split, f"SQuAD v{self.version}")
+        path = split_files.find_split_file(folder, self._files, split, f"SQuAD v{self.version}")
         dataset = read(path, self.strict, split != "test", self.may_be_impossible)
         return self._kept(dataset, str(path), split, max_rows)
 
@@ -305,13 +305,13 @@ class SquadTask(Task):
         return replace(dataset, examples=examples[:max_rows], notes=notes)
 
     def features(self, tokenizer: Tokenizer, examples: Dataset, data: TaskDataConfig) -> Windows:
-        return windows(tokenizer, examples.examples, data.max_length, data.doc_stride, data.max_query_length)
+        return make_qa_features(tokenizer, examples.examples, data.max_length, data.doc_stride, data.max_query_length)
 
     def predict(self, outputs: Outputs, features: Windows, examples: Dataset) -> Answers:
         """[T, 2] logits of each window -> the best spans of each question. A diverged run answers as if from zeros."""
-        logits = np.nan_to_num(padded(outputs, (0, 2)))
+        logits = np.nan_to_num(pad_and_stack(outputs, (0, 2)))
         threshold = (self.null_threshold or 0.0) if self.may_be_impossible else None
-        return answers(
+        return decode_answers(
             examples.examples,
             features,
             logits[..., 0],
@@ -323,10 +323,10 @@ class SquadTask(Task):
 
     def score(self, predictions: Answers, examples: Dataset) -> dict[str, float]:
         right = references(examples.examples)
-        scores = metrics.squad(predictions.texts, right, v2=self.may_be_impossible)
+        scores = metrics.squad_metrics(predictions.texts, right, v2=self.may_be_impossible)
         if not self.may_be_impossible:
             return scores
-        odds = known(predictions.null_odds, "the odds of no answer")
+        odds = require(predictions.null_odds, "the odds of no answer")
         best = {id: candidate.text for id, candidate in predictions.best.items()}
         return {**scores, **metrics.best_null_threshold(best, odds, right)}
 
@@ -335,10 +335,10 @@ class SquadTask(Task):
         if not self.may_be_impossible:
             return {}
         right = references(examples.examples)
-        scores = metrics.squad(dict.fromkeys(right, ""), right, v2=True)
+        scores = metrics.squad_metrics(dict.fromkeys(right, ""), right, v2=True)
         return {**scores, "best_f1": scores["f1"], "best_exact": scores["exact"]}
 
-    def collapsed(self, predictions: Answers, examples: Dataset) -> bool:
+    def is_degenerate(self, predictions: Answers, examples: Dataset) -> bool:
         """No answer shares a word with a right one; of v2.0: no threshold is better than never to answer."""
         reached = self.score(predictions, examples)[self.main_metric]
         return reached <= self.baseline_scores(examples).get(self.main_metric, 0.0) < 100
@@ -355,11 +355,11 @@ class SquadTask(Task):
     def id_columns(self) -> tuple[str, ...]:
         return ("id",)
 
-    def input_of(self, line: str) -> Any:
+    def parse_line(self, line: str) -> Any:
         """``question<TAB>context``, or a JSON object with the two, whose context may have lines of its own."""
         given = json_input(line, self.input_columns)
         if given is None:
-            return super().input_of(line)
+            return super().parse_line(line)
         if not all(isinstance(text, str) and text.strip() for text in given.values()):
             raise ValueError("question and context must be texts that are not empty")
         return tuple(given.values())
@@ -367,7 +367,7 @@ class SquadTask(Task):
     def sample(self, examples: Dataset) -> tuple[str, ...]:
         return next(((example.question, example.context) for example in examples.examples), ())
 
-    def asked(self, inputs: Sequence[Any]) -> Dataset:
+    def examples_from_inputs(self, inputs: Sequence[Any]) -> Dataset:
         """Each input is a tuple or list of a question and its context, neither of them empty."""
         examples = []
         wanted = f"{self.name} takes a question and its context: pass a tuple of two strings"
@@ -379,7 +379,7 @@ class SquadTask(Task):
             examples.append(Example(str(number), question, context, ()))
         return Dataset(examples, [], labelled=False)
 
-    def answers(self, predictions: Answers, examples: Dataset) -> list[Found]:
+    def answers(self, predictions: Answers, examples: Dataset) -> list[AnswerPrediction]:
         return [_found(predictions, example.id) for example in examples.examples]
 
 
@@ -391,8 +391,8 @@ TASKS = (
 )
 
 
-def _found(predictions: Answers, id: str) -> Found:
+def _found(predictions: Answers, id: str) -> AnswerPrediction:
     text = predictions.texts[id]
     candidate = next(candidate for candidate in predictions.n_best[id] if candidate.text == text)
     start, end = (candidate.start, candidate.end) if text else (None, None)
-    return Found(text, start, end, candidate.probability)
+    return AnswerPrediction(text, start, end, candidate.probability)

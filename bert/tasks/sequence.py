@@ -20,7 +20,7 @@ from bert.data import features
 from bert.data.features import Features
 from bert.data.inputs import as_texts
 from bert.data.windows import Text
-from bert.errors import UserError, known
+from bert.errors import UserError, require
 from bert.runs.confusion_matrix import draw_confusion_matrix
 from bert.tasks.base import Outputs, Task
 from bert.tasks.readers.columns import read_cells
@@ -54,7 +54,7 @@ class Examples:
     @property
     def known_labels(self) -> np.ndarray:
         """``labels`` of a split that has them."""
-        return known(self.labels, "the labels")
+        return require(self.labels, "the labels")
 
     @property
     def groups(self) -> Sequence[Text]:
@@ -82,7 +82,7 @@ class Examples:
         yield from self.texts_b or []
 
 
-class Classified(NamedTuple):
+class ClassificationPredictions(NamedTuple):
     """Predicted labels [R], and the probability [R, L] of each label."""
 
     labels: np.ndarray
@@ -240,7 +240,7 @@ class SentenceTask(Task):
         inputs = ((text,) if isinstance(text, str) else tuple(text) for text in examples.texts)
         return next((texts for texts in inputs if all(text.strip() for text in texts)), ())
 
-    def asked(self, inputs: Sequence[Any]) -> Examples:
+    def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
         """Each input is a text, or for a task of pairs a tuple or list of two; texts may be empty."""
         count = len(self.text_columns)
         wanted = "a single text: pass a string" if count == 1 else "a pair of texts: pass a tuple of two strings"
@@ -266,7 +266,9 @@ class SentenceTask(Task):
             may_be_empty=self.may_be_empty,
         )
         labels = []
-        for number, label in zip(cells.numbers, known(cells.labels, "the labels")[0], strict=True) if labelled else ():
+        for number, label in (
+            zip(cells.numbers, require(cells.labels, "the labels")[0], strict=True) if labelled else ()
+        ):
             try:
                 labels.append(self._label(self._file_word(label)))
             except ValueError as error:
@@ -323,26 +325,26 @@ class ClassificationTask(SentenceTask):
     def output_names(self) -> tuple[str, ...]:
         return self.label_names
 
-    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> Classified:
+    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> ClassificationPredictions:
         """[L] logits of each row -> the likeliest label; a NaN counts as 0."""
         probabilities = metrics.softmax(np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels))))
-        return Classified(probabilities.argmax(-1), probabilities)
+        return ClassificationPredictions(probabilities.argmax(-1), probabilities)
 
-    def score(self, predictions: Classified, examples: Examples) -> dict[str, float]:
-        return metrics.scores(self.metrics, predictions.labels, examples.known_labels)
+    def score(self, predictions: ClassificationPredictions, examples: Examples) -> dict[str, float]:
+        return metrics.compute_metrics(self.metrics, predictions.labels, examples.known_labels)
 
     def baseline_scores(self, examples: Examples) -> dict[str, float]:
         """Of always answering the split's most frequent label."""
         return metrics.majority_class(self.metrics, examples.known_labels)
 
-    def collapsed(self, predictions: Classified, examples: Examples) -> bool:
+    def is_degenerate(self, predictions: ClassificationPredictions, examples: Examples) -> bool:
         """One label for every row, or no metric better than the majority class's (after Mosbach et al. 2021)."""
         ours, theirs = self.score(predictions, examples), self.baseline_scores(examples)
         one_label = len(np.unique(predictions.labels)) == 1 < len(np.unique(examples.known_labels))
         # One better metric is enough: where most labels are 1, the majority's F1 is above that of many good models.
         return one_label or all(ours[name] <= theirs[name] < 1 for name in self.metrics)
 
-    def write(self, folder: Path, split: str, predictions: Classified, examples: Examples) -> list[Path]:
+    def write(self, folder: Path, split: str, predictions: ClassificationPredictions, examples: Examples) -> list[Path]:
         if not len(examples) == len(predictions.labels) == len(predictions.probabilities):
             raise ValueError(
                 f"{len(examples)} rows, {len(predictions.labels)} predictions, "
@@ -354,11 +356,13 @@ class ClassificationTask(SentenceTask):
         more = {**right, "probability": [f"{share:.6f}" for share in chosen]}
         return self._write(folder, split, examples, words, more)
 
-    def details(self, predictions: Classified, examples: Examples) -> dict[str, Any]:
+    def details(self, predictions: ClassificationPredictions, examples: Examples) -> dict[str, Any]:
         """Scores of each label and the confusion matrix."""
         return metrics.by_class(self.label_names, predictions.labels, examples.known_labels)
 
-    def write_details(self, folder: Path, split: str, predictions: Classified, examples: Examples) -> list[Path]:
+    def write_details(
+        self, folder: Path, split: str, predictions: ClassificationPredictions, examples: Examples
+    ) -> list[Path]:
         """Writes errors.tsv, the surest errors first, and confusion_matrix.png; of splits other than dev SPLIT_..."""
         start = "" if split == "dev" else f"{split}_"
         labels = examples.known_labels
@@ -376,7 +380,7 @@ class ClassificationTask(SentenceTask):
         picture = draw_confusion_matrix(folder / f"{start}confusion_matrix.png", matrix, self.label_names, title)
         return [errors] if picture is None else [errors, picture]
 
-    def answers(self, predictions: Classified, examples: Any) -> list[Label]:
+    def answers(self, predictions: ClassificationPredictions, examples: Any) -> list[Label]:
         return [
             Label(self.label_names[number], dict(zip(self.label_names, map(float, shares), strict=True)))
             for number, shares in zip(predictions.labels, predictions.probabilities, strict=True)
@@ -416,13 +420,13 @@ class RegressionTask(SentenceTask):
         return np.nan_to_num(np.reshape(outputs, len(outputs)))
 
     def score(self, predictions: np.ndarray, examples: Examples) -> dict[str, float]:
-        return metrics.scores(self.metrics, predictions, examples.known_labels)
+        return metrics.compute_metrics(self.metrics, predictions, examples.known_labels)
 
     def baseline_scores(self, examples: Examples) -> dict[str, float]:
         """Of always answering the mean: it goes along with nothing."""
-        return metrics.scores(self.metrics, np.zeros(len(examples)), examples.known_labels)
+        return metrics.compute_metrics(self.metrics, np.zeros(len(examples)), examples.known_labels)
 
-    def collapsed(self, predictions: np.ndarray, examples: Examples) -> bool:
+    def is_degenerate(self, predictions: np.ndarray, examples: Examples) -> bool:
         """No correlation, or less than none."""
         return self.score(predictions, examples)[self.main_metric] <= 0
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from bert.data.features import ROWS_AT_ONCE, Features, prose_tokenizer
 from bert.data.row_template import row_template
 from bert.data.windows import widest_windows
-from bert.errors import UserError, known
+from bert.errors import UserError, require
 from bert.tokenizer.wordpiece import special_ids
 
 ROWS_SCORED_AT_ONCE = 256
@@ -65,7 +65,7 @@ class Windows:
     """[tokens of all rows] int32: first character of the context that the token covers; -1 outside the context."""
     char_ends: np.ndarray
     """[tokens of all rows] int32: one past the last character."""
-    max_context: np.ndarray
+    is_max_context: np.ndarray
     """[tokens of all rows] bool: of the windows that hold this token of the context, this one shows most around it."""
 
     def __len__(self) -> int:
@@ -131,11 +131,11 @@ class Answers:
         texts = {id: candidate.text for id, candidate in self.best.items()}
         if self.null_odds is None:
             return texts
-        threshold = known(self.null_threshold, "the threshold of no answer")
+        threshold = require(self.null_threshold, "the threshold of no answer")
         return {id: "" if self.null_odds[id] > threshold else text for id, text in texts.items()}
 
 
-def windows(
+def make_qa_features(
     tokenizer: Tokenizer,
     examples: Sequence[Example],
     max_length: int = 384,
@@ -180,7 +180,7 @@ def windows(
             rows.ids += [before, context.ids[start:end], suffix]
             rows.char_starts += [no_characters, context.starts[start:end], outside]
             rows.char_ends += [no_characters, context.ends[start:end], outside]
-            rows.max_context += [no_characters > 0, widest[start:end] == window, outside > 0]
+            rows.is_max_context += [no_characters > 0, widest[start:end] == window, outside > 0]
             length = len(before) + end - start + len(suffix)
             rows.numbers.append((number, length, template.segment_a_length(len(query), end - start), first, last))
     numbers = np.array(rows.numbers, np.int32).reshape(-1, 5)
@@ -197,11 +197,11 @@ def windows(
         known=known[numbers[:, 0]],
         char_starts=_join(rows.char_starts, np.int32),
         char_ends=_join(rows.char_ends, np.int32),
-        max_context=_join(rows.max_context, bool),
+        is_max_context=_join(rows.is_max_context, bool),
     )
 
 
-def answers(
+def decode_answers(
     examples: Sequence[Example],
     windows: Windows,
     start_logits: np.ndarray,
@@ -218,8 +218,8 @@ def answers(
     text, the better one counts.
 
     Args:
-      start_logits, end_logits: [R, T] in the order of ``windows``; T at least its longest row; what lies beyond a
-        row's tokens is ignored.
+      start_logits, end_logits: [R, T] in the order of ``make_qa_features``; T at least its longest row; values
+        beyond a row's tokens are ignored.
       null_threshold: a number where questions may be impossible (v2.0): no answer is given where the score of
         [CLS] (start plus end, the least of all windows) is better than that of the best span by more than it.
     """
@@ -290,7 +290,7 @@ def _answer_tokens(answer: Answer | None, context: _Tokens) -> tuple[int, int] |
     """First and last token that share a character with the answer; None where there is no such token."""
     if answer is None:
         return None
-    start = known(answer.start, "the answer's place")
+    start = require(answer.start, "the answer's place")
     first = int(np.searchsorted(context.ends, start, side="right"))
     last = int(np.searchsorted(context.starts, start + len(answer.text), side="left")) - 1
     return (first, last) if first <= last else None
@@ -311,7 +311,7 @@ class _Rows:
         self.ids: list[np.ndarray] = []
         self.char_starts: list[np.ndarray] = []
         self.char_ends: list[np.ndarray] = []
-        self.max_context: list[np.ndarray] = []
+        self.is_max_context: list[np.ndarray] = []
         self.numbers: list[tuple[int, int, int, int, int]] = []
         """Example, length, length of segment A, first and last place of the answer."""
 
@@ -337,7 +337,7 @@ def _best_spans(
         real = place < lengths[rows, None]
         tokens = (offsets[rows, None] + place)[real]
         may_start, may_end = np.zeros(real.shape, bool), np.zeros(real.shape, bool)
-        may_start[real], may_end[real] = windows.max_context[tokens], windows.char_starts[tokens] >= 0
+        may_start[real], may_end[real] = windows.is_max_context[tokens], windows.char_starts[tokens] >= 0
         start = np.where(may_start, start_logits[rows].astype(np.float32), -np.inf)
         end = np.where(may_end, end_logits[rows].astype(np.float32), -np.inf)
         end = np.pad(end, ((0, 0), (0, max_answer_length - 1)), constant_values=-np.inf)

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.data.features import Rows
-from bert.errors import UserError, known
+from bert.errors import UserError, require
 from bert.tasks.base import Task
 from bert.tasks.sequence import ClassificationTask
 
@@ -69,14 +69,14 @@ def read_splits(task: Task, config: FinetuneConfig) -> Splits:
     if data.dev_share is not None or not has_dev:
         data = dataclasses.replace(data, dev_share=data.dev_share or DEV_SHARE)
         whole = len(train)
-        rows = held_out(_groups(task, train), known(data.dev_share, "data.dev_share"), seed)
+        rows = held_out(_groups(task, train), require(data.dev_share, "data.dev_share"), seed)
         examples["dev"] = _take(task, train, rows, "data.dev_share")
         train = _take(task, train, np.setdiff1d(np.arange(whole), rows), "data.dev_share")
         share = f"data.dev_share {data.dev_share:g}" if has_dev else f"no dev file, data.dev_share {data.dev_share:g}"
         notes.append(f"dev: {len(rows):,} of the {whole:,} training rows are held out at random ({share})")
     train = _sampled(task, train, data.max_train_rows, "max_train_rows", seed)
     _require_labels(task, train, data)
-    task = task.fitted(train)
+    task = task.fit(train)
     for name in ([] if "dev" in examples else ["dev"]) + names:
         examples[name] = task.read(folder, name)
         notes += examples[name].notes

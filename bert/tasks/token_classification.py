@@ -1,4 +1,4 @@
-"""The task of tagging words: entities, or a tag for each. `bert.tasks.readers.conll` reads the files and makes the rows."""
+"""The task of tagging words: entities, or a tag for each. `bert.tasks.readers.conll` reads files and makes rows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import TaskDataConfig
-from bert.data.features import padded
+from bert.data.features import pad_and_stack
 from bert.data.inputs import as_texts
-from bert.errors import known
-from bert.metrics.tagging_schemes import OUTSIDE, SCHEMES, convert, join_tag, marks_spans, split_tag
+from bert.errors import require
+from bert.metrics.tagging_schemes import OUTSIDE, SCHEMES, convert, is_span_tag, join_tag, split_tag
 from bert.tasks.base import Outputs, Task
 from bert.tasks.readers import conll, split_files
 from bert.tasks.readers.conll import Rows, Sentences
@@ -65,7 +65,7 @@ class TaggingTask(Task):
 
     name: str
     labels: tuple[str, ...] = ()
-    """As `bert.tasks.readers.conll.labels_of` gives them; () until the training file is read."""
+    """As `bert.tasks.readers.conll.label_names` gives them; () until the training file is read."""
     may_be_broken: bool = False
     """Tags that break their scheme are counted, and no error."""
     lexicon: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
@@ -78,7 +78,7 @@ class TaggingTask(Task):
     @property
     def marks_entities(self) -> bool:
         """Whether the tags are those of entities, and not parts of speech, say."""
-        return all(map(marks_spans, self.labels))
+        return all(map(is_span_tag, self.labels))
 
     @property
     def types(self) -> list[str]:
@@ -101,19 +101,19 @@ class TaggingTask(Task):
     def output_names(self) -> tuple[str, ...]:
         return self.labels
 
-    def fitted(self, train: Sentences) -> TaggingTask:
+    def fit(self, train: Sentences) -> TaggingTask:
         """With the labels, unless data.labels names them, and each word's commonest tag."""
         counts: dict[str, Counter[str]] = defaultdict(Counter)
-        for words, tags in zip(train.words, known(train.tags, "the tags"), strict=True):
+        for words, tags in zip(train.words, require(train.tags, "the tags"), strict=True):
             for word, tag in zip(words, tags, strict=True):
                 counts[word][tag] += 1
         lexicon = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
         return replace(self, labels=self.labels or train.labels, lexicon=lexicon)
 
-    def shape(self, data: TaskDataConfig) -> TaskDataConfig:
+    def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
         return replace(data, labels=list(self.labels))
 
-    def shaped(self, data: TaskDataConfig) -> Self:
+    def from_config(self, data: TaskDataConfig) -> Self:
         return replace(self, labels=tuple(data.labels or ()), may_be_broken=data.broken_tags == "count")
 
     def splits(self, folder: Path) -> list[str]:
@@ -122,10 +122,10 @@ class TaggingTask(Task):
     def read(self, folder: Path, split: str, max_rows: int | None = None) -> Sentences:
         """The first ``max_rows`` sentences; labels are those of the whole file. A test file with as many columns as
         the training file has its tags."""
-        path = split_files.wanted(folder, FILES, split, "CoNLL columns")
+        path = split_files.find_split_file(folder, FILES, split, "CoNLL columns")
         labelled = split != "test" or conll.width(path) == conll.width(self._train(folder))
         sentences = conll.read(path, labelled, "count" if self.may_be_broken else "error")
-        labels = conll.labels_of(sentences) if labelled else ()
+        labels = conll.label_names(sentences) if labelled else ()
         return replace(sentences.first(max_rows), labels=labels)
 
     def features(self, tokenizer: Tokenizer, examples: Sentences, data: TaskDataConfig) -> Rows:
@@ -136,11 +136,11 @@ class TaggingTask(Task):
 
         Tags of entities become sound BIO, for a head may well begin an entity with I-; probabilities stay as they were.
         """
-        shares = metrics.softmax(np.nan_to_num(padded(outputs, (0, self.num_labels))))
+        shares = metrics.softmax(np.nan_to_num(pad_and_stack(outputs, (0, self.num_labels))))
         tags = conll.answers(examples, features, shares.argmax(-1), self.labels)
         if self.marks_entities:
             tags = [convert(sentence, "BIO") for sentence in tags]
-        best = iter(conll.of_words(features, shares.max(-1)).tolist())
+        best = iter(conll.gather_word_values(features, shares.max(-1)).tolist())
         return Tagged(tags, [[next(best) for _ in words] for words in examples.words])
 
     def score(self, predictions: Tagged, examples: Sentences) -> dict[str, float]:
@@ -148,10 +148,10 @@ class TaggingTask(Task):
         return self._scores(predictions.tags, examples)
 
     def _scores(self, tags: Sequence[Sequence[str]], examples: Sentences) -> dict[str, float]:
-        right: Sequence[Sequence[str]] = known(examples.tags, "the tags")
+        right: Sequence[Sequence[str]] = require(examples.tags, "the tags")
         if self.marks_entities and examples.scheme in SCHEMES:  # accuracy depends on the scheme: that of the file
             tags, right = ([convert(own, examples.scheme) for own in sentences] for sentences in (tags, right))
-        scores = metrics.entities(tags, right)
+        scores = metrics.entity_metrics(tags, right)
         if not self.marks_entities:
             return {"accuracy": scores["accuracy"]}
         by_type = metrics.entities_by_type(tags, right)
@@ -162,9 +162,9 @@ class TaggingTask(Task):
         unknown = OUTSIDE if self.marks_entities else Counter(self.lexicon.values()).most_common(1)[0][0]
         return self._scores([[self.lexicon.get(word, unknown) for word in words] for words in examples.words], examples)
 
-    def collapsed(self, predictions: Tagged, examples: Sentences) -> bool:
+    def is_degenerate(self, predictions: Tagged, examples: Sentences) -> bool:
         """One tag (B- and I- count as one) for every word where there should be several, or not one entity right."""
-        both = (predictions.tags, known(examples.tags, "the tags"))
+        both = (predictions.tags, require(examples.tags, "the tags"))
         ours, right = ({self._kind(tag) for sentence in tags for tag in sentence} for tags in both)
         return len(ours) == 1 < len(right) or self.score(predictions, examples)[self.main_metric] == 0
 
@@ -183,7 +183,7 @@ class TaggingTask(Task):
     def input_columns(self) -> tuple[str, ...]:
         return ("text",)
 
-    def asked(self, inputs: Sequence[Any]) -> Sentences:
+    def examples_from_inputs(self, inputs: Sequence[Any]) -> Sentences:
         """Each input is a text, which may be empty: it has no words."""
         wanted = f"{self.name} takes a single text: pass a string"
         texts = [as_texts(given, number, wanted)[0] for number, given in enumerate(inputs, 1)]
@@ -192,7 +192,7 @@ class TaggingTask(Task):
 
     def answers(self, predictions: Tagged, examples: Sentences) -> list[Entities | Words]:
         found: list[Entities | Words] = []
-        texts, all_places = known(examples.texts, "the texts"), known(examples.places, "the words' places")
+        texts, all_places = require(examples.texts, "the texts"), require(examples.places, "the words' places")
         for number, (tags, shares) in enumerate(zip(*predictions, strict=True)):
             text, places = texts[number], all_places[number]
             if self.marks_entities:
@@ -210,7 +210,7 @@ class TaggingTask(Task):
         return found
 
     def _train(self, folder: Path) -> Path:
-        return split_files.wanted(folder, FILES, "train", "CoNLL columns")
+        return split_files.find_split_file(folder, FILES, "train", "CoNLL columns")
 
 
 def split_text(text: str) -> tuple[list[str], list[tuple[int, int]]]:

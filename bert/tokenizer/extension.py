@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bert.errors import UserError, known
+from bert.errors import UserError, require
 from bert.tokenizer.wordpiece import CONTINUATION, MAX_INPUT_CHARS_PER_WORD, special_ids
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Params = dict[str, Any]
 
-SLOT = re.compile(r"\[unused\d+\]")
+UNUSED_TOKEN = re.compile(r"\[unused\d+\]")
 """Pieces that are there to become words."""
 
 
@@ -35,7 +35,7 @@ class NewWord:
         return self.count * ((len(self.word) if "[UNK]" in self.pieces else len(self.pieces)) - 1)
 
 
-def useful_words(tokenizer: Tokenizer, texts: Iterable[str], number: int, min_frequency: int = 2) -> list[NewWord]:
+def select_new_words(tokenizer: Tokenizer, texts: Iterable[str], number: int, min_frequency: int = 2) -> list[NewWord]:
     """The words that save most pieces, most first and of equals in order of the alphabet. Memory: the distinct words.
 
     Args:
@@ -56,7 +56,7 @@ def useful_words(tokenizer: Tokenizer, texts: Iterable[str], number: int, min_fr
     return sorted(found, key=lambda new: (-new.saved, new.word))[:number]
 
 
-def with_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
+def add_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
     """A copy that knows the words as pieces of their own.
 
     They take the [unused] slots first, in the order of the slots, so that a published model's embedding keeps its size;
@@ -73,7 +73,7 @@ def with_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
         raise UserError(f"the vocabulary is {kind}, and words are added to WordPiece alone: name a BERT vocabulary")
     vocab: dict[str, int] = content["model"]["vocab"]
     taken = {token["content"] for token in content["added_tokens"]}
-    slots = [piece for piece in vocab if SLOT.fullmatch(piece) and piece not in taken]
+    slots = [piece for piece in vocab if UNUSED_TOKEN.fullmatch(piece) and piece not in taken]
     slots.sort(key=vocab.__getitem__)
     following = max(tokenizer.get_vocab().values()) + 1
     for number, word in enumerate(words):
@@ -89,7 +89,7 @@ def with_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
         raise UserError(f"the vocabulary cannot be extended ({error}): name a BERT vocabulary") from None
 
 
-def old_pieces(old: Tokenizer, new: Tokenizer, old_name: str, new_name: str) -> dict[int, list[int]]:
+def decompose_new_tokens(old: Tokenizer, new: Tokenizer, old_name: str, new_name: str) -> dict[int, list[int]]:
     """Id of each piece that ``new`` has and ``old`` has not -> ids of the pieces that ``old`` reads it as.
 
     Args:
@@ -109,7 +109,9 @@ def old_pieces(old: Tokenizer, new: Tokenizer, old_name: str, new_name: str) -> 
                 "tokenizer.json made from that one (bert tokenizer --extend), or leave tokenizer.path out"
             )
     before, after = old.get_vocab(), new.get_vocab()
-    moved = sorted((i, piece) for piece, i in before.items() if after.get(piece) != i and not SLOT.fullmatch(piece))
+    moved = sorted(
+        (i, piece) for piece, i in before.items() if after.get(piece) != i and not UNUSED_TOKEN.fullmatch(piece)
+    )
     if moved:
         number, piece = moved[0]
         there = f"has number {after[piece]}" if piece in after else "is not there"
@@ -129,7 +131,7 @@ def _reader(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
     from tokenizers import models
 
     vocab, prefix = tokenizer.get_vocab(), CONTINUATION
-    unknown = known(tokenizer.id_to_token(special_ids(tokenizer).unk), "[UNK]")
+    unknown = require(tokenizer.id_to_token(special_ids(tokenizer).unk), "[UNK]")
     continuing = {piece.removeprefix(prefix): i for piece, i in vocab.items() if piece.startswith(prefix)}
     continuing = {unknown: vocab[unknown], **{text: i for text, i in continuing.items() if text}}
     inside = models.WordPiece(continuing, unk_token=unknown, continuing_subword_prefix="")

@@ -20,7 +20,7 @@ import numpy as np
 
 from bert.config import TokenizerConfig
 from bert.errors import UserError, without_surrogates
-from bert.files import write_durably
+from bert.files import write_atomic
 from bert.tokenizer.hf_settings import read_settings
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _UNICODE_SIZE = 0x110000
 
 
 @dataclass(frozen=True)
-class SpecialTokens:
+class SpecialTokenIds:
     """Ids of the special tokens."""
 
     pad: int
@@ -84,7 +84,7 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     if config.vocab_size < _LEAST_VOCAB_SIZE:
         raise UserError(f"tokenizer.vocab_size is {config.vocab_size}: it must be at least {_LEAST_VOCAB_SIZE}")
     draft = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    draft.normalizer, draft.pre_tokenizer = _text_steps(config.lowercase, config.strip_accents)
+    draft.normalizer, draft.pre_tokenizer = _make_normalizer_and_pre_tokenizer(config.lowercase, config.strip_accents)
     with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
         counts = np.zeros(_UNICODE_SIZE, np.int64)
         for block in _blocks(texts):
@@ -111,7 +111,7 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
             continuing_subword_prefix=CONTINUATION,
         )
         draft.train_from_iterator(spool, trainer)
-    return _assemble(draft.get_vocab(), config.lowercase, config.strip_accents)
+    return _build_wordpiece(draft.get_vocab(), config.lowercase, config.strip_accents)
 
 
 def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> Tokenizer:
@@ -137,7 +137,7 @@ def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> T
         settings.require_word_piece(file.parent)
         vocab = _parse_vocab(text, file)
         _require_special_tokens(vocab, file)
-        tokenizer = _assemble(vocab, config.lowercase, config.strip_accents)
+        tokenizer = _build_wordpiece(vocab, config.lowercase, config.strip_accents)
     settings.apply(tokenizer, file.parent)
     _require_special_tokens(tokenizer.get_vocab(), file)
     return tokenizer
@@ -149,17 +149,17 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if special_tokens(tokenizer.get_vocab()) != ROBERTA_SPECIAL_TOKENS:
         pieces = sorted((i, piece) for piece, i in tokenizer.get_vocab().items())
-        write_durably(folder / "vocab.txt", "".join(piece + "\n" for _, piece in pieces))
-    write_durably(folder / "tokenizer.json", tokenizer.to_str(pretty=True) + "\n")
+        write_atomic(folder / "vocab.txt", "".join(piece + "\n" for _, piece in pieces))
+    write_atomic(folder / "tokenizer.json", tokenizer.to_str(pretty=True) + "\n")
 
 
-def special_ids(tokenizer: Tokenizer) -> SpecialTokens:
+def special_ids(tokenizer: Tokenizer) -> SpecialTokenIds:
     """Ids of the special tokens. Raises UserError where one is missing."""
     # One by one: the whole vocabulary takes longer to copy than a short text to answer.
     found = {token: tokenizer.token_to_id(token) for token in (*ROBERTA_SPECIAL_TOKENS, *SPECIAL_TOKENS)}
     vocab = {token: number for token, number in found.items() if number is not None}
     _require_special_tokens(vocab, "the vocabulary")
-    return SpecialTokens(*(vocab[token] for token in special_tokens(vocab)))
+    return SpecialTokenIds(*(vocab[token] for token in special_tokens(vocab)))
 
 
 def special_tokens(vocab: dict[str, int]) -> tuple[str, ...]:
@@ -167,13 +167,13 @@ def special_tokens(vocab: dict[str, int]) -> tuple[str, ...]:
     return ROBERTA_SPECIAL_TOKENS if all(token in vocab for token in ROBERTA_SPECIAL_TOKENS) else SPECIAL_TOKENS
 
 
-def capitalised(pieces: Iterable[str]) -> str | None:
+def first_cased_token(pieces: Iterable[str]) -> str | None:
     """The first piece, special tokens aside, that lower-casing changes; None where text must be lower-cased."""
     words = (piece for piece in pieces if not re.fullmatch(r"\[.*\]|<.*>", piece))
     return next((piece for piece in words if piece != piece.lower()), None)
 
 
-def continuing_ids(tokenizer: Tokenizer) -> list[int]:
+def subword_ids(tokenizer: Tokenizer) -> list[int]:
     """Ids of the pieces that continue a word, ascending. Raises UserError for a vocabulary that does not mark them."""
     prefix = tokenizer.model.continuing_subword_prefix
     if not prefix:
@@ -193,7 +193,7 @@ def after_space(text: str) -> str:
     return text if text.startswith(" ") else " " + text
 
 
-def vocabulary_size(tokenizer: Tokenizer) -> int:
+def embedding_rows(tokenizer: Tokenizer) -> int:
     """Rows V an embedding needs: one more than the largest id, also where ids have gaps."""
     return max(tokenizer.get_vocab().values()) + 1
 
@@ -205,7 +205,7 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def corpus_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+def literal_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     """A copy that reads "[MASK]" and its like in a text as ordinary characters.
 
     In a user's input "[MASK]" means the mask. In a corpus it is prose about BERT: as a mask id it would be a
@@ -223,7 +223,7 @@ def _merge(line: str) -> tuple[str, str]:
     return left, right
 
 
-def _text_steps(lowercase: bool, strip_accents: bool | None) -> tuple[Normalizer, PreTokenizer]:
+def _make_normalizer_and_pre_tokenizer(lowercase: bool, strip_accents: bool | None) -> tuple[Normalizer, PreTokenizer]:
     """Normalizer and pre-tokenizer."""
     from tokenizers import normalizers, pre_tokenizers
 
@@ -233,7 +233,7 @@ def _text_steps(lowercase: bool, strip_accents: bool | None) -> tuple[Normalizer
     return normalizer, pre_tokenizers.BertPreTokenizer()
 
 
-def _assemble(vocab: dict[str, int], lowercase: bool, strip_accents: bool | None) -> Tokenizer:
+def _build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: bool | None) -> Tokenizer:
     """The complete tokenizer around a vocabulary: text in, ``[CLS] A [SEP] B [SEP]`` out."""
     from tokenizers import Tokenizer, decoders, models, processors
 
@@ -244,7 +244,7 @@ def _assemble(vocab: dict[str, int], lowercase: bool, strip_accents: bool | None
         max_input_chars_per_word=MAX_INPUT_CHARS_PER_WORD,
     )
     tokenizer = Tokenizer(model)
-    tokenizer.normalizer, tokenizer.pre_tokenizer = _text_steps(lowercase, strip_accents)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = _make_normalizer_and_pre_tokenizer(lowercase, strip_accents)
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",

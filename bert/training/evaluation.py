@@ -12,15 +12,15 @@ import numpy as np
 
 from bert import metrics
 from bert.config import FinetuneConfig
-from bert.data.batching import _own_share, bucket, evaluation_batches
+from bert.data.batching import bucket_length, evaluation_batches, local_slice
 from bert.data.features import Rows
-from bert.errors import known
+from bert.errors import require
 from bert.inference.pretrained import Params
 from bert.model.dropout import Dropout
-from bert.parallel.backends import Parallel, add_up
+from bert.parallel.backends import Parallelism, psum_if_axis
 from bert.runs import metrics_log
 from bert.tasks.base import Examples, Outputs
-from bert.training.loop import add_sums, divide
+from bert.training.loop import accumulate_sums, compute_means
 from bert.training.losses import Batch, TaskLoss
 from bert.training.timing import Timed, timed
 
@@ -34,42 +34,42 @@ class Split(NamedTuple):
     features: Rows
 
 
-def out_of_patience(scores: Sequence[float | None], patience: int, higher: bool = True) -> bool:
+def should_stop_early(scores: Sequence[float | None], patience: int, higher: bool = True) -> bool:
     """Whether the last ``patience`` scores, in order of time, are all no better than the best one before them."""
     before, last = scores[:-patience], scores[-patience:]
     return bool(before) and not any(all(metrics.is_better(score, other, higher) for other in before) for score in last)
 
 
-def evaluations(folder: Path) -> list[dict[str, Any]]:
+def read_eval_metrics(folder: Path) -> list[dict[str, Any]]:
     """The evaluation lines of a run's metrics.jsonl, in order."""
     return [line for line in metrics_log.read_metrics(folder) if line["split"] == "eval"]
 
 
-def _scores(line: dict[str, Any]) -> dict[str, float]:
+def scores_of_line(line: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in line.items() if name not in ("step", "split")}
 
 
-class _Evaluator:
+class TaskEvaluator:
     """Outputs of every row of a split, in its order, and the mean loss, over all devices."""
 
-    def __init__(self, apply: Apply, loss: TaskLoss, parallel: Parallel, config: FinetuneConfig) -> None:
+    def __init__(self, apply: Apply, loss: TaskLoss, parallel: Parallelism, config: FinetuneConfig) -> None:
         self._parallel, self._config, self._name = parallel, config, loss.metrics[0]
         self._outputs = parallel.compile(lambda params, batch: apply(params, batch, None))
-        self._loss = parallel.compile(lambda outputs, batch: add_up(loss.sums(outputs, batch)[0], parallel.axis))
+        self._loss = parallel.compile(lambda outputs, batch: psum_if_axis(loss.sums(outputs, batch)[0], parallel.axis))
 
     def batches(self, split: Split) -> list[tuple[np.ndarray, int]]:
         """Rows and padded length of each batch of a split."""
         data, lengths = self._config.data, split.features.lengths
-        size = known(self._config.training.eval_batch_size, "training.eval_batch_size")
+        size = require(self._config.training.eval_batch_size, "training.eval_batch_size")
         return [
-            (rows, bucket(int(lengths[rows].max()), data.buckets, data.max_length))
+            (rows, bucket_length(int(lengths[rows].max()), data.buckets, data.max_length))
             for rows in evaluation_batches(lengths, size)
         ]
 
     def place(self, split: Split, rows: np.ndarray, length: int) -> dict[str, jax.Array]:
         """A batch on the devices."""
-        size = known(self._config.training.eval_batch_size, "training.eval_batch_size")
-        return self._parallel.place(_own_share(split.features.batch(rows, length, size), self._parallel.process))
+        size = require(self._config.training.eval_batch_size, "training.eval_batch_size")
+        return self._parallel.shard_batch(local_slice(split.features.batch(rows, length, size), self._parallel.process))
 
     def time(self, params: Any, split: Split) -> tuple[int, Timed]:
         """Padded length of a batch in the middle of a split, and the time that its outputs take."""
@@ -96,6 +96,6 @@ class _Evaluator:
                 sums.append({self._name: self._loss(out, batch)})
                 if not self._parallel.steps_in_flight:
                     jax.block_until_ready(sums)
-            for row, array in zip(rows, self._parallel.gather(out), strict=False):
+            for row, array in zip(rows, self._parallel.gather_rows(out), strict=False):
                 outputs[row] = array[: lengths[row]] if array.ndim == 2 else array
-        return outputs, {"loss": divide(add_sums(sums, self._parallel))["loss"]} if sums else {}
+        return outputs, {"loss": compute_means(accumulate_sums(sums, self._parallel))["loss"]} if sums else {}

@@ -18,38 +18,44 @@ from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import FinetuneConfig, ModelConfig, TrainingConfig
-from bert.data.batching import _Batches
+from bert.data.batching import FinetuningLoader
 from bert.data.pretraining.id_checks import require_known_ids_of_rows
-from bert.errors import Count, UserError, known
+from bert.errors import ScientificInt, UserError, require
 from bert.inference.loading import load
 from bert.inference.pretrained import Params, Pretrained
 from bert.model.dropout import Dropout
-from bert.model.execution import Execution
+from bert.model.execution import LayerExecution
 from bert.model.heads import HEADS
 from bert.parallel import multihost
-from bert.parallel.backends import DataParallel, Parallel, parallel_of
+from bert.parallel.backends import Parallelism, PmapParallelism, make_parallelism
 from bert.runs import metrics_log, progress, shared_run
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.curves import Subject
 from bert.runs.folder import RunFolder
-from bert.runtime.interrupts import StopRequest
-from bert.runtime.profiling import profiling
-from bert.tasks import task_of
+from bert.runtime.interrupts import InterruptHandler
+from bert.runtime.profiling import profiler
+from bert.tasks import make_task
 from bert.tasks.base import Examples, Outputs, Task
 from bert.tasks.splits import cut_facts, label_facts, read_splits
-from bert.tokenizer.wordpiece import load_tokenizer, save_tokenizer, train_tokenizer, vocabulary_size
-from bert.training.evaluation import Apply, Split, _Evaluator, _scores, evaluations, out_of_patience
-from bert.training.initialization import sizes_of_source, sizes_of_vocabulary, starting_state
-from bert.training.loop import Work, count_parameters, fit, steps_of, time_step
+from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer, save_tokenizer, train_tokenizer
+from bert.training.evaluation import Apply, Split, TaskEvaluator, read_eval_metrics, scores_of_line, should_stop_early
+from bert.training.initialization import initialize_state, model_config_from_source, with_vocab_size
+from bert.training.loop import LoopHooks, count_parameters, fit, num_train_steps, time_step
 from bert.training.losses import LOSSES, Batch, task_objective
-from bert.training.optimizer import ParameterPath, describe_decay, frozen_parts, learning_rate_schedule, make_optimizer
-from bert.training.step import TrainState, compile_for_lengths
+from bert.training.optimizer import (
+    ParameterPath,
+    describe_decay,
+    learning_rate_schedule,
+    make_frozen_predicate,
+    make_optimizer,
+)
+from bert.training.step import TrainState, compile_bucketed_train_step
 from bert.training.timing import Timed, pace_of_training, seconds_of_scoring
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
-class Origin(NamedTuple):
+class InitialModel(NamedTuple):
     """What the encoder starts as: sizes, vocabulary, and weights (None for random ones)."""
 
     config: ModelConfig
@@ -58,7 +64,7 @@ class Origin(NamedTuple):
     name: str
 
 
-def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]:
+def finetune(run: RunFolder[FinetuneConfig], say: Log = print) -> dict[str, Any]:
     """Runs, or goes on with, a fine-tuning run and returns what stands in its results.json.
 
     Raises:
@@ -66,15 +72,15 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         Interrupted: a signal came; the state is saved.
     """
     began = time.perf_counter()
-    say = multihost.spoken(say)
-    Execution.of(run.config.training)  # what these devices cannot do is said first
-    task, read, data, notes = read_splits(task_of(run.config), run.config)
+    say = multihost.main_process_only(say)
+    LayerExecution.from_config(run.config.training)  # what these devices cannot do is said first
+    task, read, data, notes = read_splits(make_task(run.config), run.config)
     main, higher = task.main_metric, task.higher_main_is_better
     for note in notes:
         say(note)
 
-    origin = _origin(run, read["train"], say)
-    data = task.shape(data)
+    origin = _resolve_init(run, read["train"], say)
+    data = task.to_config(data)
     if data.max_length > origin.config.max_position_embeddings:
         raise UserError(
             f"data.max_length ({data.max_length}) is over the model's position table "
@@ -86,25 +92,25 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
     train, dev = splits["train"].features, splits["dev"]
     config = _resolved(dataclasses.replace(run.config, data=data, model=origin.config), len(train))
     config.check_model()
-    model, parallel = _model(task, config), parallel_of(config.training, config.model)
-    eval_batch_size = known(config.training.eval_batch_size, "training.eval_batch_size")
+    model, parallel = _model(task, config), make_parallelism(config.training, config.model)
+    eval_batch_size = require(config.training.eval_batch_size, "training.eval_batch_size")
     parallel.check_batch("training.batch_size", config.training.batch_size, config.training.gradient_accumulation_steps)
     parallel.check_batch("training.eval_batch_size", eval_batch_size)
-    run = run.resolve(config)  # first: a folder with other files and no config.yaml is nobody's
+    run = run.save_config(config)  # first: a folder with other files and no config.yaml is nobody's
     run.check_data(train.digest())
-    if run.writes:
+    if run.is_writer:
         save_tokenizer(origin.tokenizer, run.path)
-    frozen = frozen_parts(config.frozen_layers, config.feature_layers)
-    apply = _forward(model, frozen)
+    frozen = make_frozen_predicate(config.frozen_layers, config.feature_layers)
+    apply = _make_apply(model, frozen)
     objective = task_objective(LOSSES[task.loss], apply)
-    total_steps = steps_of(config.training, len(train))
+    total_steps = num_train_steps(config.training, len(train))
     optimizer = make_optimizer(config.optimizer, total_steps, frozen)
-    outputs_of = _Evaluator(apply, LOSSES[task.loss], parallel, config)
+    outputs_of = TaskEvaluator(apply, LOSSES[task.loss], parallel, config)
 
     with (
-        shared_run.checkpoints_of(run, say) as checkpoints,
-        StopRequest() as stop,
-        profiling(config.profile and run.writes, run.path, say) as profiled,
+        shared_run.make_checkpointer(run, say) as checkpoints,
+        InterruptHandler() as stop,
+        profiler(config.profile and run.is_writer, run.path, say) as profiled,
     ):
         newest: list[Outputs] = []  # dev's, of the evaluation that this process has made last
 
@@ -115,7 +121,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
             return {**losses, **task.score(predictions, dev.examples)}
 
         weights = None if origin.params is None else (origin.name, origin.params)
-        state = starting_state(
+        state = initialize_state(
             model,
             optimizer,
             objective.metrics,
@@ -128,10 +134,10 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
             input_shape=(*train.batch(np.arange(1), int(train.lengths[0]), 1)["input_ids"].shape[:-1], 8),
         )
         batch, length = config.training.batch_size, config.data.max_length
-        if run.writes:
+        if run.is_writer:
             rows = {name: split.features for name, split in splits.items()}
             positions = config.model.max_position_embeddings
-            progress.startup_table(
+            progress.print_table(
                 [
                     ("task", f"{task.name}: {len(train):,} training rows, {len(dev.features):,} dev"),
                     *label_facts(task, read, data),
@@ -143,47 +149,49 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
                     ("optimizer", describe_decay(_trained(state.params, frozen), config.optimizer)),
                 ]
             )
-        with shared_run.report_of(run, total_steps, int(state.step), subject=_subject(task, config, dev)) as listener:
+        with shared_run.make_report(run, total_steps, int(state.step), subject=_subject(task, config, dev)) as listener:
 
             def is_best(step: int, scores: dict[str, float]) -> bool:
-                past = [line for line in evaluations(run.path) if line["step"] < step]
+                past = [line for line in read_eval_metrics(run.path) if line["step"] < step]
                 return all(metrics.is_better(scores[main], line[main], higher) for line in past)
 
             def is_enough(step: int) -> bool:
-                past = [line[main] for line in evaluations(run.path) if line["step"] <= step]
-                return config.patience is not None and out_of_patience(past, config.patience, higher)
+                past = [line[main] for line in read_eval_metrics(run.path) if line["step"] <= step]
+                return config.patience is not None and should_stop_early(past, config.patience, higher)
 
-            batches = _Batches(train, config, parallel.process, LOSSES[task.loss].by_length)
-            work = Work(
+            batches = FinetuningLoader(train, config, parallel.process, LOSSES[task.loss].by_length)
+            work = LoopHooks(
                 total_steps=total_steps,
-                eval_every=int(known(config.training.eval_every, "training.eval_every")),
+                eval_every=int(require(config.training.eval_every, "training.eval_every")),
                 batch=batches,
                 rows=batches.rows,
                 train_step=profiled(
-                    compile_for_lengths(objective, optimizer, config.seed, config.training.dropout_rng, parallel)
+                    compile_bucketed_train_step(
+                        objective, optimizer, config.seed, config.training.dropout_rng, parallel
+                    )
                 ),
                 learning_rate=learning_rate_schedule(config.optimizer, total_steps),
                 evaluate=evaluate,
-                evaluated=lambda step, scores: multihost.from_first(partial(is_best, step, scores)),
-                keep=checkpoints.protect,
-                enough=lambda step: multihost.from_first(partial(is_enough, step)),
+                is_best=lambda step, scores: multihost.broadcast_from_main(partial(is_best, step, scores)),
+                protect_checkpoint=checkpoints.set_best,
+                should_stop_early=lambda step: multihost.broadcast_from_main(partial(is_enough, step)),
             )
             scored = [split for name, split in splits.items() if name not in ("train", "dev")]
             work = dataclasses.replace(work, pace=partial(_pace, work, batches, outputs_of, dev, scored, parallel))
             fit(work, state, config.training, parallel, checkpoints, listener, stop)
         checkpoints.wait()
         checkpoints.thin_out()
-        best_step, best = known(checkpoints.restore_best_params(), "the best checkpoint")
+        best_step, best = require(checkpoints.restore_best_params(), "the best checkpoint")
 
-    best = parallel.replicate(best)
-    lines = multihost.from_first(lambda: evaluations(run.path))
+    best = parallel.put_state(best)
+    lines = multihost.broadcast_from_main(lambda: read_eval_metrics(run.path))
     known_outputs = newest[0] if newest and lines[-1]["step"] == best_step else None
 
     def answer(split: Split) -> tuple[Outputs, dict[str, float]]:
         return (known_outputs, {}) if split is dev and known_outputs is not None else outputs_of(best, split)
 
-    measured, collapsed, details = _answer(task, run, splits, answer)
-    best_line = next(_scores(line) for line in lines if line["step"] == best_step)
+    measured, collapsed, details = _write_predictions(task, run, splits, answer)
+    best_line = next(scores_of_line(line) for line in lines if line["step"] == best_step)
     results = {
         "task": task.name,
         "init": config.init,
@@ -191,7 +199,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         "steps": lines[-1]["step"],
         "best_step": best_step,
         **{**measured, "dev": {**best_line, **measured["dev"]}},
-        "last": _scores(lines[-1]),
+        "last": scores_of_line(lines[-1]),
         "baseline": task.baseline,
         **({task.baseline: task.baseline_scores(dev.examples)} if task.baseline else {}),
         "main_metric": main,
@@ -202,12 +210,12 @@ def finetune(run: RunFolder[FinetuneConfig], say: Say = print) -> dict[str, Any]
         "stopped_early": lines[-1]["step"] < total_steps,
         "seconds": round(time.perf_counter() - began, 1),
     }
-    if run.writes:
+    if run.is_writer:
         metrics_log.write_results(run.path, results)
     return results
 
 
-def _answer(
+def _write_predictions(
     task: Task,
     run: RunFolder[FinetuneConfig],
     splits: dict[str, Split],
@@ -220,9 +228,9 @@ def _answer(
     """
     measured, details = {}, {}
     outputs, _ = outputs_of(splits["dev"])
-    tuned = task.tuned(outputs, splits["dev"].features, splits["dev"].examples)
+    tuned = task.tune(outputs, splits["dev"].features, splits["dev"].examples)
     if tuned is not task:
-        run.resolve(dataclasses.replace(run.config, data=tuned.shape(run.config.data)))
+        run.save_config(dataclasses.replace(run.config, data=tuned.to_config(run.config.data)))
     for name, (examples, features) in splits.items():
         if name == "train":
             continue
@@ -230,19 +238,19 @@ def _answer(
         if name != "dev":
             outputs, losses = outputs_of(splits[name])
         predictions = tuned.predict(outputs, features, examples)
-        if run.writes:
+        if run.is_writer:
             tuned.write(run.path / "predictions", name, predictions, examples)
         if name == "dev":
-            collapsed = tuned.collapsed(predictions, examples)
+            collapsed = tuned.is_degenerate(predictions, examples)
         if examples.labelled:
             measured[name] = {**losses, **tuned.score(predictions, examples)}
             details[name] = tuned.details(predictions, examples)
-            if run.writes:
+            if run.is_writer:
                 tuned.write_details(run.path / "predictions", name, predictions, examples)
     return measured, collapsed, {name: found for name, found in details.items() if found}
 
 
-def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: Path, say: Say) -> list[Path]:
+def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: Path, say: Log) -> list[Path]:
     """Writes the prediction files of a split of a run's data as the run wrote them, and returns their paths.
 
     On the devices of the run they are the same bytes: batches, lengths and precision are those of its evaluations.
@@ -257,22 +265,22 @@ def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: 
     Raises:
         UserError: the split is not there, or not as it should be.
     """
-    task = model.answering()
+    task = model.require_task()
     examples = read_splits(task, config).examples[name]
     split = Split(examples, task.features(model.tokenizer, examples, config.data))
     try:
-        parallel = parallel_of(config.training, config.model)
+        parallel = make_parallelism(config.training, config.model)
         parallel.check_batch(
-            "training.eval_batch_size", known(config.training.eval_batch_size, "training.eval_batch_size")
+            "training.eval_batch_size", require(config.training.eval_batch_size, "training.eval_batch_size")
         )
         head = _model(task, config)
     except UserError as error:
         say(f"computed on one device in another way, so that the last digits may differ: {error}")
-        parallel = DataParallel(jax.local_devices()[:1])
+        parallel = PmapParallelism(jax.local_devices()[:1])
         head = _model(task, dataclasses.replace(config, training=TrainingConfig(dtype=config.training.dtype)))
-    apply = _forward(head, frozen_parts(config.frozen_layers, config.feature_layers))
-    evaluator = _Evaluator(apply, LOSSES[task.loss], parallel, config)
-    outputs, _ = evaluator(parallel.replicate(model.params), split)
+    apply = _make_apply(head, make_frozen_predicate(config.frozen_layers, config.feature_layers))
+    evaluator = TaskEvaluator(apply, LOSSES[task.loss], parallel, config)
+    outputs, _ = evaluator(parallel.put_state(model.params), split)
     return task.write(folder, name, task.predict(outputs, split.features, examples), examples)
 
 
@@ -293,35 +301,35 @@ def _resolved(config: FinetuneConfig, train_rows: int) -> FinetuneConfig:
     per_epoch = -(-train_rows // training.batch_size)
     training = dataclasses.replace(
         training,
-        eval_every=training.eval_every or Count(per_epoch),
+        eval_every=training.eval_every or ScientificInt(per_epoch),
         eval_batch_size=training.eval_batch_size or training.batch_size,
         keep_checkpoints=training.keep_checkpoints or 1,
     )
     return dataclasses.replace(config, training=training)
 
 
-def _origin(run: RunFolder[FinetuneConfig], train: Examples, say: Say) -> Origin:
+def _resolve_init(run: RunFolder[FinetuneConfig], train: Examples, say: Log) -> InitialModel:
     """Where sizes, vocabulary and weights come from: the run itself if begun, else ``init``, ``like``, config."""
-    config, init = run.config, known(run.config.init, "init")
+    config, init = run.config, require(run.config.init, "init")
     own = Checkpointer(run.checkpoints, config.training.keep_checkpoints, say)
-    if run.resumed and multihost.from_first(own.steps):
-        return Origin(config.model, load_tokenizer(run.path), None, init)
+    if run.resumed and multihost.broadcast_from_main(own.steps):
+        return InitialModel(config.model, load_tokenizer(run.path), None, init)
     if init != "none":
         source = load(init, say)
-        model = sizes_of_source(config.model, source.config, source.source)
-        return Origin(model, source.tokenizer, source.params, source.origin)
+        model = model_config_from_source(config.model, source.config, source.source)
+        return InitialModel(model, source.tokenizer, source.params, source.origin)
     if config.like is not None:
         source = load(config.like, say)
-        model = sizes_of_source(config.model, source.config, source.source)
-        return Origin(model, source.tokenizer, None, "none")
+        model = model_config_from_source(config.model, source.config, source.source)
+        return InitialModel(model, source.tokenizer, None, "none")
     if config.tokenizer.path is not None:
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
     else:
         tokenizer = train_tokenizer(train.sentences(), config.tokenizer)
-    return Origin(sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)), tokenizer, None, "none")
+    return InitialModel(with_vocab_size(config.model, embedding_rows(tokenizer)), tokenizer, None, "none")
 
 
-def _forward(model: nn.Module, frozen: Callable[[ParameterPath], bool] | None) -> Apply:
+def _make_apply(model: nn.Module, frozen: Callable[[ParameterPath], bool] | None) -> Apply:
     """What the head gives, as a function of a batch; nothing is learned through ``frozen`` parameters."""
 
     forward: Callable[..., Any] = model.apply
@@ -352,10 +360,10 @@ def _model(task: Task, config: FinetuneConfig) -> nn.Module:
     )
 
 
-def _execution(config: FinetuneConfig) -> dict[str, Execution]:
+def _execution(config: FinetuneConfig) -> dict[str, LayerExecution]:
     """What a head is told of how to run its layers: nothing where it is as ever, so that few heads need to know."""
-    execution = Execution.of(config.training, config.model.head_size)
-    return {} if execution == Execution() else {"execution": execution}
+    execution = LayerExecution.from_config(config.training, config.model.head_size)
+    return {} if execution == LayerExecution() else {"execution": execution}
 
 
 def _trained(params: Params, frozen: Callable[[ParameterPath], bool] | None) -> Params:
@@ -369,21 +377,21 @@ def _describe_frozen(params: Params, frozen: Callable[[ParameterPath], bool] | N
 
 
 def _pace(
-    work: Work,
-    batches: _Batches,
-    evaluator: _Evaluator,
+    work: LoopHooks,
+    batches: FinetuningLoader,
+    evaluator: TaskEvaluator,
     dev: Split,
     scored_at_the_end: list[Split],
-    parallel: Parallel,
+    parallel: Parallelism,
     state: TrainState,
     first: Timed,
-) -> progress.Pace:
+) -> progress.StepCosts:
     """The time that a run has left, by timing a step of another length and a batch of dev."""
-    length, scored = evaluator.time(parallel.replicate(state.params), dev)
+    length, scored = evaluator.time(parallel.put_state(state.params), dev)
     micro_batches = batches.micro_batches
 
     def measure(step: int) -> Timed:
-        return time_step(work.train_step, parallel.replicate(state), parallel.place(batches(step), micro_batches))
+        return time_step(work.train_step, parallel.put_state(state), parallel.shard_batch(batches(step), micro_batches))
 
     step, total = int(state.step), work.total_steps
     pace = pace_of_training(batches.lengths(step), step, total, first, measure)

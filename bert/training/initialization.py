@@ -16,28 +16,28 @@ from flax import traverse_util
 from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.interchange.names import POOLER
-from bert.runs.folder import OWN
+from bert.runs.folder import MODEL_KEYS_KEPT_WITH_INIT
 from bert.training.step import TrainState
 
 Params = dict[str, Any]
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
-class Restorer(Protocol):
-    """Where the run's own states lie: `bert.runs.checkpoint.Checkpointer`, or `bert.runs.shared_run.SharedCheckpoints`."""
+class CheckpointReader(Protocol):
+    """Where the run's own states are: `Checkpointer`, or `MultihostCheckpointer`."""
 
     def restore(self, like: Any = None) -> tuple[int, Any] | None: ...
 
 
-def starting_state(
+def initialize_state(
     model: nn.Module,
     optimizer: optax.GradientTransformation,
     metrics: Sequence[str],
     seed: int,
-    checkpoints: Restorer,
+    checkpoints: CheckpointReader,
     source: tuple[str, Params] | None,
     parts: Sequence[str],
-    say: Say,
+    say: Log,
     prepare: Callable[[Params], Params] = lambda params: params,
     input_shape: Sequence[int] = (1, 8),
 ) -> TrainState:
@@ -65,23 +65,23 @@ def starting_state(
     if restored is not None:
         say(f"goes on at step {restored[0]:,}")
         return restored[1]
-    shapes = _pooler_apart(like.params)
-    moved = () if source is None else _taken(shapes, _pooler_apart(source[1]), parts)
+    shapes = _split_pooler(like.params)
+    moved = () if source is None else _shared_modules(shapes, _split_pooler(source[1]), parts)
 
     def fresh(key: jax.Array) -> Params:
-        return {part: tree for part, tree in _pooler_apart(init(key)).items() if part not in moved}
+        return {part: tree for part, tree in _split_pooler(init(key)).items() if part not in moved}
 
     # What comes from elsewhere is not drawn: for a small head beside a large encoder that is nearly all.
     drawn = jax.device_get(jax.jit(fresh)(jax.random.key(seed)))
-    params = prepare(_pooler_inside({**shapes, **drawn}))
+    params = prepare(_merge_pooler({**shapes, **drawn}))
     if source is None:
         say("starts from random weights")
     else:
-        params = transfer(params, source[1], source[0], parts, say)
+        params = load_pretrained_params(params, source[1], source[0], parts, say)
     return jax.tree.map(np.asarray, TrainState.create(params, optimizer, metrics))
 
 
-def transfer(params: Params, source: Params, name: str, parts: Sequence[str], say: Say) -> Params:
+def load_pretrained_params(params: Params, source: Params, name: str, parts: Sequence[str], say: Log) -> Params:
     """``params`` with the ``parts`` of ``source`` in it, saying what came from where.
 
     Of what is replaced, ``params`` need only have the shapes.
@@ -90,8 +90,8 @@ def transfer(params: Params, source: Params, name: str, parts: Sequence[str], sa
         UserError: the encoder is missing, or a part differs in a name or a shape.
     """
     # The pooler is a part as well: models that answer for every token have none.
-    params, source = _pooler_apart(params), _pooler_apart(source)
-    taken = _taken(params, source, parts)
+    params, source = _split_pooler(params), _split_pooler(source)
+    taken = _shared_modules(params, source, parts)
     if "bert" not in taken:
         raise UserError(f"{name} has no encoder to start from: name another model or run")
     mine, theirs = (
@@ -112,30 +112,30 @@ def transfer(params: Params, source: Params, name: str, parts: Sequence[str], sa
         say(f"starts afresh: {', '.join(fresh)}")
     if unused:
         say(f"not taken over: {', '.join(unused)}")
-    return _pooler_inside({**params, **{part: source[part] for part in taken}})
+    return _merge_pooler({**params, **{part: source[part] for part in taken}})
 
 
-def _taken(params: Params, source: Params, parts: Sequence[str]) -> list[str]:
+def _shared_modules(params: Params, source: Params, parts: Sequence[str]) -> list[str]:
     """Those of the parts that both have."""
     asked = (*parts, *([POOLER] if "bert" in parts else []))
     return [part for part in asked if part in params and part in source]
 
 
-def _pooler_apart(params: Params) -> Params:
+def _split_pooler(params: Params) -> Params:
     bert = dict(params.get("bert", {}))
     pooler = bert.pop("pooler", None)
     apart = {**params, **({"bert": bert} if bert else {})}
     return apart if pooler is None else {**apart, POOLER: pooler}
 
 
-def _pooler_inside(params: Params) -> Params:
+def _merge_pooler(params: Params) -> Params:
     whole = dict(params)
     if (pooler := whole.pop(POOLER, None)) is not None:
         whole["bert"] = {**whole["bert"], "pooler": pooler}
     return whole
 
 
-def sizes_of_source(asked: ModelConfig, source: ModelConfig, name: str) -> ModelConfig:
+def model_config_from_source(asked: ModelConfig, source: ModelConfig, name: str) -> ModelConfig:
     """The source's sizes with the run's own dropout.
 
     Raises:
@@ -144,15 +144,15 @@ def sizes_of_source(asked: ModelConfig, source: ModelConfig, name: str) -> Model
     defaults = ModelConfig()
     for field in dataclasses.fields(ModelConfig):
         value, theirs = getattr(asked, field.name), getattr(source, field.name)
-        if field.name not in OWN and value not in (getattr(defaults, field.name), theirs):
+        if field.name not in MODEL_KEYS_KEPT_WITH_INIT and value not in (getattr(defaults, field.name), theirs):
             raise UserError(
                 f"model.{field.name} is {value}, but {name} was trained with {theirs}: leave it out, sizes come with "
                 "the weights"
             )
-    return dataclasses.replace(source, **{key: getattr(asked, key) for key in OWN})
+    return dataclasses.replace(source, **{key: getattr(asked, key) for key in MODEL_KEYS_KEPT_WITH_INIT})
 
 
-def sizes_of_vocabulary(asked: ModelConfig, pieces: int) -> ModelConfig:
+def with_vocab_size(asked: ModelConfig, pieces: int) -> ModelConfig:
     """The sizes asked for, with the vocabulary's filled in.
 
     Raises:
@@ -166,11 +166,11 @@ def sizes_of_vocabulary(asked: ModelConfig, pieces: int) -> ModelConfig:
     return dataclasses.replace(asked, vocab_size=asked.vocab_size or pieces)
 
 
-TABLES = (("bert", "embeddings", "word", "embedding"), ("predictions", "decoder"), ("predictions", "bias"))
+VOCAB_PARAMS = (("bert", "embeddings", "word", "embedding"), ("predictions", "decoder"), ("predictions", "bias"))
 """Parameters [V, ...] with a row for each piece, those that a model has of them."""
 
 
-def with_new_rows(params: Params, rows: dict[int, list[int]], size: int) -> Params:
+def extend_embeddings(params: Params, rows: dict[int, list[int]], size: int) -> Params:
     """A model's parameters with V = ``size`` rows for pieces: the old ones, and means of the old ones.
 
     Args:
@@ -179,7 +179,7 @@ def with_new_rows(params: Params, rows: dict[int, list[int]], size: int) -> Para
       size: rows afterwards, at least as many as now. One that is no piece's becomes the mean of all old rows.
     """
     params = _copy(params)
-    for *path, name in TABLES:
+    for *path, name in VOCAB_PARAMS:
         module = params
         for step in path:
             module = module.get(step, {})

@@ -13,43 +13,43 @@ import jax
 import numpy as np
 
 from bert.config import TrainingConfig
-from bert.errors import UserError, known
-from bert.parallel.backends import Parallel
+from bert.errors import UserError, require
+from bert.parallel.backends import Parallelism
 from bert.runs.metrics_log import Metrics
-from bert.runs.progress import Pace
-from bert.runs.skipped_steps import SkippedStep, why_it_stops
-from bert.runtime.interrupts import Interrupted, Stopped, StopRequest
-from bert.runtime.malloc import give_back
-from bert.training.losses import Sums
-from bert.training.step import Outcome, TrainState
+from bert.runs.progress import StepCosts
+from bert.runs.skipped_steps import SkippedStep, nonfinite_error_message
+from bert.runtime.interrupts import EvaluationInterrupted, Interrupted, InterruptHandler
+from bert.runtime.malloc import release_free_memory
+from bert.training.losses import WeightedSums
+from bert.training.step import StepMetrics, TrainState
 from bert.training.timing import Timed
 
 
-def divide(sums: dict[str, Any]) -> Metrics:
+def compute_means(sums: dict[str, Any]) -> Metrics:
     """(sum, weight) pairs -> means, and ``loss``: the losses' sum. A weight of 0 gives 0."""
     means = {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}
     return {"loss": sum(value for name, value in means.items() if name.endswith("_loss")), **means}
 
 
-def add_sums(parts: Iterable[Sums], parallel: Parallel) -> dict[str, np.ndarray]:
+def accumulate_sums(parts: Iterable[WeightedSums], parallel: Parallelism) -> dict[str, np.ndarray]:
     """Sums of evaluation batches, added in float64."""
     totals: dict[str, np.ndarray] = {}
     for part in parts:
-        for name, pair in parallel.fetch(part).items():
+        for name, pair in parallel.to_host(part).items():
             totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, dtype=np.float64)
     return totals
 
 
-class Saver(Protocol):
+class CheckpointWriter(Protocol):
     """Where the loop keeps its state: `bert.runs.checkpoint.Checkpointer`."""
 
     def save(self, step: int, state: Any) -> None: ...
 
 
-class Listener(Protocol):
+class ReportCallback(Protocol):
     """Who the loop tells: `bert.runs.report.RunReport`."""
 
-    def begins(self, step: int, pace: Pace) -> None: ...
+    def on_start(self, step: int, pace: StepCosts) -> None: ...
 
     def step(self, step: int, loss: float) -> None: ...
 
@@ -61,7 +61,7 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True)
-class Work:
+class LoopHooks:
     """What one kind of training puts into the loop.
 
     Attributes:
@@ -71,11 +71,12 @@ class Work:
         rows: step -> the numbers of these rows in the training data, for those who ask what was in a batch.
         train_step: (state, batch) -> (state, outcome), compiled and donating its state.
         learning_rate: update number -> rate, for the log.
-        evaluate: replicated parameters -> metrics; may end in `Stopped` between two batches.
-        evaluated: called with (step, metrics) after each evaluation; says whether its state is to be kept.
-        keep: called with the step once the state that ``evaluated`` asked for is saved.
-        enough: step -> whether the run ends early there, asked at the start and after each evaluation; a function of
-            the evaluations up to that step, so that a resumed run ends where it would have ended.
+        evaluate: replicated parameters -> metrics; may end in `EvaluationInterrupted` between two batches.
+        is_best: called with (step, metrics) after each evaluation; says whether its state is to be kept.
+        protect_checkpoint: called with the step once the state that ``is_best`` asked for is saved.
+        should_stop_early: step -> whether the run ends early there, called at the start and after each
+            evaluation; a function of the evaluations up to that step, so that a resumed run ends where it would have
+            ended.
         pace: (state on the host, what its next step takes) -> the time that is left, for the estimate at the start;
             None: every step takes as long, and nothing else takes time.
     """
@@ -87,20 +88,20 @@ class Work:
     train_step: Callable[..., Any]
     learning_rate: Callable[[int], Any]
     evaluate: Callable[[Any], Metrics]
-    evaluated: Callable[[int, Metrics], bool] = lambda step, metrics: False
-    keep: Callable[[int], None] = lambda step: None
-    enough: Callable[[int], bool] = lambda step: False
-    pace: Callable[[TrainState, Timed], Pace] | None = None
+    is_best: Callable[[int, Metrics], bool] = lambda step, metrics: False
+    protect_checkpoint: Callable[[int], None] = lambda step: None
+    should_stop_early: Callable[[int], bool] = lambda step: False
+    pace: Callable[[TrainState, Timed], StepCosts] | None = None
 
 
 def fit(
-    work: Work,
+    work: LoopHooks,
     state: TrainState,
     config: TrainingConfig,
-    parallel: Parallel,
-    saver: Saver,
-    listener: Listener,
-    stop: StopRequest,
+    parallel: Parallelism,
+    saver: CheckpointWriter,
+    listener: ReportCallback,
+    stop: InterruptHandler,
 ) -> Any:
     """Runs the loop from ``state.step`` to the end, or to where it is ``enough``; returns the replicated state.
 
@@ -113,16 +114,16 @@ def fit(
         UserError: too many steps in a row were skipped, with the state before them saved.
     """
     step = int(state.step)
-    done = step >= work.total_steps or work.enough(step)
+    done = step >= work.total_steps or work.should_stop_early(step)
     if not done:
         batch = work.batch(step)
-        placed = parallel.place(batch, config.gradient_accumulation_steps)
-        measured = time_step(work.train_step, parallel.replicate(state), placed)
-        alone = Pace(((work.total_steps, measured.call),))
-        listener.begins(step, alone if work.pace is None else work.pace(state, measured))
-    state = parallel.replicate(state)
-    clock = _Clock()
-    in_flight: collections.deque[tuple[int, Outcome]] = collections.deque()
+        placed = parallel.shard_batch(batch, config.gradient_accumulation_steps)
+        measured = time_step(work.train_step, parallel.put_state(state), placed)
+        alone = StepCosts(((work.total_steps, measured.call),))
+        listener.on_start(step, alone if work.pace is None else work.pace(state, measured))
+    state = parallel.put_state(state)
+    clock = _ThroughputTimer()
+    in_flight: collections.deque[tuple[int, StepMetrics]] = collections.deque()
     saved = step
     hopeless: SkippedStep | None = None
 
@@ -131,20 +132,20 @@ def fit(
         nonlocal hopeless
         while len(in_flight) > left:
             finished, outcome = in_flight.popleft()
-            loss, skipped = parallel.fetch((outcome.loss, outcome.skipped))
+            loss, skipped = parallel.to_host((outcome.loss, outcome.skipped))
             listener.step(finished, float(loss))
             if skipped[0]:
-                found = _skipped(finished, parallel.fetch(outcome), work)
+                found = _skipped(finished, parallel.to_host(outcome), work)
                 listener.skipped(found)
-                hopeless = hopeless or (found if found.in_a_row >= config.max_skipped_steps else None)
+                hopeless = hopeless or (found if found.num_consecutive >= config.max_skipped_steps else None)
 
     def save() -> None:
         nonlocal saved
         settle(0)  # so that what a kill leaves unsaid is said by the run that goes on
         if saved != step:
             with clock.paused():
-                saver.save(step, parallel.fetch(state))
-                give_back()
+                saver.save(step, parallel.to_host(state))
+                release_free_memory()
         saved = step
 
     @contextlib.contextmanager
@@ -159,12 +160,12 @@ def fit(
         with clock.paused(), reading():
             try:
                 metrics = work.evaluate(state.params)
-            except Stopped:
+            except EvaluationInterrupted:
                 return
-        if work.evaluated(step, metrics):
+        if work.is_best(step, metrics):
             save()
-            work.keep(step)
-        give_back()
+            work.protect_checkpoint(step)
+        release_free_memory()
         listener.metrics(step, "eval", metrics)  # last: where this line is missing, a resumed run does it all again
 
     def due(every: int) -> bool:
@@ -175,7 +176,7 @@ def fit(
         evaluate()
         if stop.number is not None:
             raise Interrupted(step, stop.number)
-        done = done or work.enough(step)
+        done = done or work.should_stop_early(step)
     while not done:
         clock.tokens += int(batch["attention_mask"].sum()) * parallel.process[1]
         state, outcome = work.train_step(state, placed)
@@ -184,26 +185,26 @@ def fit(
         if step < work.total_steps:
             with reading():
                 batch = work.batch(step)
-            placed = parallel.place(batch, config.gradient_accumulation_steps)
+            placed = parallel.shard_batch(batch, config.gradient_accumulation_steps)
         settle(0 if due(config.log_every) else parallel.steps_in_flight)
         if due(config.log_every):
-            sums, skipped = parallel.fetch((state.sums, state.skipped))
-            metrics = divide(sums) if sums["grad_norm"][1] else dict.fromkeys(divide(sums), float("nan"))
+            sums, skipped = parallel.to_host((state.sums, state.skipped))
+            metrics = compute_means(sums) if sums["grad_norm"][1] else dict.fromkeys(compute_means(sums), float("nan"))
             if skipped[1]:
                 metrics["skipped_steps"] = int(skipped[1])
             metrics["learning_rate"] = float(work.learning_rate(step - 1 - int(skipped[1])))
             metrics["tokens_per_second"] = clock.lap()
             listener.metrics(step, "train", metrics)
-            state = state.replace(sums=parallel.replicate({name: np.zeros(2, np.float32) for name in state.sums}))
+            state = state.replace(sums=parallel.put_state({name: np.zeros(2, np.float32) for name in state.sums}))
         if due(config.checkpoint_every):
             save()
         if hopeless is not None:
             save()
-            raise UserError(why_it_stops(hopeless, step))
+            raise UserError(nonfinite_error_message(hopeless, step))
         done = step >= work.total_steps
         if not stop.after(step) and due(work.eval_every):
             evaluate()
-            done = done or work.enough(step)
+            done = done or work.should_stop_early(step)
         if stop.number is not None:
             save()
             raise Interrupted(step, stop.number)
@@ -222,20 +223,20 @@ def time_step(train_step: Callable[..., Any], state: Any, batch: dict[str, jax.A
     return Timed(max(seconds[0] - seconds[1], 0.0), seconds[1])
 
 
-def _skipped(step: int, outcome: Outcome, work: Work) -> SkippedStep:
+def _skipped(step: int, outcome: StepMetrics, work: LoopHooks) -> SkippedStep:
     """A skipped step with its batch, which is made anew: batches follow from the step."""
     return SkippedStep(
         step=step,
         loss=float(outcome.loss),
         norms={name: float(norm) for name, norm in outcome.norms.items()},
-        in_a_row=int(outcome.skipped[0]),
-        in_all=int(outcome.skipped[1]),
+        num_consecutive=int(outcome.skipped[0]),
+        num_total=int(outcome.skipped[1]),
         rows=work.rows(step - 1),
         batch=work.batch(step - 1),
     )
 
 
-class _Clock:
+class _ThroughputTimer:
     """Tokens a second of training, without the time that evaluations and checkpoints take."""
 
     def __init__(self) -> None:
@@ -243,7 +244,7 @@ class _Clock:
         self._start = time.perf_counter()
         self._pause = 0.0
 
-    def paused(self) -> _Clock:
+    def paused(self) -> _ThroughputTimer:
         return self
 
     def __enter__(self) -> None:
@@ -264,9 +265,9 @@ def count_parameters(params: Any) -> int:
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
 
 
-def steps_of(config: TrainingConfig, rows: int) -> int:
+def num_train_steps(config: TrainingConfig, rows: int) -> int:
     """Steps of a run over ``rows`` training rows: `training.steps`, or `training.epochs` passes."""
     if config.steps is not None:
         return int(config.steps)
     per_epoch = -(-rows // config.batch_size)
-    return max(1, round(known(config.epochs, "training.epochs") * per_epoch))
+    return max(1, round(require(config.epochs, "training.epochs") * per_epoch))

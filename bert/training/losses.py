@@ -15,9 +15,9 @@ from bert.model.dropout import Dropout
 from bert.model.encoder import Packing
 
 Batch = Mapping[str, Array]
-Sum = tuple[Num[Array, ""], Num[Array, ""]]
+WeightedSum = tuple[Num[Array, ""], Num[Array, ""]]
 """A sum and its weight."""
-Sums = dict[str, Sum]
+WeightedSums = dict[str, WeightedSum]
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Objective:
         metrics: the names ``forward`` yields; those of losses end in ``_loss``.
     """
 
-    forward: Callable[[Any, Batch, Dropout | None], tuple[Sums, Sums]]
+    forward: Callable[[Any, Batch, Dropout | None], tuple[WeightedSums, WeightedSums]]
     weights: Callable[[Batch], dict[str, Array]]
     metrics: tuple[str, ...]
 
 
 def cross_entropy(
     logits: Float[Array, "*places L"], labels: Int[Array, "*places"], weights: Float[Array, "*places"]
-) -> Sum:
+) -> WeightedSum:
     """Sum over places of weight * -log softmax(logits)[label], in nats, and the sum of the weights.
 
     Args:
@@ -46,21 +46,21 @@ def cross_entropy(
         labels: [...] integers.
         weights: [...] float32.
     """
-    return jnp.sum(_negative_log(logits, labels) * weights), jnp.sum(weights)
+    return jnp.sum(_softmax_cross_entropy(logits, labels) * weights), jnp.sum(weights)
 
 
 @jax.custom_vjp
-def _negative_log(logits: Float[Array, "*rows L"], labels: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
+def _softmax_cross_entropy(logits: Float[Array, "*rows L"], labels: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
     """-log softmax(logits)[label], [...]. Its backward pass is one walk over the logits, which are all that it keeps:
     derived by JAX, it scatters into an array of their size and adds that to another one."""
-    return jax.nn.logsumexp(logits, axis=-1) - _at(logits, labels)
+    return jax.nn.logsumexp(logits, axis=-1) - _label_logits(logits, labels)
 
 
 def _negative_log_forward(
     logits: Float[Array, "*rows L"], labels: Int[Array, "*rows"]
 ) -> tuple[Float[Array, "*rows"], tuple[Array, Array, Array]]:
     log_sum = jax.nn.logsumexp(logits, axis=-1)
-    return log_sum - _at(logits, labels), (logits, labels, log_sum)
+    return log_sum - _label_logits(logits, labels), (logits, labels, log_sum)
 
 
 def _negative_log_backward(
@@ -72,16 +72,18 @@ def _negative_log_backward(
     return grad[..., None] * (softmax - (ruler == labels[..., None])), None
 
 
-_negative_log.defvjp(_negative_log_forward, _negative_log_backward)
+_softmax_cross_entropy.defvjp(_negative_log_forward, _negative_log_backward)
 
 
-def correct(logits: Float[Array, "*places L"], labels: Int[Array, "*places"], weights: Float[Array, "*places"]) -> Sum:
+def weighted_accuracy_sum(
+    logits: Float[Array, "*places L"], labels: Int[Array, "*places"], weights: Float[Array, "*places"]
+) -> WeightedSum:
     """Weighted count of places where no logit is above the label's, and the sum of the weights.
 
     A comparison with the maximum, which the loss needs as well: an argmax over a vocabulary is one of the slowest
     operations XLA has on a CPU.
     """
-    right = (_at(logits, labels) >= jnp.max(logits, axis=-1)).astype(jnp.float32)
+    right = (_label_logits(logits, labels) >= jnp.max(logits, axis=-1)).astype(jnp.float32)
     return jnp.sum(right * weights), jnp.sum(weights)
 
 
@@ -91,12 +93,12 @@ def pretraining_objective(
     """MLM and the label of the rows, each the mean over its own predictions, added (Devlin et al. 2018, appendix A.2).
 
     Args:
-        apply: the ``apply`` of `bert.model.heads.BertForPreTraining`; of `bert.model.heads.BertForMaskedLM` without a label.
+        apply: the ``apply`` of `BertForPreTraining`, or of `BertForMaskedLM` without a label.
         label: the batch's ``<label>_labels`` and ``<label>_weights`` [B], [B, K] of packed rows; None for MLM alone.
         metric: start of the names of the label's loss and accuracy.
     """
 
-    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[Sums, Sums]:
+    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
         output = apply(
             {"params": params},
             batch["input_ids"],
@@ -112,7 +114,7 @@ def pretraining_objective(
         if label is not None and metric is not None:
             targets[metric] = (output.seq_relationship_logits, batch[f"{label}_labels"], batch[f"{label}_weights"])
         losses = {f"{name}_loss": cross_entropy(*target) for name, target in targets.items()}
-        return losses, {f"{name}_accuracy": correct(*target) for name, target in targets.items()}
+        return losses, {f"{name}_accuracy": weighted_accuracy_sum(*target) for name, target in targets.items()}
 
     def weights(batch: Batch) -> dict[str, Array]:
         found = {"mlm_loss": jnp.sum(batch["masked_lm_weights"])}
@@ -142,41 +144,41 @@ class TaskLoss:
             weigh the tokens of short rows more than those of long ones, by the ratio of the lengths.
     """
 
-    sums: Callable[[Array, Batch], tuple[Sum, ...]]
+    sums: Callable[[Array, Batch], tuple[WeightedSum, ...]]
     weight: Callable[[Batch], Array]
     metrics: tuple[str, ...]
     by_length: bool = True
 
 
-def _rows(batch: Batch) -> Float[Array, ""]:
+def _example_weight(batch: Batch) -> Float[Array, ""]:
     return jnp.sum(batch["weights"])
 
 
-def _labels(logits: Float[Array, "B L"], batch: Batch) -> tuple[Sum, ...]:
+def _classification_loss(logits: Float[Array, "B L"], batch: Batch) -> tuple[WeightedSum, ...]:
     """[B, L] logits, [B] labels."""
     target = (logits, batch["labels"], batch["weights"])
-    return cross_entropy(*target), correct(*target)
+    return cross_entropy(*target), weighted_accuracy_sum(*target)
 
 
-def _scores(outputs: Float[Array, "B 1"], batch: Batch) -> tuple[Sum, ...]:
+def _regression_loss(outputs: Float[Array, "B 1"], batch: Batch) -> tuple[WeightedSum, ...]:
     """[B, 1] predictions, [B] scores."""
     errors = jnp.square(outputs[:, 0] - batch["labels"])
-    return ((jnp.sum(errors * batch["weights"]), _rows(batch)),)
+    return ((jnp.sum(errors * batch["weights"]), _example_weight(batch)),)
 
 
-def _choices(logits: Float[Array, "B C"], batch: Batch) -> tuple[Sum, ...]:
+def _multiple_choice_loss(logits: Float[Array, "B C"], batch: Batch) -> tuple[WeightedSum, ...]:
     """[B, C] logits, [B] labels; choices that a row lacks have no share in its softmax."""
     logits = jnp.where(batch["choice_mask"] > 0, logits, jnp.finfo(logits.dtype).min)
-    return _labels(logits, batch)
+    return _classification_loss(logits, batch)
 
 
-def _tokens(logits: Float[Array, "B T L"], batch: Batch) -> tuple[Sum, ...]:
+def _token_classification_loss(logits: Float[Array, "B T L"], batch: Batch) -> tuple[WeightedSum, ...]:
     """[B, T, L] logits, [B, T] labels, below 0 where a token has none."""
     target = (logits, jnp.maximum(batch["labels"], 0), (batch["labels"] >= 0).astype(jnp.float32))
-    return cross_entropy(*target), correct(*target)
+    return cross_entropy(*target), weighted_accuracy_sum(*target)
 
 
-def _span(logits: Float[Array, "B T 2"], batch: Batch) -> tuple[Sum, ...]:
+def _span_loss(logits: Float[Array, "B T 2"], batch: Batch) -> tuple[WeightedSum, ...]:
     """[B, T, 2] logits of start and end, [B, 2] their positions; a softmax over the row's own tokens.
 
     The loss is the mean of the two cross-entropies (Devlin et al. 2018, section 4.2; run_squad.py).
@@ -184,21 +186,21 @@ def _span(logits: Float[Array, "B T 2"], batch: Batch) -> tuple[Sum, ...]:
     logits = jnp.where(batch["attention_mask"][:, :, None] > 0, logits, jnp.finfo(logits.dtype).min)
     weights = jnp.repeat(batch["weights"][:, None], 2, axis=1)
     total, _ = cross_entropy(logits.swapaxes(1, 2), batch["labels"], weights)
-    hits = jnp.all(_at(logits.swapaxes(1, 2), batch["labels"]) >= logits.max(axis=1), axis=1)
-    return (total / 2, _rows(batch)), (jnp.sum(hits * batch["weights"]), _rows(batch))
+    hits = jnp.all(_label_logits(logits.swapaxes(1, 2), batch["labels"]) >= logits.max(axis=1), axis=1)
+    return (total / 2, _example_weight(batch)), (jnp.sum(hits * batch["weights"]), _example_weight(batch))
 
 
 LOSSES = {
-    "cross_entropy": TaskLoss(_labels, _rows, ("classification_loss", "accuracy")),
-    "mean_squared_error": TaskLoss(_scores, _rows, ("regression_loss",)),
-    "choices": TaskLoss(_choices, _rows, ("choice_loss", "accuracy")),
+    "cross_entropy": TaskLoss(_classification_loss, _example_weight, ("classification_loss", "accuracy")),
+    "mean_squared_error": TaskLoss(_regression_loss, _example_weight, ("regression_loss",)),
+    "choices": TaskLoss(_multiple_choice_loss, _example_weight, ("choice_loss", "accuracy")),
     "tokens": TaskLoss(
-        _tokens,
+        _token_classification_loss,
         lambda batch: jnp.sum(batch["labels"] >= 0).astype(jnp.float32),
         ("token_loss", "accuracy"),
         by_length=False,
     ),
-    "span": TaskLoss(_span, _rows, ("span_loss", "exact_span")),
+    "span": TaskLoss(_span_loss, _example_weight, ("span_loss", "exact_span")),
 }
 """The losses of fine-tuning tasks by the names that tasks give."""
 
@@ -206,12 +208,12 @@ LOSSES = {
 def task_objective(loss: TaskLoss, apply: Callable[[Any, Batch, Dropout | None], Array]) -> Objective:
     """The loss of a task, of ``apply``: (params, batch, dropout or None) -> what the head gives."""
 
-    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[Sums, Sums]:
+    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
         (name, first), *counts = zip(loss.metrics, loss.sums(apply(params, batch, dropout), batch), strict=True)
         return {name: first}, dict(counts)
 
     return Objective(forward, lambda batch: {loss.metrics[0]: loss.weight(batch)}, loss.metrics)
 
 
-def _at(logits: Float[Array, "*places L"], labels: Int[Array, "*places"]) -> Float[Array, "*places"]:
+def _label_logits(logits: Float[Array, "*places L"], labels: Int[Array, "*places"]) -> Float[Array, "*places"]:
     return jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]

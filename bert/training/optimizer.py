@@ -57,21 +57,21 @@ def scale_by_bert_adam(
     return optax.GradientTransformation(init, update)
 
 
-def decays(path: ParameterPath) -> bool:
+def is_decayed(path: ParameterPath) -> bool:
     """Whether weight decay (and LAMB's trust ratio) applies to a parameter: not to biases, not to LayerNorm."""
     return path[-1] not in ("bias", "scale")
 
 
 def decay_mask(params: Any) -> Any:
-    """`decays` for each leaf of a tree of parameters."""
-    return traverse_util.path_aware_map(lambda path, _: decays(path), params)
+    """`is_decayed` for each leaf of a tree of parameters."""
+    return traverse_util.path_aware_map(lambda path, _: is_decayed(path), params)
 
 
 def describe_decay(params: Any, config: OptimizerConfig) -> str:
     """One line for the log: what decays and what does not."""
     flat = traverse_util.flatten_dict(params)
-    decayed = [leaf.size for path, leaf in flat.items() if decays(path)]
-    spared = [leaf.size for path, leaf in flat.items() if not decays(path)]
+    decayed = [leaf.size for path, leaf in flat.items() if is_decayed(path)]
+    spared = [leaf.size for path, leaf in flat.items() if not is_decayed(path)]
     return (
         f"weight decay {config.weight_decay:g} on {len(decayed)} tensors ({sum(decayed):,} parameters), "
         f"none on {len(spared)} biases and LayerNorm tensors ({sum(spared):,})"
@@ -93,7 +93,7 @@ def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.S
     )
 
 
-def depth(path: tuple[str, ...]) -> int | None:
+def layer_depth(path: tuple[str, ...]) -> int | None:
     """How deep a parameter lies: 0 in the embeddings, i + 1 in layer i; None above the layers (pooler, heads)."""
     if path[:2] == ("bert", "embeddings"):
         return 0
@@ -101,16 +101,16 @@ def depth(path: tuple[str, ...]) -> int | None:
     return None if layer is None else int(layer[1]) + 1
 
 
-def scale_by_depth(decay: float) -> optax.GradientTransformation:
+def scale_by_layer_depth(decay: float) -> optax.GradientTransformation:
     """Layer-wise learning rates: 1 for what is above the layers, ``decay`` for the top layer, a factor ``decay`` less
     for each layer below it and for the embeddings (as google-research/electra, optimization.py)."""
 
     def scale(updates: optax.Updates, params: optax.Params | None = None) -> optax.Updates:
         del params
-        top = max((depth(path) or 0) for path in traverse_util.flatten_dict(updates)) + 1
+        top = max((layer_depth(path) or 0) for path in traverse_util.flatten_dict(updates)) + 1
 
         def one(path: ParameterPath, update: jax.Array) -> jax.Array:
-            below = depth(path)
+            below = layer_depth(path)
             return update if below is None else jax.tree.map(lambda u: u * decay ** (top - below), update)
 
         return traverse_util.path_aware_map(one, updates)
@@ -118,7 +118,9 @@ def scale_by_depth(decay: float) -> optax.GradientTransformation:
     return optax.stateless(scale)
 
 
-def frozen_parts(frozen_layers: int | None, feature_layers: int | None) -> Callable[[ParameterPath], bool] | None:
+def make_frozen_predicate(
+    frozen_layers: int | None, feature_layers: int | None
+) -> Callable[[ParameterPath], bool] | None:
     """Which parameters stay as they are; None where all are trained.
 
     Args:
@@ -128,7 +130,7 @@ def frozen_parts(frozen_layers: int | None, feature_layers: int | None) -> Calla
     if feature_layers is not None:
         return lambda path: path[0] == "bert"
     if frozen_layers is not None:
-        return lambda path: (below := depth(path)) is not None and below <= frozen_layers
+        return lambda path: (below := layer_depth(path)) is not None and below <= frozen_layers
     return None
 
 
@@ -153,7 +155,7 @@ def make_optimizer(
         chain.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
     chain.append(optax.scale_by_learning_rate(learning_rate_schedule(config, total_steps)))
     if config.layer_decay != 1:
-        chain.append(scale_by_depth(config.layer_decay))
+        chain.append(scale_by_layer_depth(config.layer_decay))
     whole = optax.chain(*chain)
     if frozen is None:
         return whole

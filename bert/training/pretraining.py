@@ -19,42 +19,56 @@ from bert import metrics
 from bert.config import PretrainConfig
 from bert.config.pretraining import Phase, phase_configs, phases_of
 from bert.data.corpus.vocabulary import corpus_vocabulary
-from bert.data.pretraining.builder import ExampleSet, build_examples, open_rows
-from bert.data.pretraining.id_checks import require_known_ids, share_of_unknown_pieces
-from bert.data.pretraining.loader import Batch, PretrainingLoader, Rows, held_out_batches, masking_of
-from bert.data.pretraining.objectives import OBJECTIVES, RowObjective
-from bert.errors import UserError, known
+from bert.data.pretraining.builder import PretrainingDataset, build_examples, open_rows
+from bert.data.pretraining.id_checks import check_token_ids, share_of_unknown_pieces
+from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, held_out_batches, make_masking
+from bert.data.pretraining.objectives import OBJECTIVES, PretrainingObjective
+from bert.errors import UserError, require
 from bert.inference.loading import load
 from bert.inference.pretrained import Pretrained
-from bert.model.execution import Execution
+from bert.model.execution import LayerExecution
 from bert.model.heads import BertForMaskedLM, BertForPreTraining
 from bert.parallel import multihost
-from bert.parallel.backends import Parallel, parallel_of
+from bert.parallel.backends import Parallelism, make_parallelism
 from bert.runs import metrics_log, progress, shared_run
-from bert.runs.curves import Subject, draw_curves
+from bert.runs.curves import Subject, plot_curves
 from bert.runs.folder import RunFolder
-from bert.runtime.interrupts import StopRequest
-from bert.runtime.profiling import profiling
-from bert.tokenizer.extension import old_pieces
-from bert.tokenizer.wordpiece import load_tokenizer, save_tokenizer, special_ids, vocabulary_size
-from bert.training.initialization import Params, sizes_of_source, sizes_of_vocabulary, starting_state, with_new_rows
-from bert.training.loop import Work, add_sums, count_parameters, divide, fit, steps_of, time_step
+from bert.runtime.interrupts import InterruptHandler
+from bert.runtime.profiling import profiler
+from bert.tokenizer.extension import decompose_new_tokens
+from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer, save_tokenizer, special_ids
+from bert.training.initialization import (
+    Params,
+    extend_embeddings,
+    initialize_state,
+    model_config_from_source,
+    with_vocab_size,
+)
+from bert.training.loop import (
+    LoopHooks,
+    accumulate_sums,
+    compute_means,
+    count_parameters,
+    fit,
+    num_train_steps,
+    time_step,
+)
 from bert.training.losses import pretraining_objective
 from bert.training.optimizer import describe_decay, learning_rate_schedule, make_optimizer
 from bert.training.step import TrainState, make_eval_step, make_train_step
 from bert.training.timing import Timed, timed
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 KEPT = 3
 """Checkpoints that stay if training.keep_checkpoints is null."""
 
-MANY_UNKNOWN = 0.05
+UNK_RATE_WARNING = 0.05
 """Share of unknown pieces from which on a run says so: BERT's own vocabulary has under 0.1% of them in English."""
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PhaseData:
     """A phase with what it reads.
 
     Attributes:
@@ -65,11 +79,11 @@ class _Part:
     """
 
     phase: Phase
-    examples: ExampleSet
+    examples: PretrainingDataset
     loader: PretrainingLoader
-    held_out: Rows
+    held_out: RowSource
 
-    def held_out_pass(self, process: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
+    def eval_batches(self, process: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
         """Every held-out row once, or this host's share of each batch; masked as always."""
         training = self.phase.config.training
         size = training.eval_batch_size or training.batch_size
@@ -82,7 +96,7 @@ class _Part:
         return -(-len(self.held_out) // (training.eval_batch_size or training.batch_size))
 
 
-def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]:
+def pretrain(run: RunFolder[PretrainConfig], say: Log = print) -> dict[str, Any]:
     """Runs, or goes on with, a pretraining run and returns what stands in its results.json.
 
     Raises:
@@ -90,42 +104,42 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         Interrupted: a signal came; the state is saved.
     """
     began = time.perf_counter()
-    say = multihost.spoken(say)
-    config = _with_defaults(run.config)
-    parallel = parallel_of(config.training, config.model)
-    Execution.of(config.training)  # what these devices cannot do is said first
+    say = multihost.main_process_only(say)
+    config = _resolve_defaults(run.config)
+    parallel = make_parallelism(config.training, config.model)
+    LayerExecution.from_config(config.training)  # what these devices cannot do is said first
     _check_batches(parallel, config)
-    source = None if config.init is None else _source(run, say)
+    source = None if config.init is None else _load_init_model(run, say)
     if source is not None:
-        config = dataclasses.replace(config, model=sizes_of_source(config.model, source.config, source.source))
+        config = dataclasses.replace(config, model=model_config_from_source(config.model, source.config, source.source))
         config.check()  # rows may be too long for the source
     if config.model.type_vocab_size < 2 and OBJECTIVES[config.data.objective].label:
         raise UserError(
             f"model.type_vocab_size is {config.model.type_vocab_size}, and data.objective {config.data.objective} "
             "reads pairs of segments: start from a model with two, or set data.objective to full_sentences"
         )
-    execution = Execution.of(config.training, config.model.head_size)
-    run = run.resolve(config)
+    execution = LayerExecution.from_config(config.training, config.model.head_size)
+    run = run.save_config(config)
 
-    with multihost.first_goes_first():
+    with multihost.main_process_first():
         tokenizer = _tokenizer(run, source, say)
         if source is None:
-            config = dataclasses.replace(config, model=sizes_of_vocabulary(config.model, vocabulary_size(tokenizer)))
+            config = dataclasses.replace(config, model=with_vocab_size(config.model, embedding_rows(tokenizer)))
         special = special_ids(tokenizer)
         tell = progress.progress_lines(say)
         sets = [build_examples(one.data, tokenizer, progress=tell) for one in phase_configs(config)]
         run.check_data(" ".join(dict.fromkeys(examples.folder.name for examples in sets)))
         for examples in sets:
-            require_known_ids(examples, config.model.known_vocab_size)
+            check_token_ids(examples, config.model.known_vocab_size)
         unknown = share_of_unknown_pieces(sets[0], special)
-        if unknown > MANY_UNKNOWN:
+        if unknown > UNK_RATE_WARNING:
             say(
                 f"warning: {unknown:.1%} of the training pieces are {tokenizer.id_to_token(special.unk)}, which is "
                 "never predicted: take a vocabulary of the corpus' language and script, or train one"
             )
-        if run.writes:
+        if run.is_writer:
             save_tokenizer(tokenizer, run.path)
-    run = run.resolve(config)
+    run = run.save_config(config)
     parts = _parts(config, tokenizer, sets, parallel.process)
     total_steps = parts[-1].phase.end
 
@@ -137,32 +151,32 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
     eval_step = parallel.compile(make_eval_step(objective, parallel.axis))
 
     with (
-        shared_run.checkpoints_of(run, say) as checkpoints,
-        StopRequest() as stop,
-        profiling(config.profile and run.writes, run.path, say) as profiled,
+        shared_run.make_checkpointer(run, say) as checkpoints,
+        InterruptHandler() as stop,
+        profiler(config.profile and run.is_writer, run.path, say) as profiled,
     ):
 
-        def evaluate(part: _Part, params: Any) -> dict[str, float]:
+        def evaluate(part: _PhaseData, params: Any) -> dict[str, float]:
             def sums() -> Iterator[Any]:
-                for batch in part.held_out_pass(parallel.process):
+                for batch in part.eval_batches(parallel.process):
                     stop.check()
-                    yield eval_step(params, parallel.place(batch))
+                    yield eval_step(params, parallel.shard_batch(batch))
 
-            means = divide(add_sums(sums(), parallel))
+            means = compute_means(accumulate_sums(sums(), parallel))
             return {**means, "perplexity": metrics.perplexity(means["mlm_loss"])}
 
         weights = None if source is None else (source.origin, source.params)
         modules = ("bert", "predictions", "seq_relationship") if rows.label else ("bert", "predictions")
-        prepare = partial(_with_output_bias, config.output_bias, _predictable_counts(parts[0].examples, special.all))
-        state = starting_state(
+        prepare = partial(_init_mlm_bias, config.output_bias, _predictable_counts(parts[0].examples, special.all))
+        state = initialize_state(
             model, optimizers[0], objective.metrics, config.seed, checkpoints, weights, modules, say, prepare
         )
-        if run.writes:
-            _introduce(state, config, parallel, parts)
+        if run.is_writer:
+            _print_summary(state, config, parallel, parts)
         works = [
-            Work(
+            LoopHooks(
                 total_steps=part.phase.end,
-                eval_every=int(known(config.training.eval_every, "training.eval_every")),
+                eval_every=int(require(config.training.eval_every, "training.eval_every")),
                 batch=part.loader.batch,
                 rows=part.loader.numbers,
                 train_step=profiled(
@@ -179,16 +193,18 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         ]
         pace = None
         if len(parts) > 1:
-            pace = _with_evaluations(_pace(parts, works, state, parallel), parts, eval_step, state, parallel)
-        with shared_run.report_of(run, total_steps, int(state.step), pace, _subject(config)) as listener:
+            pace = _with_evaluations(
+                _measure_step_times(parts, works, state, parallel), parts, eval_step, state, parallel
+            )
+        with shared_run.make_report(run, total_steps, int(state.step), pace, _subject(config)) as listener:
             for part, work in zip(parts, works, strict=True):
                 # One that has just ended comes by again: its evaluation may be missing.
                 if state.step <= part.phase.end:
                     if len(parts) > 1:
                         length = part.phase.config.data.sequence_length
-                        listener.enters({"phase": part.phase.number, "sequence_length": length})
+                        listener.set_phase({"phase": part.phase.number, "sequence_length": length})
                     fitted = fit(work, state, part.phase.config.training, parallel, checkpoints, listener, stop)
-                    state = parallel.fetch(fitted)
+                    state = parallel.to_host(fitted)
         checkpoints.wait()
 
     trained = Pretrained(
@@ -199,18 +215,18 @@ def pretrain(run: RunFolder[PretrainConfig], say: Say = print) -> dict[str, Any]
         found: dict[str, Any] = {
             "steps": total_steps,
             "eval": _last_evaluation(run.path),
-            "baselines": _baselines(parts[-1].examples, rows, special.all, parts[-1].held_out_pass()),
-            "filled_masks": _filled_masks(trained, parts[-1].held_out),
+            "baselines": _baselines(parts[-1].examples, rows, special.all, parts[-1].eval_batches()),
+            "filled_masks": _sample_predictions(trained, parts[-1].held_out),
             "seconds": round(time.perf_counter() - began, 1),
         }
         metrics_log.write_results(run.path, found)
-        draw_curves(run.path, _subject(config, found["baselines"]))
-        return metrics_log.plain(found)
+        plot_curves(run.path, _subject(config, found["baselines"]))
+        return metrics_log.to_jsonable(found)
 
-    return multihost.from_first(results)
+    return multihost.broadcast_from_main(results)
 
 
-def _with_defaults(config: PretrainConfig) -> PretrainConfig:
+def _resolve_defaults(config: PretrainConfig) -> PretrainConfig:
     training = config.training
     training = dataclasses.replace(
         training,
@@ -222,18 +238,18 @@ def _with_defaults(config: PretrainConfig) -> PretrainConfig:
     return dataclasses.replace(config, training=training)
 
 
-def _source(run: RunFolder[PretrainConfig], say: Say) -> Pretrained:
+def _load_init_model(run: RunFolder[PretrainConfig], say: Log) -> Pretrained:
     """The model of ``init``, with rows for new words where ``tokenizer.path`` has its vocabulary extended by some."""
     config = run.config
-    source = load(known(config.init, "init"), say)
+    source = load(require(config.init, "init"), say)
     path = run.path if (run.path / "tokenizer.json").is_file() else config.tokenizer.path
     if path is None:
         return source
     tokenizer = load_tokenizer(path, config.tokenizer)
-    rows = old_pieces(source.tokenizer, tokenizer, source.source, str(path))
+    rows = decompose_new_tokens(source.tokenizer, tokenizer, source.source, str(path))
     if not rows:
         return dataclasses.replace(source, tokenizer=tokenizer)
-    size = max(source.config.known_vocab_size, vocabulary_size(tokenizer))
+    size = max(source.config.known_vocab_size, embedding_rows(tokenizer))
     if not run.resumed:
         say(
             f"{len(rows):,} new rows seeded from the mean of their old pieces, "
@@ -242,12 +258,12 @@ def _source(run: RunFolder[PretrainConfig], say: Say) -> Pretrained:
     return dataclasses.replace(
         source,
         config=dataclasses.replace(source.config, vocab_size=size),
-        params=with_new_rows(source.params, rows, size),
+        params=extend_embeddings(source.params, rows, size),
         tokenizer=tokenizer,
     )
 
 
-def _check_batches(parallel: Parallel, config: PretrainConfig) -> None:
+def _check_batches(parallel: Parallelism, config: PretrainConfig) -> None:
     """Raises UserError where the devices cannot share the batches of a phase."""
     for number, one in enumerate(phase_configs(config), 1):
         name = "training.batch_size" if config.phases is None else f"phases.{number}.batch_size"
@@ -257,18 +273,18 @@ def _check_batches(parallel: Parallel, config: PretrainConfig) -> None:
 
 
 def _parts(
-    config: PretrainConfig, tokenizer: Tokenizer, sets: Sequence[ExampleSet], process: tuple[int, int]
-) -> list[_Part]:
+    config: PretrainConfig, tokenizer: Tokenizer, sets: Sequence[PretrainingDataset], process: tuple[int, int]
+) -> list[_PhaseData]:
     """The phases with their data. Phases that read the same examples read on where the one before has ended."""
-    parts: list[_Part] = []
+    parts: list[_PhaseData] = []
     used: Counter[Path] = Counter()
     train = [open_rows(examples.train) for examples in sets]
-    phases = phases_of(config, steps_of(config.training, len(train[0])))
+    phases = phases_of(config, num_train_steps(config.training, len(train[0])))
     for phase, examples, rows in zip(phases, sets, train, strict=True):
         one = phase.config
         loader = PretrainingLoader(
             rows,
-            masking_of(one.data, tokenizer),
+            make_masking(one.data, tokenizer),
             one.training.batch_size,
             one.seed,
             process,
@@ -277,11 +293,13 @@ def _parts(
             first_row=used[examples.folder],
         )
         used[examples.folder] += (phase.end - phase.first) * one.training.batch_size
-        parts.append(_Part(phase, examples, loader, open_rows(examples.eval)))
+        parts.append(_PhaseData(phase, examples, loader, open_rows(examples.eval)))
     return parts
 
 
-def _pace(parts: Sequence[_Part], works: Sequence[Work], state: TrainState, parallel: Parallel) -> progress.Pace:
+def _measure_step_times(
+    parts: Sequence[_PhaseData], works: Sequence[LoopHooks], state: TrainState, parallel: Parallelism
+) -> progress.StepCosts:
     """Times a step of each phase that is left, and so compiles all of them: one that does not fit into memory shows
     before the first has begun."""
     costs = []
@@ -289,35 +307,39 @@ def _pace(parts: Sequence[_Part], works: Sequence[Work], state: TrainState, para
         phase, seconds = part.phase, 0.0
         if state.step < phase.end:
             batch = part.loader.batch(max(phase.first, int(state.step)))
-            placed = parallel.place(batch, phase.config.training.gradient_accumulation_steps)
-            seconds = time_step(work.train_step, parallel.replicate(state), placed).call
+            placed = parallel.shard_batch(batch, phase.config.training.gradient_accumulation_steps)
+            seconds = time_step(work.train_step, parallel.put_state(state), placed).call
         costs.append((phase.end, seconds))
-    return progress.Pace(tuple(costs))
+    return progress.StepCosts(tuple(costs))
 
 
 def _pace_of_a_phase(
-    part: _Part, eval_step: Callable[..., Any], parallel: Parallel, state: TrainState, step: Timed
-) -> progress.Pace:
+    part: _PhaseData, eval_step: Callable[..., Any], parallel: Parallelism, state: TrainState, step: Timed
+) -> progress.StepCosts:
     """The pace of a phase alone; `bert.runs.report.RunReport` scales that of all phases by it, if there are several."""
-    pace = progress.Pace(((part.phase.end, step.call),))
+    pace = progress.StepCosts(((part.phase.end, step.call),))
     return _with_evaluations(pace, [part], eval_step, state, parallel)
 
 
 def _with_evaluations(
-    pace: progress.Pace, parts: Sequence[_Part], eval_step: Callable[..., Any], state: TrainState, parallel: Parallel
-) -> progress.Pace:
+    pace: progress.StepCosts,
+    parts: Sequence[_PhaseData],
+    eval_step: Callable[..., Any],
+    state: TrainState,
+    parallel: Parallelism,
+) -> progress.StepCosts:
     """The pace with the evaluations of each phase that is left, after a batch of each has been timed."""
-    params, evaluations = parallel.replicate(state.params), []
+    params, evaluations = parallel.put_state(state.params), []
     for part in parts:
-        every, seconds = int(known(part.phase.config.training.eval_every, "training.eval_every")), 0.0
+        every, seconds = int(require(part.phase.config.training.eval_every, "training.eval_every")), 0.0
         if state.step < part.phase.end:
-            batch = parallel.place(next(part.held_out_pass(parallel.process)))
+            batch = parallel.shard_batch(next(part.eval_batches(parallel.process)))
             seconds = timed(partial(eval_step, params, batch)).call * part.held_out_batches
         evaluations.append((part.phase.end, every, seconds))
     return dataclasses.replace(pace, evaluations=tuple(evaluations))
 
 
-def _tokenizer(run: RunFolder[PretrainConfig], source: Pretrained | None, say: Say) -> Tokenizer:
+def _tokenizer(run: RunFolder[PretrainConfig], source: Pretrained | None, say: Log) -> Tokenizer:
     """The run's own vocabulary if it has one, else that of ``init``, else the one named, else one trained."""
     config = run.config
     if (run.path / "tokenizer.json").is_file():
@@ -329,9 +351,11 @@ def _tokenizer(run: RunFolder[PretrainConfig], source: Pretrained | None, say: S
     return corpus_vocabulary(config.data, config.tokenizer, say)
 
 
-def _introduce(state: TrainState, config: PretrainConfig, parallel: Parallel, parts: Sequence[_Part]) -> None:
+def _print_summary(
+    state: TrainState, config: PretrainConfig, parallel: Parallelism, parts: Sequence[_PhaseData]
+) -> None:
     counts = parts[0].examples.counts
-    progress.startup_table(
+    progress.print_table(
         [
             ("parameters", f"{count_parameters(state.params):,}"),
             ("devices", parallel.describe()),
@@ -340,13 +364,13 @@ def _introduce(state: TrainState, config: PretrainConfig, parallel: Parallel, pa
                 "documents",
                 f"{counts['train_documents']:,} for training, {counts['eval_documents']:,} held out",
             ),
-            *(line for part in parts for line in _introduced(part, len(parts))),
+            *(line for part in parts for line in _phase_summary(part, len(parts))),
             ("optimizer", describe_decay(state.params, config.optimizer)),
         ]
     )
 
 
-def _introduced(part: _Part, count: int) -> list[tuple[str, str]]:
+def _phase_summary(part: _PhaseData, count: int) -> list[tuple[str, str]]:
     """A phase in the table; alone it has no number."""
     phase, rows, held_out = part.phase, len(part.loader.rows), len(part.held_out)
     batch, length = part.loader.batch_size, phase.config.data.sequence_length
@@ -382,7 +406,10 @@ def _subject(config: PretrainConfig, baselines: Mapping[str, Any] | None = None)
 
 
 def _baselines(
-    examples: ExampleSet, rows: RowObjective, special_ids: Sequence[int], batches: Iterator[dict[str, np.ndarray]]
+    examples: PretrainingDataset,
+    rows: PretrainingObjective,
+    special_ids: Sequence[int],
+    batches: Iterator[dict[str, np.ndarray]],
 ) -> dict[str, Any]:
     """What a model would score that knows word frequencies, and the more frequent label of the rows, only."""
     pieces, labels = [], []
@@ -398,14 +425,14 @@ def _baselines(
     return {"unigram": unigram, f"{rows.metric}_majority_accuracy": max(ones, 1 - ones)}
 
 
-def _predictable_counts(examples: ExampleSet, special_ids: Sequence[int]) -> np.ndarray:
+def _predictable_counts(examples: PretrainingDataset, special_ids: Sequence[int]) -> np.ndarray:
     """[V] occurrences of each piece in the training rows; 0 for the special ones, which are never predicted."""
     counts = examples.unigram_counts.copy()
     counts[list(special_ids)] = 0
     return counts
 
 
-def _with_output_bias(how: str, counts: np.ndarray, params: Params) -> Params:
+def _init_mlm_bias(how: str, counts: np.ndarray, params: Params) -> Params:
     """Random weights with the MLM head's output bias at the log frequencies of the pieces, if asked.
 
     A bias that starts at zero moves by no more than the learning rate a step, and is several nats from the mark.
@@ -421,7 +448,7 @@ def _with_output_bias(how: str, counts: np.ndarray, params: Params) -> Params:
     return {**params, "predictions": {**predictions, "bias": bias}}
 
 
-def _filled_masks(model: Pretrained, rows: Any, examples: int = 3) -> list[dict[str, Any]]:
+def _sample_predictions(model: Pretrained, rows: Any, examples: int = 3) -> list[dict[str, Any]]:
     """Held-out texts with one whole word masked: the first suitable word after the middle of evenly spread rows."""
     special = special_ids(model.tokenizer)
     shown = []

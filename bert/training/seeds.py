@@ -29,9 +29,9 @@ def finetune_seeds(run: RunFolder[FinetuneConfig], say: Callable[[str], None] = 
         UserError: as `bert.training.finetuning.finetune`; or a sub-folder holds another run.
         Interrupted: a signal came; the state of the seed under way is saved.
     """
-    began, say = time.perf_counter(), multihost.spoken(say)
-    run = run.resolve(run.config)
-    opened = shared_run.open_shared_run if multihost.several() else open_run
+    began, say = time.perf_counter(), multihost.main_process_only(say)
+    run = run.save_config(run.config)
+    opened = shared_run.open_shared_run if multihost.is_multihost() else open_run
     runs = []
     data = run.config.data
     if data.sample_seed is None:  # all seeds are scored on the same dev rows
@@ -39,15 +39,15 @@ def finetune_seeds(run: RunFolder[FinetuneConfig], say: Callable[[str], None] = 
     for seed in range(run.config.seed, run.config.seed + run.config.seeds):
         folder = run.path / f"seed-{seed}"
         with opened(dataclasses.replace(run.config, seed=seed, seeds=1, output_dir=str(folder), data=data)) as one:
-            finished = multihost.from_first(partial(_results_of, folder)) if one.resumed else None
+            finished = multihost.broadcast_from_main(partial(_results_of, folder)) if one.resumed else None
             if finished is not None:
                 say(f"seed {seed} has ended before: {folder}")
                 runs.append(finished)
             else:
                 say(f"seed {seed}: {folder}")
-                runs.append(metrics_log.plain(finetune(one, say)))
-    results = {**summary(runs), "seconds": round(time.perf_counter() - began, 1)}
-    if run.writes:
+                runs.append(metrics_log.to_jsonable(finetune(one, say)))
+    results = {**aggregate_seeds(runs), "seconds": round(time.perf_counter() - began, 1)}
+    if run.is_writer:
         metrics_log.write_results(run.path, results)
     return results
 
@@ -57,12 +57,12 @@ def _results_of(folder: Path) -> dict[str, Any] | None:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
-def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def aggregate_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The results of runs that differ in their seed alone, together.
 
     Returns:
         Per split with labels ``mean`` and ``standard_deviation`` of each score (that of a sample, n - 1 in the
-        divisor; None of a single run), the seeds that ``collapsed`` and, if some did and some did not,
+        divisor; None of a single run), the seeds that ``is_degenerate`` and, if some did and some did not,
         ``without_collapsed`` the same of the others; the ``best_seed``; and ``runs``, each run's own results, but for
         the details.
     """
@@ -75,11 +75,11 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "task": first["task"],
         "init": first["init"],
         "seeds": [one["seed"] for one in runs],
-        **{name: _moments(runs, name) for name in splits},
+        **{name: _mean_and_std(runs, name) for name in splits},
         "collapsed": collapsed,
     }
     if collapsed and sound:
-        results["without_collapsed"] = {name: _moments(sound, name) for name in splits}
+        results["without_collapsed"] = {name: _mean_and_std(sound, name) for name in splits}
     return {
         **results,
         "main_metric": main,
@@ -96,7 +96,7 @@ def _rank(score: float | None, higher: bool) -> float:
     return -math.inf if score is None else score if higher else -score
 
 
-def _moments(runs: Sequence[dict[str, Any]], split: str) -> dict[str, dict[str, float | None]]:
+def _mean_and_std(runs: Sequence[dict[str, Any]], split: str) -> dict[str, dict[str, float | None]]:
     """{"mean": {score: ...}, "standard_deviation": {score: ...}}."""
     values = {
         name: np.array([math.nan if one[split][name] is None else one[split][name] for one in runs])

@@ -11,9 +11,9 @@ import optax
 from flax import struct, traverse_util
 
 from bert.model.dropout import Dropout
-from bert.parallel.backends import AXIS, Parallel, add_up
-from bert.parallel.sharding import in_place
-from bert.training.losses import Objective, Sums
+from bert.parallel.backends import AXIS, Parallelism, psum_if_axis
+from bert.parallel.sharding import constrain_state
+from bert.training.losses import Objective, WeightedSums
 
 
 class TrainState(struct.PyTreeNode):
@@ -40,7 +40,7 @@ class TrainState(struct.PyTreeNode):
         return cls(jnp.zeros([], jnp.int32), params, optimizer.init(params), sums, jnp.zeros(2, jnp.int32))
 
 
-class Outcome(struct.PyTreeNode):
+class StepMetrics(struct.PyTreeNode):
     """What a step says of itself, to be looked at when it has long been done.
 
     Attributes:
@@ -54,13 +54,13 @@ class Outcome(struct.PyTreeNode):
     skipped: jax.Array
 
 
-def total_gradients(
+def compute_gradients(
     params: Any,
     batch: dict[str, jax.Array],
     objective: Objective,
     dropout: Callable[[jax.Array], Dropout | None],
     axis: str | None = AXIS,
-) -> tuple[Any, Sums]:
+) -> tuple[Any, WeightedSums]:
     """Gradients of the global batch's loss, and its (sum, weight) metrics, the same on every device.
 
     Each loss is divided by the weight of the whole global batch before it is differentiated, so the gradients of
@@ -73,16 +73,16 @@ def total_gradients(
         dropout: rows [b] -> the source of dropout for these rows, or None for none.
         axis: the axis of devices to add over; None without one.
     """
-    weights = add_up(objective.weights(batch), axis)
+    weights = psum_if_axis(objective.weights(batch), axis)
 
-    def loss(params: Any, micro: dict[str, jax.Array]) -> tuple[jax.Array, Sums]:
+    def loss(params: Any, micro: dict[str, jax.Array]) -> tuple[jax.Array, WeightedSums]:
         losses, counts = objective.forward(params, micro, dropout(micro["rows"]))
         total = sum(value / jnp.maximum(weights[name], 1.0) for name, (value, _) in losses.items())
         return jnp.asarray(total), {**losses, **counts}
 
-    def one(micro: dict[str, jax.Array]) -> tuple[Any, Sums]:
+    def one(micro: dict[str, jax.Array]) -> tuple[Any, WeightedSums]:
         (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(params, micro)
-        return in_place(grads), sums
+        return constrain_state(grads), sums
 
     micro_batches = len(batch["rows"])
     first = one(jax.tree.map(lambda x: x[0], batch))
@@ -90,7 +90,7 @@ def total_gradients(
         # One after the other: of two micro-batches the compiler would otherwise run both at once, in twice the memory.
         first, rest = jax.lax.optimization_barrier((first, jax.tree.map(lambda x: x[1:], batch)))
         first, _ = jax.lax.scan(lambda done, micro: (jax.tree.map(jnp.add, done, one(micro)), None), first, rest)
-    return add_up(first, axis)
+    return psum_if_axis(first, axis)
 
 
 def make_train_step(
@@ -99,33 +99,33 @@ def make_train_step(
     seed: int,
     dropout_rng: str = "hash",
     axis: str | None = AXIS,
-) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, Outcome]]:
-    """The body of a step: (state, batch) -> (state, outcome); `make_gradients` and `make_update` in one program."""
-    gradients, update = make_gradients(objective, seed, dropout_rng, axis), make_update(optimizer)
+) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, StepMetrics]]:
+    """The body of a step: (state, batch) -> (state, outcome); `make_grad_fn` and `make_update_fn` in one program."""
+    gradients, update = make_grad_fn(objective, seed, dropout_rng, axis), make_update_fn(optimizer)
 
-    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Outcome]:
+    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, StepMetrics]:
         return update(state, *gradients(state.params, state.step, batch))
 
     return train_step
 
 
-def make_gradients(
+def make_grad_fn(
     objective: Objective, seed: int, dropout_rng: str = "hash", axis: str | None = AXIS
-) -> Callable[[Any, jax.Array, dict[str, jax.Array]], tuple[Any, Sums]]:
-    """The body of a step's first half: (params, step, batch) -> what `total_gradients` gives."""
+) -> Callable[[Any, jax.Array, dict[str, jax.Array]], tuple[Any, WeightedSums]]:
+    """The body of a step's first half: (params, step, batch) -> what `compute_gradients` gives."""
 
-    def gradients(params: Any, step: jax.Array, batch: dict[str, jax.Array]) -> tuple[Any, Sums]:
+    def gradients(params: Any, step: jax.Array, batch: dict[str, jax.Array]) -> tuple[Any, WeightedSums]:
         def dropout(rows: jax.Array) -> Dropout:
-            return Dropout.of(seed, step, rows, dropout_rng)
+            return Dropout.for_step(seed, step, rows, dropout_rng)
 
-        return total_gradients(params, batch, objective, dropout, axis)
+        return compute_gradients(params, batch, objective, dropout, axis)
 
     return gradients
 
 
-def make_update(
+def make_update_fn(
     optimizer: optax.GradientTransformation,
-) -> Callable[[TrainState, Any, Sums], tuple[TrainState, Outcome]]:
+) -> Callable[[TrainState, Any, WeightedSums], tuple[TrainState, StepMetrics]]:
     """The body of a step's second half: (state, gradients, their sums) -> (state, outcome).
 
     A step whose loss, gradient or update is not finite changes nothing but the count of steps: the parameters, the
@@ -133,10 +133,10 @@ def make_update(
     alone, so all of them decide alike, and nobody waits: the host reads of it in the outcome, some steps later.
     """
 
-    def update(state: TrainState, grads: Any, sums: Sums) -> tuple[TrainState, Outcome]:
+    def update(state: TrainState, grads: Any, sums: WeightedSums) -> tuple[TrainState, StepMetrics]:
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        squares = _squares_by_group(grads)
+        squares = _squared_norms_by_module(grads)
         grad_norm = jnp.sqrt(sum(squares.values()))
         norms = {name: jnp.sqrt(square) for name, square in squares.items()} | {"update": optax.global_norm(updates)}
         sums = {**sums, "grad_norm": (grad_norm, jnp.float32(1))}
@@ -148,33 +148,33 @@ def make_update(
         params, opt_state, running = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
         skipped = jnp.stack([(state.skipped[0] + 1) * bad, state.skipped[1] + bad])
         after = TrainState(state.step + 1, params, opt_state, running, skipped)
-        return after, Outcome(jnp.asarray(loss), norms, skipped)
+        return after, StepMetrics(jnp.asarray(loss), norms, skipped)
 
     return update
 
 
-def compile_for_lengths(
+def compile_bucketed_train_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
     seed: int,
     dropout_rng: str,
-    parallel: Parallel,
-) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, Outcome]]:
+    parallel: Parallelism,
+) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, StepMetrics]]:
     """A compiled step for batches of several lengths: (state, batch) -> (state, outcome), donating the state.
 
     It is two programs, as more than half of what there is to compile is the update, which no length changes.
     """
-    gradients = parallel.compile(make_gradients(objective, seed, dropout_rng, parallel.axis))
-    update = parallel.compile(make_update(optimizer), donate=(0,))
+    gradients = parallel.compile(make_grad_fn(objective, seed, dropout_rng, parallel.axis))
+    update = parallel.compile(make_update_fn(optimizer), donate=(0,))
 
-    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Outcome]:
-        after: tuple[TrainState, Outcome] = update(state, *gradients(state.params, state.step, batch))
+    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, StepMetrics]:
+        after: tuple[TrainState, StepMetrics] = update(state, *gradients(state.params, state.step, batch))
         return after
 
     return train_step
 
 
-def _squares_by_group(grads: Any) -> dict[str, jax.Array]:
+def _squared_norms_by_module(grads: Any) -> dict[str, jax.Array]:
     """Squared norms by group: the embeddings, each layer, the pooler, each head."""
     squares: dict[str, jax.Array] = {}
     for path, leaf in traverse_util.flatten_dict(grads).items():
@@ -184,11 +184,13 @@ def _squares_by_group(grads: Any) -> dict[str, jax.Array]:
     return squares
 
 
-def make_eval_step(objective: Objective, axis: str | None = AXIS) -> Callable[[Any, dict[str, jax.Array]], Sums]:
+def make_eval_step(
+    objective: Objective, axis: str | None = AXIS
+) -> Callable[[Any, dict[str, jax.Array]], WeightedSums]:
     """The body of an evaluation: (params, batch) -> (sum, weight) pairs over all devices, without dropout."""
 
-    def eval_step(params: Any, batch: dict[str, jax.Array]) -> Sums:
+    def eval_step(params: Any, batch: dict[str, jax.Array]) -> WeightedSums:
         losses, counts = objective.forward(params, batch, None)
-        return add_up({**losses, **counts}, axis)
+        return psum_if_axis({**losses, **counts}, axis)
 
     return eval_step

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from bert.runs.progress import Pace
+from bert.runs.progress import StepCosts
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def line_through(points: dict[int, float]) -> Callable[[int], float]:
 
 def pace_of_training(
     lengths: Sequence[int], step: int, total_steps: int, first: Timed, measure: Callable[[int], Timed]
-) -> Pace:
+) -> StepCosts:
     """The steps from ``step`` on, and the compilations that they still need.
 
     Args:
@@ -66,7 +66,7 @@ def pace_of_training(
     seconds = line_through(points)
     mean = sum(seconds(length) * count for length, count in Counter(ahead).items()) / len(ahead)
     once = [(step + ahead.index(length) + 1, compilation) for length in sorted(set(ahead) - set(points))]
-    return Pace(((total_steps, mean),), tuple(once))
+    return StepCosts(((total_steps, mean),), tuple(once))
 
 
 def seconds_of_scoring(lengths: Sequence[int], length: int, measured: Timed, compiled: set[int]) -> float:

@@ -3,14 +3,14 @@
 import pytest
 
 from bert.analysis.batch_fit import fit_rows
-from bert.analysis.memory_estimate import PlannedMesh, estimate_step
+from bert.analysis.memory_estimate import AbstractMeshParallel, estimate_step
 from bert.analysis.step_memory import StepMemory
 from bert.config import ModelConfig
 from tests.helpers import recipe
 
 MODEL = ModelConfig(64, 16, 2, 4, 32, max_position_embeddings=16)
 CONFIG = recipe(MODEL, 16, batch_size=64)
-MESH = PlannedMesh((1, 1, 1), "H100", 1, 256)
+MESH = AbstractMeshParallel((1, 1, 1), "H100", 1, 256)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import bert
-from bert.analysis.inspection import inspect
+from bert.analysis.inspection import summarize
 from bert.commands.inspect import main
 from bert.training.loop import count_parameters
 
@@ -83,7 +83,7 @@ def test_a_model_of_others(pretrained, tmp_path, capsys) -> None:
 
 
 def test_a_run_without_a_checkpoint_is_shown_as_planned(copy, capsys) -> None:
-    whole = inspect(copy)
+    whole = summarize(copy)
     shutil.rmtree(copy / "checkpoints")
     (copy / "results.json").unlink()
     (copy / "metrics.jsonl").unlink()
@@ -99,7 +99,7 @@ def test_a_run_without_a_checkpoint_is_shown_as_planned(copy, capsys) -> None:
 def test_a_fine_tuning_run_without_a_checkpoint(finetuned, tmp_path, capsys) -> None:
     copy = shutil.copytree(finetuned, tmp_path / "run")
     shutil.rmtree(copy / "checkpoints")
-    assert facts_of(capsys, copy)["parts"] == inspect(finetuned)["parts"]
+    assert facts_of(capsys, copy)["parts"] == summarize(finetuned)["parts"]
 
 
 def flip(checkpoint: Path) -> None:

@@ -6,8 +6,13 @@ import importlib.util
 import jax
 import pytest
 
-from bert.analysis.memory_estimate import WITHIN, PlannedMesh, estimate_step, stored_of_a_layer
-from bert.analysis.step_memory import step_memory, tpu_devices
+from bert.analysis.memory_estimate import (
+    ESTIMATE_ERROR_PERCENT,
+    AbstractMeshParallel,
+    estimate_step,
+    layer_activation_bytes,
+)
+from bert.analysis.step_memory import compiled_step_memory, tpu_devices
 from bert.config import ModelConfig, PretrainConfig
 from bert.errors import UserError
 from bert.parallel.backends import MeshParallel
@@ -18,8 +23,8 @@ MODEL = ModelConfig(64, D, 2, N, F, max_position_embeddings=T)
 CONFIG = recipe(MODEL, T, batch_size=64, mesh="1x1x1")
 
 
-def one(count: int = 1, shape: tuple[int, int, int] = (1, 1, 1)) -> PlannedMesh:
-    return PlannedMesh(shape, "H100", count, 256)
+def one(count: int = 1, shape: tuple[int, int, int] = (1, 1, 1)) -> AbstractMeshParallel:
+    return AbstractMeshParallel(shape, "H100", count, 256)
 
 
 def with_training(**training: object) -> PretrainConfig:
@@ -29,7 +34,7 @@ def with_training(**training: object) -> PretrainConfig:
 @pytest.mark.parametrize(("dtype", "c"), [("bfloat16", 2), ("float32", 4)])
 def test_a_layer_stores_what_the_letters_say(dtype, c) -> None:
     def stored(remat: str) -> int:
-        return stored_of_a_layer(MODEL, dtype, remat, T, False, "hash")
+        return layer_activation_bytes(MODEL, dtype, remat, T, False, "hash")
 
     assert stored("full") == T * c * D
     assert stored("dots") == T * (6 * c * D + c * F)
@@ -38,7 +43,7 @@ def test_a_layer_stores_what_the_letters_say(dtype, c) -> None:
 
 def test_one_kernel_keeps_nothing_of_length_by_length() -> None:
     def stored(length: int, kernel: str) -> int:
-        return stored_of_a_layer(MODEL, "bfloat16", "none", length, False, "hash", kernel)
+        return layer_activation_bytes(MODEL, "bfloat16", "none", length, False, "hash", kernel)
 
     assert stored(2 * T, "cudnn") == 2 * stored(T, "cudnn")
     assert stored(2 * T, "xla") > 2 * stored(T, "xla")
@@ -48,14 +53,14 @@ def test_one_kernel_keeps_nothing_of_length_by_length() -> None:
 
 def test_heads_and_features_are_dealt_out() -> None:
     def rows(tensor: int) -> int:
-        return stored_of_a_layer(MODEL, "bfloat16", "none", T, False, "hash", tensor=tensor)
+        return layer_activation_bytes(MODEL, "bfloat16", "none", T, False, "hash", tensor=tensor)
 
     dealt_out = T * (3 * 2 * D + 2 * 2 * F) + N * T * (T * 7 + 8)
     assert rows(1) - rows(2) == dealt_out // 2
 
 
 def test_less_is_stored_where_more_is_computed_anew_or_fewer_rows_run_at_once() -> None:
-    def working(mesh: PlannedMesh | None = None, **training: object) -> int:
+    def working(mesh: AbstractMeshParallel | None = None, **training: object) -> int:
         return estimate_step(with_training(**training), mesh or one()).working
 
     assert working() > working(remat="dots") > working(remat="full")
@@ -81,7 +86,7 @@ def test_a_mesh_that_cannot_be_is_a_sentence() -> None:
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 def test_the_cpu_keeps_as_much_and_more(remat, dtype) -> None:
     config = with_training(remat=remat, scan_layers=True, dtype=dtype)
-    found = step_memory(config, MeshParallel((1, 1, 1), jax.devices()[:1]))
+    found = compiled_step_memory(config, MeshParallel((1, 1, 1), jax.devices()[:1]))
     told = estimate_step(config, one())
     assert told.state == pytest.approx(found.state, rel=0.02)
     assert 0.9 < found.working / told.working < 1.7
@@ -93,5 +98,5 @@ def test_the_cpu_keeps_as_much_and_more(remat, dtype) -> None:
 def test_an_estimate_is_close_to_a_compilation_for_a_tpu(length, rows) -> None:
     tiny = ModelConfig(30522, 128, 2, 2, 512)
     config = recipe(tiny, length, batch_size=rows, mesh="1x1x1", scan_layers=True, dtype="bfloat16")
-    found = step_memory(config, MeshParallel((1, 1, 1), tpu_devices("v5e:2x2")[:1]))
-    assert estimate_step(config, one()).peak == pytest.approx(found.peak, rel=WITHIN / 100)
+    found = compiled_step_memory(config, MeshParallel((1, 1, 1), tpu_devices("v5e:2x2")[:1]))
+    assert estimate_step(config, one()).peak == pytest.approx(found.peak, rel=ESTIMATE_ERROR_PERCENT / 100)

@@ -5,7 +5,7 @@ import importlib.util
 import jax
 import pytest
 
-from bert.analysis.step_memory import StepMemory, batch_shapes, step_memory, tpu_devices
+from bert.analysis.step_memory import StepMemory, batch_shapes, compiled_step_memory, tpu_devices
 from bert.config import ModelConfig, PretrainConfig
 from bert.errors import UserError
 from bert.parallel.backends import MeshParallel
@@ -19,15 +19,15 @@ SMALL = ModelConfig(64, 16, 2, 4, 32, max_position_embeddings=16)
 
 
 def test_a_batch_has_the_arrays_that_the_loader_gives(pretrained) -> None:
-    from bert.config.yaml_io import load
+    from bert.config.yaml_io import load_config
     from bert.data.pretraining.builder import build_examples, open_rows
-    from bert.data.pretraining.loader import PretrainingLoader, masking_of
+    from bert.data.pretraining.loader import PretrainingLoader, make_masking
     from bert.tokenizer.wordpiece import load_tokenizer
 
-    config = load(PretrainConfig, pretrained / "config.yaml")
+    config = load_config(PretrainConfig, pretrained / "config.yaml")
     tokenizer = load_tokenizer(pretrained)
     rows = open_rows(build_examples(config.data, tokenizer).train)
-    batch = PretrainingLoader(rows, masking_of(config.data, tokenizer), config.training.batch_size, 0).batch(0)
+    batch = PretrainingLoader(rows, make_masking(config.data, tokenizer), config.training.batch_size, 0).batch(0)
     found = {name: (array.shape, array.dtype) for name, array in batch.items()}
     assert {name: (shape.shape[1:], shape.dtype) for name, shape in batch_shapes(config).items()} == found
 
@@ -36,7 +36,7 @@ def test_a_batch_has_the_arrays_that_the_loader_gives(pretrained) -> None:
 def test_fsdp_and_recomputation_take_less_of_each_device() -> None:
     def memory(mesh: str, devices: int, **training: object) -> StepMemory:
         config = recipe(SMALL, 16, batch_size=64, mesh=mesh, scan_layers=True, **training)
-        return step_memory(config, MeshParallel(config.training.mesh_shape, jax.devices()[:devices]))
+        return compiled_step_memory(config, MeshParallel(config.training.mesh_shape, jax.devices()[:devices]))
 
     whole, parts = memory("8x1x1", 8), memory("1x8x1", 8)
     assert parts.state < 0.35 * whole.state  # biases and LayerNorm stay whole, and in so small a model they are much
@@ -66,6 +66,6 @@ def test_the_train_step_compiles_for_tpus_and_fits(topology, model, mesh, remat,
         model, 512, batch_size=256, gradient_accumulation_steps=2, dtype="bfloat16",
         mesh=mesh, remat=remat, scan_layers=True,
     )  # fmt: skip
-    memory = step_memory(config, MeshParallel(config.training.mesh_shape, tpu_devices(topology)))
+    memory = compiled_step_memory(config, MeshParallel(config.training.mesh_shape, tpu_devices(topology)))
     print(f"{topology} {mesh}: state {memory.state / 1e9:.2f} GB, working {memory.working / 1e9:.2f} GB")
     assert memory.peak < V5E

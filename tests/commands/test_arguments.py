@@ -11,8 +11,8 @@ import pytest
 from bert.commands.arguments import parse, run_command, run_program
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.phases import PhaseConfig
-from bert.config.yaml_io import dump, load
-from bert.errors import CONVERT, Count, UserError
+from bert.config.yaml_io import dump, load_config
+from bert.errors import UTF8_HINT, ScientificInt, UserError
 
 ENOUGH = ["--data.train", "a.txt", "--training.steps", "10"]
 
@@ -67,7 +67,7 @@ def test_count_is_written_as_people_write_it(text):
     assert pretrain(*ENOUGH, "--training.steps", text)[0].training.steps == 1_000_000
     steps = pretrain_yaml(f"data: {{train: a}}\ntraining: {{steps: {text}}}").training.steps
     assert steps == 1_000_000
-    assert isinstance(steps, Count)
+    assert isinstance(steps, ScientificInt)
 
 
 @pytest.mark.parametrize(("text", "value"), [("1e-4", 1e-4), ("3", 3.0), ("2.5e-05", 2.5e-5), (".5", 0.5)])
@@ -122,7 +122,7 @@ def test_a_list_of_sections_and_its_values_on_the_command_line():
     assert pretrain_yaml(PHASES).phases == [PhaseConfig(0.9), PhaseConfig(sequence_length=512, batch_size=16)]
     one = pretrain_yaml(PHASES, "--phases.2.batch_size", "8", "--phases.1.learning_rate=1e-3").phases
     assert one == [PhaseConfig(0.9, learning_rate=1e-3), PhaseConfig(sequence_length=512, batch_size=8)]
-    assert isinstance(pretrain_yaml(PHASES.replace("share: 0.9", "steps: 9e2")).phases[0].steps, Count)
+    assert isinstance(pretrain_yaml(PHASES.replace("share: 0.9", "steps: 9e2")).phases[0].steps, ScientificInt)
     assert pretrain_yaml(PHASES, "--phases", "null").phases is None
     assert pretrain(*ENOUGH, "--phases.1.share=0.5", "--phases.2.batch_size=4")[0].phases == [
         PhaseConfig(0.5),
@@ -165,7 +165,7 @@ def test_empty_file_and_empty_section_mean_the_defaults():
 def test_dumped_configuration_loads_equal(argv):
     config, _ = pretrain(*argv)
     Path("config.yaml").write_text(dump(config), encoding="utf-8")
-    assert load(PretrainConfig, "config.yaml") == config
+    assert load_config(PretrainConfig, "config.yaml") == config
     again, name = pretrain("--config", "config.yaml", "--output_dir", "runs/AGAIN")
     assert name == "config"
     assert again == dataclasses.replace(config, output_dir="runs/AGAIN")
@@ -175,7 +175,7 @@ def test_dump_of_both_configurations_is_plain_yaml():
     for config in (PretrainConfig(), FinetuneConfig()):
         assert "!!" not in dump(config)
         Path("config.yaml").write_text(dump(config))
-        assert load(type(config), "config.yaml") == config
+        assert load_config(type(config), "config.yaml") == config
 
 
 # Each mistake with all that its sentence has to name.
@@ -281,9 +281,9 @@ def test_mistakes_in_the_file(yaml, line, parts):
 
 def test_unreadable_files():
     Path("x.yaml").write_bytes(b"seed: \xff\n")
-    assert sentence(pretrain, "--config", "x.yaml") == f"x.yaml: not UTF-8: {CONVERT}"
+    assert sentence(pretrain, "--config", "x.yaml") == f"x.yaml: not UTF-8: {UTF8_HINT}"
     assert sentence(pretrain_yaml, "seed: \x01\n").startswith("x.yaml: not valid YAML (special characters")
-    assert sentence(load, PretrainConfig, "none.yaml").startswith("none.yaml cannot be read (No such file")
+    assert sentence(load_config, PretrainConfig, "none.yaml").startswith("none.yaml cannot be read (No such file")
 
 
 def test_a_recipes_sizes_give_way_to_those_of_init(recipes, tmp_path):

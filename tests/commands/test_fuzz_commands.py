@@ -199,9 +199,9 @@ def accepted(*_: object, **__: object) -> None:
 @pytest.fixture
 def place(tmp_path: Path, finetuned: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a corpus, tables, broken files and a run."""
-    for name in ("bert.training.pretraining.pretrain", "bert.training.finetuning.finetune", "bert.training.seeds.finetune_seeds",
-                 "bert.analysis.batch_fit.fit_rows"):  # fmt: skip
-        monkeypatch.setattr(name, accepted)
+    for name in ("training.pretraining.pretrain", "training.finetuning.finetune", "training.seeds.finetune_seeds",
+                 "analysis.batch_fit.fit_rows"):  # fmt: skip
+        monkeypatch.setattr(f"bert.{name}", accepted)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     (tmp_path / "corpus.txt").write_text("ba ri. tu ko.\n\nlo sa. mi ne.\n")

@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
-from bert.analysis.batch_fit import Fit
-from bert.analysis.memory_estimate import WITHIN
+from bert.analysis.batch_fit import BatchFit
+from bert.analysis.memory_estimate import ESTIMATE_ERROR_PERCENT
 from bert.analysis.step_memory import StepMemory
 from bert.commands.arguments import run_command
 from bert.commands.plan import main, size_of, suggestion
@@ -24,8 +24,8 @@ class Grid:
     mesh = type("Mesh", (), {"size": 8})
 
 
-def fit(remat: str, rows: int) -> Fit:
-    return Fit(remat, rows, 32 // max(rows, 1), StepMemory(0, 0))
+def fit(remat: str, rows: int) -> BatchFit:
+    return BatchFit(remat, rows, 32 // max(rows, 1), StepMemory(0, 0))
 
 
 def test_the_least_recomputation_with_enough_rows_is_suggested() -> None:
@@ -106,7 +106,10 @@ def test_a_device_that_is_not_there_is_estimated_and_says_so(capsys) -> None:
     assert out.startswith("8 x H100, mesh data 2 x fsdp 2 x tensor 2, 59.25 GiB each; float32")
     figures = [line for line in out.splitlines() if " a device (" in line]
     assert [line.endswith("(counted)") for line in figures] == [True, True, False, False, False]
-    assert all(line.endswith(f"(estimated, within {WITHIN}% of compilations for TPU v5e)") for line in figures[2:])
+    assert all(
+        line.endswith(f"(estimated, within {ESTIMATE_ERROR_PERCENT}% of compilations for TPU v5e)")
+        for line in figures[2:]
+    )
     assert out.splitlines()[-1] == "suggested: --training.gradient_accumulation_steps 1 --training.remat none"
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from bert.commands.pretrain import main as pretrain
-from bert.config import ModelConfig, PretrainConfig, TrainingConfig, recipe_folder, with_preset
-from bert.config.yaml_io import load
+from bert.config import ModelConfig, PretrainConfig, TrainingConfig, apply_preset, recipe_folder
+from bert.config.yaml_io import load_config
 from bert.errors import UserError
 from bert.model.dropout import Dropout
-from bert.model.execution import Execution
+from bert.model.execution import LayerExecution
 from bert.model.heads import BertForPreTraining
-from bert.parallel.devices import largest_cudnn_head
+from bert.parallel.devices import max_cudnn_head_dim
 from bert.training.losses import pretraining_objective
 
 CONFIG = ModelConfig(
@@ -44,7 +44,7 @@ def test_one_kernel_and_a_padded_vocabulary_give_the_same_losses_and_gradients()
 
     def of(execution):
         objective = pretraining_objective(BertForPreTraining(CONFIG, execution=execution).apply)
-        dropout = Dropout.of(0, 1, jnp.arange(4))
+        dropout = Dropout.for_step(0, 1, jnp.arange(4))
 
         def loss(params):
             losses, counts = objective.forward(params, batch(), dropout)
@@ -52,13 +52,13 @@ def test_one_kernel_and_a_padded_vocabulary_give_the_same_losses_and_gradients()
 
         return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
-    plain, fast = of(Execution()), of(Execution(attention="xla", vocab_multiple=64))
+    plain, fast = of(LayerExecution()), of(LayerExecution(attention="xla", vocab_multiple=64))
     assert jax.tree.map(jnp.shape, fast) == jax.tree.map(jnp.shape, plain)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6), fast, plain)
 
 
 def test_what_is_beyond_the_vocabulary_is_never_predicted():
-    head = BertForPreTraining(CONFIG, execution=Execution(vocab_multiple=64))
+    head = BertForPreTraining(CONFIG, execution=LayerExecution(vocab_multiple=64))
     params = jax.jit(head.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
     assert params["predictions"]["bias"].shape == (99,)
     assert params["bert"]["embeddings"]["word"]["embedding"].shape[0] == 99
@@ -69,17 +69,17 @@ def test_what_is_beyond_the_vocabulary_is_never_predicted():
 
 
 def test_the_fast_preset_is_one_line():
-    config = load(PretrainConfig, recipe_folder() / "base.yaml")
-    assert with_preset(config) is config
-    assert Execution.of(config.training, 64, 128) == Execution()
-    fast = with_preset(dataclasses.replace(config, training=dataclasses.replace(config.training, preset="fast")))
+    config = load_config(PretrainConfig, recipe_folder() / "base.yaml")
+    assert apply_preset(config) is config
+    assert LayerExecution.from_config(config.training, 64, 128) == LayerExecution()
+    fast = apply_preset(dataclasses.replace(config, training=dataclasses.replace(config.training, preset="fast")))
     assert fast.model == dataclasses.replace(config.model, attention_probs_dropout_prob=0.0)
     assert fast.training.dtype == "bfloat16"
     dataclasses.replace(fast, data=dataclasses.replace(fast.data, train=["corpus.txt"])).check()
-    assert Execution.of(fast.training, 64, 128) == Execution(attention="cudnn", vocab_multiple=64)
-    assert Execution.of(fast.training, 64, 0) == Execution(attention="xla", vocab_multiple=64)
+    assert LayerExecution.from_config(fast.training, 64, 128) == LayerExecution(attention="cudnn", vocab_multiple=64)
+    assert LayerExecution.from_config(fast.training, 64, 0) == LayerExecution(attention="xla", vocab_multiple=64)
     packed = dataclasses.replace(fast, data=dataclasses.replace(fast.data, packing=True))
-    assert Execution.of(with_preset(packed).training, 64, 128) == Execution(vocab_multiple=64)
+    assert LayerExecution.from_config(apply_preset(packed).training, 64, 128) == LayerExecution(vocab_multiple=64)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_is_given_beside_the_preset_wins_and_the_stored_configuration_repea
 
     stored = printed("given.yaml", file, *arguments.split())
     (tmp_path / "config.yaml").write_text(stored)
-    config = load(PretrainConfig, tmp_path / "config.yaml")
+    config = load_config(PretrainConfig, tmp_path / "config.yaml")
     training = config.training
     found = (training.dtype, training.vocab_multiple, config.model.attention_probs_dropout_prob, training.attention)
     assert found == expected
@@ -145,13 +145,13 @@ CPU, TPU = Device("cpu", "cpu"), Device("tpu", "PJRT C API\nTFRT TPU v5 lite")
     ],
 )  # fmt: skip
 def test_cudnns_attention_is_for_nvidias_gpus_since_ampere(monkeypatch, devices, largest):
-    assert largest_cudnn_head(devices) == largest
+    assert max_cudnn_head_dim(devices) == largest
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
-    assert Execution.of(TrainingConfig(preset="fast"), 64).attention == ("cudnn" if largest else "xla")
+    assert LayerExecution.from_config(TrainingConfig(preset="fast"), 64).attention == ("cudnn" if largest else "xla")
     if not largest:
         for size in (64, None):
             with pytest.raises(UserError, match=r"NVIDIA GPUs of compute capability 8\.0 or more, .*: set it to xla"):
-                Execution.of(TrainingConfig(attention="cudnn"), size)
+                LayerExecution.from_config(TrainingConfig(attention="cudnn"), size)
 
 
 @pytest.mark.parametrize(
@@ -160,12 +160,12 @@ def test_cudnns_attention_is_for_nvidias_gpus_since_ampere(monkeypatch, devices,
 )
 def test_heads_that_cudnn_does_not_take_are_left_to_xla_by_the_preset_and_told_else(head_size, largest, fits):
     fast, asked = TrainingConfig(preset="fast"), TrainingConfig(attention="cudnn")
-    assert Execution.of(fast, head_size, largest).attention == ("cudnn" if fits else "xla")
+    assert LayerExecution.from_config(fast, head_size, largest).attention == ("cudnn" if fits else "xla")
     if fits:
-        assert Execution.of(asked, head_size, largest).attention == "cudnn"
+        assert LayerExecution.from_config(asked, head_size, largest).attention == "cudnn"
         return
     with pytest.raises(UserError) as error:
-        Execution.of(asked, head_size, largest)
+        LayerExecution.from_config(asked, head_size, largest)
     assert f"a multiple of 8 features and at most {largest} on these devices" in str(error.value)
     assert f"the model's have {head_size} (model.hidden_size / model.num_attention_heads): set it" in str(error.value)
 
@@ -199,7 +199,7 @@ def test_a_fast_run_ends_resumes_and_is_exported_without_padding(corpus, tmp_pat
     arguments = [f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, "--training.preset=fast"]
     assert pretrain(arguments) == 0
     assert pretrain(arguments) == 0  # finds itself, and has nothing left to do
-    stored = load(PretrainConfig, folder / "config.yaml")
+    stored = load_config(PretrainConfig, folder / "config.yaml")
     assert (stored.training.preset, stored.training.vocab_multiple) == ("fast", 64)
     model = bert.load(folder)
     size = model.tokenizer.get_vocab_size()

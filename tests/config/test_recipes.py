@@ -10,9 +10,9 @@ import pytest
 from bert.commands.arguments import parse
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, recipe_folder, recipe_names
 from bert.config.pretraining import phases_of
-from bert.config.yaml_io import load
+from bert.config.yaml_io import load_config
 from bert.data.pretraining.objectives import OBJECTIVES
-from bert.model.execution import Execution
+from bert.model.execution import LayerExecution
 from bert.model.heads import HEADS, BertForMaskedLM, BertForPreTraining
 from bert.tasks import TASKS
 from bert.training.loop import count_parameters
@@ -31,7 +31,7 @@ LABELS = 3
 
 def pretraining(name: str) -> PretrainConfig:
     """The recipe, with a corpus where it has none."""
-    config = load(PretrainConfig, recipe_folder() / f"{name}.yaml")
+    config = load_config(PretrainConfig, recipe_folder() / f"{name}.yaml")
     return dataclasses.replace(config, data=dataclasses.replace(config.data, train=config.data.train or "corpus.txt"))
 
 
@@ -74,7 +74,7 @@ def test_pretraining_recipes(name: str) -> None:
     sizes = BASE if name == "domain" else sizes
     label = OBJECTIVES[config.data.objective].label
     heads = BertForPreTraining if label else BertForMaskedLM
-    model = heads(sizes, jnp.dtype(config.training.dtype), Execution(scan=True))
+    model = heads(sizes, jnp.dtype(config.training.dtype), LayerExecution(scan=True))
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
     if name in PARAMETERS:
         assert count_parameters(params) == PARAMETERS[name]
@@ -103,7 +103,7 @@ def test_the_papers_two_phases(name: str) -> None:
 
 @pytest.mark.parametrize("name", FINETUNING)
 def test_finetuning_recipes(name: str) -> None:
-    config = load(FinetuneConfig, recipe_folder() / f"{name}.yaml")
+    config = load_config(FinetuneConfig, recipe_folder() / f"{name}.yaml")
     assert config.task == name
     data = dataclasses.replace(config.data, dir="somewhere")
     dataclasses.replace(config, init="runs/X", data=data).check()

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bert.data.batching import BATCHES_A_WINDOW, bucket, epoch_batches, evaluation_batches
+from bert.data.batching import BATCHES_A_WINDOW, bucket_length, epoch_batches, evaluation_batches
 from bert.data.features import Features
 from bert.training.losses import LOSSES
 
 
 def test_the_smallest_bucket_that_holds_the_length():
     buckets = [96, 32, 64, 512]  # in any order
-    assert [bucket(length, buckets, 128) for length in (1, 32, 33, 64, 65, 96, 97, 128)] == [
+    assert [bucket_length(length, buckets, 128) for length in (1, 32, 33, 64, 65, 96, 97, 128)] == [
         32, 32, 64, 64, 96, 96, 128, 128,
     ]  # fmt: skip
-    assert bucket(20, [512], 24) == 24
+    assert bucket_length(20, [512], 24) == 24
     with pytest.raises(ValueError, match="129 tokens are more than max_length 128"):
-        bucket(129, buckets, 128)
+        bucket_length(129, buckets, 128)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 1000, 1024])

@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from bert.data.features import IGNORED, ChoiceFeatures, Features
+from bert.data.features import IGNORE_INDEX, ChoiceFeatures, Features
 
 # Rows of 3, 2, 4 and 2 tokens.
 OFFSETS = np.array([0, 3, 5, 9, 11])
@@ -38,10 +38,10 @@ def test_lengths_are_taken_once_and_are_no_part_of_what_the_rows_are() -> None:
 
 
 def test_labels_of_tokens_are_padded_with_ignored_ones() -> None:
-    tags = np.array([IGNORED, 1, IGNORED, IGNORED, 2, 3, 4, 5, 6, 7, 8], np.int32)
+    tags = np.array([IGNORE_INDEX, 1, IGNORE_INDEX, IGNORE_INDEX, 2, 3, 4, 5, 6, 7, 8], np.int32)
     tagged = dataclasses.replace(PLAIN, labels=tags, token_labels=True)
     batch = tagged.batch(np.array([2, 0]), 5, 3)
-    i = IGNORED
+    i = IGNORE_INDEX
     assert batch["labels"].tolist() == [[3, 4, 5, 6, i], [i, 1, i, i, i], [i, i, i, i, i]]
     assert (batch["labels"][batch["attention_mask"] == 0] == i).all()
 

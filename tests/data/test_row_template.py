@@ -18,7 +18,7 @@ from bert.data.row_template import RowTemplate, post_processor, row_template
 from bert.errors import UserError
 from bert.tasks import find_task, multiple_choice, span_features
 from bert.tasks.readers import conll
-from bert.tokenizer.wordpiece import corpus_tokenizer, tokenizer_fingerprint
+from bert.tokenizer.wordpiece import literal_tokenizer, tokenizer_fingerprint
 from tests.letters import byte_level_tokenizer, letter_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -79,7 +79,7 @@ def test_a_template_lays_out_what_the_tokenizer_does(roberta, first, second) -> 
 
 def test_questions_have_both_separators_of_roberta(roberta) -> None:
     example = span_features.Example("1", "ab c", "a bc d", (span_features.Answer("bc", 2),))
-    rows = span_features.windows(roberta, [example], max_length=16, max_query_length=4)
+    rows = span_features.make_qa_features(roberta, [example], max_length=16, max_query_length=4)
     assert rows_of(roberta, rows.features) == ["<s> a b Ġc </s> </s> a Ġb c Ġd </s>"]
     assert rows.features.ids.tolist() == roberta.encode("ab c", "a bc d").ids
     assert not rows.batch(np.array([0]), 16, 1)["token_type_ids"].any()
@@ -90,15 +90,15 @@ def test_questions_have_both_separators_of_roberta(roberta) -> None:
 
 def test_windows_of_a_long_context_fit_with_both_separators(roberta) -> None:
     context = " ".join(LETTERS)
-    rows = span_features.windows(
+    rows = span_features.make_qa_features(
         roberta, [span_features.Example("1", "abc", context, ())], 16, doc_stride=4, max_query_length=3
     )
     assert max(rows.lengths) == 16
     assert all(row.startswith("<s> a b c </s> </s> ") for row in rows_of(roberta, rows.features))
     assert set(rows.char_starts[rows.char_starts >= 0].tolist()) == {*range(0, len(context), 2)}
     with pytest.raises(UserError, match="a question of 12 tokens leaves no room for its context in a row of 16"):
-        span_features.windows(roberta, [], 16, max_query_length=12)
-    assert len(span_features.windows(roberta, [], 16, max_query_length=11)) == 0
+        span_features.make_qa_features(roberta, [], 16, max_query_length=12)
+    assert len(span_features.make_qa_features(roberta, [], 16, max_query_length=11)) == 0
 
 
 @pytest.mark.parametrize("add_prefix_space", [False, True])
@@ -186,11 +186,11 @@ def test_rows_of_another_layout_are_no_longer_found_in_the_cache(roberta, tmp_pa
 
 
 def test_the_masked_rows_of_a_corpus_tokenizer_are_the_same(roberta) -> None:
-    assert row_template(corpus_tokenizer(roberta), True) == row_template(roberta, True)
+    assert row_template(literal_tokenizer(roberta), True) == row_template(roberta, True)
 
 
 def test_a_long_question_is_answered_within_the_row(roberta) -> None:
     task = find_task("squad")
-    asked = task.asked([("who the", "the cat sat")])
+    asked = task.examples_from_inputs([("who the", "the cat sat")])
     rows = task.features(roberta, asked, TaskDataConfig(max_length=32, max_query_length=8))
     assert rows_of(roberta, rows.features) == ["<s> w h o Ġt h e </s> </s> t h e Ġc a t Ġs a t </s>"]

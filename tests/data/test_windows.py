@@ -50,9 +50,9 @@ def test_long_inputs_take_time_in_proportion_to_their_length(tokenizer: Tokenize
     """0.3 s here; minutes and gigabytes if every window is compared with every token."""
     start = time.process_time()
     tagged = conll.tokenize(tokenizer, conll.Sentences([["a", "b"] * 20_000], None), (), 32)
-    asked = span_features.windows(tokenizer, [span_features.Example("1", "a", "a b " * 20_000, ())], 32, 14, 8)
+    asked = span_features.make_qa_features(tokenizer, [span_features.Example("1", "a", "a b " * 20_000, ())], 32, 14, 8)
     assert time.process_time() - start < 5
-    assert (tagged.words >= 0).sum() == asked.max_context.sum() == 40_000
+    assert (tagged.words >= 0).sum() == asked.is_max_context.sum() == 40_000
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_long_texts_are_cut_as_those_of_dev(name, rows, tokenizer: Tokenizer, tm
     lines = ["\t".join(names), *("\t".join([str(i), *row, task.labels[0]]) for i, row in enumerate(rows))]
     (tmp_path / "dev.tsv").write_text("\n".join(lines) + "\n")
     dev = task.features(tokenizer, task.read(tmp_path, "dev"), SHORT)
-    new = task.features(tokenizer, task.asked([row[0] if len(row) == 1 else row for row in rows]), SHORT)
+    new = task.features(tokenizer, task.examples_from_inputs([row[0] if len(row) == 1 else row for row in rows]), SHORT)
     assert (len(new), int(new.lengths.max())) == (len(rows), 8)
     np.testing.assert_array_equal(new.ids, dev.ids)
     np.testing.assert_array_equal(new.lengths, dev.lengths)
@@ -73,7 +73,9 @@ def test_long_texts_are_cut_as_those_of_dev(name, rows, tokenizer: Tokenizer, tm
 
 def test_a_long_context_is_cut_beside_every_choice(tokenizer: Tokenizer):
     task = MultipleChoiceTask(name="multiple_choice")
-    rows = task.features(tokenizer, task.asked([("a b c d e f", "x y", "z"), ("a", "b", "c", "d")]), SHORT)
+    rows = task.features(
+        tokenizer, task.examples_from_inputs([("a b c d e f", "x y", "z"), ("a", "b", "c", "d")]), SHORT
+    )
     batch = rows.batch(np.arange(2), 8, 2)
     shown = ["".join(WORDS[id] for id in row if id > 4) for row in batch["input_ids"][0, :2]]
     assert shown == ["abcxy", "abcdz"]

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models
 
 import bert
 from bert.commands.attention import main
-from bert.inference.attention_maps import AttentionMap, _pieces, attention_of, write_page, write_picture
+from bert.inference.attention_maps import AttentionMap, _pieces, compute_attention_map, write_html, write_png
 from bert.model.attention import dot_product_attention
 from bert.tokenizer.wordpiece import ROBERTA_SPECIAL_TOKENS
 
@@ -70,7 +70,7 @@ def unpacked(text: str, kind: type) -> np.ndarray:
 
 
 def test_the_page_has_every_weight_and_runs_no_piece(hostile, tmp_path) -> None:
-    write_page(hostile, tmp_path / "page.html")
+    write_html(hostile, tmp_path / "page.html")
     page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert [attributes.get("id") for tag, attributes in page.elements if tag == "script"] == ["data", None]
     data = json.loads(page.scripts[0])
@@ -85,7 +85,7 @@ def test_the_page_has_every_weight_and_runs_no_piece(hostile, tmp_path) -> None:
 
 
 def test_the_page_loads_nothing(hostile, tmp_path) -> None:
-    write_page(hostile, tmp_path / "page.html")
+    write_html(hostile, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     page = Page(text)
     assert not [tag for tag, attributes in page.elements if tag == "link" or {"src", "href"} & set(attributes)]
@@ -101,7 +101,7 @@ def test_the_picture(hostile, tmp_path, length) -> None:
         weights = np.full((2, 2, length, length), 1 / length, np.float32)
         segments, special = np.zeros(length, int), np.zeros(length, bool)
         hostile = AttentionMap("runs/$x_$", ["a"] * length, segments, special, weights, cut=5)
-    write_picture(hostile, tmp_path / "all.png")
+    write_png(hostile, tmp_path / "all.png")
     picture = imread(tmp_path / "all.png")
     layers, heads = hostile.weights.shape[:2]
     assert picture.shape[0] > 100 * layers and picture.shape[1] > 100 * heads
@@ -110,7 +110,7 @@ def test_the_picture(hostile, tmp_path, length) -> None:
 
 def test_the_weights_are_the_models(pretrained) -> None:
     model = bert.load(pretrained)
-    found = attention_of(model, ("ba ko ri.", "tu ne"))
+    found = compute_attention_map(model, ("ba ko ri.", "tu ne"))
     layers, heads, length, _ = found.weights.shape
     assert (layers, heads) == (model.config.num_hidden_layers, model.config.num_attention_heads)
     assert found.pieces[0] == "[CLS]" and found.pieces[-1] == "[SEP]"
@@ -162,14 +162,13 @@ def test_mistakes_are_one_sentence(pretrained, tmp_path, fails) -> None:
 
 
 def test_the_page_and_the_types_are_shipped() -> None:
-    package = resources.files("bert")
-    for name in ("attention_page.html", "py.typed"):
-        assert package.joinpath(name).is_file()
+    assert resources.files("bert").joinpath("py.typed").is_file()
+    assert resources.files("bert.inference").joinpath("attention_page.html").is_file()
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 def test_the_page_shows_a_piece_before_the_first_hover_and_names_rows_and_columns(hostile, tmp_path) -> None:
-    write_page(hostile, tmp_path / "page.html")
+    write_html(hostile, tmp_path / "page.html")
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom",
                f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()]  # fmt: skip
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout

@@ -19,7 +19,7 @@ TICKETS = TaskDataConfig(columns=ColumnsConfig(text_a="message", label="queue", 
 
 
 def tickets(name: str = "classification", **data: Any) -> Any:
-    return find_task(name).shaped(TaskDataConfig(columns=TICKETS.columns, **data))
+    return find_task(name).from_config(TaskDataConfig(columns=TICKETS.columns, **data))
 
 
 def inputs(path: Path, content: str | bytes, task: Any = None) -> list[Input]:

@@ -20,7 +20,7 @@ from bert.config import ModelConfig, TaskDataConfig
 from bert.model.heads import HEADS, BertForPreTraining
 from bert.tasks import find_task
 from bert.tasks.base import Task
-from bert.tasks.custom_sequence import Classification
+from bert.tasks.custom_sequence import CustomClassification
 from bert.tasks.inference_only import published_task
 from bert.tasks.token_classification import TaggingTask
 from bert.tokenizer.wordpiece import load_tokenizer
@@ -46,7 +46,7 @@ CONFIG = ModelConfig(
 DATA = TaskDataConfig(max_length=16, max_query_length=6, doc_stride=4)
 BINARY = {"labels": ("no", "yes"), "label_names": ("no", "yes")}
 TASKS: dict[str, Task] = {
-    "classification": Classification(**BINARY),
+    "classification": CustomClassification(**BINARY),
     "pairs": find_task("mrpc"),
     "regression": find_task("stsb"),
     "published": published_task("classification", "published", ("no", "yes"), None),
@@ -102,7 +102,16 @@ def model_of(folder: Path, module: Any, task: Task | None, **settings: Any) -> b
     params = jax.tree.map(lambda leaf: random.normal(scale=0.3, size=leaf.shape).astype(np.float32), shapes)
     (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n")
     tokenizer = load_tokenizer(folder / "vocab.txt")
-    return bert.Pretrained(CONFIG, params, tokenizer, task, None, "made", type(module).__name__, data=DATA, **settings)
+    return bert.Pretrained(
+        config=CONFIG,
+        params=params,
+        tokenizer=tokenizer,
+        task=task,
+        source="made",
+        architecture=type(module).__name__,
+        data=DATA,
+        **settings,
+    )
 
 
 @pytest.fixture(scope="module")

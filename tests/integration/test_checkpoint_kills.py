@@ -39,7 +39,7 @@ if place in ("before the rename", "between the renames"):
 if place == "in the deletion":
     checkpoint.shutil.rmtree = kill
 if "reduction" in place:
-    saver.protect(2)
+    saver.set_best(2)
 if place == "in the reduction":
     checkpoint.write_partial_manifest = kill
 if place == "between the reduction's renames":

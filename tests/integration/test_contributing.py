@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says it takes to add a part, tried; tests/integration/test_task_interface.py tries a task and its head."""
+"""The steps of CONTRIBUTING.md that add a part, followed; test_task_interface.py does so for a task and its head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import bert.config.data
 from bert.data.pretraining import objectives
-from bert.data.pretraining.segments import ordered_pairs
+from bert.data.pretraining.segments import sentence_order_pairs
 from tests.conftest import SMALL_RUN
 
 CONTRIBUTING = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -35,12 +35,12 @@ def test_what_it_names_is_there() -> None:
 
     for module, names in {
         bert.tasks: ("MODULES", "TASKS"),
-        bert.tasks.base.Task: ("fitted", "shape", "shaped"),
-        bert.runs.folder: ("RESOLVED",),
+        bert.tasks.base.Task: ("fit", "to_config", "from_config"),
+        bert.runs.folder: ("DERIVED_KEYS",),
         bert.model.heads: ("HEADS",),
         bert.training.losses: ("LOSSES", "TaskLoss", "pretraining_objective"),
         bert.interchange.names: ("TABLE", "ARCHITECTURES"),
-        bert.interchange.shapes: ("LABELLED",),
+        bert.interchange.shapes: ("ARCHITECTURES_WITH_LABELS",),
         bert.interchange.writers.signature: ("signature",),
         objectives: ("OBJECTIVES",),
         bert.config: ("OBJECTIVES", "UserError"),
@@ -56,7 +56,7 @@ def test_an_objective(corpus, tmp_path, monkeypatch) -> None:
     """Which of two segments is longer: two classes over the pooled output, from a line in each of two tables."""
 
     def longer_pairs(*arguments):
-        for pair in ordered_pairs(*arguments):
+        for pair in sentence_order_pairs(*arguments):
             yield pair._replace(label=int(pair.b_end - pair.b_start > pair.a_end - pair.a_start))
 
     line = objectives._paired(longer_pairs, "longer", "longer", 1, ("A is longer", "B is longer"))

@@ -14,7 +14,7 @@ from bert.commands.arguments import parse
 from bert.commands.finetune import main
 from bert.commands.predict import main as predict
 from bert.config import FinetuneConfig, TaskDataConfig
-from bert.config.yaml_io import load
+from bert.config.yaml_io import load_config
 from bert.runs.folder import open_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own_task.md").read_text(encoding="utf-8")
@@ -68,16 +68,16 @@ def written(name: str, line: str) -> FinetuneConfig:
         rows = [block(line).replace('"id": "7"', f'"id": "{number}"') for number in range(count)]
         (Path(name) / f"{split}.jsonl").write_text("".join(rows))
     Path(f"{name}.yaml").write_text(block(f"# {name}.yaml"))
-    return load(FinetuneConfig, f"{name}.yaml")
+    return load_config(FinetuneConfig, f"{name}.yaml")
 
 
 def test_the_pages_yaml_names_the_columns(tickets: Path, fails) -> None:
-    config = load(FinetuneConfig, tickets)
-    task, folder = tasks.task_of(config), Path(config.data.dir)
+    config = load_config(FinetuneConfig, tickets)
+    task, folder = tasks.make_task(config), Path(config.data.dir)
     assert task.splits(folder) == ["train", "dev", "test"]
     train = task.read(folder, "train")
     assert train.texts_a[:2] == ["I was charged twice, again", "The app closes when I log in"]
-    assert task.fitted(train).labels == ("billing", "technical")
+    assert task.fit(train).labels == ("billing", "technical")
     assert task.main_metric == "macro_f1"
     arguments = ["--config=tickets.yaml", "--init=none", "--output_dir=run", "--data.columns.label=team"]
     error = fails(main, *arguments)
@@ -88,8 +88,8 @@ def test_the_pages_class_reads_another_layout(reviews: list[str], fails) -> None
     arguments = [*reviews, "--init=none", "--output_dir=run"]
     assert "task is 'reviews', which is unknown" in fails(main, *arguments)
     script = importlib.import_module("reviews")
-    task = tasks.task_of(FinetuneConfig(task="reviews", data=TaskDataConfig(dir="aclImdb")))
-    task = task.fitted(task.read(Path("aclImdb"), "train"))
+    task = tasks.make_task(FinetuneConfig(task="reviews", data=TaskDataConfig(dir="aclImdb")))
+    task = task.fit(task.read(Path("aclImdb"), "train"))
     assert task.labels == ("neg", "pos")
     assert [len(task.read(Path("aclImdb"), split)) for split in task.splits(Path("aclImdb"))] == [36, 4, 6]
     Path("aclImdb/train/neg/3.txt").write_text(" ")
@@ -98,10 +98,10 @@ def test_the_pages_class_reads_another_layout(reviews: list[str], fails) -> None
 
 def test_the_pages_tags_and_answers_are_read(workplace: Path) -> None:
     config = written("entities", '{"words"')
-    task = tasks.task_of(config)
+    task = tasks.make_task(config)
     assert task.read(Path(config.data.dir), "train").labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     config = written("questions", '{"id"')
-    [example, _] = tasks.task_of(config).read(Path(config.data.dir), "test").examples
+    [example, _] = tasks.make_task(config).read(Path(config.data.dir), "test").examples
     assert (example.id, example.answer) == ("0", ("Ann", 0))
 
 

@@ -65,7 +65,7 @@ def test_the_wheel_is_the_package_and_its_recipes(wheel: Path) -> None:
     recipes = {f"bert/configs/{path.name}" for path in (ROOT / "configs").iterdir()}
     ours = {name for name in names if ".dist-info/" not in name}
     assert ours == source | recipes
-    assert {"bert/py.typed", "bert/attention_page.html", "bert/configs/quickstart.yaml"} <= ours
+    assert {"bert/py.typed", "bert/inference/attention_page.html", "bert/configs/quickstart.yaml"} <= ours
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert (facts["Name"], facts["License-Expression"]) == ("bert-jax", "Apache-2.0")
     assert facts["Requires-Python"] == ">=3.11"

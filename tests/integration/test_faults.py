@@ -11,7 +11,7 @@ import pytest
 
 from bert.commands.arguments import run_program
 from bert.commands.pretrain import main
-from bert.data.pretraining.shards import Rows
+from bert.data.pretraining.shards import ShardReader
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of, state_of
 
@@ -47,9 +47,9 @@ def test_a_shard_that_fails_in_the_middle_is_named_and_the_run_goes_on(
 ) -> None:
     cache, run = tmp_path / "cache", tmp_path / "run"
     arguments = [f"--data.train={corpus}", *SMALL_RUN, f"--data.cache_dir={cache}", f"--output_dir={run}"]
-    take, reason = Rows.take, []
+    take, reason = ShardReader.take, []
 
-    def fail_at_step_five(rows: Rows, indices: np.ndarray):
+    def fail_at_step_five(rows: ShardReader, indices: np.ndarray):
         log = run / "metrics.jsonl"
         if not reason and log.exists() and '"step": 4' in log.read_text():
             [shard] = cache.glob("*/train-00000.arrow")
@@ -57,7 +57,7 @@ def test_a_shard_that_fails_in_the_middle_is_named_and_the_run_goes_on(
         return take(rows, indices)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Rows, "take", fail_at_step_five)
+        patch.setattr(ShardReader, "take", fail_at_step_five)
         error = fails(main, *arguments)
     [(shard, why)] = reason
     assert f"{shard} is damaged ({why}): delete the folder {shard.parent}, it will be rebuilt" in error

@@ -19,8 +19,8 @@ from bert.commands.predict import main as predict
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.data.features import Features
 from bert.runs.folder import RunFolder, open_run
-from bert.training.evaluation import out_of_patience
-from bert.training.seeds import finetune_seeds, summary
+from bert.training.evaluation import should_stop_early
+from bert.training.seeds import aggregate_seeds, finetune_seeds
 from tests.helpers import LAYOUTS, lines_of, run
 
 
@@ -44,14 +44,14 @@ def interrupted_at(batches: int, monkeypatch: pytest.MonkeyPatch, *arguments, **
 
 
 def test_patience() -> None:
-    assert not out_of_patience([], 2)
-    assert not out_of_patience([0.5, 0.4], 2)
-    assert out_of_patience([0.5, 0.4, 0.5], 2)
-    assert not out_of_patience([0.5, 0.4, 0.6], 2)
-    assert out_of_patience([0.5, 0.6, 0.4], 1)
-    assert out_of_patience([0.5, 0.6, 0.7], 2, higher=False)
-    assert not out_of_patience([0.5, 0.6, 0.4], 2, higher=False)
-    assert not out_of_patience([None, 0.1], 1)
+    assert not should_stop_early([], 2)
+    assert not should_stop_early([0.5, 0.4], 2)
+    assert should_stop_early([0.5, 0.4, 0.5], 2)
+    assert not should_stop_early([0.5, 0.4, 0.6], 2)
+    assert should_stop_early([0.5, 0.6, 0.4], 1)
+    assert should_stop_early([0.5, 0.6, 0.7], 2, higher=False)
+    assert not should_stop_early([0.5, 0.6, 0.4], 2, higher=False)
+    assert not should_stop_early([None, 0.1], 1)
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def one_result(seed: int, score: float | None, collapsed: bool = False) -> dict:
 
 
 def test_collapsed_seeds_are_named_and_left_out_of_a_second_mean(capsys) -> None:
-    results = summary([one_result(0, 0.9), one_result(1, 0.8, collapsed=True), one_result(2, 0.86)])
+    results = aggregate_seeds([one_result(0, 0.9), one_result(1, 0.8, collapsed=True), one_result(2, 0.86)])
     assert results["dev"]["mean"]["f1"] == pytest.approx(2.56 / 3)
     assert results["dev"]["standard_deviation"]["f1"] == pytest.approx(np.std([0.9, 0.8, 0.86], ddof=1))
     assert results["dev_other"]["mean"] == {"f1": pytest.approx(2.56 / 3)}
@@ -178,13 +178,13 @@ def test_collapsed_seeds_are_named_and_left_out_of_a_second_mean(capsys) -> None
 
 
 def test_one_seed_has_no_deviation_and_a_diverged_one_is_not_the_best() -> None:
-    alone = summary([one_result(0, 0.9)])
+    alone = aggregate_seeds([one_result(0, 0.9)])
     assert alone["dev"]["standard_deviation"] == {"loss": None, "f1": None}
     assert "without_collapsed" not in alone
-    assert summary([one_result(0, None), one_result(1, 0.1)])["best_seed"] == 1
+    assert aggregate_seeds([one_result(0, None), one_result(1, 0.1)])["best_seed"] == 1
     less = [{**one_result(seed, score), "higher_is_better": False} for seed, score in enumerate((None, 0.2, 0.1))]
-    assert summary(less)["best_seed"] == 2
-    assert np.isnan(summary([one_result(0, None), one_result(1, 0.1)])["dev"]["mean"]["f1"])
+    assert aggregate_seeds(less)["best_seed"] == 2
+    assert np.isnan(aggregate_seeds([one_result(0, None), one_result(1, 0.1)])["dev"]["mean"]["f1"])
 
 
 def test_scores_are_learned_and_predicted(pretrained, tmp_path, capsys) -> None:

@@ -12,9 +12,9 @@ from flax import traverse_util
 import bert
 from bert.commands.pretrain import main
 from bert.config import PretrainConfig
-from bert.config.yaml_io import load as load_config
+from bert.config.yaml_io import load_config as load_config
 from bert.data.pretraining.builder import build_examples
-from bert.data.pretraining.loader import PretrainingLoader, masking_of
+from bert.data.pretraining.loader import PretrainingLoader, make_masking
 from bert.data.pretraining.shards import open_rows
 from bert.model.dropout import Dropout
 from bert.tokenizer.wordpiece import load_tokenizer
@@ -106,7 +106,7 @@ def test_vocabulary_and_token_ids(run: Path) -> None:
 def test_batches_and_masks(run: Path) -> None:
     config, tokenizer = load_config(PretrainConfig, run / "config.yaml"), load_tokenizer(run)
     examples = build_examples(config.data, tokenizer)
-    loader = PretrainingLoader(open_rows(examples.train), masking_of(config.data, tokenizer), 8, config.seed)
+    loader = PretrainingLoader(open_rows(examples.train), make_masking(config.data, tokenizer), 8, config.seed)
     found = {}
     for step in (0, 7):
         for name, array in loader.batch(step).items():
@@ -115,7 +115,7 @@ def test_batches_and_masks(run: Path) -> None:
 
 
 def test_dropout_bits() -> None:
-    dropout = Dropout.of(3, 5, jnp.arange(4)).fold("layer_0")
+    dropout = Dropout.for_step(3, 5, jnp.arange(4)).fold_in("layer_0")
     assert digest(np.asarray(dropout(jnp.ones((4, 6, 8)), 0.1, "hidden"))) == DROPOUT
 
 

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
-from bert.config.yaml_io import dump, load
+from bert.config.yaml_io import dump, load_config
 from bert.data.corpus import files as formats
 from bert.errors import UserError
-from bert.tasks import find_task, multiple_choice, question_answering, task_of
+from bert.tasks import find_task, make_task, multiple_choice, question_answering
 from bert.tasks.readers import conll
 
 WORDS = [
@@ -142,7 +142,7 @@ def count_csv(content: bytes) -> int:
 
 
 def read_documents(path: Path) -> Iterator[list[str]]:
-    return formats.place_documents(str(path))
+    return formats.read_documents(str(path))
 
 
 def read_sentences(path: Path) -> Iterator[list[str]]:
@@ -171,7 +171,7 @@ def read_choices(path: Path) -> Iterator[list[str]]:
 
 def custom(task: str, path: Path) -> Any:
     config = FinetuneConfig(task=task, data=TaskDataConfig(dir=str(path.parent), train=path.name))
-    return task_of(config).read(path.parent, "train")
+    return make_task(config).read(path.parent, "train")
 
 
 def read_labelled(path: Path) -> Iterator[list[str]]:
@@ -331,12 +331,12 @@ def test_a_configuration_comes_back_or_a_sentence_does(tmp_path: Path, kind: typ
     def run(content: bytes) -> None:
         path.write_bytes(content)
         try:
-            config = load(kind, path)
+            config = load_config(kind, path)
         except UserError as error:
             assert "mine.yaml" in str(error)
             return
         again.write_text(dump(config), encoding="utf-8")
-        read = load(kind, again)
+        read = load_config(kind, again)
         assert read == config or repr(read) == repr(config)  # NaN is not equal to itself
         with contextlib.suppress(UserError):
             config.check()

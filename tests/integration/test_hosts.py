@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert.commands.cluster import Cluster, take_cluster
+from bert.commands.cluster import Cluster, parse_cluster_options
 from bert.errors import UserError
 from tests.conftest import SMALL_RUN
 from tests.helpers import REPOSITORY, lines_of, state_of
@@ -146,9 +146,9 @@ def test_fine_tuning_on_two_hosts_gives_the_scores_and_files_of_one(pretrained: 
 
 def test_how_hosts_are_named() -> None:
     words = ["--config", "base", "--coordinator=a:1", "--num_processes", "4", "--seed=1", "--process_id", "3"]
-    assert take_cluster(words) == (["--config", "base", "--seed=1"], Cluster("a:1", 4, 3))
-    assert take_cluster(["--coordinator", "auto", "--seed=1"]) == (["--seed=1"], Cluster())
-    assert take_cluster(["--seed=1"]) == (["--seed=1"], None)
+    assert parse_cluster_options(words) == (["--config", "base", "--seed=1"], Cluster("a:1", 4, 3))
+    assert parse_cluster_options(["--coordinator", "auto", "--seed=1"]) == (["--seed=1"], Cluster())
+    assert parse_cluster_options(["--seed=1"]) == (["--seed=1"], None)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_how_hosts_are_named() -> None:
 )
 def test_hosts_that_cannot_meet_are_refused(words: list[str], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        take_cluster(words)
+        parse_cluster_options(words)
 
 
 def leaves(run: Path) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from bert.commands.pretrain import main
 from bert.config import ModelConfig, OptimizerConfig
 from bert.errors import UserError
 from bert.model.heads import BertForPreTraining
-from bert.parallel.backends import DataParallel
+from bert.parallel.backends import PmapParallelism
 from bert.training.losses import pretraining_objective
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, make_train_step
@@ -43,19 +43,19 @@ def learns_by_heart(option: str) -> None:
     model = BertForPreTraining(config)
     objective = pretraining_objective(model.apply)
     optimizer = make_optimizer(OptimizerConfig(learning_rate=5e-3, warmup_steps=20), 200)
-    parallel = DataParallel(jax.devices()[:1])
+    parallel = PmapParallelism(jax.devices()[:1])
     batch = batch_of(0)
     batch["masked_lm_positions"][:] = np.arange(4) + 1  # no place asked for two different pieces
     init = jax.jit(
         lambda key: TrainState.create(model.init(key, batch["input_ids"])["params"], optimizer, objective.metrics)
     )
     state, step = (
-        parallel.replicate(init(jax.random.key(0))),
+        parallel.put_state(init(jax.random.key(0))),
         parallel.compile(make_train_step(objective, optimizer, 0)),
     )
     losses = []
     for _ in range(200):
-        state, outcome = step(state, parallel.place(batch, 1))
+        state, outcome = step(state, parallel.shard_batch(batch, 1))
         losses.append(float(outcome.loss[0]))
     assert losses[0] > 4  # ln 61 + ln 2 = 4.8
     assert losses[-1] < 0.1

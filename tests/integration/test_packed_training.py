@@ -14,15 +14,15 @@ import pytest
 from bert.commands.pretrain import main
 from bert.config import ModelConfig
 from bert.data.pretraining.loader import masked_batch
-from bert.data.pretraining.masking import Masking, random_words
+from bert.data.pretraining.masking import Masking, philox_uint64
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, packed
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Packing
 from bert.model.heads import BertForMaskedLM, BertForPreTraining
-from bert.parallel.backends import DataParallel
+from bert.parallel.backends import PmapParallelism
 from bert.runs.checkpoint import Checkpointer
 from bert.training.losses import pretraining_objective
-from bert.training.step import total_gradients
+from bert.training.step import compute_gradients
 from tests.conftest import SMALL_RUN
 
 V, T, K, ROWS = 61, 32, 6, 8
@@ -53,7 +53,7 @@ def batch_of_packed_rows() -> dict[str, np.ndarray]:
     # One example fills a row, another row is full of them, most have some padding.
     assert len(counts) == ROWS
     assert (counts.min(), counts.max()) == (1, K)
-    words = random_words((1, 2), 0, ROWS, MASKING.words_per_row(T, K))
+    words = philox_uint64((1, 2), 0, ROWS, MASKING.words_per_row(T, K))
     return masked_batch(rows, MASKING, words, 0)
 
 
@@ -87,19 +87,19 @@ def compiled(label: str | None, devices: int, drop: bool):
     model = (BertForPreTraining if label else BertForMaskedLM)(CONFIG)
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
     objective = pretraining_objective(model.apply, label, "nsp" if label else None)
-    parallel = DataParallel(jax.devices()[:devices])
+    parallel = PmapParallelism(jax.devices()[:devices])
 
     def dropout(rows: jax.Array) -> Dropout | None:
-        return Dropout.of(3, 5, rows) if drop else None
+        return Dropout.for_step(3, 5, rows) if drop else None
 
-    step = parallel.compile(lambda params, batch: total_gradients(params, batch, objective, dropout))
-    return parallel, parallel.replicate(params), step
+    step = parallel.compile(lambda params, batch: compute_gradients(params, batch, objective, dropout))
+    return parallel, parallel.put_state(params), step
 
 
 def gradients(label: str | None, batch: dict[str, np.ndarray], devices: int = 1, micro: int = 1, drop: bool = False):
     parallel, params, step = compiled(label, devices, drop)
-    grads, sums = step(params, parallel.place(batch, micro))
-    return parallel.fetch(grads), parallel.fetch(sums)
+    grads, sums = step(params, parallel.shard_batch(batch, micro))
+    return parallel.to_host(grads), parallel.to_host(sums)
 
 
 def assert_close(ours, theirs, tolerance: float) -> None:
@@ -223,7 +223,9 @@ def test_large_rows_of_many_short_examples_agree_too() -> None:
     rows = packed(columns, 20, pad=0)
     model = Bert(long_rows)
     params = jax.jit(model.init)(jax.random.key(1), jnp.zeros((1, 8), jnp.int32))
-    batch = masked_batch(rows, MASKING, random_words((0, 0), 0, len(rows["length"]), MASKING.words_per_row(512, 20)), 0)
+    batch = masked_batch(
+        rows, MASKING, philox_uint64((0, 0), 0, len(rows["length"]), MASKING.words_per_row(512, 20)), 0
+    )
     packing = Packing(batch["example_ids"], batch["position_ids"], batch["cls_positions"])
     together = model.apply(params, rows["input_ids"].astype(np.int32), packing=packing).pooled_output
     mask = (np.arange(512) < lengths[:, None]).astype(np.int32)[:, :64]

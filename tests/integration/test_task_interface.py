@@ -18,7 +18,7 @@ from bert.commands.finetune import main as finetune
 from bert.commands.predict import main as predict
 from bert.config import TaskDataConfig
 from bert.data import features
-from bert.data.features import IGNORED, Features
+from bert.data.features import IGNORE_INDEX, Features
 from bert.model.encoder import Bert, dense
 from bert.tasks import TASKS, find_task
 from bert.tasks.base import Task
@@ -78,17 +78,17 @@ class Letters(Task):
     num_labels = property(lambda self: len(self.letters))
     input_columns = ("line",)
 
-    def fitted(self, train: Lines) -> Letters:
+    def fit(self, train: Lines) -> Letters:
         return dataclasses.replace(self, letters=tuple(sorted(set(train.letters))))
 
-    def tuned(self, outputs, features, examples) -> Letters:
+    def tune(self, outputs, features, examples) -> Letters:
         assert [len(output) for output in outputs] == features.lengths.tolist()
         return dataclasses.replace(self, letters=tuple(letter.upper() for letter in self.letters))
 
-    def shape(self, data: TaskDataConfig) -> TaskDataConfig:
+    def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
         return dataclasses.replace(data, labels=list(self.letters))
 
-    def shaped(self, data: TaskDataConfig) -> Letters:
+    def from_config(self, data: TaskDataConfig) -> Letters:
         return dataclasses.replace(self, letters=tuple(data.labels or ()))
 
     def splits(self, folder: Path) -> list[str]:
@@ -104,7 +104,7 @@ class Letters(Task):
             return rows
         numbers = [self.letters.index(letter.lower()) for letter in examples.letters]
         labels = np.repeat(np.array(numbers, np.int32), rows.lengths)
-        labels[rows.offsets[:-1]] = labels[rows.offsets[1:] - 1] = IGNORED
+        labels[rows.offsets[:-1]] = labels[rows.offsets[1:] - 1] = IGNORE_INDEX
         return dataclasses.replace(rows, labels=labels, token_labels=True)
 
     def predict(self, outputs, features, examples) -> list[np.ndarray]:
@@ -121,7 +121,7 @@ class Letters(Task):
         (folder / f"{split}.txt").write_text("\n".join(words))
         return [folder / f"{split}.txt"]
 
-    def asked(self, inputs) -> Lines:
+    def examples_from_inputs(self, inputs) -> Lines:
         return Lines(list(inputs), None)
 
     def answers(self, predictions, examples) -> list[Answer]:
@@ -155,7 +155,7 @@ def test_a_task_over_tokens_with_labels_from_its_data(pretrained, tmp_path, monk
     assert results["best_step"] == min(errors, key=errors.get), "of a metric of which less is better, the least"
     assert (results["baseline"], results["collapsed"]) == ("", False)
     assert {line["split"] for line in lines_of(folder) if "token_loss" in line} == {"train"}
-    assert find_task("letters").shaped(bert.load(folder).data).letters == ("X", "Y", "Z")
+    assert find_task("letters").from_config(bert.load(folder).data).letters == ("X", "Y", "Z")
     assert len((folder / "predictions" / "test.txt").read_text().splitlines()) == 3
 
     (tmp_path / "lines.txt").write_text("ba\nba ba ba\n")

@@ -125,7 +125,7 @@ def test_squad2_learns_and_leaves_the_official_files(squad_run: Path, squad_data
     assert set(written) == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
     entries = [paragraph["qas"][0] for paragraph in questions(12, True)["data"][0]["paragraphs"]]
     right = {entry["id"]: [answer["text"] for answer in entry["answers"]] for entry in entries}
-    scores = metrics.squad(written["predictions.json"], right)
+    scores = metrics.squad_metrics(written["predictions.json"], right)
     assert {name: dev[name] for name in scores} == scores, "the scores are those of the file, at the tuned threshold"
     threshold = bert.load(squad_run).data.null_threshold
     assert scores["f1"] == dev["best_f1"]
@@ -203,7 +203,7 @@ def test_ner_learns_and_writes_the_columns(ner_run: Path, ner_data: Path) -> Non
     given = conll.read(ner_data / "valid.txt")
     assert written.words == given.words
     assert all(len(cells) == 5 for sentence in written.columns for cells in sentence)
-    scores = metrics.entities(written.tags, given.tags)
+    scores = metrics.entity_metrics(written.tags, given.tags)
     assert {name: results["dev"][name] for name in scores} == pytest.approx(scores)
     types = [line.split("\t") for line in (ner_run / "predictions/dev_types.tsv").read_text().splitlines()]
     assert [row[0] for row in types] == ["type", "LOC", "PER"]

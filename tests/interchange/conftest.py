@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from bert.config import ModelConfig
 from bert.inference.pretrained import Pretrained
-from bert.interchange.bundle import module_of
+from bert.interchange.bundle import build_module
 from bert.interchange.writers import hf
 from tests.interchange.hf_folders import random_model
 
@@ -48,7 +48,7 @@ def tiny(architecture: str, pooler: bool = True, **sizes) -> Pretrained:
         labels=labels,
     )
     ids = jnp.zeros((1, 2, 4) if architecture == "BertForMultipleChoice" else (1, 4), jnp.int32)
-    shapes = jax.eval_shape(lambda: module_of(model).init(jax.random.key(0), ids)["params"])
+    shapes = jax.eval_shape(lambda: build_module(model).init(jax.random.key(0), ids)["params"])
     random = np.random.default_rng(1)
     params = jax.tree.map(lambda leaf: random.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
     model.params.clear()
@@ -68,7 +68,7 @@ def answer() -> Callable[[Pretrained, dict, dict], dict]:
 
     def of(model: Pretrained, params: dict, inputs: dict) -> dict:
         tree = params["bert"] if model.architecture == "Bert" else params
-        given = module_of(model).apply(
+        given = build_module(model).apply(
             {"params": tree}, inputs["input_ids"], inputs.get("token_type_ids"), inputs["attention_mask"]
         )
         by_name = {

@@ -106,8 +106,8 @@ def spoilt_tensor(monkeypatch) -> str:
 
 
 def lost_label(monkeypatch) -> str:
-    original = hf_config.published_config
-    monkeypatch.setattr(hf_config, "published_config", lambda model: {**original(model), "id2label": {"0": "x"}})
+    original = hf.published_config
+    monkeypatch.setattr(hf, "published_config", lambda model: {**original(model), "id2label": {"0": "x"}})
     return "classifier.weight is [3, 12], but config.json makes it [1, 12]"
 
 
@@ -158,7 +158,7 @@ def test_a_model_of_one_segment_reads_pairs(made, tmp_path: Path) -> None:
     assert np.isfinite(encoded.last_hidden_state).all()
 
 
-@pytest.mark.parametrize("architecture", hf_config.WITHOUT_ROBERTA)
+@pytest.mark.parametrize("architecture", hf_config.BERT_ONLY_ARCHITECTURES)
 def test_what_transformers_has_of_bert_alone_is_not_exported_of_roberta(made, tmp_path: Path, architecture) -> None:
     with pytest.raises(UserError, match="of RoBERTa's form, which transformers does not have"):
         made(architecture, ROBERTA).save(tmp_path / "out")
@@ -174,7 +174,7 @@ def test_an_export_without_a_part_of_its_architecture_is_none(made, tmp_path: Pa
 
 def test_a_model_that_may_give_no_answer_keeps_its_threshold(made, tmp_path: Path) -> None:
     task = published_task("span", "squad2", (), None, null_threshold=-1.5)
-    dataclasses.replace(made("BertForQuestionAnswering"), task=task).save(tmp_path / "one")
+    dataclasses.replace(made("BertForQuestionAnswering"), task=task, null_threshold=-1.5).save(tmp_path / "one")
     again = bert.load(tmp_path / "one")
     assert (again.task.may_be_impossible, again.task.null_threshold) == (True, -1.5)
     again.save(tmp_path / "two")

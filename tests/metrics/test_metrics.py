@@ -33,7 +33,7 @@ def test_accuracy_and_f1_by_hand():
     assert metrics.accuracy(PREDICTIONS, LABELS) == pytest.approx(3 / 5)
     # 2 true positives, 1 false, 1 missed: precision and recall are both 2/3
     assert metrics.f1(PREDICTIONS, LABELS) == pytest.approx(2 / 3)
-    assert metrics.scores(("accuracy", "f1"), PREDICTIONS, LABELS) == {
+    assert metrics.compute_metrics(("accuracy", "f1"), PREDICTIONS, LABELS) == {
         "accuracy": pytest.approx(0.6),
         "f1": pytest.approx(2 / 3),
     }
@@ -56,9 +56,9 @@ def test_majority_class():
 
 def test_matthews_by_hand():
     # 2 true positives, 1 true negative, 1 false positive, 1 missed: (2 * 1 - 1 * 1) / sqrt(3 * 3 * 2 * 2)
-    assert metrics.matthews(PREDICTIONS, LABELS) == pytest.approx(1 / 6)
-    assert metrics.matthews(LABELS, LABELS) == pytest.approx(1)
-    assert metrics.matthews(np.ones(5, int), LABELS) == 0
+    assert metrics.matthews_correlation(PREDICTIONS, LABELS) == pytest.approx(1 / 6)
+    assert metrics.matthews_correlation(LABELS, LABELS) == pytest.approx(1)
+    assert metrics.matthews_correlation(np.ones(5, int), LABELS) == 0
 
 
 @pytest.mark.filterwarnings("error")
@@ -101,7 +101,7 @@ def test_perplexity_does_not_overflow():
 
 def squad_of(prediction: str, *golds: str) -> tuple[float, float]:
     """Exact match and F1 of one answer."""
-    return tuple(metrics.squad({"q": prediction}, {"q": golds}).values())
+    return tuple(metrics.squad_metrics({"q": prediction}, {"q": golds}).values())
 
 
 @pytest.mark.parametrize(
@@ -127,16 +127,16 @@ def test_squad_answers_by_hand(prediction, golds, exact, f1):
 
 def test_squad_averages_over_questions_and_counts_missing_ones_as_wrong():
     references = {"a": ["x y"], "b": ["x"], "c": ["z"], "d": ["z"]}
-    scores = metrics.squad({"a": "x", "b": "x", "c": "z", "more": "z"}, references)
+    scores = metrics.squad_metrics({"a": "x", "b": "x", "c": "z", "more": "z"}, references)
     assert scores == {"exact_match": 50, "f1": pytest.approx(100 * (2 / 3 + 2) / 4)}
     with pytest.raises(ValueError, match="no questions"):
-        metrics.squad({}, {})
+        metrics.squad_metrics({}, {})
 
 
 def test_squad_2_by_hand():
     references = {"a": ["x y"], "b": [], "c": [], "d": ["the", "z"], "e": ["the"]}
     predictions = {"a": "x", "b": "", "c": "x", "d": "Z.", "e": ""}
-    scores = metrics.squad(predictions, references)
+    scores = metrics.squad_metrics(predictions, references)
     # e: an answer of articles alone is none, so that none is right.
     assert scores == {
         "exact": 60, "f1": pytest.approx(100 * (2 / 3 + 3) / 5), "total": 5,
@@ -144,10 +144,10 @@ def test_squad_2_by_hand():
         "NoAns_exact": 50, "NoAns_f1": 50, "NoAns_total": 2,
     }  # fmt: skip
     # What has no words is as good as no answer.
-    assert metrics.squad({"q": "the ."}, {"q": []})["exact"] == 100
-    assert "HasAns_exact" not in metrics.squad({"q": ""}, {"q": []})
+    assert metrics.squad_metrics({"q": "the ."}, {"q": []})["exact"] == 100
+    assert "HasAns_exact" not in metrics.squad_metrics({"q": ""}, {"q": []})
     with pytest.raises(ValueError, match="1 questions have no prediction, b is the first"):
-        metrics.squad({"a": "x"}, {"a": ["x"], "b": []})
+        metrics.squad_metrics({"a": "x"}, {"a": ["x"], "b": []})
 
 
 def test_best_null_threshold_by_hand():
@@ -278,12 +278,12 @@ def questions(draw: Callable[..., object], least: int) -> tuple[dict[str, str], 
 @given(questions(least=0))
 def test_squad_2_is_that_of_the_official_rules(case):
     predictions, references, odds = case
-    ours = metrics.squad(predictions, references, v2=True)
+    ours = metrics.squad_metrics(predictions, references, v2=True)
     assert ours == pytest.approx(official_scores(predictions, references, v2=True), abs=1e-9)
     best = metrics.best_null_threshold(predictions, odds, references)
     assert best == pytest.approx(official_best(predictions, odds, references), abs=1e-9)
     if any(not golds for golds in references.values()):
-        assert metrics.squad(predictions, references) == ours, "which evaluator it is, the questions tell"
+        assert metrics.squad_metrics(predictions, references) == ours, "which evaluator it is, the questions tell"
 
 
 @settings(max_examples=300, derandomize=True, deadline=None)
@@ -291,7 +291,7 @@ def test_squad_2_is_that_of_the_official_rules(case):
 def test_squad_1_is_that_of_the_official_rules(case, missing):
     predictions, references, _ = case
     predictions = {id: text for id, text in predictions.items() if id != missing}
-    assert metrics.squad(predictions, references) == pytest.approx(
+    assert metrics.squad_metrics(predictions, references) == pytest.approx(
         official_scores(predictions, references, v2=False), abs=1e-9
     )
 
@@ -304,7 +304,7 @@ before = os.times()
 import bert
 after = os.times()
 assert "bert.metrics" not in sys.modules
-assert bert.metrics.squad({"q": "The cat."}, {"q": ["cat"]}) == {"exact_match": 100, "f1": 100}
+assert bert.metrics.squad_metrics({"q": "The cat."}, {"q": ["cat"]}) == {"exact_match": 100, "f1": 100}
 from bert import metrics
 assert metrics is bert.metrics and "metrics" in bert.__all__
 assert not {"jax", "flax", "sklearn"} & set(sys.modules)
@@ -342,7 +342,7 @@ def test_entities_by_hand():
         "precision": 5 / 6, "recall": 5 / 7, "f1": pytest.approx(10 / 13), "correct": 5, "predicted": 6, "support": 7,
     }  # fmt: skip
     assert by_type["MISC"]["precision"] == by_type["ORG"]["recall"] == 0
-    scores = metrics.entities(PREDICTED, RIGHT)
+    scores = metrics.entity_metrics(PREDICTED, RIGHT)
     assert scores == pytest.approx(
         {
             "precision": 9 / 15,
@@ -356,14 +356,14 @@ def test_entities_by_hand():
 
 
 def test_no_entities_at_all_score_0():
-    assert metrics.entities([["O"]], [["O"]]) == {
+    assert metrics.entity_metrics([["O"]], [["O"]]) == {
         "precision": 0, "recall": 0, "f1": 0, "accuracy": 1, "macro_f1": 0, "weighted_f1": 0,
     }  # fmt: skip
 
 
 def test_tags_of_other_sentences_are_refused():
     with pytest.raises(ValueError, match="sentence 1: 1 predicted tags for 2 words"):
-        metrics.entities([["O"], ["O"]], [["O"], ["O", "O"]])
+        metrics.entity_metrics([["O"], ["O"]], [["O"], ["O", "O"]])
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -376,7 +376,7 @@ def test_entities_are_those_of_seqeval():
         right, predicted = ([[str(tag) for tag in random.choice(tags, length)] for _ in range(20)] for _ in range(2))
         mixed = [[ours if random.random() < 0.3 else gold for ours, gold in zip(a, b, strict=True)]
                  for a, b in zip(predicted, right, strict=True)]  # fmt: skip
-        scores = metrics.entities(mixed, right)
+        scores = metrics.entity_metrics(mixed, right)
         report = seqeval.classification_report(right, mixed, output_dict=True)
         for name, ours in (("precision", "precision"), ("recall", "recall"), ("f1-score", "f1")):
             assert scores[ours] == pytest.approx(report["micro avg"][name])
@@ -391,7 +391,7 @@ def variants(task: Task) -> Iterator[Task]:
     """A task in each of the forms that its configuration and its data give it."""
     yield task
     for name in getattr(task, "allowed_metrics", ()):
-        yield task.shaped(TaskDataConfig(metrics=[name]))
+        yield task.from_config(TaskDataConfig(metrics=[name]))
     if isinstance(task, SquadTask):
         yield dataclasses.replace(task, may_be_impossible=True)
     if isinstance(task, TaggingTask):
@@ -416,9 +416,9 @@ def test_every_metric_of_a_loss_has_a_direction():
 
 def test_every_score_has_a_direction_but_for_counts_and_thresholds():
     answers = {"a": ["b"], "c": []}
-    scores = metrics.squad({"a": "b", "c": ""}, answers)
+    scores = metrics.squad_metrics({"a": "b", "c": ""}, answers)
     scores |= metrics.best_null_threshold({"a": "b", "c": "d"}, {}, answers)
-    scores |= {**metrics.squad({"a": "b"}, {"a": ["b"]}), **metrics.entities([["B-X"]], [["B-X"]])}
+    scores |= {**metrics.squad_metrics({"a": "b"}, {"a": ["b"]}), **metrics.entity_metrics([["B-X"]], [["B-X"]])}
     without = {name for name in (*scores, *metrics.METRICS) if metrics.higher_is_better(name) is None}
     assert without == {"total", "HasAns_total", "NoAns_total", "best_exact_thresh", "best_f1_thresh"}
     assert dataclasses.replace(TASKS["ner"], labels=("O", "B-LOC", "I-LOC")).higher_is_better("f1_LOC") is True

@@ -6,7 +6,14 @@ import itertools
 
 import pytest
 
-from bert.metrics.tagging_schemes import SCHEMES, convert, first_fault, marks_spans, recognise, spans
+from bert.metrics.tagging_schemes import (
+    SCHEMES,
+    convert,
+    detect_scheme,
+    extract_entities,
+    first_invalid_tag,
+    is_span_tag,
+)
 
 CASES = [
     ("B-A I-A O B-B", [("A", 0, 2), ("B", 3, 4)]),
@@ -28,7 +35,7 @@ CASES = [
 
 @pytest.mark.parametrize(("tags", "expected"), CASES)
 def test_entities(tags, expected):
-    assert spans(tags.split()) == expected
+    assert extract_entities(tags.split()) == expected
 
 
 def test_every_sequence_keeps_its_entities_in_every_scheme():
@@ -37,8 +44,8 @@ def test_every_sequence_keeps_its_entities_in_every_scheme():
         for sequence in itertools.product(tags, repeat=length):
             for scheme in SCHEMES:
                 written = convert(sequence, scheme)
-                assert spans(written) == spans(sequence)
-                assert first_fault(written, scheme) is None
+                assert extract_entities(written) == extract_entities(sequence)
+                assert first_invalid_tag(written, scheme) is None
                 assert convert(written, scheme) == written
 
 
@@ -68,7 +75,7 @@ def test_schemes_by_hand():
     ],
 )
 def test_faults(tags, scheme, place):
-    assert first_fault(tags.split(), scheme) == place
+    assert first_invalid_tag(tags.split(), scheme) == place
 
 
 @pytest.mark.parametrize(
@@ -86,9 +93,9 @@ def test_faults(tags, scheme, place):
     ],
 )
 def test_schemes_are_recognised(sentences, scheme):
-    assert recognise(sentence.split() for sentence in sentences) == scheme
+    assert detect_scheme(sentence.split() for sentence in sentences) == scheme
 
 
 def test_which_tags_mark_entities():
-    assert all(map(marks_spans, ["O", "B-A", "I-A", "E-A", "S-A", "B", "I", "B-a-b"]))
-    assert not any(map(marks_spans, ["NN", "A", "b-A", "B-", "", "L-A", "O-A", "-"]))
+    assert all(map(is_span_tag, ["O", "B-A", "I-A", "E-A", "S-A", "B", "I", "B-a-b"]))
+    assert not any(map(is_span_tag, ["NN", "A", "b-A", "B-", "", "L-A", "O-A", "-"]))

@@ -13,7 +13,7 @@ import pytest
 from jaxtyping import TypeCheckError
 
 from bert.config import ModelConfig
-from bert.data.pretraining.masking import Masking, random_words
+from bert.data.pretraining.masking import Masking, philox_uint64
 from bert.model.attention import dot_product_attention, padding_mask
 from bert.model.encoder import Bert
 from bert.model.heads import BertForMultipleChoice, BertForPreTraining
@@ -43,7 +43,7 @@ WRONG = {
     "labels of other rows": lambda: cross_entropy(values(2, 8, 50), ids(8, 2), values(2, 8)),
     "weights that would broadcast": lambda: cross_entropy(values(2, 8, 50), ids(2, 8), values(1, 8)),
     "labels that are no integers": lambda: cross_entropy(values(2, 50), values(2), values(2)),
-    "words of other rows": lambda: masking()(np.full((3, 8), 9), random_words((0, 0), 0, 2, 16)),
+    "words of other rows": lambda: masking()(np.full((3, 8), 9), philox_uint64((0, 0), 0, 2, 16)),
     "words of 32 bits": lambda: masking()(np.full((3, 8), 9), np.zeros((3, 16), np.uint32)),
 }
 
@@ -78,7 +78,7 @@ def test_right_ones_pass() -> None:
     query, memory, mask = values(2, 3, 2, 4), values(2, 5, 2, 4), padding_mask(jnp.ones((2, 5), jnp.int32))
     mixed, weights = dot_product_attention(query, memory, memory, mask)
     assert (mixed.shape, weights.shape) == (query.shape, (2, 2, 3, 5))
-    arrays = masking()(np.full((3, 8), 9), random_words((0, 0), 0, 3, masking().words_per_row(8)))
+    arrays = masking()(np.full((3, 8), 9), philox_uint64((0, 0), 0, 3, masking().words_per_row(8)))
     assert {name: array.shape for name, array in arrays.items()} == {
         "input_ids": (3, 8),
         "masked_lm_positions": (3, 3),

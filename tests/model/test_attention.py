@@ -61,7 +61,8 @@ def test_cudnns_kernel_is_attention_written_out():
         pytest.skip("cuDNN's kernel needs an NVIDIA GPU and jax[cuda12] or jax[cuda13]")
     environment = {**os.environ, "JAX_PLATFORMS": "cuda", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_FLAGS": ""}
     done = subprocess.run(
-        [sys.executable, "-c", "import tests.model.test_attention as t; t.assert_kernel_is_attention_written_out('cudnn')"],
+        [sys.executable, "-c", "from tests.model import test_attention as t; "
+         "t.assert_kernel_is_attention_written_out('cudnn')"],
         cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

@@ -11,7 +11,7 @@ ROWS = jnp.arange(SHAPE[0])
 
 
 def keep(seed: int = 1, step: int = 3, rows: jax.Array = ROWS, site: str = "x", rate: float = 0.1, **kw) -> np.ndarray:
-    return np.asarray(Dropout.of(seed, step, rows, **kw).keep_mask((len(rows), *SHAPE[1:]), rate, site))
+    return np.asarray(Dropout.for_step(seed, step, rows, **kw).keep_mask((len(rows), *SHAPE[1:]), rate, site))
 
 
 @pytest.mark.parametrize("generator", ["hash", "threefry"])
@@ -32,8 +32,8 @@ def test_masks_are_independent_of_each_other_and_of_their_neighbours(generator: 
         keep(seed=2, rate=0.5, generator=generator),
         keep(step=4, rate=0.5, generator=generator),
         keep(site="y", rate=0.5, generator=generator),
-        np.asarray(Dropout.of(1, 3, ROWS, generator).fold(0).keep_mask(SHAPE, 0.5, "x")),
-        np.asarray(Dropout.of(1, 3, ROWS, generator).fold(1).keep_mask(SHAPE, 0.5, "x")),
+        np.asarray(Dropout.for_step(1, 3, ROWS, generator).fold_in(0).keep_mask(SHAPE, 0.5, "x")),
+        np.asarray(Dropout.for_step(1, 3, ROWS, generator).fold_in(1).keep_mask(SHAPE, 0.5, "x")),
         np.roll(here, 1, axis=0),
         np.roll(here, 1, axis=1),
         np.roll(here, 1, axis=2),
@@ -60,14 +60,14 @@ def test_a_row_has_its_mask_wherever_it_runs(generator: str) -> None:
 
 def test_more_places_than_the_counter_has_are_refused() -> None:
     fits, over = (1, 1, 65535, 65535), (1, 1, 65537, 65536)
-    assert jax.eval_shape(lambda: Dropout.of(1, 3, jnp.arange(1)).keep_mask(fits, 0.1, "x")).shape == fits
+    assert jax.eval_shape(lambda: Dropout.for_step(1, 3, jnp.arange(1)).keep_mask(fits, 0.1, "x")).shape == fits
     for shape in (over, (1, 16, 32768, 32768)):
         with pytest.raises(UserError, match="use shorter rows, or set"):
-            jax.eval_shape(lambda shape=shape: Dropout.of(1, 3, jnp.arange(1)).keep_mask(shape, 0.1, "x"))
+            jax.eval_shape(lambda shape=shape: Dropout.for_step(1, 3, jnp.arange(1)).keep_mask(shape, 0.1, "x"))
 
 
 def test_what_is_kept_is_scaled_and_the_gradient_is_the_mask() -> None:
-    dropout = Dropout.of(1, 3, ROWS)
+    dropout = Dropout.for_step(1, 3, ROWS)
     x = jnp.ones(SHAPE)
     y, gradient = dropout(x, 0.25, "x"), jax.grad(lambda x: dropout(x, 0.25, "x").sum())(x)
     expected = np.where(np.asarray(dropout.keep_mask(SHAPE, 0.25, "x")), np.float32(1 / 0.75), 0)
@@ -79,7 +79,7 @@ def test_what_is_kept_is_scaled_and_the_gradient_is_the_mask() -> None:
 def test_in_bfloat16_the_scale_is_that_of_float32_rounded_once() -> None:
     """So that dropout keeps the mean: the factor itself, in bfloat16, would be 0.16% too small."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 64, 256)), jnp.bfloat16)
-    dropout = Dropout.of(1, 3, jnp.arange(len(x)))
+    dropout = Dropout.for_step(1, 3, jnp.arange(len(x)))
     y = jax.jit(lambda x: dropout(x, 0.1, "x"))(x)
     assert y.dtype == jnp.bfloat16
     kept = np.asarray(dropout.keep_mask(x.shape, 0.1, "x"))

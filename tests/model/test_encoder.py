@@ -10,9 +10,9 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.model.attention import causal_mask, dot_product_attention
 from bert.model.dropout import Dropout
-from bert.model.encoder import Attention, Bert, Encoder, Execution
+from bert.model.encoder import Attention, Bert, Encoder, LayerExecution
 from bert.model.heads import BertForPreTraining, BertForSequenceClassification
-from bert.model.initializers import fixed_positions, initializer, position_initializer
+from bert.model.initializers import position_initializer, sinusoidal_position_table, truncated_normal_init
 from bert.training.loop import count_parameters
 from tests.helpers import OPTIONS, SINGLE
 
@@ -148,7 +148,7 @@ def test_bfloat16_computes_in_bfloat16_over_float32_parameters() -> None:
 
 def test_initialisation_is_a_truncated_normal() -> None:
     config = dataclasses.replace(CONFIG, initializer_range=0.02)
-    kernel = np.asarray(initializer(config)(jax.random.key(0), (500, 500)))
+    kernel = np.asarray(truncated_normal_init(config)(jax.random.key(0), (500, 500)))
     assert np.abs(kernel).max() <= 0.04
     assert abs(kernel.std() - 0.02 * 0.8796) < 1e-4  # 0.8796: deviation of a normal cut at two deviations
 
@@ -186,7 +186,7 @@ def test_the_mlm_head_decodes_the_asked_places_with_the_tied_embedding() -> None
 def test_dropout_acts_in_training_only_and_the_classifier_has_its_own_rate() -> None:
     model = BertForSequenceClassification(CONFIG, num_labels=3, classifier_dropout=0.5)
     params = jax.jit(model.init)(jax.random.key(0), IDS)
-    dropout = Dropout.of(0, 0, jnp.arange(3))
+    dropout = Dropout.for_step(0, 0, jnp.arange(3))
     run = jax.jit(model.apply)
     plain = run(params, IDS)
     assert plain.shape == (3, 3)
@@ -245,7 +245,7 @@ def test_padding_and_dropout_are_as_without_the_option(option: str) -> None:
     model = Bert(dataclasses.replace(CONFIG, **OPTIONS[option]))
     mask = jnp.ones((3, 12), jnp.int32)
     padded = [jnp.pad(a, ((0, 0), (0, 8)), constant_values=fill) for a, fill in ((IDS, 7), (mask, 0))]
-    dropout = Dropout.of(0, 0, jnp.arange(3))
+    dropout = Dropout.for_step(0, 0, jnp.arange(3))
 
     @jax.jit
     def run(key):
@@ -293,7 +293,7 @@ def test_the_pre_ln_encoder_is_permutation_equivariant() -> None:
 
 def test_fixed_positions_are_those_of_vaswani_at_norm_1() -> None:
     config = dataclasses.replace(CONFIG, position_embedding="sinusoidal", position_offset=2)
-    table = np.asarray(fixed_positions(config))
+    table = np.asarray(sinusoidal_position_table(config))
     assert table.shape == (26, 32)
     np.testing.assert_allclose(np.linalg.norm(table, axis=1), 1, rtol=1e-5)
     place, pair = np.arange(26)[:, None], np.arange(16)
@@ -331,7 +331,7 @@ def test_options_that_cannot_be(changes: dict, said: str) -> None:
 
 
 @functools.cache
-def value_and_gradients(execution: Execution, pre_layer_norm: bool = False):
+def value_and_gradients(execution: LayerExecution, pre_layer_norm: bool = False):
     """The hidden states with dropout, and the gradients of a sum over them."""
     config = dataclasses.replace(CONFIG, num_hidden_layers=3, pre_layer_norm=pre_layer_norm)
     model = Bert(config, execution=execution)
@@ -339,7 +339,7 @@ def value_and_gradients(execution: Execution, pre_layer_norm: bool = False):
     mask = (jnp.arange(12) < jnp.array([12, 7, 9])[:, None]).astype(jnp.int32)
 
     def total(params):
-        dropout = Dropout.of(0, 1, jnp.arange(3))
+        dropout = Dropout.for_step(0, 1, jnp.arange(3))
         hidden = model.apply(params, IDS, None, mask, dropout=dropout).last_hidden_state
         return jnp.sum(jnp.sin(hidden) * mask[:, :, None]), hidden
 
@@ -350,15 +350,15 @@ def value_and_gradients(execution: Execution, pre_layer_norm: bool = False):
 @pytest.mark.parametrize(
     ("execution", "pre_layer_norm"),
     [
-        pytest.param(Execution("full", scan=True), False, marks=pytest.mark.slow),
-        pytest.param(Execution("full"), False, marks=pytest.mark.slow),
-        pytest.param(Execution("dots"), False, marks=pytest.mark.slow),
-        pytest.param(Execution("dots", scan=True), True, marks=pytest.mark.slow),
-        pytest.param(Execution("none", scan=True), False, marks=pytest.mark.slow),
+        pytest.param(LayerExecution("full", scan=True), False, marks=pytest.mark.slow),
+        pytest.param(LayerExecution("full"), False, marks=pytest.mark.slow),
+        pytest.param(LayerExecution("dots"), False, marks=pytest.mark.slow),
+        pytest.param(LayerExecution("dots", scan=True), True, marks=pytest.mark.slow),
+        pytest.param(LayerExecution("none", scan=True), False, marks=pytest.mark.slow),
     ],
 )
-def test_how_layers_are_run_changes_no_number(execution: Execution, pre_layer_norm: bool) -> None:
-    ((_, expected), expected_grads), plain = value_and_gradients(Execution(), pre_layer_norm)
+def test_how_layers_are_run_changes_no_number(execution: LayerExecution, pre_layer_norm: bool) -> None:
+    ((_, expected), expected_grads), plain = value_and_gradients(LayerExecution(), pre_layer_norm)
     ((_, hidden), grads), program = value_and_gradients(execution, pre_layer_norm)
     np.testing.assert_allclose(hidden, expected, atol=2e-6)
     jax.tree.map(
@@ -376,7 +376,7 @@ def test_every_layer_keeps_its_own_parameters() -> None:
     """The tree that is initialised, saved and exported does not know how the layers are run."""
     shapes = [
         jax.tree.map(jnp.shape, jax.eval_shape(Bert(CONFIG, execution=execution).init, jax.random.key(0), IDS))
-        for execution in (Execution(), Execution("dots"), Execution("full", scan=True))
+        for execution in (LayerExecution(), LayerExecution("dots"), LayerExecution("full", scan=True))
     ]
     assert shapes[0] == shapes[1] == shapes[2]
     assert {"layer_0", "layer_1"} == set(shapes[0]["params"]["encoder"])
@@ -386,18 +386,18 @@ def test_every_layer_keeps_its_own_parameters() -> None:
 def test_recomputation_saves_memory() -> None:
     """Bytes within a training step of 8 layers, as XLA plans them: none > dots > full."""
 
-    def working(execution: Execution) -> int:
+    def working(execution: LayerExecution) -> int:
         model = Bert(dataclasses.replace(CONFIG, num_hidden_layers=8), execution=execution)
         ids = jax.ShapeDtypeStruct((64, 24), jnp.int32)
         params = jax.eval_shape(model.init, jax.random.key(0), IDS)
 
         def total(params, ids):
-            dropout = Dropout.of(0, 1, jnp.arange(64))
+            dropout = Dropout.for_step(0, 1, jnp.arange(64))
             return jnp.sum(jnp.sin(model.apply(params, ids, dropout=dropout).last_hidden_state))
 
         compiled = jax.jit(jax.grad(total)).lower(params, ids).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    none, dots, full = (working(Execution(remat, scan=True)) for remat in ("none", "dots", "full"))
+    none, dots, full = (working(LayerExecution(remat, scan=True)) for remat in ("none", "dots", "full"))
     assert none > 1.2 * dots
     assert dots > 1.2 * full

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert.model.linear import decode, gelu, linear
+from bert.model.linear import gelu, linear, tied_logits
 from bert.training.losses import cross_entropy
 
 ROWS, WIDTH, OUT = (3, 5), 16, 24
@@ -27,7 +27,7 @@ def relative(found, expected):
 PRODUCTS = {
     "linear": (linear, lambda x, w, b, dtype: x.astype(dtype) @ w.astype(dtype) + b.astype(dtype), (WIDTH, OUT)),
     "decode": (
-        decode,
+        tied_logits,
         lambda x, w, b, dtype: (x.astype(dtype) @ w.astype(dtype).T).astype(jnp.float32) + b,
         (OUT, WIDTH),
     ),

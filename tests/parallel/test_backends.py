@@ -12,11 +12,11 @@ from bert.config import ModelConfig, OptimizerConfig, TrainingConfig
 from bert.errors import UserError
 from bert.model.dropout import Dropout
 from bert.model.heads import BertForPreTraining
-from bert.parallel.backends import DataParallel, MeshParallel, Parallel, _share, parallel_of
-from bert.parallel.sharding import path_of, spec_of
+from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism, _host_shard, make_parallelism
+from bert.parallel.sharding import partition_spec, path_str
 from bert.training.losses import pretraining_objective
 from bert.training.optimizer import make_optimizer
-from bert.training.step import TrainState, make_eval_step, make_train_step, total_gradients
+from bert.training.step import TrainState, compute_gradients, make_eval_step, make_train_step
 from tests.tiny_training import T, assert_same_gradients, batch_of
 
 CONFIG = ModelConfig(64, 16, 1, 8, 32, max_position_embeddings=T, initializer_range=0.1)
@@ -44,17 +44,17 @@ def params():
     return jax.jit(lambda: MODEL.init(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"])()
 
 
-def gradients(parallel: Parallel, micro_batches: int = 1):
+def gradients(parallel: Parallelism, micro_batches: int = 1):
     def body(params, batch):
-        return total_gradients(params, batch, OBJECTIVE, lambda rows: Dropout.of(3, 5, rows), parallel.axis)
+        return compute_gradients(params, batch, OBJECTIVE, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis)
 
-    grads, sums = parallel.compile(body)(parallel.replicate(params()), parallel.place(batch_of(0), micro_batches))
-    return parallel.fetch(grads), parallel.fetch(sums), grads
+    grads, sums = parallel.compile(body)(parallel.put_state(params()), parallel.shard_batch(batch_of(0), micro_batches))
+    return parallel.to_host(grads), parallel.to_host(sums), grads
 
 
 @functools.cache
 def of_one_device():
-    return gradients(DataParallel(jax.devices()[:1]))
+    return gradients(PmapParallelism(jax.devices()[:1]))
 
 
 @pytest.mark.parametrize(("layout", "micro_batches"), LAYOUTS)
@@ -67,8 +67,8 @@ def test_a_mesh_gives_the_gradients_of_one_device(layout: str, micro_batches: in
         np.testing.assert_allclose(sums[name], pair, rtol=1e-6)
 
     def in_its_place(path, leaf: jax.Array) -> None:
-        spec = spec_of(path_of(path), leaf.shape, mesh.mesh.shape)
-        assert leaf.sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh.mesh, spec), leaf.ndim), path_of(path)
+        spec = partition_spec(path_str(path), leaf.shape, mesh.mesh.shape)
+        assert leaf.sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh.mesh, spec), leaf.ndim), path_str(path)
 
     jax.tree_util.tree_map_with_path(in_its_place, placed)
 
@@ -77,16 +77,16 @@ def test_a_mesh_gives_the_gradients_of_one_device(layout: str, micro_batches: in
 def test_training_on_a_mesh_follows_training_on_copies() -> None:
     """Steps with clipping, decay and evaluation; each device of the mesh holds its part of state and moments."""
     rows = {}
-    for name, parallel in (("pmap", DataParallel(jax.devices()[:2])), ("mesh", mesh_of("2x2x2"))):
-        state = parallel.replicate(TrainState.create(params(), OPTIMIZER, OBJECTIVE.metrics))
+    for name, parallel in (("pmap", PmapParallelism(jax.devices()[:2])), ("mesh", mesh_of("2x2x2"))):
+        state = parallel.put_state(TrainState.create(params(), OPTIMIZER, OBJECTIVE.metrics))
         step = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, 3, axis=parallel.axis), donate=(0,))
         evaluate = parallel.compile(make_eval_step(OBJECTIVE, parallel.axis))
         losses = []
         for number in range(5):
-            state, outcome = step(state, parallel.place(batch_of(number), 1))
-            losses.append(float(parallel.fetch(outcome).loss))
-        sums = parallel.fetch(evaluate(state.params, parallel.place(batch_of(9))))
-        rows[name] = (losses, sums["mlm_loss"], parallel.fetch(state))
+            state, outcome = step(state, parallel.shard_batch(batch_of(number), 1))
+            losses.append(float(parallel.to_host(outcome).loss))
+        sums = parallel.to_host(evaluate(state.params, parallel.shard_batch(batch_of(9))))
+        rows[name] = (losses, sums["mlm_loss"], parallel.to_host(state))
         placed = state
     np.testing.assert_allclose(rows["mesh"][0], rows["pmap"][0], rtol=1e-5)
     np.testing.assert_allclose(rows["mesh"][1], rows["pmap"][1], rtol=1e-5)
@@ -100,12 +100,12 @@ def test_training_on_a_mesh_follows_training_on_copies() -> None:
 def test_what_comes_back_from_a_mesh_is_what_went_there() -> None:
     mesh = mesh_of("2x2x2")
     state = TrainState.create(params(), OPTIMIZER, OBJECTIVE.metrics)
-    placed = mesh.replicate(state)
-    jax.tree.map(np.testing.assert_array_equal, mesh.fetch(placed), jax.tree.map(np.asarray, state))
+    placed = mesh.put_state(state)
+    jax.tree.map(np.testing.assert_array_equal, mesh.to_host(placed), jax.tree.map(np.asarray, state))
     batch = batch_of(0)
     for micro_batches, rows in ((None, batch["rows"]), (2, batch["rows"].reshape(2, -1))):
-        np.testing.assert_array_equal(mesh.gather(mesh.replicate(rows)), rows)
-        np.testing.assert_array_equal(mesh.fetch(mesh.place(batch, micro_batches))["rows"], rows)
+        np.testing.assert_array_equal(mesh.gather_rows(mesh.put_state(rows)), rows)
+        np.testing.assert_array_equal(mesh.to_host(mesh.shard_batch(batch, micro_batches))["rows"], rows)
 
 
 def test_the_table_of_places() -> None:
@@ -113,7 +113,7 @@ def test_the_table_of_places() -> None:
     sizes = {"data": 2, "fsdp": 2, "tensor": 2}
     shapes = jax.eval_shape(lambda: MODEL.init(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"])
     found = {
-        path_of(path): spec_of(f"opt_state/1/mu/{path_of(path)}", leaf.shape, sizes)
+        path_str(path): partition_spec(f"opt_state/1/mu/{path_str(path)}", leaf.shape, sizes)
         for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
     }
     layer = "bert/encoder/layer_0"
@@ -136,31 +136,31 @@ def test_the_table_of_places() -> None:
     assert expected.items() <= found.items()
     assert all("fsdp" in spec for path, spec in found.items() if shapes_of(shapes)[path] == 2), found
     # 30,522 = 2 x 3 x 5,087: what does not divide evenly stays whole along that axis.
-    assert spec_of("bert/embeddings/word/embedding", (30522, 768), {"data": 1, "fsdp": 2, "tensor": 4}) == P(
+    assert partition_spec("bert/embeddings/word/embedding", (30522, 768), {"data": 1, "fsdp": 2, "tensor": 4}) == P(
         None, "fsdp"
     )
 
 
 def shapes_of(shapes) -> dict[str, int]:
-    return {path_of(path): leaf.ndim for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
+    return {path_str(path): leaf.ndim for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
 
 
 def test_meshes_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:8])
     with pytest.raises(UserError, match=r"training.mesh \(2x2x1\) takes 4 devices, and there are 8: .*product is 8"):
-        parallel_of(TrainingConfig(steps=1, mesh="2x2x1"))
+        make_parallelism(TrainingConfig(steps=1, mesh="2x2x1"))
     with pytest.raises(UserError, match=r"num_attention_heads \(2\) is not divisible by the 4 devices .* axis tensor"):
-        parallel_of(TrainingConfig(steps=1, mesh="1x2x4"), ModelConfig(64, 16, 1, 2, 32))
+        make_parallelism(TrainingConfig(steps=1, mesh="1x2x4"), ModelConfig(64, 16, 1, 2, 32))
     with pytest.raises(UserError, match=r"hidden_size \(12\) is not divisible by the 8 devices .* axis fsdp"):
-        parallel_of(TrainingConfig(steps=1, mesh="1x8x1"), ModelConfig(64, 12, 1, 2, 32))
-    mesh = parallel_of(TrainingConfig(steps=1, mesh="2x2x2"))
+        make_parallelism(TrainingConfig(steps=1, mesh="1x8x1"), ModelConfig(64, 12, 1, 2, 32))
+    mesh = make_parallelism(TrainingConfig(steps=1, mesh="2x2x2"))
     mesh.check_batch("training.batch_size", 32, 2)  # tensor does not deal out rows
     with pytest.raises(UserError, match=r"batch_size \(20\) is not divisible by 4 shares of rows .*: take 16 or 24"):
         mesh.check_batch("training.batch_size", 20, 2)
     for text in ("2x2", "2x2x0", "axbxc", "2x2x2x1", "-1x2x2"):
         with pytest.raises(UserError, match=r"training.mesh is .*such as 2x4x1"):
             TrainingConfig(steps=1, mesh=text).check()
-    assert isinstance(parallel_of(TrainingConfig(steps=1)), DataParallel)
+    assert isinstance(make_parallelism(TrainingConfig(steps=1)), PmapParallelism)
 
 
 class Chip:
@@ -186,7 +186,7 @@ def test_each_host_reads_its_own_rows(monkeypatch: pytest.MonkeyPatch, shape, sh
     mesh = type("Grid", (), {"devices": chips, "shape": dict(zip(("data", "fsdp", "tensor"), shape, strict=True))})
     for host, share in enumerate(shares):
         monkeypatch.setattr(jax, "process_index", lambda host=host: host)
-        assert _share(mesh, "mesh") == share
+        assert _host_shard(mesh, "mesh") == share
 
 
 def test_shares_that_would_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,4 +194,4 @@ def test_shares_that_would_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -
     chips = np.array([Chip(number, number % 2) for number in range(4)]).reshape(4, 1, 1)
     mesh = type("Grid", (), {"devices": chips, "shape": {"data": 4, "fsdp": 1, "tensor": 1}})
     with pytest.raises(UserError, match="splits the rows of a batch unevenly over hosts"):
-        _share(mesh, "4x1x1")
+        _host_shard(mesh, "4x1x1")

@@ -14,7 +14,7 @@ from bert.config import ModelConfig
 from bert.data.features import tokenize
 from bert.errors import UserError
 from bert.interchange import names
-from bert.interchange.readers.google import read
+from bert.interchange.readers.google import read_params
 from bert.interchange.readers.tf_checkpoint import Bundle
 from bert.model.encoder import Bert
 from bert.model.heads import BertForPreTraining
@@ -107,7 +107,7 @@ def test_a_bert_that_tensorflow_saved(tmp_path: Path, shared: Path, act: str, th
     save(tmp_path, tensors, act)
 
     said: list[str] = []
-    config, params = read(tmp_path, said.append)
+    config, params = read_params(tmp_path, said.append)
     assert config == ModelConfig(**SIZES, hidden_act="gelu_tanh" if act == "gelu" else act)
     assert (
         said[1]
@@ -205,10 +205,10 @@ def test_what_is_not_read_is_said(tmp_path: Path) -> None:
 
     tf.train.Checkpoint(model=tf.Variable(half)).write(str(prefix))
     with pytest.raises(UserError, match="one of TensorFlow 2's object graphs"):
-        read(tmp_path)
+        read_params(tmp_path)
 
     for file in tmp_path.glob("bert_model.ckpt*"):
         file.unlink()
     tf.raw_ops.Save(filename=str(prefix), tensor_names=["table"], data=[tf.constant(half)])
     with pytest.raises(UserError, match=r"old format \(V1\)"):
-        read(tmp_path)
+        read_params(tmp_path)

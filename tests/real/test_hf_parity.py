@@ -15,8 +15,8 @@ import bert
 from bert.config import TokenizerConfig
 from bert.data.features import tokenize
 from bert.errors import UserError
-from bert.interchange.bundle import module_of
-from bert.interchange.names import ARCHITECTURES, published_name
+from bert.interchange.bundle import build_module
+from bert.interchange.names import ARCHITECTURES, hf_class_name
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert
 from bert.tokenizer.wordpiece import load_tokenizer, train_tokenizer
@@ -60,7 +60,7 @@ def drawn(folder, architecture: str, family: str = "bert", **settings):
         sizes["label2id"] = {label: number for number, label in enumerate(LABELS)}
     config_class = {"bert": transformers.BertConfig, "roberta": transformers.RobertaConfig}[family]
     config = config_class(**{**sizes, **settings})
-    model = getattr(transformers, published_name(architecture, family))(config).eval()
+    model = getattr(transformers, hf_class_name(architecture, family))(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # biases and LayerNorm as well: fresh ones are zeros and ones
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -158,7 +158,7 @@ def our_answers(model: bert.Pretrained, batch: dict[str, np.ndarray]) -> list[np
     if model.architecture == "Bert":
         heads = [] if encoded.pooled_output is None else [encoded.pooled_output]
     else:
-        output = module_of(model).apply({"params": model.params}, *args)
+        output = build_module(model).apply({"params": model.params}, *args)
         heads = jax.tree.leaves(output)
         if model.architecture == "BertForQuestionAnswering":
             heads = [output[..., 0], output[..., 1]]
@@ -307,8 +307,8 @@ def test_a_classifier_drops_in_training_where_transformers_does(family: str, tmp
     assert model.classifier_dropout == 0.4
     batch = inputs(model.architecture, padded=True, segments=model.config.type_vocab_size, first=2)
     arguments = [batch[name] for name in ARGUMENTS]
-    dropout = Dropout.of(0, 0, np.arange(4))
-    module = module_of(model).clone(classifier_dropout=model.classifier_dropout)
+    dropout = Dropout.for_step(0, 0, np.arange(4))
+    module = build_module(model).clone(classifier_dropout=model.classifier_dropout)
     ours = module.apply({"params": model.params}, *arguments, dropout=dropout)
 
     sites = ["pooler", "classifier"] if family == "roberta" else ["classifier"]

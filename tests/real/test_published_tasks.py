@@ -34,7 +34,7 @@ def test_wnut_17(shared: Path, tmp_path: Path) -> None:
     data = conll.read(shared / "data" / "ner" / "wnut17" / "test.conll")
     written = conll.read(tmp_path / "run" / "predictions" / "test.conll", broken="count")
     assert written.words == data.words
-    assert results["test"]["f1"] == pytest.approx(metrics.entities(written.tags, data.tags)["f1"])
+    assert results["test"]["f1"] == pytest.approx(metrics.entity_metrics(written.tags, data.tags)["f1"])
     assert len(bert.load(tmp_path / "run").data.labels) == 13, "the types of the whole file, not of 64 sentences"
     assert 0 <= results["commonest_tag"]["f1"] < 0.3  # of 64 sentences, 0; the whole file gives 0.096
 
@@ -60,5 +60,5 @@ def test_squad(shared: Path, tmp_path: Path) -> None:
     answers = json.loads((tmp_path / "run" / "predictions" / "predictions.json").read_text())
     assert list(answers) == [example.id for example in dataset.examples]
     assert all(answers[example.id] in example.context for example in dataset.examples)
-    scores = metrics.squad(answers, question_answering.references(dataset.examples))
+    scores = metrics.squad_metrics(answers, question_answering.references(dataset.examples))
     assert {name: results["dev"][name] for name in scores} == scores

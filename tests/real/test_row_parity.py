@@ -157,8 +157,8 @@ def test_texts_and_pairs_are_classified_alike(make, family, inputs) -> None:
     given: list[Any] = TEXTS if inputs == "texts" else PAIRS
     asked = given if inputs == "texts" else [{"text": a, "text_pair": b} for a, b in PAIRS]
     columns = (TEXTS,) if inputs == "texts" else tuple(map(list, zip(*PAIRS, strict=True)))
-    task = ours.answering()
-    features = task.features(ours.tokenizer, task.asked(given), ours.data)
+    task = ours.require_task()
+    features = task.features(ours.tokenizer, task.examples_from_inputs(given), ours.data)
     batch = theirs.tokenizer(*columns, truncation=True, max_length=LENGTH)
     assert rows_of(features) == batch["input_ids"]
     assert any(len(row) == LENGTH for row in batch["input_ids"]), "some are cut"
@@ -180,8 +180,8 @@ def test_choices_are_made_alike(make, family) -> None:
     reference = transformers.AutoModelForMultipleChoice.from_pretrained(folder).eval()
     ours = bert.load(folder)
     given = [(text, [hostile(200 + i, 3), hostile(300 + i, 12), "b"]) for i, text in enumerate(TEXTS[:12])]
-    task = ours.answering()
-    features = task.features(ours.tokenizer, task.asked(given), ours.data)
+    task = ours.require_task()
+    features = task.features(ours.tokenizer, task.examples_from_inputs(given), ours.data)
     for i, ((context, choices), answer) in enumerate(zip(given, ours.predict(given), strict=True)):
         batch = tokenizer([context] * 3, choices, truncation=True, max_length=LENGTH, padding=True, return_tensors="pt")
         length = batch["input_ids"].shape[1]
@@ -213,14 +213,14 @@ def test_words_are_tagged_alike(make, family) -> None:
 
 def compare_tags(ours: bert.Pretrained, folder: Path, cases: list[tuple[str, list[str]]]) -> None:
     theirs = transformers.pipeline("token-classification", str(folder), aggregation_strategy="first")
-    tokenizer, task = theirs.tokenizer, ours.answering()
+    tokenizer, task = theirs.tokenizer, ours.require_task()
     assert len(cases) > 25
     compared = 0
     for text, words in cases:
         row = tokenizer(words, is_split_into_words=True, truncation=True, max_length=LENGTH)
         if len(tokenizer(words, is_split_into_words=True)["input_ids"]) > LENGTH:
             continue  # transformers cuts; ours has windows
-        features = task.features(ours.tokenizer, task.asked([text]), ours.data)
+        features = task.features(ours.tokenizer, task.examples_from_inputs([text]), ours.data)
         assert rows_of(features.features) == [row["input_ids"]], text
         firsts = [place for place, word in enumerate(row.word_ids()) if word is not None]
         firsts = [place for place in firsts if place == 0 or row.word_ids()[place - 1] != row.word_ids()[place]]
@@ -260,7 +260,7 @@ def compare_answers(ours: bert.Pretrained, folder: Path, stride: int) -> None:
     """Rows, windows of long contexts too, token types, and the best answers of contexts that fit one row."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     reference = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
-    task, data = ours.answering(), dataclasses.replace(ours.data, doc_stride=stride)
+    task, data = ours.require_task(), dataclasses.replace(ours.data, doc_stride=stride)
     windows = answered = 0
     for number, (question, context) in enumerate(
         zip(QUESTIONS, map(hostile, range(500, 540), range(3, 43)), strict=True)
@@ -273,7 +273,7 @@ def compare_answers(ours: bert.Pretrained, folder: Path, stride: int) -> None:
             question, context, truncation="only_second", max_length=LENGTH, stride=room - min(room, stride),
             return_overflowing_tokens=True, return_offsets_mapping=True,
         )  # fmt: skip
-        asked = task.asked([(question, context)])
+        asked = task.examples_from_inputs([(question, context)])
         features = task.features(ours.tokenizer, asked, data)
         assert rows_of(features.features) == row["input_ids"], (question, context)
         windows += len(features) > 1
@@ -327,7 +327,7 @@ def test_the_export_of_a_tagging_run_makes_the_rows_it_was_trained_on(make, tmp_
     run = finetuned("conll2003", make(prefix_space, "MaskedLM"), tmp_path / "run", f"--data.dir={data}")
     run.save(tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    task = run.answering()
+    task = run.require_task()
     trained = rows_of(task.features(run.tokenizer, task.read(data, "train"), run.data).features)
     rows = [tokenizer(row, is_split_into_words=True)["input_ids"] for row in words if row]
     short = [row for row in rows if len(row) <= LENGTH]

@@ -37,20 +37,22 @@ def test_right_places_give_right_answers(shared, tokenizer, name, questions, imp
     assert sum(example.is_impossible for example in examples) == impossible
     assert dataset.misplaced == []
     read = time.perf_counter()
-    windows = question_answering.windows(tokenizer, examples)
+    windows = question_answering.make_qa_features(tokenizer, examples)
     tokenized = time.perf_counter()
     start, end = np.zeros((2, len(windows), 384), np.float32)
     start[np.arange(len(windows)), windows.labels[:, 0]] = 10
     end[np.arange(len(windows)), windows.labels[:, 1]] = 10
     threshold = 0.0 if impossible else None
-    whole = question_answering.answers(examples, windows, start, end, max_answer_length=64, null_threshold=threshold)
+    whole = question_answering.decode_answers(
+        examples, windows, start, end, max_answer_length=64, null_threshold=threshold
+    )
     answered = time.perf_counter()
 
     placed = {examples[number].id for number in windows.examples[windows.labels[:, 0] > 0]}
     assert len(placed) == questions - impossible, "every answer is whole in some window"
     first = {example.id: [example.answer.text] for example in examples if example.id in placed}
-    own = metrics.squad(whole.texts, first)
-    scores = metrics.squad(whole.texts, question_answering.references(examples))
+    own = metrics.squad_metrics(whole.texts, first)
+    scores = metrics.squad_metrics(whole.texts, question_answering.references(examples))
     print(
         f"\n{name}: {len(windows)} windows; first answer EM {own['exact_match']:.2f} F1 {own['f1']:.2f}; "
         f"official: {scores}; {read - began:.1f} s read, {tokenized - read:.1f} s windows, "
@@ -68,11 +70,15 @@ def test_every_token_of_a_context_has_its_most_context_in_one_window(shared, tok
     examples = question_answering.read(shared / "data" / "squad" / "dev-v1.1.json").examples
     examples = list({example.context: example for example in examples}.values())
     for max_length, stride in [(384, 128), (96, 20)]:
-        windows = question_answering.windows(tokenizer, examples, max_length, stride)
+        windows = question_answering.make_qa_features(tokenizer, examples, max_length, stride)
         of_token = np.repeat(windows.examples, windows.lengths)
         places = Counter(zip(of_token.tolist(), windows.char_starts.tolist(), strict=True))
         best = list(
-            zip(of_token[windows.max_context].tolist(), windows.char_starts[windows.max_context].tolist(), strict=True)
+            zip(
+                of_token[windows.is_max_context].tolist(),
+                windows.char_starts[windows.is_max_context].tolist(),
+                strict=True,
+            )
         )
         assert len(set(best)) == len(best) == sum(place >= 0 for _, place in places)
 
@@ -82,7 +88,7 @@ WNUT = {"train": (3394, 62730), "dev": (1009, 15733), "test": (1287, 23394)}
 
 def test_every_word_of_wnut_17_is_labelled_once(shared, tokenizer):
     folder = shared / "data" / "ner" / "wnut17"
-    labels = conll.labels_of(conll.read(folder / "train.conll"))
+    labels = conll.label_names(conll.read(folder / "train.conll"))
     types = ["corporation", "creative-work", "group", "location", "person", "product"]
     assert labels == ("O", *(f"{prefix}-{type}" for type in types for prefix in "BI"))
     for split, (sentences, words) in WNUT.items():
@@ -98,7 +104,7 @@ def test_every_word_of_wnut_17_is_labelled_once(shared, tokenizer):
             assert (batch["labels"] >= 0).sum() == words
             tags = conll.answers(data, rows, np.where(batch["labels"] >= 0, batch["labels"], -9), labels)
             assert tags == data.tags
-        scores = metrics.entities(tags, data.tags)
+        scores = metrics.entity_metrics(tags, data.tags)
         assert scores["f1"] == scores["accuracy"] == 1
         supports = {type: own["support"] for type, own in metrics.entities_by_type(tags, data.tags).items()}
         print(f"\n{split}: {len(rows)} rows of up to 24, {time.perf_counter() - began:.1f} s, entities {supports}")

@@ -9,13 +9,13 @@ import pytest
 from flax import traverse_util
 
 from bert.config import ModelConfig, OptimizerConfig
-from bert.data.batching import bucket, epoch_batches
-from bert.data.features import IGNORED, Features
+from bert.data.batching import bucket_length, epoch_batches
+from bert.data.features import IGNORE_INDEX, Features
 from bert.model.heads import HEADS, BertForPreTraining
-from bert.parallel.backends import DataParallel
+from bert.parallel.backends import PmapParallelism
 from bert.training.losses import LOSSES, pretraining_objective, task_objective
 from bert.training.optimizer import make_optimizer
-from bert.training.step import TrainState, compile_for_lengths, make_train_step
+from bert.training.step import TrainState, compile_bucketed_train_step, make_train_step
 from tests.real.test_model_parity import LAYERS, params_of
 
 pytestmark = pytest.mark.real
@@ -84,13 +84,13 @@ def our_losses(params: dict) -> np.ndarray:
     model = BertForPreTraining(ModelConfig(**SIZES))
     objective = pretraining_objective(model.apply)
     optimizer = make_optimizer(settings, STEPS)
-    parallel = DataParallel()
+    parallel = PmapParallelism()
     step = parallel.compile(make_train_step(objective, optimizer, seed=0))
-    state = parallel.replicate(TrainState.create(params, optimizer, objective.metrics))
+    state = parallel.put_state(TrainState.create(params, optimizer, objective.metrics))
     losses = []
     for batch in batches():
-        state, outcome = step(state, parallel.place(batch, 1))
-        losses.append(float(parallel.fetch(outcome.loss)))
+        state, outcome = step(state, parallel.shard_batch(batch, 1))
+        losses.append(float(parallel.to_host(outcome.loss)))
     return np.array(losses)
 
 
@@ -155,7 +155,7 @@ def rows_of_heads(head: str, padded: bool) -> Features:
         firsts = [np.flatnonzero(ids[a + 6 : b - 1] == 17)[:1] + 6 for a, b in itertools.pairwise(offsets)]
         labels = np.array([(first[0], first[0] + 1) if len(first) else (0, 0) for first in firsts])
     else:  # of two tokens in three
-        labels = np.where(np.arange(offsets[-1]) % 3 > 0, ids % LABELS, IGNORED)
+        labels = np.where(np.arange(offsets[-1]) % 3 > 0, ids % LABELS, IGNORE_INDEX)
     return Features(
         ids.astype(np.int32), offsets, np.full(rows, 6), labels.astype(np.int32), token_labels=head == "tokens"
     )
@@ -165,7 +165,7 @@ def head_batches(features: Features) -> list[tuple[dict[str, np.ndarray], int]]:
     """Batches of an epoch, padded to one of two lengths, and the number of rows in each."""
     made = []
     for number, rows in enumerate(epoch_batches(features.lengths, B, seed=0, epoch=0)):
-        batch = features.batch(rows, bucket(int(features.lengths[rows].max()), [20], T), B)
+        batch = features.batch(rows, bucket_length(int(features.lengths[rows].max()), [20], T), B)
         made.append(({**batch, "rows": np.arange(B, dtype=np.int32)}, len(rows)))
         assert (len(rows) < B) == (number == HEAD_STEPS - 1)
     return made
@@ -185,7 +185,9 @@ def span_loss_of(batch: dict[str, np.ndarray], rows: int, mask_padding: bool) ->
 
 
 def tagging_loss_of(batch: dict[str, np.ndarray], rows: int) -> Callable:
-    labels = torch.tensor(np.where(batch["labels"][:rows] == IGNORED, -100, batch["labels"][:rows]), dtype=torch.long)
+    labels = torch.tensor(
+        np.where(batch["labels"][:rows] == IGNORE_INDEX, -100, batch["labels"][:rows]), dtype=torch.long
+    )
     return lambda model: model(**torch_inputs(batch, rows), labels=labels).loss
 
 
@@ -225,11 +227,11 @@ def tuned(head: str, params: dict, batches: list[dict[str, np.ndarray]]) -> tupl
         return model.apply({"params": params}, *inputs, dropout=dropout)
 
     objective = task_objective(LOSSES[head], apply)
-    optimizer, parallel = make_optimizer(settings, HEAD_STEPS), DataParallel()
-    step = compile_for_lengths(objective, optimizer, 0, "hash", parallel)
-    state = parallel.replicate(TrainState.create(params, optimizer, objective.metrics))
+    optimizer, parallel = make_optimizer(settings, HEAD_STEPS), PmapParallelism()
+    step = compile_bucketed_train_step(objective, optimizer, 0, "hash", parallel)
+    state = parallel.put_state(TrainState.create(params, optimizer, objective.metrics))
     losses = []
     for batch in batches:
-        state, outcome = step(state, parallel.place(batch, 1))
-        losses.append(float(parallel.fetch(outcome.loss)))
-    return parallel.fetch(state).params, np.array(losses)
+        state, outcome = step(state, parallel.shard_batch(batch, 1))
+        losses.append(float(parallel.to_host(outcome.loss)))
+    return parallel.to_host(state).params, np.array(losses)

@@ -9,8 +9,8 @@ from bert.config import DataConfig
 from bert.data.pretraining.builder import build_examples, open_rows
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.data.pretraining.masking import Masking
-from bert.data.pretraining.packing import EXAMPLE_LENGTH, places
-from bert.tokenizer.wordpiece import load_tokenizer, special_ids, vocabulary_size
+from bert.data.pretraining.packing import EXAMPLE_LENGTH, packing_arrays
+from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer, special_ids
 
 pytestmark = pytest.mark.real
 
@@ -48,7 +48,7 @@ def test_next_sentence_examples_of_real_text(built) -> None:
 def test_masks_of_real_text(built) -> None:
     tokenizer, examples = built
     special = special_ids(tokenizer)
-    masking = Masking(vocabulary_size(tokenizer), special.mask, special.all, PREDICTIONS)
+    masking = Masking(embedding_rows(tokenizer), special.mask, special.all, PREDICTIONS)
     rows = open_rows(examples.train)
     batch = PretrainingLoader(rows, masking, batch_size=len(rows), seed=0).batch(0)
     row, place = np.nonzero(batch["masked_lm_weights"])
@@ -73,7 +73,7 @@ def test_packing_of_real_text(shared: Path, tmp_path: Path) -> None:
     assert 1 - lengths.sum() / (examples * length) > 0.08, "one example a row leaves a tenth empty"
     assert 1 - lengths.sum() / (len(rows) * length) < 0.02
     # Every example begins with its [CLS] and ends with its second [SEP], wherever it lies.
-    special, owners = special_ids(tokenizer), places(lengths, every["segment_a_length"], length)
+    special, owners = special_ids(tokenizer), packing_arrays(lengths, every["segment_a_length"], length)
     for name, ids, each in (("cls", special.cls, 1), ("sep", special.sep, 2)):
         assert (every["input_ids"] == ids).sum() == each * examples, name
     assert (every["input_ids"][owners["position_ids"] == 0] != special.sep).all()

@@ -310,14 +310,14 @@ def test_the_newest_and_the_protected_are_kept(tmp_path, said):
         for step in (1, 2, 3, 4):
             checkpointer.save(step, make_state(step))
             if step == 1:
-                checkpointer.protect(1)
+                checkpointer.set_best(1)
         checkpointer.wait()
         assert checkpointer.steps() == [1, 3, 4]
         assert checkpointer.protected == 1
     with Checkpointer(folder, 2, said) as checkpointer:  # a resumed process knows it too
         checkpointer.save(5, make_state(5), wait=True)
         assert checkpointer.steps() == [1, 4, 5]
-        checkpointer.protect(5)
+        checkpointer.set_best(5)
         checkpointer.save(6, make_state(6), wait=True)
         assert checkpointer.steps() == [5, 6]
         assert checkpointer.protected == 5
@@ -328,7 +328,7 @@ def test_the_protected_one_keeps_its_parameters_alone(tmp_path, said):
     with Checkpointer(folder, 1, said) as checkpointer:
         for step in (1, 2):
             checkpointer.save(step, make_state(step), wait=True)
-            checkpointer.protect(1)
+            checkpointer.set_best(1)
         assert checkpointer.steps() == [1, 2]
         assert {path.name for path in (folder / "1").iterdir() if path.is_dir()} == {"params"}
         assert verify_manifest(folder / "1") == []
@@ -353,7 +353,7 @@ def test_parameters_that_are_kept_alone_do_not_count_among_the_newest(tmp_path, 
     with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
         for step in (1, 2, 3, 4):
             checkpointer.save(step, make_state(step))
-            checkpointer.protect(min(step, 2))
+            checkpointer.set_best(min(step, 2))
         checkpointer.wait()
         assert checkpointer.steps() == [2, 3, 4]
         flip_one(tmp_path / "checkpoints" / "4")
@@ -365,7 +365,7 @@ def test_damage_of_parameters_outlives_the_removal_of_the_rest(saved, tmp_path, 
     shutil.copytree(saved, folder)
     flip_one(folder / "1" / "params")
     with Checkpointer(folder, 1, said) as checkpointer:
-        checkpointer.protect(1)
+        checkpointer.set_best(1)
         checkpointer.save(3, make_state(3), wait=True)
         assert not (folder / "1" / "rest").exists()
         assert "wrong checksum" in verify_manifest(folder / "1")[0]
@@ -373,7 +373,7 @@ def test_damage_of_parameters_outlives_the_removal_of_the_rest(saved, tmp_path, 
     shutil.copytree(saved / "2", folder / "2")
     (folder / "2" / MANIFEST).write_text("{}")
     with Checkpointer(folder, 1, said) as checkpointer:
-        checkpointer.protect(2)
+        checkpointer.set_best(2)
         checkpointer.thin_out()
         assert sorted(os.listdir(folder)) == ["2", "3", "PROTECTED"], "what no manifest vouches for is left alone"
         assert (folder / "2" / "rest").exists()
@@ -385,11 +385,11 @@ def test_a_finished_run_is_thinned_out_after_its_last_protection(saved, tmp_path
     (folder / "2.saving").mkdir()
     monkeypatch.setattr(os, "link", fails(OSError(errno.EPERM, "no hard links here")))
     with Checkpointer(folder, None, said) as checkpointer:
-        checkpointer.protect(1)
+        checkpointer.set_best(1)
         checkpointer.thin_out()
         assert sorted(os.listdir(folder)) == ["1", "2", "PROTECTED"]
         assert (folder / "1" / "PARAMS_ONLY").exists()
-        checkpointer.protect(2)
+        checkpointer.set_best(2)
         checkpointer.thin_out()
         assert sorted(os.listdir(folder)) == ["2", "PROTECTED"]
         assert bits(checkpointer.restore(make_state())[1]) == bits(make_state(2))
@@ -484,7 +484,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, said):
     with pytest.raises(UserError, match=r"Not a directory.*run.*there is none yet"):
         checkpointer.close()
     with pytest.raises(UserError, match=r"PROTECTED cannot be written \(Not a directory"):
-        checkpointer.protect(1)
+        checkpointer.set_best(1)
 
 
 @pytest.fixture

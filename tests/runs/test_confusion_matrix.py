@@ -13,8 +13,8 @@ from matplotlib.image import imread
 from bert import metrics
 from bert.runs.confusion_matrix import draw_confusion_matrix
 from bert.tasks import TASKS
-from bert.tasks.custom_sequence import Classification
-from bert.tasks.sequence import Classified, Examples
+from bert.tasks.custom_sequence import CustomClassification
+from bert.tasks.sequence import ClassificationPredictions, Examples
 
 FILES = ["confusion_matrix.png", "errors.tsv"]
 
@@ -29,11 +29,13 @@ def test_scores_of_each_label_by_hand() -> None:
 
 
 def test_errors_are_the_surest_first_with_their_texts(tmp_path: Path) -> None:
-    task = Classification(labels=("0", "1"), label_names=("no", "yes"))
+    task = CustomClassification(labels=("0", "1"), label_names=("no", "yes"))
     texts = ["right", "less sure", 'a "quote"\tand\r\nlines', "sure"]
     examples = Examples(texts, None, np.array([0, 0, 1, 0]), list("0123"))
     shares = np.array([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3], [0.1, 0.9]])
-    paths = task.write_details(tmp_path / "predictions", "dev", Classified(shares.argmax(-1), shares), examples)
+    paths = task.write_details(
+        tmp_path / "predictions", "dev", ClassificationPredictions(shares.argmax(-1), shares), examples
+    )
     assert sorted(path.name for path in paths) == FILES
     assert paths[0].read_text() == (
         "text\tlabel\tprediction\tprobability\n"
@@ -42,7 +44,7 @@ def test_errors_are_the_surest_first_with_their_texts(tmp_path: Path) -> None:
         "less sure\tno\tyes\t0.600000\n"
     )
     pairs = Examples(["a"], ["b"], np.array([2]), ["0"])
-    predicted = Classified(np.array([0]), np.array([[1.0, 0, 0]]))
+    predicted = ClassificationPredictions(np.array([0]), np.array([[1.0, 0, 0]]))
     paths = TASKS["mnli"].write_details(tmp_path, "dev_mismatched", predicted, pairs)
     assert [path.name for path in paths] == ["dev_mismatched_errors.tsv", "dev_mismatched_confusion_matrix.png"]
     head, row = paths[0].read_text().splitlines()

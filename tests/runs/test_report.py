@@ -9,9 +9,9 @@ import pytest
 from bert.errors import UserError
 from bert.metrics import higher_is_better
 from bert.runs import report
-from bert.runs.curves import Subject, draw_curves
-from bert.runs.metrics_log import MetricsLog, read_metrics, replacing, write_results
-from bert.runs.progress import Pace, Progress, format_duration, format_metrics, startup_table
+from bert.runs.curves import Subject, plot_curves
+from bert.runs.metrics_log import MetricsLog, atomic_write, read_metrics, write_results
+from bert.runs.progress import Progress, StepCosts, format_duration, format_metrics, print_table
 from bert.runs.report import RunReport
 from bert.runs.tensorboard import read_events
 
@@ -122,7 +122,7 @@ def test_without_the_optional_packages_the_log_and_the_progress_still_work(tmp_p
     with Progress(10) as progress:
         progress.update(10, {"loss": 1.0})
     assert "step 10/10 (100%)" in capsys.readouterr().out
-    assert draw_curves(tmp_path) is None
+    assert plot_curves(tmp_path) is None
 
 
 def test_progress_without_a_terminal_is_plain_lines(capsys):
@@ -154,7 +154,7 @@ def test_progress_of_a_resumed_run_counts_only_its_own_time(capsys, monkeypatch)
 def test_progress_through_phases_knows_that_later_steps_take_longer(capsys, monkeypatch):
     clock = iter([100.0, 100.0, 110.0, 150.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    with Progress(1000, 0, pace=Pace(((900, 0.1), (1000, 0.5)))) as progress:
+    with Progress(1000, 0, pace=StepCosts(((900, 0.1), (1000, 0.5)))) as progress:
         progress.update(1)
         progress.update(101, {"loss": 1.0})  # 100 short ones in 10 s; 799 to go, and 100 of five times as long
         progress.update(901, {"loss": 1.0})  # as much as 899 + 5 short steps in 50 s, 99 long ones to go
@@ -163,13 +163,13 @@ def test_progress_through_phases_knows_that_later_steps_take_longer(capsys, monk
 
 
 def test_the_end_is_estimated_over_all_phases(tmp_path, capsys):
-    pace = Pace(((900, 0.1), (1000, 0.5)))
+    pace = StepCosts(((900, 0.1), (1000, 0.5)))
     with RunReport(tmp_path, 1000, 400, 100, pace) as run:
-        run.enters({"phase": 1, "sequence_length": 16})
-        run.begins(400, Pace(((900, 0.2),)))  # twice as slow as timed before: 500 x 0.2 + 100 x 1.0 s
+        run.set_phase({"phase": 1, "sequence_length": 16})
+        run.on_start(400, StepCosts(((900, 0.2),)))  # twice as slow as timed before: 500 x 0.2 + 100 x 1.0 s
         run.metrics(500, "train", {"loss": 1.0})
-        run.enters({"phase": 2, "sequence_length": 32})
-        run.begins(900, Pace(((1000, 0.5),)))
+        run.set_phase({"phase": 2, "sequence_length": 32})
+        run.on_start(900, StepCosts(((1000, 0.5),)))
         run.metrics(1000, "train", {"loss": 0.5})
     said = capsys.readouterr().out
     assert "in 3m20s, with" in said
@@ -217,9 +217,9 @@ def test_duration(seconds, text):
 
 
 def test_startup_table_is_aligned(capsys):
-    startup_table([("parameters", "4,386,178"), ("devices", "1 x cpu\n2 hosts")])
+    print_table([("parameters", "4,386,178"), ("devices", "1 x cpu\n2 hosts")])
     assert capsys.readouterr().out == "  parameters  4,386,178\n  devices     1 x cpu\n              2 hosts\n"
-    startup_table([])
+    print_table([])
 
 
 def log_evaluations(folder, **scores):
@@ -235,7 +235,7 @@ def drawn_axes(folder, monkeypatch, subject=None):
 
     seen: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, format: (seen.append(figure), path.touch()))
-    draw_curves(folder, subject)
+    plot_curves(folder, subject)
     return {axes.get_ylabel(): axes for axes in seen[0].axes}, seen[0].get_suptitle()
 
 
@@ -280,7 +280,7 @@ def test_curves_of_any_length(tmp_path, count):
             log.write("train", step, {"loss": 5 / step, "mlm_loss": 4 / step, "learning_rate": 1e-4})
             if step % 3 == 1:
                 log.write("eval", step, {"loss": float("nan"), "mlm_accuracy": 0.3, "f1": 0.5})
-    path = draw_curves(tmp_path)
+    path = plot_curves(tmp_path)
     assert path == tmp_path / "curves.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.glob(".*"))
@@ -292,7 +292,7 @@ def test_curves_are_drawn_now_and_then_and_at_the_end(tmp_path, monkeypatch):
     with RunReport(tmp_path, 9, 0, 1) as run:
         run.metrics(1, "eval", {"loss": 5.0})
         assert not picture.exists()
-        now += report.SECONDS_A_DRAWING + 1
+        now += report.PLOT_INTERVAL_SECONDS + 1
         run.metrics(2, "eval", {"loss": 4.0})
         first = picture.read_bytes()
         run.metrics(3, "eval", {"loss": 3.0})
@@ -309,10 +309,10 @@ def test_a_picture_that_cannot_be_drawn_hides_no_other_mistake(tmp_path, monkeyp
 
 
 def test_curves_of_nothing(tmp_path):
-    assert draw_curves(tmp_path) is None
+    assert plot_curves(tmp_path) is None
     with MetricsLog(tmp_path, 0) as log:
         log.write("train", 1, {"tokens_per_second": 5.0})
-    assert draw_curves(tmp_path) is None
+    assert plot_curves(tmp_path) is None
     assert not (tmp_path / "curves.png").exists()
 
 
@@ -336,7 +336,7 @@ def test_replaced_file_is_the_old_one_until_the_new_one_is_whole(tmp_path):
     path.write_text("old")
 
     def write_half():
-        with replacing(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text("ha")
             raise OSError("disk full")
 

@@ -10,12 +10,12 @@ import pytest
 
 from bert.config import OptimizerConfig, TrainingConfig
 from bert.errors import UserError
-from bert.parallel.backends import DataParallel
+from bert.parallel.backends import PmapParallelism
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.metrics_log import read_metrics
 from bert.runs.report import RunReport
-from bert.runs.skipped_steps import MOST, SkippedStep
-from bert.training.loop import StopRequest, Work, fit
+from bert.runs.skipped_steps import MAX_DUMPED_BATCHES, SkippedStep
+from bert.training.loop import InterruptHandler, LoopHooks, fit
 from bert.training.optimizer import learning_rate_schedule
 from bert.training.step import TrainState, make_train_step
 from tests.tiny_training import OBJECTIVE, OPTIMIZER, PARAMS, B, batch_of
@@ -32,9 +32,9 @@ def damaged(step: int) -> dict[str, np.ndarray]:
 
 def train(folder: Path, bad: set[int], devices: int = 1, most: int = 10, params=PARAMS, optimizer=OPTIMIZER):
     """Eight steps, those in ``bad`` with a damaged batch, as commands run them; returns the state that is saved."""
-    parallel = DataParallel(jax.devices()[:devices])
+    parallel = PmapParallelism(jax.devices()[:devices])
     config = TrainingConfig(steps=STEPS, batch_size=B, log_every=2, checkpoint_every=3, max_skipped_steps=most)
-    work = Work(
+    work = LoopHooks(
         total_steps=STEPS,
         eval_every=STEPS,
         batch=lambda step: damaged(step) if step in bad else batch_of(step),
@@ -44,7 +44,7 @@ def train(folder: Path, bad: set[int], devices: int = 1, most: int = 10, params=
         evaluate=lambda params: {},
     )
     state = TrainState.create(params, optimizer, OBJECTIVE.metrics)
-    with Checkpointer(folder / "checkpoints", 2, print) as checkpoints, StopRequest() as stop:
+    with Checkpointer(folder / "checkpoints", 2, print) as checkpoints, InterruptHandler() as stop:
         restored = checkpoints.restore(state)
         state = state if restored is None else restored[1]
         with RunReport(folder, STEPS, int(state.step), 1) as listener:
@@ -59,13 +59,13 @@ def saved(folder: Path) -> TrainState:
 
 def without(skipped: set[int]) -> TrainState:
     """The state after the other steps alone."""
-    parallel = DataParallel(jax.devices()[:1])
+    parallel = PmapParallelism(jax.devices()[:1])
     step_fn = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3), donate=(0,))
     state = TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics)
     for step in set(range(STEPS)) - skipped:
         state = state.replace(step=np.int32(step))
-        state, _ = step_fn(parallel.replicate(state), parallel.place(batch_of(step), 1))
-        state = parallel.fetch(state)
+        state, _ = step_fn(parallel.put_state(state), parallel.shard_batch(batch_of(step), 1))
+        state = parallel.to_host(state)
     return state
 
 
@@ -103,11 +103,11 @@ def test_a_step_that_is_not_finite_leaves_no_trace_in_the_weights(tmp_path: Path
 
 
 def test_every_device_decides_alike() -> None:
-    parallel = DataParallel(jax.devices()[:8])
+    parallel = PmapParallelism(jax.devices()[:8])
     step_fn = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3), donate=(0,))
-    state = parallel.replicate(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics))
+    state = parallel.put_state(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics))
     for batch, skipped in ((damaged(0), [1, 1]), (damaged(1), [2, 2]), (batch_of(2), [0, 2])):
-        state, outcome = step_fn(state, parallel.place(batch, 1))
+        state, outcome = step_fn(state, parallel.shard_batch(batch, 1))
         for leaf in jax.tree.leaves(state):
             np.testing.assert_array_equal(leaf, np.broadcast_to(np.asarray(leaf)[:1], leaf.shape))
         assert np.asarray(outcome.skipped).tolist() == [skipped] * 8
@@ -160,7 +160,7 @@ def test_the_diagnosis_names_the_groups() -> None:
 
 
 def test_batches_are_written_down_up_to_a_number(tmp_path: Path) -> None:
-    for step in range(MOST):
+    for step in range(MAX_DUMPED_BATCHES):
         (tmp_path / f"{step}.json").write_text("")
-    assert skip_of(MOST).write(tmp_path) is None
+    assert skip_of(MAX_DUMPED_BATCHES).write(tmp_path) is None
     assert skip_of(0).write(tmp_path) == tmp_path / "0.json"

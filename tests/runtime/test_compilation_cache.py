@@ -10,7 +10,7 @@ import pytest
 from jax._src.lru_cache import LRUCache
 
 from bert.commands import main
-from bert.runtime.compilation_cache import VARIABLE, use_compilation_cache
+from bert.runtime.compilation_cache import ENV_VAR, use_compilation_cache
 
 OURS = ("JAX_COMPILATION_CACHE_DIR", "JAX_COMPILATION_CACHE_MAX_SIZE", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ print(len(hits) > 0, jax.config.jax_compilation_cache_max_size)
 @pytest.fixture
 def settings(monkeypatch):
     """The environment without the tests' own cache, and JAX not told of another one."""
-    for name in (*OURS, VARIABLE):
+    for name in (*OURS, ENV_VAR):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delitem(sys.modules, "jax", raising=False)
     yield monkeypatch
@@ -50,10 +50,10 @@ def test_it_lies_in_the_users_cache_folder_and_is_bounded(settings, tmp_path):
 
 
 def test_it_moves_and_turns_off(settings, tmp_path):
-    settings.setenv(VARIABLE, "off")
+    settings.setenv(ENV_VAR, "off")
     assert use_compilation_cache() is None
     assert not set(OURS) & set(os.environ)
-    settings.setenv(VARIABLE, str(tmp_path / "elsewhere"))
+    settings.setenv(ENV_VAR, str(tmp_path / "elsewhere"))
     assert use_compilation_cache().parent == tmp_path / "elsewhere"
 
 
@@ -93,7 +93,7 @@ def killed_between_its_writes(folder):
 
 
 def test_what_a_kill_left_half_written_is_removed_at_the_start(settings, tmp_path):
-    settings.setenv(VARIABLE, str(tmp_path))
+    settings.setenv(ENV_VAR, str(tmp_path))
     folder = use_compilation_cache()
     for name in OURS:
         settings.delenv(name)
@@ -105,7 +105,7 @@ def test_what_a_kill_left_half_written_is_removed_at_the_start(settings, tmp_pat
 
 
 def test_what_another_process_is_writing_stays(settings, tmp_path):
-    settings.setenv(VARIABLE, str(tmp_path))
+    settings.setenv(ENV_VAR, str(tmp_path))
     settings.setattr("bert.runtime.compilation_cache.LOCK_SECONDS", 0.05)
     folder = use_compilation_cache()
     for name in OURS:
@@ -116,7 +116,7 @@ def test_what_another_process_is_writing_stays(settings, tmp_path):
 
 
 def test_an_unbounded_cache_has_no_times_of_use_and_stays(settings, tmp_path):
-    settings.setenv(VARIABLE, str(tmp_path))
+    settings.setenv(ENV_VAR, str(tmp_path))
     settings.setenv("JAX_COMPILATION_CACHE_MAX_SIZE", "-1")
     folder = use_compilation_cache()
     LRUCache(str(folder), max_size=-1).put("whole", b"program")
@@ -127,10 +127,10 @@ def test_an_unbounded_cache_has_no_times_of_use_and_stays(settings, tmp_path):
 
 def test_a_named_folder_that_cannot_be_written_is_one_sentence(settings, tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
-    settings.setenv(VARIABLE, str(tmp_path / "file" / "cache"))
+    settings.setenv(ENV_VAR, str(tmp_path / "file" / "cache"))
     assert main(["pretrain", "--print_config"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {VARIABLE} is ") and error.endswith("name another folder, or off\n")
+    assert error.startswith(f"error: {ENV_VAR} is ") and error.endswith("name another folder, or off\n")
 
 
 def test_a_folder_that_jax_was_given_stays(settings, tmp_path):

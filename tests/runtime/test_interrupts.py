@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from bert.runtime.interrupts import Stopped, StopRequest
+from bert.runtime.interrupts import EvaluationInterrupted, InterruptHandler
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 def test_the_first_signal_is_a_flag_and_handlers_come_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with StopRequest() as stop:
+    with InterruptHandler() as stop:
         stop.check()
         assert not stop.after(1)
         signal.raise_signal(signal.SIGTERM)
         assert stop.number == signal.SIGTERM
         assert stop.after(2)
-        with pytest.raises(Stopped):
+        with pytest.raises(EvaluationInterrupted):
             stop.check()
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -32,10 +32,10 @@ import os, signal, sys, time
 from pathlib import Path
 import numpy as np
 from bert.runs import checkpoint
-from bert.runtime.interrupts import StopRequest
+from bert.runtime.interrupts import InterruptHandler
 
 checkpoint.write_manifest = lambda *_: time.sleep(60)  # a save that takes its time
-with StopRequest(), checkpoint.Checkpointer(Path(sys.argv[1]), 2, print) as saver:
+with InterruptHandler(), checkpoint.Checkpointer(Path(sys.argv[1]), 2, print) as saver:
     saver.save(1, {"params": {"w": np.ones(3)}})
     os.kill(os.getpid(), signal.SIGINT)
     print("first", flush=True)

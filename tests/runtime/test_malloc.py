@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bert.runs.curves import draw_curves
+from bert.runs.curves import plot_curves
 from bert.runs.metrics_log import MetricsLog
 from bert.runtime import malloc
-from bert.runtime.malloc import _huge_pages_on_demand, use_huge_pages
+from bert.runtime.malloc import _huge_pages_on_demand, reexec_with_huge_pages
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -20,9 +20,9 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 HEAPS = """
 import ctypes, os, threading
 from pathlib import Path
-from bert.runtime.malloc import give_back, keep_few_heaps
+from bert.runtime.malloc import release_free_memory, limit_malloc_arenas
 
-keep_few_heaps()
+limit_malloc_arenas()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
 libc.malloc.argtypes, libc.malloc_info.argtypes = [ctypes.c_size_t], [ctypes.c_int, ctypes.c_void_p]
@@ -64,8 +64,8 @@ def test_many_threads_share_few_heaps(tmp_path):
 STARTS = """
 import os, sys
 print("starts")
-from bert.runtime.malloc import use_huge_pages
-use_huge_pages()
+from bert.runtime.malloc import reexec_with_huge_pages
+reexec_with_huge_pages()
 print(os.environ.get("GLIBC_TUNABLES"), sys.argv[1:], sys.stdin.read())
 """
 
@@ -97,17 +97,17 @@ def test_nothing_happens_where_it_would_change_nothing(tmp_path, monkeypatch, ke
     monkeypatch.setattr(malloc, "_KERNEL", file)
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started anew"))
-    use_huge_pages()
+    reexec_with_huge_pages()
 
 
 def test_figures_do_not_pile_up(tmp_path):
     with MetricsLog(tmp_path, 0) as log:
         log.write("train", 1, {"loss": 5.0, "learning_rate": 1e-4})
-    draw_curves(tmp_path)
+    plot_curves(tmp_path)
     gc.collect()
     gc.disable()
     try:
-        draw_curves(tmp_path)
+        plot_curves(tmp_path)
         assert gc.collect() < 100  # one figure is some thousands
     finally:
         gc.enable()

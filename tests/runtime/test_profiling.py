@@ -9,26 +9,26 @@ import jax.numpy as jnp
 import pytest
 
 from bert.commands.pretrain import main as pretrain
-from bert.runtime.profiling import LEFT_OUT, STEPS, profiling
+from bert.runtime.profiling import TRACED_STEPS, WARMUP_STEPS, profiler
 from tests.conftest import SMALL_RUN
 
 
 def test_the_trace_can_be_opened_and_the_step_gives_its_own(tmp_path):
     said = []
     step = jax.jit(lambda state, batch: (state + batch, state @ batch))
-    with profiling(False, tmp_path, said.append) as profiled:
+    with profiler(False, tmp_path, said.append) as profiled:
         assert profiled(step) is step
     state = plain = batch = jnp.ones((8, 8))
-    with profiling(True, tmp_path, said.append) as profiled:
+    with profiler(True, tmp_path, said.append) as profiled:
         traced = profiled(step)
-        for _ in range(LEFT_OUT + STEPS + 1):
+        for _ in range(WARMUP_STEPS + TRACED_STEPS + 1):
             (state, found), (plain, expected) = traced(state, batch), step(plain, batch)
             assert (state == plain).all() and (found == expected).all()
         [sentence] = said
     assert said == [sentence]
-    assert sentence.startswith(f"the trace of {STEPS} steps is in ")
+    assert sentence.startswith(f"the trace of {TRACED_STEPS} steps is in ")
     assert f"tensorboard --logdir {tmp_path / 'profile'} " in sentence
-    assert steps_in(tmp_path, sentence) == STEPS
+    assert steps_in(tmp_path, sentence) == TRACED_STEPS
 
 
 def steps_in(folder, sentence):
@@ -42,9 +42,9 @@ def steps_in(folder, sentence):
 @pytest.mark.parametrize("ends", ["another length", "the run", "an error"])
 def test_a_trace_that_cannot_be_whole_is_written_all_the_same(tmp_path, ends):
     said, step = [], jax.jit(lambda state, batch: (state + batch.sum(), batch))
-    with contextlib.suppress(ZeroDivisionError), profiling(True, tmp_path, said.append) as profiled:
+    with contextlib.suppress(ZeroDivisionError), profiler(True, tmp_path, said.append) as profiled:
         traced, batch = profiled(step), jnp.ones((8, 8))
-        for _ in range(LEFT_OUT + 2):
+        for _ in range(WARMUP_STEPS + 2):
             traced(0.0, batch)
         assert not said
         if ends == "another length":
@@ -59,22 +59,22 @@ def test_a_trace_that_cannot_be_whole_is_written_all_the_same(tmp_path, ends):
 
 def test_a_run_that_is_too_short_for_a_trace_says_so(tmp_path):
     said = []
-    with profiling(True, tmp_path, said.append) as profiled:
+    with profiler(True, tmp_path, said.append) as profiled:
         profiled(lambda state, batch: (state, batch))(0, jnp.ones(2))
     assert said == ["no step was traced: the trace begins after 3 steps of a run"]
 
 
-@pytest.mark.parametrize(("calls", "traced"), [(LEFT_OUT + 1, [1, STEPS]), (LEFT_OUT, [STEPS])])
+@pytest.mark.parametrize(("calls", "traced"), [(WARMUP_STEPS + 1, [1, TRACED_STEPS]), (WARMUP_STEPS, [TRACED_STEPS])])
 def test_a_phase_that_ends_within_its_trace_or_before_it_leaves_the_next_one_its_own(tmp_path, calls, traced):
     """Both steps are made, and timed, before the first phase begins, as a run of phases does."""
     said, step = [], jax.jit(lambda state, batch: (state + batch.sum(), batch))
-    with profiling(True, tmp_path, said.append) as profiled:
+    with profiler(True, tmp_path, said.append) as profiled:
         first, second = profiled(step), profiled(step)
         for one, length in ((first, 8), (second, 16), (first, 8), (second, 16)):
             one(0.0, jnp.ones((4, length)))
         for _ in range(calls - 2):
             first(0.0, jnp.ones((4, 8)))
-        for _ in range(LEFT_OUT + STEPS):
+        for _ in range(WARMUP_STEPS + TRACED_STEPS):
             second(0.0, jnp.ones((4, 16)))
     assert [sentence.split(" is in ")[0].removeprefix("the trace of ") for sentence in said] == [
         f"{steps} step{'s' * (steps > 1)}" for steps in traced

@@ -12,7 +12,7 @@ import pytest
 from bert.config import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.data.records import dataset_records, read_records
 from bert.errors import UserError
-from bert.tasks import task_of
+from bert.tasks import make_task
 from bert.tasks.custom_question_answering import read_questions
 from bert.tasks.question_answering import Dataset
 from bert.tasks.span_features import Answer, Example
@@ -94,23 +94,23 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, changed: dict[str, object
 def test_a_question_without_an_answer_in_train_makes_it_like_squad2(tmp_path: Path) -> None:
     none = {**ROW, "id": "q2", "answer": None, "answer_start": None}
     (tmp_path / "dev.jsonl").write_text(json.dumps(none) + "\n")
-    task = task_of(FinetuneConfig(task="span", data=TaskDataConfig(dir=str(tmp_path), columns=COLUMNS)))
+    task = make_task(FinetuneConfig(task="span", data=TaskDataConfig(dir=str(tmp_path), columns=COLUMNS)))
     questions(tmp_path, ROW)
-    plain = task.fitted(task.read(tmp_path, "train"))
+    plain = task.fit(task.read(tmp_path, "train"))
     assert (plain.main_metric, plain.baseline) == ("f1", "")
     with pytest.raises(UserError, match=r"dev\.jsonl, line 1: no answer, but every training question has"):
         plain.read(tmp_path, "dev")
     questions(tmp_path, ROW, none)
-    fitted = task.fitted(task.read(tmp_path, "train"))
+    fitted = task.fit(task.read(tmp_path, "train"))
     assert (fitted.main_metric, fitted.baseline) == ("best_f1", "no_answer")
     assert fitted.read(tmp_path, "dev").labelled
-    found = dataclasses.replace(fitted, null_threshold=-0.5).shape(TaskDataConfig(dir="x", columns=COLUMNS))
-    assert task_of(FinetuneConfig(task="span", data=found)).may_be_impossible
+    found = dataclasses.replace(fitted, null_threshold=-0.5).to_config(TaskDataConfig(dir="x", columns=COLUMNS))
+    assert make_task(FinetuneConfig(task="span", data=found)).may_be_impossible
 
 
 def test_misplaced_answers_are_skipped_in_train_and_told(tmp_path: Path) -> None:
     questions(tmp_path, {**ROW, "answer_start": 2}, {**ROW, "id": "q2"})
-    task = task_of(FinetuneConfig(task="span", data=TaskDataConfig(dir=str(tmp_path), columns=COLUMNS)))
+    task = make_task(FinetuneConfig(task="span", data=TaskDataConfig(dir=str(tmp_path), columns=COLUMNS)))
     train = task.read(tmp_path, "train")
     assert [example.id for example in train.examples] == ["q2"]
     assert "1 question(s) with an answer that does not stand where the file says, q1 is the first" in train.notes[0]

@@ -12,17 +12,17 @@ import pytest
 
 from bert.config import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
-from bert.tasks import TASKS, find_task, register_task, task_of
+from bert.tasks import TASKS, find_task, make_task, register_task
 from bert.tasks.base import Task
-from bert.tasks.custom_sequence import Classification
-from bert.tasks.sequence import Classified
+from bert.tasks.custom_sequence import CustomClassification
+from bert.tasks.sequence import ClassificationPredictions
 
 PAIRS = ColumnsConfig(text_a="claim", text_b="evidence", label="verdict", id="number")
 PAIRS_CSV = 'number,claim,evidence,verdict\nb,"x, y",z,true\na,p,q,false\n'
 
 
 def own(name: str = "classification", **data: object) -> Task:
-    return task_of(FinetuneConfig(task=name, data=TaskDataConfig(**data)))
+    return make_task(FinetuneConfig(task=name, data=TaskDataConfig(**data)))
 
 
 def made(folder: Path, **files: str) -> Path:
@@ -34,7 +34,7 @@ def made(folder: Path, **files: str) -> Path:
 
 def error_of(task: Task, folder: Path, split: str = "train") -> str:
     with pytest.raises(UserError) as caught:
-        task.fitted(task.read(folder, split))
+        task.fit(task.read(folder, split))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -56,21 +56,21 @@ def test_the_training_file_tells_the_labels_and_config_yaml_keeps_them(tmp_path:
     made(tmp_path, train_tsv="text\tlabel\na\t10\nb\t2\nc\t10\n", dev_tsv="text\tlabel\nd\t10\n")
     task = own(dir=str(tmp_path))
     assert task.splits(tmp_path) == ["train", "dev"]
-    fitted = task.fitted(task.read(tmp_path, "train"))
+    fitted = task.fit(task.read(tmp_path, "train"))
     assert (fitted.labels, fitted.output_names, fitted.num_labels) == (("2", "10"), ("2", "10"), 2)
     assert fitted.read(tmp_path, "dev").labels.tolist() == [1]
-    data = fitted.shape(TaskDataConfig(dir="x"))
+    data = fitted.to_config(TaskDataConfig(dir="x"))
     assert data.labels == ["2", "10"]
     assert own(**{key.name: getattr(data, key.name) for key in dataclasses.fields(data)}).labels == ("2", "10")
     listed = own(labels=["10", "2", "0"])
     examples = listed.read(tmp_path, "train")
-    assert (listed.fitted(examples).labels, examples.labels.tolist()) == (("10", "2", "0"), [0, 1, 0])
+    assert (listed.fit(examples).labels, examples.labels.tolist()) == (("10", "2", "0"), [0, 1, 0])
 
 
 def test_blanks_around_labels_do_not_count(tmp_path: Path) -> None:
     made(tmp_path, train_csv=" text , label \na, pos \nb,neg\nc,pos\n", dev_csv="text,label\nd,neg \n")
     task = own(dir=str(tmp_path))
-    task = task.fitted(task.read(tmp_path, "train"))
+    task = task.fit(task.read(tmp_path, "train"))
     assert task.labels == own(labels=["neg ", " pos"]).labels == ("neg", "pos")
     assert task.read(tmp_path, "dev").labels.tolist() == [0]
 
@@ -94,7 +94,7 @@ def test_a_test_file_without_labels_is_predicted(tmp_path: Path, test: str) -> N
     assert task.splits(tmp_path) == ["train", "dev", "test"]
     examples = task.read(tmp_path, "test")
     assert not examples.labelled
-    chosen = Classified(np.array([1, 0]), np.eye(2)[[1, 0]])
+    chosen = ClassificationPredictions(np.array([1, 0]), np.eye(2)[[1, 0]])
     [path] = task.write(tmp_path / "predictions", "test", chosen, examples)
     assert path.name == "test.tsv"
     assert path.read_text() == "index\tprediction\tprobability\n0\ty\t1.000000\n1\tx\t1.000000\n"
@@ -104,7 +104,7 @@ def test_predictions_keep_the_name_of_the_id_column(tmp_path: Path) -> None:
     made(tmp_path, dev_csv="label,key,text\nx,k1,a\ny,k2,b\n", test_csv="key,text\nk3,c\n")
     task = own(labels=["x", "y"], columns=ColumnsConfig(id="key"))
     for split, number in (("dev", 2), ("test", 1)):
-        chosen = Classified(np.zeros(number, np.int64), np.tile([0.75, 0.25], (number, 1)))
+        chosen = ClassificationPredictions(np.zeros(number, np.int64), np.tile([0.75, 0.25], (number, 1)))
         [path] = task.write(tmp_path / "out", split, chosen, task.read(tmp_path, split))
         label = "label\t" if split == "dev" else ""
         assert path.read_text().splitlines()[0] == f"key\tprediction\t{label}probability"
@@ -119,7 +119,7 @@ def test_a_test_file_with_labels_is_scored_under_the_rows_own_ids(tmp_path: Path
     task = own(labels=["false", "true"], columns=PAIRS, metrics=["macro_f1", "accuracy"])
     examples = task.read(tmp_path, "test")
     assert examples.labelled
-    chosen = Classified(np.array([1, 1]), np.array([[0.25, 0.75], [0.0, 1.0]]))
+    chosen = ClassificationPredictions(np.array([1, 1]), np.array([[0.25, 0.75], [0.0, 1.0]]))
     assert task.main_metric == "macro_f1"
     assert task.score(chosen, examples) == {"macro_f1": pytest.approx(1 / 3), "accuracy": 0.5}
     [path] = task.write(tmp_path / "predictions", "test", chosen, examples)
@@ -193,7 +193,7 @@ def test_what_is_wrong_with_a_line_of_jsonl_is_one_sentence(tmp_path: Path, line
 
 def test_what_is_wrong_with_labels_scores_and_ids_is_one_sentence(tmp_path: Path) -> None:
     made(tmp_path, train_tsv="text\tlabel\na\t1\nb\t0\n", dev_tsv="text\tlabel\na\t1\nb\t7\n")
-    task = own().fitted(own().read(tmp_path, "train"))
+    task = own().fit(own().read(tmp_path, "train"))
     unknown = "dev.tsv, line 3: label is '7', and the labels are '0', '1': fix it, or list all labels as data.labels"
     assert unknown in error_of(task, tmp_path, "dev")
     assert "line 3: label is '7', and the labels are '0', '1'" in error_of(
@@ -251,7 +251,7 @@ def test_a_registered_task_is_found_and_the_toolkits_stay(monkeypatch: pytest.Mo
     with pytest.raises(UserError, match=r"task is 'mine', which is unknown: .*register_task"):
         find_task("mine")
     monkeypatch.setattr("bert.tasks.TASKS", dict(TASKS))
-    register_task(Classification(name="mine"))
+    register_task(CustomClassification(name="mine"))
     assert find_task("mine").name == "mine"
     with pytest.raises(ValueError, match="rte is a task of the toolkit"):
-        register_task(Classification(name="rte"))
+        register_task(CustomClassification(name="rte"))

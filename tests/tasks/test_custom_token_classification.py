@@ -13,15 +13,15 @@ import pytest
 
 from bert.config import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
-from bert.tasks import task_of
-from bert.tasks.custom_token_classification import Tagging
+from bert.tasks import make_task
+from bert.tasks.custom_token_classification import CustomTokenClassification
 from bert.tasks.token_classification import Tagged
 
 WORDS, TAGS = [["Ann", "left"], ["New York"]], [["B-PER", "O"], ["B-LOC"]]
 
 
-def own(**data: object) -> Tagging:
-    return task_of(FinetuneConfig(task="tagging", data=TaskDataConfig(**data)))
+def own(**data: object) -> CustomTokenClassification:
+    return make_task(FinetuneConfig(task="tagging", data=TaskDataConfig(**data)))
 
 
 def jsonl(folder: Path, name: str, *rows: dict[str, object]) -> Path:
@@ -33,7 +33,7 @@ def lines(words: str = "words", tags: str = "tags") -> list[dict[str, object]]:
     return [{words: ours, tags: theirs} for ours, theirs in zip(WORDS, TAGS, strict=True)]
 
 
-def error_of(task: Tagging, folder: Path, split: str = "train") -> str:
+def error_of(task: CustomTokenClassification, folder: Path, split: str = "train") -> str:
     with pytest.raises(UserError) as caught:
         task.read(folder, split)
     assert "\n" not in str(caught.value)
@@ -45,9 +45,9 @@ def test_lists_of_words_and_tags_are_sentences(tmp_path: Path) -> None:
     train = task.read(jsonl(tmp_path, "train", *lines("tokens", "ner")), "train")
     assert (train.words, train.tags, train.scheme) == (WORDS, TAGS, "BIO")
     assert train.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
-    assert task.fitted(train).main_metric == "f1"
+    assert task.fit(train).main_metric == "f1"
     assert task.read(tmp_path, "train", max_rows=1).words == WORDS[:1]
-    [path, _] = task.fitted(train).write(tmp_path, "dev", Tagged(TAGS, []), train)
+    [path, _] = task.fit(train).write(tmp_path, "dev", Tagged(TAGS, []), train)
     assert path.read_text() == "Ann\tB-PER\tB-PER\nleft\tO\tO\n\nNew York\tB-LOC\tB-LOC\n\n"
 
 
@@ -99,7 +99,7 @@ def test_csv_names_its_columns_and_an_empty_row_ends_a_sentence(tmp_path: Path, 
     (tmp_path / "train.csv").write_text("\ufeff" + TABLE.format(ending).replace("\n", "\r\n"))
     sentences = own(columns=NAMED).read(tmp_path, "train")
     assert (sentences.words, sentences.tags, sentences.lines) == (WORDS, TAGS, [2, 5])
-    [path, _] = own().fitted(sentences).write(tmp_path, "dev", Tagged(TAGS, []), sentences)
+    [path, _] = own().fit(sentences).write(tmp_path, "dev", Tagged(TAGS, []), sentences)
     assert path.read_text() == "1\tAnn\tB-PER\tB-PER\n2\tleft\tO\tO\n\n3\tNew York\tB-LOC\tB-LOC\n\n"
 
 
@@ -107,9 +107,9 @@ def test_what_csv_quotes_is_one_cell(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text('word,tag\n",",PUNCT\n"""",PUNCT\n\n\n\n"1,000",NUM\n')
     sentences = own(columns=NAMED).read(tmp_path, "train")
     assert (sentences.words, sentences.tags) == ([[",", '"'], ["1,000"]], [["PUNCT", "PUNCT"], ["NUM"]])
-    assert own().fitted(sentences).write(tmp_path, "dev", Tagged([["X", "X"], ["X"]], []), sentences)[
-        0
-    ].read_text() == (', PUNCT X\n" PUNCT X\n\n1,000 NUM X\n\n')
+    assert own().fit(sentences).write(tmp_path, "dev", Tagged([["X", "X"], ["X"]], []), sentences)[0].read_text() == (
+        ', PUNCT X\n" PUNCT X\n\n1,000 NUM X\n\n'
+    )
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
@@ -237,7 +237,7 @@ def test_the_word_words_is_no_header_of_columns_without_names(tmp_path: Path, fi
 
 def test_tags_of_several_words_are_written_between_tabs(tmp_path: Path) -> None:
     train = own().read(jsonl(tmp_path, "train", {"words": ["a", "b"], "tags": ["proper noun", "verb"]}), "train")
-    [path, *_] = own().fitted(train).write(tmp_path, "dev", Tagged(train.tags, []), train)
+    [path, *_] = own().fit(train).write(tmp_path, "dev", Tagged(train.tags, []), train)
     assert path.read_text() == "a\tproper noun\tproper noun\nb\tverb\tverb\n\n"
 
 

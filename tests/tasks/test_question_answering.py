@@ -15,11 +15,11 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from bert import metrics
 from bert.commands.arguments import parse
 from bert.config import FinetuneConfig, TaskDataConfig
-from bert.config.finetuning import FoundNumber
-from bert.config.yaml_io import dump, load
+from bert.config.finetuning import TunedFloat
+from bert.config.yaml_io import dump, load_config
 from bert.errors import UserError
 from bert.runs.folder import open_run
-from bert.tasks import find_task, question_answering, task_of
+from bert.tasks import find_task, make_task, question_answering
 from bert.tasks.span_features import Answer, Answers, Example, Windows
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -204,12 +204,12 @@ def rows(windows: Windows) -> list[list[str]]:
 
 
 def test_a_short_context_is_one_row(tokenizer):
-    windows = question_answering.windows(tokenizer, [example("c (De f", "De")], 16, max_query_length=4)
+    windows = question_answering.make_qa_features(tokenizer, [example("c (De f", "De")], 16, max_query_length=4)
     assert rows(windows) == [["[CLS]", "q", "[SEP]", "c", "(", "d", "##e", "f", "[SEP]"]]
     assert windows.labels.tolist() == [[5, 6]]
     assert windows.char_starts.tolist() == [-1, -1, -1, 0, 2, 3, 4, 6, -1]
     assert windows.char_ends.tolist() == [-1, -1, -1, 1, 3, 4, 5, 7, -1]
-    assert windows.max_context.tolist() == [False] * 3 + [True] * 5 + [False]
+    assert windows.is_max_context.tolist() == [False] * 3 + [True] * 5 + [False]
     assert windows.features.segment_a_lengths.tolist() == [3]
     batch = windows.batch(np.array([0]), 12, 2)
     assert batch["token_type_ids"][0].tolist() == [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0]
@@ -219,13 +219,15 @@ def test_a_short_context_is_one_row(tokenizer):
 
 def test_a_long_context_is_read_through_windows(tokenizer):
     """Ten tokens through windows of six, two apart; by hand, after run_squad.py's rule."""
-    windows = question_answering.windows(tokenizer, [example("a b c d e f g h i j", "g h")], 10, 2, max_query_length=1)
+    windows = question_answering.make_qa_features(
+        tokenizer, [example("a b c d e f g h i j", "g h")], 10, 2, max_query_length=1
+    )
     assert [row[3:-1] for row in rows(windows)] == [list("abcdef"), list("cdefgh"), list("efghij")]
     assert windows.examples.tolist() == [0, 0, 0]
     # Not in the first, whole in the others.
     assert windows.labels.tolist() == [[0, 0], [7, 8], [5, 6]]
     # d has 2 tokens on its lesser side in the first window and 1 in the second; e has 1, 2 and 0; g has 1 and 2.
-    shown = [row.tolist() for row in np.split(windows.max_context, windows.features.offsets[1:-1])]
+    shown = [row.tolist() for row in np.split(windows.is_max_context, windows.features.offsets[1:-1])]
     shown = ["".join(word for word, best in zip(row, own, strict=True) if best) for row, own in
              zip(rows(windows), shown, strict=True)]  # fmt: skip
     assert shown == ["abcd", "ef", "ghij"]
@@ -234,17 +236,17 @@ def test_a_long_context_is_read_through_windows(tokenizer):
 def test_every_token_has_its_most_context_in_one_window(tokenizer):
     text = " ".join(LETTERS * 3)
     for max_length, stride in [(20, 3), (20, 16), (20, 99), (47, 7), (100, 1)]:
-        windows = question_answering.windows(
+        windows = question_answering.make_qa_features(
             tokenizer, [example(text), example("a", "a", id="q2")], max_length, stride, 1
         )
-        starts = windows.char_starts[windows.max_context]
+        starts = windows.char_starts[windows.is_max_context]
         assert sorted(starts.tolist()) == sorted([*range(0, len(text), 2), 0])
         assert windows.lengths.max() <= max_length
 
 
 def test_questions_are_cut_and_share_their_context(tokenizer):
     examples = [example("a b", "b", "c d e f"), example("a b", "a", "x", "q2")]
-    windows = question_answering.windows(tokenizer, examples, 9, max_query_length=2)
+    windows = question_answering.make_qa_features(tokenizer, examples, 9, max_query_length=2)
     assert rows(windows) == [
         ["[CLS]", "c", "d", "[SEP]", "a", "b", "[SEP]"],
         ["[CLS]", "x", "[SEP]", "a", "b", "[SEP]"],
@@ -254,32 +256,32 @@ def test_questions_are_cut_and_share_their_context(tokenizer):
 
 def test_a_context_without_tokens_has_a_row_and_no_answer(tokenizer):
     examples = [example("\u200b", None), example("a", "a", id="q2")]
-    windows = question_answering.windows(tokenizer, examples)
+    windows = question_answering.make_qa_features(tokenizer, examples)
     assert rows(windows)[0] == ["[CLS]", "q", "[SEP]", "[SEP]"]
     logits = np.ones((2, 5))
-    assert question_answering.answers(examples, windows, logits, logits).texts == {"q1": "", "q2": "a"}
-    assert question_answering.answers(examples, windows, logits, logits, null_threshold=9.0).texts == {
+    assert question_answering.decode_answers(examples, windows, logits, logits).texts == {"q1": "", "q2": "a"}
+    assert question_answering.decode_answers(examples, windows, logits, logits, null_threshold=9.0).texts == {
         "q1": "",
         "q2": "a",
     }
 
 
 def test_special_tokens_in_a_text_are_prose(tokenizer):
-    windows = question_answering.windows(tokenizer, [example("a [SEP] b", "b", "[MASK]")])
+    windows = question_answering.make_qa_features(tokenizer, [example("a [SEP] b", "b", "[MASK]")])
     assert np.isin(windows.features.ids, [CLS, SEP]).sum() == 3
 
 
 def test_lengths_that_leave_no_room_are_refused(tokenizer):
     with pytest.raises(UserError, match="a question of 64 tokens leaves no room for its context in a row of 64"):
-        question_answering.windows(tokenizer, [example("a", "a")], 64)
+        question_answering.make_qa_features(tokenizer, [example("a", "a")], 64)
     with pytest.raises(UserError, match="doc_stride is 0"):
-        question_answering.windows(tokenizer, [example("a", "a")], doc_stride=0)
+        question_answering.make_qa_features(tokenizer, [example("a", "a")], doc_stride=0)
 
 
 def test_the_tokenizer_of_the_caller_stays_as_it_is(tokenizer):
     tokenizer.enable_truncation(3)
     before = tokenizer.to_str()
-    assert question_answering.windows(tokenizer, [example("a b c d e f", "b")]).lengths.tolist() == [10]
+    assert question_answering.make_qa_features(tokenizer, [example("a b c d e f", "b")]).lengths.tolist() == [10]
     assert tokenizer.to_str() == before
 
 
@@ -297,8 +299,8 @@ def test_answers_come_back_as_they_stand_in_the_context(tokenizer):
     wanted = ["abc d\u00e9", "d\u00e9  F", "F\tghi", "J'k", "Lm", "o\u0308p", "qe\u0301", "s t"]
     examples = [example(context, answer, id=answer) for answer in wanted]
     for max_length in (99, 20, 14):
-        windows = question_answering.windows(tokenizer, examples, max_length, 3, 1)
-        found = question_answering.answers(examples, windows, *oracle(windows))
+        windows = question_answering.make_qa_features(tokenizer, examples, max_length, 3, 1)
+        found = question_answering.decode_answers(examples, windows, *oracle(windows))
         assert found.texts == {answer: answer for answer in wanted}
         for id, best in found.best.items():
             assert context[best.start : best.end] == id
@@ -306,8 +308,8 @@ def test_answers_come_back_as_they_stand_in_the_context(tokenizer):
         models.WordPiece({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}, unk_token="[UNK]")
     )
     whole.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    windows = question_answering.windows(whole, examples := [example("in the 1990s .", "1990")])
-    assert question_answering.answers(examples, windows, *oracle(windows)).texts == {"q1": "1990s"}
+    windows = question_answering.make_qa_features(whole, examples := [example("in the 1990s .", "1990")])
+    assert question_answering.decode_answers(examples, windows, *oracle(windows)).texts == {"q1": "1990s"}
 
 
 def slow_n_best(windows: Windows, row: int, start: np.ndarray, end: np.ndarray, longest: int) -> list[tuple]:
@@ -319,7 +321,7 @@ def slow_n_best(windows: Windows, row: int, start: np.ndarray, end: np.ndarray, 
             (float(start[row, first] + end[row, last]), first, last)
             for first in tokens
             for last in tokens[first : first + longest]
-            if windows.max_context[offset + first] and windows.char_starts[offset + last] >= 0
+            if windows.is_max_context[offset + first] and windows.char_starts[offset + last] >= 0
         ),
         reverse=True,
     )
@@ -330,9 +332,11 @@ def test_n_best_lists_are_those_of_trying_every_span(tokenizer, monkeypatch):
     random = np.random.default_rng(5)
     texts = [" ".join(random.choice(list(LETTERS), 26, replace=False)) for _ in range(3)]
     examples = [example(text, None, id=str(number)) for number, text in enumerate([*texts, "a"])]
-    windows = question_answering.windows(tokenizer, examples, 16, 4, 1)
+    windows = question_answering.make_qa_features(tokenizer, examples, 16, 4, 1)
     start, end = random.normal(size=(2, len(windows), 20)).astype(np.float32)
-    found = question_answering.answers(examples, windows, start, end, n_best=7, max_answer_length=5, null_threshold=0.5)
+    found = question_answering.decode_answers(
+        examples, windows, start, end, n_best=7, max_answer_length=5, null_threshold=0.5
+    )
     for number, one in enumerate(examples):
         own = np.flatnonzero(windows.examples == number)
         best = sorted((span for row in own for span in slow_n_best(windows, row, start, end, 5)), reverse=True)[:6]
@@ -349,9 +353,11 @@ def test_n_best_lists_are_those_of_trying_every_span(tokenizer, monkeypatch):
 
 def test_equal_texts_count_once_and_the_better_stays(tokenizer):
     examples = [example("a b a", "a")]
-    windows = question_answering.windows(tokenizer, examples, 16, max_query_length=1)
+    windows = question_answering.make_qa_features(tokenizer, examples, 16, max_query_length=1)
     start = np.array([[0, 0, 0, 1.0, 0, 3.0, 0]])
-    listed = question_answering.answers(examples, windows, start, np.zeros((1, 7)), max_answer_length=1).n_best["q1"]
+    listed = question_answering.decode_answers(examples, windows, start, np.zeros((1, 7)), max_answer_length=1).n_best[
+        "q1"
+    ]
     assert [(candidate.text, candidate.start) for candidate in listed] == [("a", 4), ("b", 2)]
     assert [candidate.probability for candidate in listed] == pytest.approx([1 / (1 + np.exp(-3)), 1 / (1 + np.exp(3))])
 
@@ -359,11 +365,11 @@ def test_equal_texts_count_once_and_the_better_stays(tokenizer):
 def test_no_answer_is_given_where_the_odds_pass_the_threshold(tokenizer):
     """The null score is the least of the windows'; a threshold moves the answer, not the lists."""
     examples = [example("a b c d e f g h", None)]
-    windows = question_answering.windows(tokenizer, examples, 8, 4, 1)
+    windows = question_answering.make_qa_features(tokenizer, examples, 8, 4, 1)
     start, end = np.zeros((2, 2, 8))
     start[:, 0], start[1, 4] = [5.0, 2.0], 1.0
     for threshold, text in [(0.9, ""), (1.0, "f"), (1.1, "f")]:
-        found = question_answering.answers(examples, windows, start, end, 1, 1, null_threshold=threshold)
+        found = question_answering.decode_answers(examples, windows, start, end, 1, 1, null_threshold=threshold)
         assert found.null_odds == {"q1": 1.0}
         assert found.texts == {"q1": text}
         assert [candidate.text for candidate in found.n_best["q1"]] == ["", "f"]
@@ -372,22 +378,22 @@ def test_no_answer_is_given_where_the_odds_pass_the_threshold(tokenizer):
 
 def test_logits_of_other_rows_are_refused(tokenizer):
     examples = [example("a b", "a")]
-    windows = question_answering.windows(tokenizer, examples)
+    windows = question_answering.make_qa_features(tokenizer, examples)
     for shape in [(1, 5), (2, 6)]:
         with pytest.raises(ValueError, match="wanted"):
-            question_answering.answers(examples, windows, np.zeros(shape), np.zeros(shape))
+            question_answering.decode_answers(examples, windows, np.zeros(shape), np.zeros(shape))
 
 
 def test_the_official_files(tokenizer, tmp_path):
     examples = [example("Ada met Bob.", "Bob"), example("x y", None, id="q2")]
-    windows = question_answering.windows(tokenizer, examples)
+    windows = question_answering.make_qa_features(tokenizer, examples)
     paths = question_answering.write_predictions(
-        tmp_path / "v1", question_answering.answers(examples, windows, *oracle(windows))
+        tmp_path / "v1", question_answering.decode_answers(examples, windows, *oracle(windows))
     )
     assert [path.name for path in paths] == ["predictions.json", "nbest_predictions.json"]
     assert json.loads(paths[0].read_text())["q1"] == "Bob"
 
-    found = question_answering.answers(examples, windows, *oracle(windows), null_threshold=0.0)
+    found = question_answering.decode_answers(examples, windows, *oracle(windows), null_threshold=0.0)
     paths = question_answering.write_predictions(tmp_path / "v2", found)
     written = {path.name: json.loads(path.read_text()) for path in paths}
     assert written["predictions.json"] == {"q1": "Bob", "q2": ""}
@@ -399,8 +405,8 @@ def test_the_official_files(tokenizer, tmp_path):
 
 def test_the_best_threshold_is_found_on_answers_that_are_ones(tokenizer):
     examples = [example("a b", "a"), example("a b", None, id="q2")]
-    windows = question_answering.windows(tokenizer, examples)
-    found = question_answering.answers(examples, windows, *oracle(windows), null_threshold=-99.0)
+    windows = question_answering.make_qa_features(tokenizer, examples)
+    found = question_answering.decode_answers(examples, windows, *oracle(windows), null_threshold=-99.0)
     best = {id: candidate.text for id, candidate in found.best.items()}
     thresholds = metrics.best_null_threshold(best, found.null_odds, question_answering.references(examples))
     assert thresholds == {"best_exact": 100, "best_exact_thresh": -20, "best_f1": 100, "best_f1_thresh": -20}
@@ -418,7 +424,7 @@ def config_of(path: Path, *arguments: str) -> FinetuneConfig:
 
 def threshold_of(folder: Path) -> float | None:
     """As `bert.load`, `bert predict` and the export of a run have it."""
-    return task_of(load(FinetuneConfig, folder / "config.yaml")).null_threshold
+    return make_task(load_config(FinetuneConfig, folder / "config.yaml")).null_threshold
 
 
 def tune(config: FinetuneConfig, tokenizer: Tokenizer, null: float) -> float:
@@ -427,16 +433,16 @@ def tune(config: FinetuneConfig, tokenizer: Tokenizer, null: float) -> float:
     Returns the threshold at which the final answers of dev are given.
     """
     with open_run(config) as run:
-        task = task_of(run.config)
-        run = run.resolve(dataclasses.replace(run.config, data=task.shape(run.config.data)))
+        task = make_task(run.config)
+        run = run.save_config(dataclasses.replace(run.config, data=task.to_config(run.config.data)))
         examples = [example("x", "x", id="q1"), example("x", None, id="q2")]
         dev = question_answering.Dataset(examples, [])
         rows = task.features(tokenizer, dev, run.config.data)
         outputs = [np.zeros((length, 2), np.float32) for length in rows.lengths]
         outputs[0][0], outputs[1][0] = null - 1, null + 1
-        tuned = task.tuned(outputs, rows, dev)
+        tuned = task.tune(outputs, rows, dev)
         if tuned is not task:
-            run.resolve(dataclasses.replace(run.config, data=tuned.shape(run.config.data)))
+            run.save_config(dataclasses.replace(run.config, data=tuned.to_config(run.config.data)))
         answers = tuned.predict(outputs, rows, dev)
         if config.data.null_threshold is None:
             assert tuned.score(answers, dev)["f1"] == 100, "the threshold is that of this model"
@@ -469,17 +475,17 @@ def test_a_threshold_that_is_set_stays_in_the_run_and_its_repeats_and_is_told(to
     assert tune(repeat, tokenizer, 20) == threshold_of(again) == -1.5
     write(tmp_path, entry()).rename(tmp_path / "dev-v2.0.json")
     told = "data.null_threshold is -1.5, as it was set: none is searched on dev"
-    assert told in task_of(repeat).read(tmp_path, "dev").notes[-1]
-    for data in (TaskDataConfig(), TaskDataConfig(null_threshold=FoundNumber(-1.5))):
-        assert task_of(FinetuneConfig(task="squad2", data=data)).read(tmp_path, "dev").notes == ()
+    assert told in make_task(repeat).read(tmp_path, "dev").notes[-1]
+    for data in (TaskDataConfig(), TaskDataConfig(null_threshold=TunedFloat(-1.5))):
+        assert make_task(FinetuneConfig(task="squad2", data=data)).read(tmp_path, "dev").notes == ()
 
 
 def test_a_found_threshold_is_written_and_read_as_found(tmp_path):
     path = tmp_path / "config.yaml"
-    for value in (FoundNumber(1.5), FoundNumber(-3.4e38), FoundNumber(1 / 3), 1.5, None):
+    for value in (TunedFloat(1.5), TunedFloat(-3.4e38), TunedFloat(1 / 3), 1.5, None):
         config = FinetuneConfig(task="squad2", data=TaskDataConfig(dir="x", null_threshold=value))
         path.write_text(dump(config))
-        read = load(FinetuneConfig, path)
+        read = load_config(FinetuneConfig, path)
         assert (read, type(read.data.null_threshold)) == (config, type(value))
     path.write_text(RECIPE.replace("4}", "4, null_threshold: found 1.5}"))
     assert config_of(path, "--data.null_threshold=0.5").data.null_threshold == 0.5, "what the user sets goes before it"

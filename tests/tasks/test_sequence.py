@@ -10,7 +10,7 @@ import pytest
 
 from bert.errors import UserError
 from bert.tasks import TASKS, glue
-from bert.tasks.sequence import Classified, Examples, Label, Score
+from bert.tasks.sequence import ClassificationPredictions, Examples, Label, Score
 from tests.helpers import LAYOUTS
 
 
@@ -156,7 +156,7 @@ def test_empty_questions_of_qqp_are_the_originals_own(tmp_path: Path) -> None:
 
 def test_words_and_numbers_of_the_official_files(tmp_path: Path) -> None:
     unlabelled = Examples(["x", "y", "z"], ["x", "y", "z"], None, ["4", "5", "6"])
-    chosen = Classified(np.array([2, 0, 1]), np.eye(3)[[2, 0, 1]])
+    chosen = ClassificationPredictions(np.array([2, 0, 1]), np.eye(3)[[2, 0, 1]])
     for split, name in (("test", "MNLI-m.tsv"), ("test_mismatched", "MNLI-mm.tsv"), ("diagnostic", "AX.tsv")):
         path, _ = TASKS["mnli"].write(tmp_path, split, chosen, unlabelled)
         assert path == tmp_path / name
@@ -215,7 +215,7 @@ def test_a_run_that_has_diverged_answers_numbers(tmp_path: Path, worst: float) -
 def test_collapsed_runs_are_known_by_one_label_or_a_score_no_better_than_the_majority_class() -> None:
     def collapsed(name: str, predicted: list[int], labels: list[int]) -> bool:
         examples = Examples(["x"] * len(labels), None, np.array(labels, np.int32), [])
-        return TASKS[name].collapsed(Classified(np.array(predicted), np.eye(2)[predicted]), examples)
+        return TASKS[name].is_degenerate(ClassificationPredictions(np.array(predicted), np.eye(2)[predicted]), examples)
 
     labels = [1, 1, 1, 0]
     assert collapsed("cola", [1, 1, 1, 1], labels)
@@ -229,20 +229,20 @@ def test_collapsed_runs_are_known_by_one_label_or_a_score_no_better_than_the_maj
     assert not collapsed("mrpc", better, [1] * 279 + [0] * 129)
     assert collapsed("mrpc", [0, *[1] * 407], [1] * 279 + [0] * 129)
     flat = Examples(["x"] * 3, None, np.array([0, 1, 2], np.float32), [])
-    assert TASKS["stsb"].collapsed(np.full(3, 2.5), flat)
-    assert TASKS["stsb"].collapsed(np.array([2.0, 1.0, 0.0]), flat)
-    assert not TASKS["stsb"].collapsed(np.array([0.0, 1.0, 1.0]), flat)
+    assert TASKS["stsb"].is_degenerate(np.full(3, 2.5), flat)
+    assert TASKS["stsb"].is_degenerate(np.array([2.0, 1.0, 0.0]), flat)
+    assert not TASKS["stsb"].is_degenerate(np.array([0.0, 1.0, 1.0]), flat)
 
 
 def test_lines_of_new_inputs() -> None:
-    assert TASKS["cola"].input_of("a\tb") == "a\tb"
-    assert TASKS["rte"].input_of("a\tb") == ("a", "b")
-    assert TASKS["rte"].shown(("a", "b")) == {"text_a": "a", "text_b": "b"}
+    assert TASKS["cola"].parse_line("a\tb") == "a\tb"
+    assert TASKS["rte"].parse_line("a\tb") == ("a", "b")
+    assert TASKS["rte"].input_fields(("a", "b")) == {"text_a": "a", "text_b": "b"}
     with pytest.raises(
         ValueError, match=r"1 column\(s\) where this task takes 2: write text_a, text_b with a tab between"
     ):
-        TASKS["rte"].input_of("a")
+        TASKS["rte"].parse_line("a")
     with pytest.raises(ValueError, match="empty"):
-        TASKS["rte"].input_of("a\t ")
+        TASKS["rte"].parse_line("a\t ")
     with pytest.raises(UserError, match=r"input 2 is .a., and rte takes a pair of texts: pass a tuple"):
-        TASKS["rte"].asked([("a", "b"), "a"])
+        TASKS["rte"].examples_from_inputs([("a", "b"), "a"])

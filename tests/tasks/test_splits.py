@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
-from bert.tasks import task_of
+from bert.tasks import make_task
 from bert.tasks.splits import Splits, cut_facts, held_out, label_facts, read_splits
 from bert.tokenizer.wordpiece import SPECIAL_TOKENS
 from tests.tasks.test_custom_sequence import made
@@ -22,7 +22,7 @@ from tests.tasks.test_custom_sequence import made
 def splits_of(folder: Path, task: str = "classification", seed: int = 0, **data: object) -> Splits:
     config = FinetuneConfig(task=task, seed=seed, init="none", data=TaskDataConfig(dir=str(folder), **data))
     config.data.check()
-    return read_splits(task_of(config), config)
+    return read_splits(make_task(config), config)
 
 
 def rows(*labels: str) -> str:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
-from bert.tasks import find_task, task_of
+from bert.tasks import find_task, make_task
 from bert.tasks.inference_only import published_task
 from bert.tasks.question_answering import SquadTask
 from bert.tasks.token_classification import TaggingTask
@@ -81,9 +81,9 @@ def test_squad_trains_on_what_has_a_place_and_scores_everything(tmp_path, tokeni
     assert rows.batch(np.array([1, 0]), 16, 3)["weights"].tolist() == [0, 1, 0], "what is not known has no loss"
     found = task.predict(outputs_for(rows, [(4, 4), (4, 4)]), rows, dev)
     assert task.score(found, dev) == {"exact_match": 100, "f1": 100}
-    assert not task.collapsed(found, dev)
-    assert task.collapsed(task.predict(outputs_for(rows, [(3, 3), (5, 5)]), rows, dev), dev)
-    strict = task.shaped(dataclasses.replace(DATA, misplaced_answers="error"))
+    assert not task.is_degenerate(found, dev)
+    assert task.is_degenerate(task.predict(outputs_for(rows, [(3, 3), (5, 5)]), rows, dev), dev)
+    strict = task.from_config(dataclasses.replace(DATA, misplaced_answers="error"))
     with pytest.raises(UserError, match="question lost: the answer 'b' does not stand at character 0"):
         strict.read(tmp_path, "dev")
     assert len(task.read(tmp_path, "dev", max_rows=1)) == 1
@@ -103,17 +103,17 @@ def test_the_threshold_of_squad2_is_found_on_dev_and_kept(tmp_path, tokenizer):
     before = task.score(task.predict(outputs, rows, dev), dev)
     assert (before["f1"], before["best_f1"], before["HasAns_f1"], before["NoAns_f1"]) == (
         pytest.approx(200 / 3), 100, 50, 100)  # fmt: skip
-    tuned = task.tuned(outputs, rows, dev)
+    tuned = task.tune(outputs, rows, dev)
     assert before["best_f1_thresh"] == 3.0
     assert tuned.null_threshold == 4.5, "half way to the question without an answer"
     found = tuned.predict(outputs, rows, dev)
     assert tuned.score(found, dev)["f1"] == 100
-    assert tuned.shape(DATA).null_threshold == 4.5
-    assert task.shaped(tuned.shape(DATA)) == dataclasses.replace(
+    assert tuned.to_config(DATA).null_threshold == 4.5
+    assert task.from_config(tuned.to_config(DATA)) == dataclasses.replace(
         tuned, n_best=DATA.n_best, max_answer_length=DATA.max_answer_length
     )
-    given = task.shaped(dataclasses.replace(DATA, null_threshold=-7.0))
-    assert given.tuned(outputs, rows, dev) is given, "what the user sets stays"
+    given = task.from_config(dataclasses.replace(DATA, null_threshold=-7.0))
+    assert given.tune(outputs, rows, dev) is given, "what the user sets stays"
     assert [answer.answer for answer in tuned.answers(found, dev)] == ["b", "d", ""]
     assert tuned.answers(found, dev)[2][1:3] == (None, None)
 
@@ -125,9 +125,9 @@ def test_where_it_is_best_never_to_answer_the_threshold_says_so(tmp_path, tokeni
     dev = task.read(tmp_path, "dev")
     rows = task.features(tokenizer, dev, DATA)
     outputs = outputs_for(rows, [(4, 4)] * 2)
-    tuned = task.tuned(outputs, rows, dev)
+    tuned = task.tune(outputs, rows, dev)
     assert set(tuned.predict(outputs, rows, dev).texts.values()) == {""}
-    assert tuned.collapsed(tuned.predict(outputs, rows, dev), dev)
+    assert tuned.is_degenerate(tuned.predict(outputs, rows, dev), dev)
     assert tuned.baseline_scores(dev)["f1"] == 50
 
 
@@ -153,11 +153,11 @@ def test_labels_of_tagging_are_those_of_the_whole_training_file(tmp_path, tokeni
     assert task.splits(tmp_path) == ["train", "dev", "test"]
     train = task.read(tmp_path, "train", max_rows=1)
     assert len(train) == 1
-    fitted = task.fitted(train)
+    fitted = task.fit(train)
     assert fitted.labels == ("O", "B-X", "I-X", "B-Y", "I-Y")
-    assert fitted.shape(DATA).labels == ["O", "B-X", "I-X", "B-Y", "I-Y"]
-    assert task.shaped(fitted.shape(DATA)) == fitted
-    assert task.shaped(dataclasses.replace(DATA, labels=["O", "B-X", "I-X"])).fitted(train).num_labels == 3
+    assert fitted.to_config(DATA).labels == ["O", "B-X", "I-X", "B-Y", "I-Y"]
+    assert task.from_config(fitted.to_config(DATA)) == fitted
+    assert task.from_config(dataclasses.replace(DATA, labels=["O", "B-X", "I-X"])).fit(train).num_labels == 3
     assert not task.read(tmp_path, "test").labelled
     write_columns(tmp_path, "test", "a O\nb B-X")
     assert task.read(tmp_path, "test").labelled, "as many columns as train"
@@ -174,7 +174,7 @@ def test_labels_of_tagging_are_those_of_the_whole_training_file(tmp_path, tokeni
     assert (scores["precision"], scores["recall"], scores["f1"]) == (0.5, 0.5, 0.5)
     assert (scores["f1_X"], scores["f1_Y"]) == (pytest.approx(2 / 3), 0)
     assert fitted.baseline_scores(dev)["f1"] == pytest.approx(2 / 3), "b is X in the one sentence of train, c is new"
-    assert fitted.collapsed(found, dev)
+    assert fitted.is_degenerate(found, dev)
     columns, types = fitted.write(tmp_path / "out", "dev", found, dev)
     assert columns.read_text() == "b B-X B-X\nc B-Y B-X\n\n"
     assert types.read_text().splitlines()[1].split("\t") == ["X", "0.5", "1", "0.666667", "1", "2", "1"]
@@ -220,19 +220,19 @@ def test_predicted_sequences_are_sound(tmp_path, tokenizer):
     """Of files without tags as well, and in answers; one label everywhere is still a collapse."""
     write_columns(tmp_path, "train", "a B-X\nb I-X\nc O\nd B-Y\ne I-Y")
     write_columns(tmp_path, "test", "a\nb\nc\nd\ne")
-    task = find_task("ner").fitted(find_task("ner").read(tmp_path, "train"))
+    task = find_task("ner").fit(find_task("ner").read(tmp_path, "train"))
     test = task.read(tmp_path, "test")
     rows = task.features(tokenizer, test, DATA)
     found = task.predict(logits_of(rows, task.labels, "I-X I-Y O I-X I-X"), rows, test)
     assert found.tags == [["B-X", "B-Y", "O", "B-X", "I-X"]]
     assert task.write(tmp_path, "test", found, test)[0].read_text() == "a B-X\nb B-Y\nc O\nd B-X\ne I-X\n\n"
-    asked = task.asked(["a b c d e"])
+    asked = task.examples_from_inputs(["a b c d e"])
     [answer] = task.answers(task.predict(logits_of(rows, task.labels, "I-X I-Y O I-X I-X"), rows, asked), asked)
     assert [entity["text"] for entity in answer.entities] == ["a", "b", "d e"]
     train = task.read(tmp_path, "train")
-    assert task.collapsed(task.predict(logits_of(rows, task.labels, "I-X I-X I-X I-X I-X"), rows, train), train)
+    assert task.is_degenerate(task.predict(logits_of(rows, task.labels, "I-X I-X I-X I-X I-X"), rows, train), train)
     half = task.predict(logits_of(rows, task.labels, "I-X I-X O O O"), rows, train)
-    assert not task.collapsed(half, train)
+    assert not task.is_degenerate(half, train)
 
 
 def test_the_baseline_is_scored_as_a_model_is(tmp_path):
@@ -247,9 +247,9 @@ def test_the_baseline_is_scored_as_a_model_is(tmp_path):
 def test_plain_tags_are_scored_and_answered_word_by_word(tmp_path, tokenizer):
     for split in ("train", "dev"):
         write_columns(tmp_path, split, "a DT\nb NN", "c NN")
-    task = find_task("ner").fitted(find_task("ner").read(tmp_path, "train"))
+    task = find_task("ner").fit(find_task("ner").read(tmp_path, "train"))
     assert (task.labels, task.main_metric, task.types) == (("DT", "NN"), "accuracy", [])
-    asked = task.asked(["a, b"])
+    asked = task.examples_from_inputs(["a, b"])
     rows = task.features(tokenizer, asked, DATA)
     output = np.zeros((rows.lengths[0], 2), np.float32)
     output[3, 1] = 9
@@ -285,15 +285,17 @@ def test_test_files_of_multiple_choice_may_have_the_answers(tmp_path):
     assert task.read(tmp_path, "test").labels.tolist() == [1]
     for given in ("one", ("q", "a"), ("q", "a", " "), ("q", ["a"])):
         with pytest.raises(UserError, match="input 1"):
-            task.asked([given])
-    assert task.asked([("q", ["a", "b"])]).choices == task.asked([("q", "a", "b")]).choices
+            task.examples_from_inputs([given])
+    assert (
+        task.examples_from_inputs([("q", ["a", "b"])]).choices == task.examples_from_inputs([("q", "a", "b")]).choices
+    )
 
 
 def test_settings_reach_the_task_and_are_checked():
     data = dataclasses.replace(DATA, dir="x", n_best=3, max_answer_length=7, broken_tags="count")
-    task = task_of(FinetuneConfig(task="squad2", data=data))
+    task = make_task(FinetuneConfig(task="squad2", data=data))
     assert (task.n_best, task.max_answer_length, task.null_threshold) == (3, 7, None)
-    assert task_of(FinetuneConfig(task="wnut17", data=data)).may_be_broken
+    assert make_task(FinetuneConfig(task="wnut17", data=data)).may_be_broken
     wrong = {"broken_tags": "skip", "misplaced_answers": "no", "n_best": 0, "doc_stride": 0, "max_query_length": 0,
              "max_answer_length": 0, "null_threshold": float("nan")}  # fmt: skip
     for name, value in wrong.items():

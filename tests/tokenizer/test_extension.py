@@ -11,10 +11,10 @@ from bert.commands.pretrain import main as pretrain
 from bert.commands.tokenizer import main
 from bert.config import TokenizerConfig
 from bert.errors import UserError
-from bert.tokenizer.extension import old_pieces, useful_words, with_words
+from bert.tokenizer.extension import add_words, decompose_new_tokens, select_new_words
 from bert.tokenizer.wordpiece import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
 from bert.training import pretraining
-from bert.training.initialization import with_new_rows
+from bert.training.initialization import extend_embeddings
 from tests.conftest import SMALL_RUN
 
 TEXTS = ["the cat sat on the mat", "the cardiomyopathy of the cat", "cardiomyopathy, stent and Stent"] * 5
@@ -47,15 +47,15 @@ def test_unused_slots_and_alphabet() -> None:
 
 
 def test_the_words_that_save_most_come_first(vocabulary) -> None:
-    found = useful_words(load_tokenizer(vocabulary), TEXTS, 4)
+    found = select_new_words(load_tokenizer(vocabulary), TEXTS, 4)
     assert [(new.word, new.count) for new in found] == [("cardiomyopathy", 10), ("stent", 10), ("cat", 10), ("and", 5)]
     assert found[0].saved == 10 * 13
-    assert useful_words(load_tokenizer(vocabulary), TEXTS, 9, min_frequency=6) == found[:3]
+    assert select_new_words(load_tokenizer(vocabulary), TEXTS, 9, min_frequency=6) == found[:3]
 
 
 def test_new_words_take_unused_slots_then_the_end_and_all_else_stays(vocabulary) -> None:
     before = load_tokenizer(vocabulary)
-    after = with_words(before, ["cardiomyopathy", "stent", "cat"])
+    after = add_words(before, ["cardiomyopathy", "stent", "cat"])
     old, new = before.get_vocab(), after.get_vocab()
     assert new["cardiomyopathy"] == old["[unused0]"]
     assert new["stent"] == old["[unused1]"]
@@ -95,10 +95,10 @@ def test_new_rows_are_the_means_of_the_old_pieces(vocabulary) -> None:
     before = load_tokenizer(vocabulary)
     words = ["stent", "cat", "onto", "##ty", "中"]
     after = changed(
-        with_words(before, ["stent", "cat", "onto"]), lambda c: c["model"]["vocab"].update({"##ty": 53, "中": 54})
+        add_words(before, ["stent", "cat", "onto"]), lambda c: c["model"]["vocab"].update({"##ty": 53, "中": 54})
     )
     assert after.token_to_id("onto") == len(PIECES) + 2
-    rows = old_pieces(before, after, "old", "new")
+    rows = decompose_new_tokens(before, after, "old", "new")
     old, new = before.get_vocab(), after.get_vocab()
     assert [new[word] for word in words] == list(rows) == [5, 6, 52, 53, 54]
     assert rows[new["stent"]] == [old[piece] for piece in ("s", "##t", "##e", "##n", "##t")]
@@ -111,7 +111,7 @@ def test_new_rows_are_the_means_of_the_old_pieces(vocabulary) -> None:
     word, bias = random.normal(size=(size, 6)).astype(np.float32), random.normal(size=size).astype(np.float32)
     params = {"bert": {"embeddings": {"word": {"embedding": word}}, "pooler": {}}, "predictions": {"bias": bias}}
     given = word.copy()
-    grown = with_new_rows(params, rows, 56)
+    grown = extend_embeddings(params, rows, 56)
     table, output = grown["bert"]["embeddings"]["word"]["embedding"], grown["predictions"]["bias"]
     assert (table.shape, output.shape, table.dtype, output.dtype) == ((56, 6), (56,), np.float32, np.float32)
     same = [row for row in range(size) if row not in rows]
@@ -129,7 +129,7 @@ def test_what_is_no_extension_is_one_sentence(vocabulary) -> None:
 
     def error(change) -> str:
         with pytest.raises(UserError) as caught:
-            old_pieces(before, changed(before, change), "old", "new")
+            decompose_new_tokens(before, changed(before, change), "old", "new")
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
@@ -140,13 +140,13 @@ def test_what_is_no_extension_is_one_sentence(vocabulary) -> None:
     assert "whose piece 50, 'the', has number 51 (2 such pieces)" in error(swap)
     assert "whose piece 50, 'the', is not there (1 such" in error(lambda content: content["model"]["vocab"].pop("the"))
     assert "its normalizer is another" in error(lambda content: content["normalizer"].update(lowercase=False))
-    assert old_pieces(before, before, "old", "new") == {}
+    assert decompose_new_tokens(before, before, "old", "new") == {}
     bytes_ = Tokenizer.from_str(
         json.dumps({"model": {"type": "BPE", "vocab": {"<pad>": 0}, "merges": []}, "added_tokens": []})
     )
     bytes_.add_special_tokens(["<unk>", "<s>", "</s>", "<mask>"])
     with pytest.raises(UserError, match="the vocabulary is BPE, and words are added to WordPiece alone"):
-        with_words(bytes_, ["new"])
+        add_words(bytes_, ["new"])
 
 
 @pytest.mark.slow
@@ -157,8 +157,8 @@ def test_a_run_goes_on_with_new_words(pretrained, corpus, tmp_path, capsys, monk
     data, longer = f"--data.train={tmp_path / 'corpus.txt'}", tmp_path / "longer"
     assert main([data, f"--output={longer}", f"--tokenizer.path={pretrained}", "--extend=3"]) == 0
     begun = []
-    original = pretraining.starting_state
-    monkeypatch.setattr(pretraining, "starting_state", lambda *args: begun.append(original(*args)) or begun[-1])
+    original = pretraining.initialize_state
+    monkeypatch.setattr(pretraining, "initialize_state", lambda *args: begun.append(original(*args)) or begun[-1])
     folder = f"--output_dir={tmp_path / 'a'}"
     arguments = [data, *SMALL_RUN, f"--init={pretrained}", f"--tokenizer.path={longer}", folder]
     capsys.readouterr()

@@ -9,11 +9,11 @@ from bert.config import TokenizerConfig
 from bert.errors import UserError
 from bert.tokenizer.wordpiece import (
     SPECIAL_TOKENS,
-    continuing_ids,
-    corpus_tokenizer,
+    literal_tokenizer,
     load_tokenizer,
     save_tokenizer,
     special_ids,
+    subword_ids,
     tokenizer_fingerprint,
     train_tokenizer,
 )
@@ -69,7 +69,7 @@ def test_training_gives_the_same_ids_in_every_process():
 
 
 def test_pieces_that_continue_a_word(tokenizer):
-    continuing = {pieces(tokenizer)[i] for i in continuing_ids(tokenizer)}
+    continuing = {pieces(tokenizer)[i] for i in subword_ids(tokenizer)}
     assert continuing == {piece for piece in pieces(tokenizer) if piece.startswith("##") and piece != "##"}
     assert "##a" in continuing
 
@@ -138,7 +138,7 @@ def test_special_tokens_spelled_out_in_a_corpus_are_ordinary_text(tokenizer):
     special = special_ids(tokenizer)
     text = "the [MASK] and [SEP] low"
     assert special.mask in tokenizer.encode(text, add_special_tokens=False).ids
-    plain = corpus_tokenizer(tokenizer).encode(text, add_special_tokens=False).ids
+    plain = literal_tokenizer(tokenizer).encode(text, add_special_tokens=False).ids
     assert not {special.mask, special.sep} & set(plain)
     assert special.mask in tokenizer.encode(text).ids, "the original is left as it was"
 

@@ -55,24 +55,24 @@ def test_the_encoder_starts_as_pretrained_and_the_head_afresh(pretrained: Path) 
     import jax
 
     from bert.errors import UserError
-    from bert.training.initialization import transfer
+    from bert.training.initialization import load_pretrained_params
 
     source = bert.load(pretrained)
     fresh = {"bert": jax.tree.map(np.zeros_like, source.params["bert"]), "classifier": {"kernel": np.ones((16, 2))}}
-    params = transfer(fresh, source.params, "X", ("bert",), lambda text: None)
+    params = load_pretrained_params(fresh, source.params, "X", ("bert",), lambda text: None)
     jax.tree.map(np.testing.assert_array_equal, params["bert"], source.params["bert"])
     np.testing.assert_array_equal(params["classifier"]["kernel"], 1)
     said: list[str] = []
     pooler = fresh["bert"].pop("pooler")
-    assert "pooler" not in transfer(fresh, source.params, "X", ("bert",), said.append)["bert"]
+    assert "pooler" not in load_pretrained_params(fresh, source.params, "X", ("bert",), said.append)["bert"]
     assert "not taken over: bert/pooler, predictions, seq_relationship" in said
     fresh["bert"]["pooler"] = pooler
     headless = {"bert": {name: part for name, part in source.params["bert"].items() if name != "pooler"}}
-    assert transfer(fresh, headless, "X", ("bert",), said.append)["bert"]["pooler"] is pooler
+    assert load_pretrained_params(fresh, headless, "X", ("bert",), said.append)["bert"]["pooler"] is pooler
     assert said[-1] == "starts afresh: bert/pooler, classifier"
     del fresh["bert"]["embeddings"]["norm"]
     with pytest.raises(UserError, match=r"X does not fit the model: bert/embeddings/norm/bias, .* differ"):
-        transfer(fresh, source.params, "X", ("bert",), lambda text: None)
+        load_pretrained_params(fresh, source.params, "X", ("bert",), lambda text: None)
 
 
 @pytest.mark.parametrize("like", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -186,13 +186,13 @@ def test_a_head_is_drawn_as_if_the_encoder_were_drawn_too(pretrained: Path) -> N
     import optax
 
     from bert.model.heads import HEADS
-    from bert.training.initialization import starting_state
+    from bert.training.initialization import initialize_state
 
     source, said = bert.load(pretrained), []
     model = HEADS["classification"](source.config, 3)
     none = type("NoCheckpoint", (), {"restore": lambda self, like: None})()
     for given in (("X", source.params), None):
-        state = starting_state(model, optax.adam(1e-3), ("loss",), 7, none, given, ("bert",), said.append)
+        state = initialize_state(model, optax.adam(1e-3), ("loss",), 7, none, given, ("bert",), said.append)
         whole = jax.jit(model.init)(jax.random.key(7), jnp.zeros((1, 8), jnp.int32))["params"]
         expected = {**whole, "bert": source.params["bert"]} if given else whole
         jax.tree.map(np.testing.assert_array_equal, state.params, expected)

@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from bert.training.losses import LOSSES, correct, cross_entropy, task_objective
+from bert.training.losses import LOSSES, cross_entropy, task_objective, weighted_accuracy_sum
 
 
 def test_cross_entropy_by_hand() -> None:
@@ -21,7 +21,7 @@ def test_huge_logits_stay_finite() -> None:
 
 def test_correct_counts_weighted_hits() -> None:
     logits = jnp.array([[1.0, 2.0, 0.0], [5.0, 2.0, 0.0], [0.0, 0.0, 3.0]])
-    hits, weight = correct(logits, jnp.array([1, 1, 2]), jnp.array([1.0, 1.0, 0.5]))
+    hits, weight = weighted_accuracy_sum(logits, jnp.array([1, 1, 2]), jnp.array([1.0, 1.0, 0.5]))
     assert (hits, weight) == (1.5, 2.5)
 
 

@@ -9,10 +9,10 @@ from bert.config import OptimizerConfig
 from bert.errors import UserError
 from bert.training.optimizer import (
     decay_mask,
-    depth,
     describe_decay,
-    frozen_parts,
+    layer_depth,
     learning_rate_schedule,
+    make_frozen_predicate,
     make_optimizer,
     scale_by_bert_adam,
 )
@@ -149,10 +149,10 @@ def test_rates_fall_from_layer_to_layer(name: str) -> None:
 
 
 def test_depths() -> None:
-    assert depth(("bert", "embeddings", "norm", "scale")) == 0
-    assert depth(("bert", "encoder", "layer_11", "output", "bias")) == 12
-    assert depth(("bert", "pooler", "bias")) is None
-    assert depth(("predictions", "bias")) is None
+    assert layer_depth(("bert", "embeddings", "norm", "scale")) == 0
+    assert layer_depth(("bert", "encoder", "layer_11", "output", "bias")) == 12
+    assert layer_depth(("bert", "pooler", "bias")) is None
+    assert layer_depth(("predictions", "bias")) is None
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
@@ -166,7 +166,7 @@ def test_depths() -> None:
     ],
 )
 def test_what_is_frozen_stays_and_the_rest_is_trained_as_if_alone(name, frozen_layers, feature_layers, names) -> None:
-    frozen = frozen_parts(frozen_layers, feature_layers)
+    frozen = make_frozen_predicate(frozen_layers, feature_layers)
     grads = path_aware_map(lambda path, p: jnp.zeros_like(p) if frozen(path) else 0.7 * p, ENCODER)
     config = OptimizerConfig(name, 0.1, 0, weight_decay=0.1, max_grad_norm=0.5, layer_decay=0.9)
     after, before = one_update(config, ENCODER, grads, frozen), flatten_dict(ENCODER, sep="/")
@@ -183,4 +183,4 @@ def test_what_is_frozen_stays_and_the_rest_is_trained_as_if_alone(name, frozen_l
 
 
 def test_nothing_is_frozen_unless_asked() -> None:
-    assert frozen_parts(None, None) is None
+    assert make_frozen_predicate(None, None) is None

@@ -22,10 +22,10 @@ from bert.commands.pretrain import main
 from bert.config import DataConfig, OptimizerConfig, PretrainConfig, TrainingConfig
 from bert.config.phases import PhaseConfig
 from bert.config.pretraining import phases_of
-from bert.config.yaml_io import dump, load
+from bert.config.yaml_io import dump, load_config
 from bert.data.pretraining.loader import PretrainingLoader
-from bert.errors import Count, UserError
-from bert.runs.progress import Pace
+from bert.errors import ScientificInt, UserError
+from bert.runs.progress import StepCosts
 from bert.training import pretraining
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from tests.conftest import SMALL_MODEL
@@ -38,8 +38,8 @@ def config_of(phases: list[PhaseConfig] | None = None, steps: int = 1_000_000, *
     return PretrainConfig(
         **{
             "data": DataConfig(train="corpus.txt"),
-            "training": TrainingConfig(steps=Count(steps), batch_size=256),
-            "optimizer": OptimizerConfig(warmup_steps=Count(10_000)),
+            "training": TrainingConfig(steps=ScientificInt(steps), batch_size=256),
+            "optimizer": OptimizerConfig(warmup_steps=ScientificInt(10_000)),
             "phases": PAPER if phases is None else phases,
             **sections,
         }
@@ -81,7 +81,7 @@ def test_no_step_is_lost_between_shares_and_steps(total: int) -> None:
     assert spans[-1][1] == total
     assert all(a[1] == b[0] for a, b in itertools.pairwise(spans))
     assert all(abs((end - first) - total / 3) <= 1 for first, end in spans)
-    mixed = phases_of(config_of([PhaseConfig(steps=Count(2)), PhaseConfig()]), total)
+    mixed = phases_of(config_of([PhaseConfig(steps=ScientificInt(2)), PhaseConfig()]), total)
     assert [(p.first, p.end) for p in mixed] == [(0, 2), (2, total)]
 
 
@@ -90,10 +90,13 @@ def test_no_step_is_lost_between_shares_and_steps(total: int) -> None:
     [
         ([], ["phases is an empty list"]),
         ([PhaseConfig(), PhaseConfig()], ["phases.1.share and phases.1.steps are both null"]),
-        ([PhaseConfig(0.5, Count(3)), PhaseConfig()], ["phases.1.share and phases.1.steps are both set"]),
+        ([PhaseConfig(0.5, ScientificInt(3)), PhaseConfig()], ["phases.1.share and phases.1.steps are both set"]),
         ([PhaseConfig(0.9), PhaseConfig(0.1)], ["phases.2.share is set", "takes the steps that are left"]),
         ([PhaseConfig(1.0), PhaseConfig()], ["phases.1.share is 1.0", "below 1"]),
-        ([PhaseConfig(steps=Count(10)), PhaseConfig()], ["phases.2 is left without a step", "10", "training.steps"]),
+        (
+            [PhaseConfig(steps=ScientificInt(10)), PhaseConfig()],
+            ["phases.2 is left without a step", "10", "training.steps"],
+        ),
         ([PhaseConfig(0.01), PhaseConfig()], ["phases.1 is left without a step"]),
         ([PhaseConfig(sequence_length=1024)], ["phases.1.sequence_length (1024)", "max_position_embeddings (512)"]),
         ([PhaseConfig(sequence_length=4)], ["phases.1.sequence_length is 4", "at least 8"]),
@@ -121,7 +124,9 @@ def test_phases_need_steps_rather_than_epochs() -> None:
 def test_one_schedule_over_all_phases_times_each_phases_peak() -> None:
     """The formula of `bert.config.phases`, by hand; with one peak it is the paper's schedule."""
     phases = [PhaseConfig(0.9), PhaseConfig(learning_rate=2e-4)]
-    config = config_of(phases, steps=1000, optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=Count(100)))
+    config = config_of(
+        phases, steps=1000, optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=ScientificInt(100))
+    )
     short, long = phases_of(config, 1000)
     n = np.arange(1000)
     rates = [np.asarray(learning_rate_schedule(phase.config.optimizer, 1000)(n)) for phase in (short, long)]
@@ -157,14 +162,14 @@ def test_yaml_and_its_dump(tmp_path: Path) -> None:
         "data: {train: a.txt}\ntraining: {steps: 1e6}\n"
         "phases:\n- share: 0.9\n- sequence_length: 512\n  batch_size: 32\n"
     )
-    config = load(PretrainConfig, file)
+    config = load_config(PretrainConfig, file)
     assert config.phases == [PhaseConfig(share=0.9), PhaseConfig(sequence_length=512, batch_size=32)]
     file.write_text(dump(config))
-    assert load(PretrainConfig, file) == config
+    assert load_config(PretrainConfig, file) == config
 
 
 def test_time_is_estimated_by_what_each_phase_costs() -> None:
-    pace = Pace(((90, 1.0), (100, 4.0)))
+    pace = StepCosts(((90, 1.0), (100, 4.0)))
     assert pace.cost(0, 100) == 130
     assert pace.cost(80, 95) == 10 + 20
     assert pace.cost(95, 95) == 0

@@ -14,30 +14,36 @@ from bert.config import OptimizerConfig, TrainingConfig
 from bert.errors import UserError
 from bert.model.dropout import Dropout
 from bert.model.heads import BertForSequenceClassification
-from bert.parallel.backends import AXIS, DataParallel
+from bert.parallel.backends import AXIS, PmapParallelism
 from bert.runs.checkpoint import Checkpointer
-from bert.runs.progress import Pace
+from bert.runs.progress import StepCosts
 from bert.runs.skipped_steps import SkippedStep
-from bert.training.loop import Interrupted, StopRequest, Work, divide, fit, steps_of
+from bert.training.loop import Interrupted, InterruptHandler, LoopHooks, compute_means, fit, num_train_steps
 from bert.training.losses import LOSSES, task_objective
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
-from bert.training.step import TrainState, compile_for_lengths, make_eval_step, make_train_step, total_gradients
+from bert.training.step import (
+    TrainState,
+    compile_bucketed_train_step,
+    compute_gradients,
+    make_eval_step,
+    make_train_step,
+)
 from tests.tiny_training import CONFIG, OBJECTIVE, OPTIMIZER, PARAMS, B, T, assert_same_gradients, batch_of
 
 
 @functools.cache
 def gradients(devices: int, micro_batches: int, generator: str | None):
     """Gradients and metrics of one batch, over so many devices and micro-batches; generator None is no dropout."""
-    parallel = DataParallel(jax.devices()[:devices])
+    parallel = PmapParallelism(jax.devices()[:devices])
 
     def dropout(rows: jax.Array) -> Dropout | None:
-        return None if generator is None else Dropout.of(3, 5, rows, generator)
+        return None if generator is None else Dropout.for_step(3, 5, rows, generator)
 
-    step = parallel.compile(lambda params, batch: total_gradients(params, batch, OBJECTIVE, dropout))
-    grads, sums = step(parallel.replicate(PARAMS), parallel.place(batch_of(0), micro_batches))
+    step = parallel.compile(lambda params, batch: compute_gradients(params, batch, OBJECTIVE, dropout))
+    grads, sums = step(parallel.put_state(PARAMS), parallel.shard_batch(batch_of(0), micro_batches))
     copies = jax.tree.map(np.asarray, grads)
     jax.tree.map(lambda g: np.testing.assert_array_equal(g, np.broadcast_to(g[:1], g.shape)), copies)
-    return parallel.fetch(grads), parallel.fetch(sums)
+    return parallel.to_host(grads), parallel.to_host(sums)
 
 
 @pytest.mark.parametrize(
@@ -69,26 +75,26 @@ def test_a_step_for_lengths_is_the_step_and_traces_its_update_once(devices: int)
         traced.append(None)
         return update(*arguments)
 
-    parallel = DataParallel(jax.devices()[:devices])
+    parallel = PmapParallelism(jax.devices()[:devices])
     optimizer = OPTIMIZER._replace(update=counted)
-    in_two = compile_for_lengths(OBJECTIVE, optimizer, 3, "hash", parallel)
+    in_two = compile_bucketed_train_step(OBJECTIVE, optimizer, 3, "hash", parallel)
     in_one = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, 3), donate=(0,))
-    states = [parallel.replicate(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics)) for _ in range(2)]
+    states = [parallel.put_state(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics)) for _ in range(2)]
     for number, length in enumerate((T, T - 4, T)):
         batch = batch_of(number)
         cut = {name: batch[name][:, :length] for name in ("input_ids", "token_type_ids", "attention_mask")}
-        placed = parallel.place({**batch, **cut}, 1)
+        placed = parallel.shard_batch({**batch, **cut}, 1)
         (states[0], outcome), (states[1], expected) = in_two(states[0], placed), in_one(states[1], placed)
-        np.testing.assert_allclose(parallel.fetch(outcome.loss), parallel.fetch(expected.loss), rtol=1e-6)
+        np.testing.assert_allclose(parallel.to_host(outcome.loss), parallel.to_host(expected.loss), rtol=1e-6)
     assert len(traced) == 1
-    two, one = (parallel.fetch(state.params) for state in states)
+    two, one = (parallel.to_host(state.params) for state in states)
     # Adam's first steps are of the size of the learning rate wherever a gradient is only rounding.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), two, one)
 
 
 def test_a_mean_of_means_would_have_been_noticed() -> None:
     """The uneven batch tells the two apart: this is what `pmean` of each device's own mean gives."""
-    parallel = DataParallel(jax.devices()[:8])
+    parallel = PmapParallelism(jax.devices()[:8])
 
     def wrong(params, batch):
         def loss(params):
@@ -97,7 +103,7 @@ def test_a_mean_of_means_would_have_been_noticed() -> None:
 
         return jax.lax.pmean(jax.grad(loss)(params), AXIS)
 
-    grads = parallel.fetch(parallel.compile(wrong)(parallel.replicate(PARAMS), parallel.place(batch_of(0), 1)))
+    grads = parallel.to_host(parallel.compile(wrong)(parallel.put_state(PARAMS), parallel.shard_batch(batch_of(0), 1)))
     right = gradients(1, 1, None)[0]["predictions"]["transform"]["kernel"]
     assert np.linalg.norm(grads["predictions"]["transform"]["kernel"] - right) > 0.1 * np.linalg.norm(right)
 
@@ -110,14 +116,16 @@ def test_dropout_changes_the_gradient_and_the_step_changes_dropout() -> None:
 
 def test_evaluation_over_devices_counts_every_row_once() -> None:
     for devices in (1, 8):
-        parallel = DataParallel(jax.devices()[:devices])
-        sums = parallel.compile(make_eval_step(OBJECTIVE))(parallel.replicate(PARAMS), parallel.place(batch_of(1)))
-        fetched = parallel.fetch(sums)
+        parallel = PmapParallelism(jax.devices()[:devices])
+        sums = parallel.compile(make_eval_step(OBJECTIVE))(
+            parallel.put_state(PARAMS), parallel.shard_batch(batch_of(1))
+        )
+        fetched = parallel.to_host(sums)
         assert fetched["nsp_loss"][1] == batch_of(1)["next_sentence_weights"].sum()
         assert fetched["mlm_loss"][1] == batch_of(1)["masked_lm_weights"].sum()
         if devices == 1:
-            expected = divide(fetched)
-    assert divide(fetched) == pytest.approx(expected, rel=1e-6)
+            expected = compute_means(fetched)
+    assert compute_means(fetched) == pytest.approx(expected, rel=1e-6)
 
 
 class Memory:
@@ -129,7 +137,7 @@ class Memory:
         self.skips: list[SkippedStep] = []
         self.past = evaluated
 
-    def begins(self, step: int, pace: Pace) -> None:
+    def on_start(self, step: int, pace: StepCosts) -> None:
         assert pace.each(step) > 0
 
     def step(self, step: int, loss: float) -> None:
@@ -147,19 +155,19 @@ class Memory:
 
 def train(folder: Path, devices: int = 1, stop_at: int | None = None, micro_batches: int = 1, steps: int = 12):
     """A run of 12 steps, or what is left of it; ``stop_at`` sends SIGTERM before that step."""
-    parallel = DataParallel(jax.devices()[:devices])
+    parallel = PmapParallelism(jax.devices()[:devices])
     config = TrainingConfig(
         steps=steps, batch_size=B, gradient_accumulation_steps=micro_batches, log_every=4, checkpoint_every=5
     )
     listener = Memory()
-    with Checkpointer(folder, keep=2, say=lambda text: None) as checkpoints, StopRequest() as stop:
+    with Checkpointer(folder, keep=2, say=lambda text: None) as checkpoints, InterruptHandler() as stop:
 
         def batch(step: int) -> dict[str, np.ndarray]:
             if step == stop_at:
                 signal.raise_signal(signal.SIGTERM)
             return batch_of(step)
 
-        work = Work(
+        work = LoopHooks(
             total_steps=steps,
             eval_every=6,
             batch=batch,
@@ -167,7 +175,7 @@ def train(folder: Path, devices: int = 1, stop_at: int | None = None, micro_batc
             train_step=parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3), donate=(0,)),
             learning_rate=learning_rate_schedule(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 12),
             evaluate=lambda params: {
-                "norm": float(sum(np.abs(p).sum() for p in jax.tree.leaves(parallel.fetch(params))))
+                "norm": float(sum(np.abs(p).sum() for p in jax.tree.leaves(parallel.to_host(params))))
             },
         )
         state = TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics)
@@ -175,7 +183,7 @@ def train(folder: Path, devices: int = 1, stop_at: int | None = None, micro_batc
         if restored is not None:
             state = restored[1]
         try:
-            params = parallel.fetch(fit(work, state, config, parallel, checkpoints, listener, stop)).params
+            params = parallel.to_host(fit(work, state, config, parallel, checkpoints, listener, stop)).params
         except Interrupted as interrupted:
             assert interrupted.status == 143
             params = None
@@ -250,23 +258,23 @@ def test_training_learns_a_batch_by_heart() -> None:
         ),
     )
     optimizer = make_optimizer(OptimizerConfig(learning_rate=3e-3, warmup_steps=5), 60)
-    parallel = DataParallel(jax.devices()[:2])
+    parallel = PmapParallelism(jax.devices()[:2])
     batch = batch_of(0)
     batch |= {"labels": batch["input_ids"][:, 1] % 2, "weights": np.ones(B, np.float32)}
     batch["attention_mask"][:] = 1
     params = jax.jit(model.init)(jax.random.key(0), batch["input_ids"])["params"]
     state = TrainState.create(params, optimizer, objective.metrics)
-    state, step = parallel.replicate(state), parallel.compile(make_train_step(objective, optimizer, 0), donate=(0,))
+    state, step = parallel.put_state(state), parallel.compile(make_train_step(objective, optimizer, 0), donate=(0,))
     losses = []
     for _ in range(60):
-        state, outcome = step(state, parallel.place(batch, 1))
+        state, outcome = step(state, parallel.shard_batch(batch, 1))
         losses.append(float(outcome.loss[0]))
     assert losses[0] > 0.5
     assert losses[-1] < 0.1
 
 
 def test_batches_that_cannot_be_dealt_out_are_refused() -> None:
-    parallel = DataParallel(jax.devices()[:8])
+    parallel = PmapParallelism(jax.devices()[:8])
     parallel.check_batch("training.batch_size", 32, 2)
     with pytest.raises(UserError, match=r"batch_size \(20\) is not divisible by 8 devices x 2 .*take 16 or 32"):
         parallel.check_batch("training.batch_size", 20, 2)
@@ -276,6 +284,6 @@ def test_batches_that_cannot_be_dealt_out_are_refused() -> None:
 
 def test_steps_by_epochs() -> None:
     config = TrainingConfig(epochs=3, batch_size=32)
-    assert steps_of(config, 3668) == 3 * 115
-    assert steps_of(dataclasses.replace(config, epochs=0.5), 64) == 1
-    assert steps_of(dataclasses.replace(config, epochs=None, steps=7), 3668) == 7
+    assert num_train_steps(config, 3668) == 3 * 115
+    assert num_train_steps(dataclasses.replace(config, epochs=0.5), 64) == 1
+    assert num_train_steps(dataclasses.replace(config, epochs=None, steps=7), 3668) == 7

@@ -2,12 +2,12 @@
 
 import pytest
 
-from bert.runs.progress import Pace
+from bert.runs.progress import StepCosts
 from bert.training.timing import Timed, line_through, pace_of_training, seconds_of_scoring, timed
 
 
 def test_a_pace_counts_what_is_done_once_and_each_evaluation() -> None:
-    pace = Pace(((100, 0.5), (150, 2.0)), once=((1, 7.0), (40, 3.0)), evaluations=((100, 30, 4.0), (150, 20, 1.0)))
+    pace = StepCosts(((100, 0.5), (150, 2.0)), once=((1, 7.0), (40, 3.0)), evaluations=((100, 30, 4.0), (150, 20, 1.0)))
     assert pace.cost(0, 150) == 50 + 100 + 10 + 4 * 4 + 3 * 1  # steps 30, 60, 90 and 100; 120, 140 and 150
     assert pace.cost(0, 1) == 7.5
     assert pace.cost(1, 29) == 14

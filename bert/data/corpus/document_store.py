@@ -17,14 +17,14 @@ import numpy as np
 
 from bert.errors import UserError
 
-MOST_PASSES = 1000
+MAX_REPEATS = 1000
 """Over a source of a mixture. Whoever asks for more has mistaken himself in the weights."""
 
 _TEXT, _OFFSETS, _SOURCES, _DONE = "text", "offsets.int64", "sources.int32", "done.json"
 
 
 @dataclass(frozen=True)
-class Spool:
+class DocumentStore:
     """A folder with the text of N documents, their N + 1 byte offsets, and which source each is from.
 
     The numbers are 12 bytes a document and mapped, not read; nothing else grows with the corpus.
@@ -59,7 +59,7 @@ class Spool:
         words = np.random.Philox(key=seed).random_raw(self.number_of_documents)
         return np.argsort(words, kind="stable")
 
-    def mixed(self, order: np.ndarray, weights: list[float], seed: int) -> np.ndarray:
+    def mixture_order(self, order: np.ndarray, weights: list[float], seed: int) -> np.ndarray:
         """An order in which every source has its share of the bytes, int64 [at least N].
 
         No document is left out: the source that is largest for its share is read once, the others as often as they
@@ -78,10 +78,10 @@ class Spool:
             )
         passes = np.array(weights) / totals
         passes /= passes.min()
-        if passes.max() > MOST_PASSES:
+        if passes.max() > MAX_REPEATS:
             raise UserError(
                 f"data.weights: entry {int(passes.argmax()) + 1} of data.train would be read {passes.max():,.0f} "
-                f"times, and {MOST_PASSES:,} are the most: give it more text, or less weight"
+                f"times, and {MAX_REPEATS:,} are the most: give it more text, or less weight"
             )
         found, done = [], 0
         while (passes > done).any():
@@ -96,7 +96,7 @@ class Spool:
             done += 1
         return np.concatenate(found)
 
-    def slices(self, order: np.ndarray, slice_bytes: int) -> list[tuple[int, int]]:
+    def shard_ranges(self, order: np.ndarray, slice_bytes: int) -> list[tuple[int, int]]:
         """Ranges of an order: about ``slice_bytes`` of text each, all alike, at least two documents."""
         offsets = self.offsets()
         ends = np.cumsum((offsets[1:] - offsets[:-1])[order])
@@ -114,7 +114,9 @@ class Spool:
         return found
 
 
-def write_spool(documents: Iterable[tuple[int, list[str]]], folder: Path, progress: Callable[[int], None]) -> Spool:
+def write_spool(
+    documents: Iterable[tuple[int, list[str]]], folder: Path, progress: Callable[[int], None]
+) -> DocumentStore:
     """Writes (number of the source, document) in their order. ``progress`` is told now and then how many they are."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _DONE).unlink(missing_ok=True)
@@ -140,13 +142,13 @@ def write_spool(documents: Iterable[tuple[int, list[str]]], folder: Path, progre
     temporary = folder / (_DONE + ".tmp")
     temporary.write_text(json.dumps({"documents": number, "bytes": place}), encoding="utf-8")
     os.replace(temporary, folder / _DONE)
-    return Spool(folder, number, place)
+    return DocumentStore(folder, number, place)
 
 
-def open_spool(folder: Path) -> Spool | None:
+def open_spool(folder: Path) -> DocumentStore | None:
     """A spool that an interrupted build left whole, or None."""
     try:
         done = json.loads((folder / _DONE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return Spool(folder, done["documents"], done["bytes"])
+    return DocumentStore(folder, done["documents"], done["bytes"])

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bert.config import HUB, STANDARD_LIBRARY
+from bert.config import HUB_PREFIX, STDLIB_CORPUS
 from bert.data.corpus import files as formats
 from bert.data.corpus import stdlib
 from bert.data.corpus.files import FOLDER_SUFFIXES, Document, require_readable_kind, unreadable
 from bert.errors import UserError
-from bert.files import replacing
+from bert.files import atomic_write
 
 LONG_PARAGRAPH = 10_000
 """Characters of a paragraph that are searched for sentences at once."""
@@ -42,10 +42,10 @@ def documents(source: list[str] | str) -> Iterator[Document]:
 def numbered_documents(source: list[str] | str) -> Iterator[tuple[int, Document]]:
     """The same documents, each with the number of the entry of the list that it is from."""
     empty = True
-    for number, places in enumerate(entries(source)):
+    for number, places in enumerate(resolve_sources(source)):
         for place in places:
-            for document in stdlib.harvest() if place == STANDARD_LIBRARY else formats.place_documents(place):
-                if _visible(document):
+            for document in stdlib.stdlib_documents() if place == STDLIB_CORPUS else formats.read_documents(place):
+                if _has_text(document):
                     empty = False
                     yield number, document
     if empty:
@@ -58,15 +58,15 @@ def corpus_files(source: list[str] | str) -> list[str]:
     Raises:
       UserError: a missing file, a glob that matches nothing, a folder without a corpus file.
     """
-    return [place for places in entries(source) for place in places]
+    return [place for places in resolve_sources(source) for place in places]
 
 
-def entries(source: list[str] | str) -> list[list[str]]:
+def resolve_sources(source: list[str] | str) -> list[list[str]]:
     """The files behind every entry of a source; one that an earlier entry has named is that entry's."""
     seen: set[str] = set()
     found: list[list[str]] = []
     for entry in [source] if isinstance(source, str) else source:
-        no_file = entry == STANDARD_LIBRARY or entry.startswith(HUB)
+        no_file = entry == STDLIB_CORPUS or entry.startswith(HUB_PREFIX)
         places: dict[str, str] = {}
         for path in [entry] if no_file else _expand(os.path.expanduser(entry)):
             places.setdefault(entry if no_file else os.path.realpath(path), path)
@@ -83,18 +83,18 @@ def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -
     Names and times do not enter it. With a ``cache_dir``, the digest of each file is kept in a small JSON
     there under its path, size and modification time, so that the second start does not read the corpus again.
     """
-    memo = Memo(cache_dir)
+    memo = DigestCache(cache_dir)
     combined = hashlib.blake2b(digest_size=32)
     for place in corpus_files(source):
-        if place == STANDARD_LIBRARY:
+        if place == STDLIB_CORPUS:
             digest = memo.get(stdlib.source_state(), _digest_of_docstrings)
-            combined.update(f"{STANDARD_LIBRARY} {digest}\n".encode())
+            combined.update(f"{STDLIB_CORPUS} {digest}\n".encode())
             continue
         kind = formats.kind_of(place)
-        if place.startswith(HUB):  # the split may be a share of the files
+        if place.startswith(HUB_PREFIX):  # the split may be a share of the files
             combined.update(f"{place}\n".encode())
         for file in formats.dataset_files(place) if kind == "dataset" else [place]:
-            digest = memo.get(file_state(file), lambda: _digest_of_file(file))
+            digest = memo.get(file_signature(file), lambda: _digest_of_file(file))
             combined.update(f"{kind} {digest}\n".encode())
     memo.save()
     return combined.hexdigest()
@@ -158,7 +158,7 @@ def _windows(paragraph: str, language: str) -> Iterator[str]:
     yield paragraph[start:]
 
 
-def _visible(document: Document) -> bool:
+def _has_text(document: Document) -> bool:
     """Whether clean-up leaves anything: a page of zero-width spaces is no document to draw sentences from."""
     return any(character != " " and character.isprintable() for line in document for character in line)
 
@@ -200,7 +200,7 @@ def _shown(source: list[str] | str) -> str:
     return source if isinstance(source, str) else ", ".join(source)
 
 
-class Memo:
+class DigestCache:
     """Digests of files, kept between runs. Losing it costs one more read, so its faults are passed over."""
 
     def __init__(self, cache_dir: Path | None):
@@ -228,11 +228,11 @@ class Memo:
             return
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self._file) as temporary:
+            with atomic_write(self._file) as temporary:
                 temporary.write_text(json.dumps(self._known, indent=0), encoding="utf-8")
 
 
-def file_state(path: str | Path) -> tuple[str, int]:
+def file_signature(path: str | Path) -> tuple[str, int]:
     """What a file's digest is remembered by, and when the file was last changed, in ns."""
     try:
         stat = os.stat(path)
@@ -254,6 +254,6 @@ def _digest_of_file(path: str) -> str:
 
 def _digest_of_docstrings() -> str:
     digest = hashlib.blake2b(digest_size=32)
-    for document in stdlib.harvest():
+    for document in stdlib.stdlib_documents():
         digest.update("\n".join([*document, "", ""]).encode("utf-8"))
     return digest.hexdigest()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from bert.config import HUB
+from bert.config import HUB_PREFIX
 from bert.errors import UTF16_MARKS, UserError, convert, without_surrogates
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _open_zstd(path: Path) -> io.BufferedIOBase:
     return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
 
 
-OPENERS: dict[str, Callable[[Path], io.BufferedIOBase]] = {
+DECOMPRESSORS: dict[str, Callable[[Path], io.BufferedIOBase]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
@@ -52,7 +52,7 @@ OPENERS: dict[str, Callable[[Path], io.BufferedIOBase]] = {
 
 _JSON_LINES = (".jsonl", ".ndjson")
 
-FOLDER_SUFFIXES = (*(kind + packed for kind in (".txt", *_JSON_LINES) for packed in ("", *OPENERS)), ".parquet")
+FOLDER_SUFFIXES = (*(kind + packed for kind in (".txt", *_JSON_LINES) for packed in ("", *DECOMPRESSORS)), ".parquet")
 """Files that are read where a folder is named."""
 
 _UNREADABLE = (".json", ".csv", ".tsv", ".arrow", ".parquet", ".tar", ".html", ".xml", ".pdf")
@@ -62,7 +62,7 @@ _UNPACKED = (".zip", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zstd", ".lz4", ".
 """Packed in a way that is not unpacked here."""
 
 
-def place_documents(place: str) -> Iterator[Document]:
+def read_documents(place: str) -> Iterator[Document]:
     """Documents of a file, of a folder that ``datasets`` saved, or of a data set on the hub.
 
     Raises:
@@ -81,7 +81,7 @@ def place_documents(place: str) -> Iterator[Document]:
 
 def kind_of(place: str) -> str:
     """text, jsonl, parquet or dataset."""
-    if place.startswith(HUB) or is_dataset(place):
+    if place.startswith(HUB_PREFIX) or is_dataset(place):
         return "dataset"
     if place.lower().endswith(".parquet"):
         return "parquet"
@@ -91,7 +91,7 @@ def kind_of(place: str) -> str:
 def _unpacked_name(path: str) -> str:
     """In lower case, without the end of a compressed file."""
     name = path.lower()
-    return name.removesuffix(next((suffix for suffix in OPENERS if name.endswith(suffix)), ""))
+    return name.removesuffix(next((suffix for suffix in DECOMPRESSORS if name.endswith(suffix)), ""))
 
 
 def is_dataset(folder: str) -> bool:
@@ -103,7 +103,7 @@ def require_readable_kind(path: str) -> None:
     """Raises UserError for a file whose name says that it is no text."""
     if kind_of(path) == "parquet":
         return
-    wanted = f".txt or .jsonl (plain or with {', '.join(OPENERS)}) or .parquet"
+    wanted = f".txt or .jsonl (plain or with {', '.join(DECOMPRESSORS)}) or .parquet"
     name = _unpacked_name(path)
     if name.endswith(".json"):
         raise UserError(
@@ -118,13 +118,13 @@ def open_dataset(place: str) -> Dataset:
     """The data set of a folder or of ``hub:NAME[:CONFIG][:SPLIT]``. Raises UserError where it cannot be opened."""
     import datasets
 
-    if not place.startswith(HUB):
+    if not place.startswith(HUB_PREFIX):
         try:
             found = datasets.load_from_disk(place)
         except Exception as error:  # Arrow's, JSON's and the library's own, bare KeyErrors among them
             raise _damaged(Path(place), "", error) from None
     else:
-        name, config, split = [*place.removeprefix(HUB).split(":", 2), "", ""][:3]
+        name, config, split = [*place.removeprefix(HUB_PREFIX).split(":", 2), "", ""][:3]
         try:
             found = datasets.load_dataset(name, config or None, split=split or "train")
         except Exception as error:  # of the network, of the hub, of the files behind it
@@ -157,7 +157,7 @@ def _damaged(path: Path, where: str, error: Exception) -> UserError:
 
 
 def _open(path: Path) -> io.BufferedIOBase:
-    return OPENERS.get(path.suffix.lower(), lambda path: open(path, "rb"))(path)
+    return DECOMPRESSORS.get(path.suffix.lower(), lambda path: open(path, "rb"))(path)
 
 
 def _raw_lines(path: Path, utf_16: bool) -> Iterator[bytes]:
@@ -183,7 +183,7 @@ def numbered_lines(path: Path, utf_16: bool = False, errors: str = "strict") -> 
     """
     number = 0
     try:
-        if path.suffix.lower() in OPENERS and not path.stat().st_size:  # not all decoders mind
+        if path.suffix.lower() in DECOMPRESSORS and not path.stat().st_size:  # not all decoders mind
             raise EOFError("it is empty")
         for data in _raw_lines(path, utf_16):
             number += 1

@@ -33,7 +33,7 @@ _BULLET = re.compile(r"^([-*+o•]|\d+[.)]|:\w[\w ]*:|@\w+)\s+")
 _FIELD = re.compile(r"^\w[\w.,*' ]{0,30}\s(--|-)\s")
 
 
-def harvest() -> Iterator[list[str]]:
+def stdlib_documents() -> Iterator[list[str]]:
     """Documents, one a module in the sorted order of paths; each a list of paragraphs."""
     for document in _harvested():
         yield list(document)

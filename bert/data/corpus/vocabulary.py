@@ -11,7 +11,7 @@ from bert.config import DataConfig, TokenizerConfig, to_dict
 from bert.data.corpus.documents import corpus_fingerprint, documents
 from bert.data.pretraining.builder import cache_folder
 from bert.errors import UserError
-from bert.locks import one_builder
+from bert.locks import blocking_lock
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,7 +33,7 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
         return load_tokenizer(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with one_builder(folder, lambda: say("waiting for another process that trains the same vocabulary")):
+        with blocking_lock(folder, lambda: say("waiting for another process that trains the same vocabulary")):
             if not (folder / "tokenizer.json").is_file():
                 say(f"training a vocabulary of up to {config.vocab_size:,} pieces")
                 tokenizer = train_tokenizer((line for document in documents(train) for line in document), config)

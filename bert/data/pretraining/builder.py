@@ -29,22 +29,30 @@ from bert.data.corpus import document_store
 from bert.data.corpus import documents as corpus
 from bert.data.pretraining import workers
 from bert.data.pretraining.objectives import OBJECTIVES
-from bert.data.pretraining.shards import Rows, ShardSummary, ShardTask, damaged, open_rows
+from bert.data.pretraining.shards import ShardReader, ShardSpec, ShardSummary, corrupt_shard_error, open_rows
 from bert.data.row_template import RowTemplate, row_template
-from bert.errors import UserError, known
-from bert.files import user_caches, write_array, write_durably
-from bert.locks import one_builder
+from bert.errors import UserError, require
+from bert.files import user_cache_dir, write_array, write_atomic
+from bert.locks import blocking_lock
 from bert.tokenizer.wordpiece import keeps_spaces, special_ids, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["ExampleSet", "Rows", "build_examples", "build_part", "cache_folder", "open_examples", "open_rows"]
+__all__ = [
+    "PretrainingDataset",
+    "ShardReader",
+    "build_examples",
+    "build_shard_subset",
+    "cache_folder",
+    "open_examples",
+    "open_rows",
+]
 
 Progress = Callable[[str, int, int | None], None]
 """Called as (what is being done, how many are done, of how many where that is known)."""
 
-FORMAT = 2
+CACHE_VERSION = 2
 """Part of the key: raise it where the same text would give other rows."""
 
 SHARD_BYTES = 4 << 20
@@ -56,7 +64,7 @@ _INDEX, _COUNTS, _WORK = "index.json", "unigram_counts.npy", "work"
 
 
 @dataclass(frozen=True)
-class ExampleSet:
+class PretrainingDataset:
     """A finished set of examples.
 
     Attributes:
@@ -83,7 +91,7 @@ class ExampleSet:
 
 def build_examples(
     config: DataConfig, tokenizer: Tokenizer, cache_dir: Path | None = None, progress: Progress | None = None
-) -> ExampleSet:
+) -> PretrainingDataset:
     """The examples of a corpus: from the cache where they were built before.
 
     Args:
@@ -99,21 +107,21 @@ def build_examples(
     progress = progress or _silent
     folder, settings = _folder_of(config, tokenizer, cache_dir, progress)
     if not (folder / _INDEX).exists():
-        with _writing(folder), one_builder(folder, lambda: progress(WAITING, 0, None)):
+        with _writing(folder), blocking_lock(folder, lambda: progress(WAITING, 0, None)):
             if not (folder / _INDEX).exists():
-                tasks = _tasks(folder, config, progress)
+                tasks = _shard_tasks(folder, config, progress)
                 _build(tasks, tasks, folder, config, tokenizer, progress)
                 _merge(tasks, folder, config, settings)
     return _verified(open_examples(folder), folder.parent)
 
 
-def build_part(
+def build_shard_subset(
     config: DataConfig,
     tokenizer: Tokenizer,
     part: tuple[int, int],
     cache_dir: Path | None = None,
     progress: Progress | None = None,
-) -> ExampleSet | None:
+) -> PretrainingDataset | None:
     """Builds every n-th shard of a set, so that n processes that share only the cache folder build all of it.
 
     They may start at any time and on any machine. The first spools the text while the others wait; which of them ends
@@ -132,8 +140,8 @@ def build_part(
     index = folder / _INDEX
     if not index.exists():
         with _writing(folder):
-            with one_builder(folder, lambda: progress(WAITING, 0, None)):
-                tasks = [] if index.exists() else _tasks(folder, config, progress)
+            with blocking_lock(folder, lambda: progress(WAITING, 0, None)):
+                tasks = [] if index.exists() else _shard_tasks(folder, config, progress)
             # Duplicates of a shard have its number: their text is tokenised once.
             mine = [task for task in tasks if int(task.name[-5:]) % count == number - 1]
             try:
@@ -141,7 +149,7 @@ def build_part(
             except FileNotFoundError:
                 if not index.exists():  # else another process has built everything, and cleared its work away
                     raise
-            with one_builder(folder, lambda: progress(WAITING, 0, None)):
+            with blocking_lock(folder, lambda: progress(WAITING, 0, None)):
                 if not index.exists():
                     if any(_finished(task, folder / _WORK) is None for task in tasks):
                         return None
@@ -173,7 +181,7 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _verified(found: ExampleSet, cache: Path) -> ExampleSet:
+def _verified(found: PretrainingDataset, cache: Path) -> PretrainingDataset:
     """The set, once the bytes of its files are those that were built.
 
     What was verified is remembered by path, size and time of change: a file is read for this once, and again when it
@@ -183,17 +191,17 @@ def _verified(found: ExampleSet, cache: Path) -> ExampleSet:
       UserError: a file with other bytes.
     """
     index = json.loads((found.folder / _INDEX).read_text(encoding="utf-8"))
-    memo = corpus.Memo(cache)
+    memo = corpus.DigestCache(cache)
     for entry in [*index["train"], *index["eval"], index["unigram_counts"]]:
         path = found.folder / entry["file"]
-        state, modified = corpus.file_state(path)
+        state, modified = corpus.file_signature(path)
         if memo.get((f"sha256|{state}", modified), lambda: _sha256(path)) != entry["sha256"]:
-            raise damaged(path, "its checksum is not that of what was built")
+            raise corrupt_shard_error(path, "its checksum is not that of what was built")
     memo.save()
     return found
 
 
-def open_examples(folder: str | Path) -> ExampleSet:
+def open_examples(folder: str | Path) -> PretrainingDataset:
     """Opens a finished set and checks the size of its files. Needs NumPy and pyarrow only.
 
     Raises:
@@ -205,14 +213,14 @@ def open_examples(folder: str | Path) -> ExampleSet:
     except FileNotFoundError:
         raise UserError(f"{folder} holds no finished examples ({_INDEX} is missing): build them first") from None
     except (OSError, ValueError) as error:
-        raise damaged(folder / _INDEX, str(error)) from None
+        raise corrupt_shard_error(folder / _INDEX, str(error)) from None
     for entry in [*index["train"], *index["eval"], index["unigram_counts"]]:
         path = folder / entry["file"]
         size = path.stat().st_size if path.exists() else None
         if size != entry["size"]:
             reason = "it is missing" if size is None else f"{size} bytes instead of {entry['size']}"
-            raise damaged(path, reason)
-    return ExampleSet(
+            raise corrupt_shard_error(path, reason)
+    return PretrainingDataset(
         folder=folder,
         train=tuple(folder / entry["file"] for entry in index["train"]),
         eval=tuple(folder / entry["file"] for entry in index["eval"]),
@@ -229,13 +237,13 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
     """
     train = config.known_train
     settings = {
-        "format": FORMAT,
+        "format": CACHE_VERSION,
         "corpus": corpus.corpus_fingerprint(train, cache),
         "eval_corpus": None if config.eval is None else corpus.corpus_fingerprint(config.eval, cache),
         "held_out": config.held_out if config.eval is None else None,
         "tokenizer": tokenizer,
         "sequence_length": config.sequence_length,
-        "short_seq_prob": config.short_seq_prob if OBJECTIVES[config.objective].shortens else None,
+        "short_seq_prob": config.short_seq_prob if OBJECTIVES[config.objective].uses_short_sequences else None,
         "one_sentence_per_line": config.one_sentence_per_line,
         "language": None if config.one_sentence_per_line else config.language,
         "seed": config.seed,
@@ -245,8 +253,8 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
         settings["objective"] = config.objective
     if config.weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
         settings["weights"] = config.weights
-        settings["files"] = [len(places) for places in corpus.entries(train)]
-        settings["eval_files"] = None if config.eval is None else [len(p) for p in corpus.entries(config.eval)]
+        settings["files"] = [len(places) for places in corpus.resolve_sources(train)]
+        settings["eval_files"] = None if config.eval is None else [len(p) for p in corpus.resolve_sources(config.eval)]
     if config.duplicates > 1:
         settings["duplicates"] = config.duplicates
     if config.packing:
@@ -271,15 +279,15 @@ def cache_folder(config: DataConfig, cache_dir: Path | None = None) -> Path:
     named = cache_dir or config.cache_dir
     if named:
         return Path(named).expanduser()
-    caches = user_caches()
+    caches = user_cache_dir()
     if caches is None:
         raise UserError("data.cache_dir is null, and the user has no home folder: name a folder, --data.cache_dir DIR")
     return caches / "examples"
 
 
 def _build(
-    tasks: list[ShardTask],
-    every: list[ShardTask],
+    tasks: list[ShardSpec],
+    every: list[ShardSpec],
     folder: Path,
     config: DataConfig,
     tokenizer: Tokenizer,
@@ -300,10 +308,10 @@ def _build(
         progress("building examples", done, len(tasks))
 
 
-def _merge(tasks: list[ShardTask], folder: Path, config: DataConfig, settings: dict[str, Any]) -> None:
+def _merge(tasks: list[ShardSpec], folder: Path, config: DataConfig, settings: dict[str, Any]) -> None:
     """Makes a set of finished shards. The caller holds its lock."""
     work = folder / _WORK
-    summaries = {task.name: known(_finished(task, work), task.name) for task in tasks}
+    summaries = {task.name: require(_finished(task, work), task.name) for task in tasks}
     parts = {
         split: [asdict(summary) for name, summary in summaries.items() if name.startswith(split)]
         for split in ("train", "eval")
@@ -321,16 +329,16 @@ def _merge(tasks: list[ShardTask], folder: Path, config: DataConfig, settings: d
         },
         **parts,
     }
-    write_durably(folder / _INDEX, json.dumps(index, indent=1).encode())
+    write_atomic(folder / _INDEX, json.dumps(index, indent=1).encode())
     shutil.rmtree(work, ignore_errors=True)
     for leftover in folder.glob(".*"):  # of a worker that was killed while it wrote
         leftover.unlink(missing_ok=True)
 
 
-def _tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardTask]:
+def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardSpec]:
     """The shards of a set: they depend on corpus, seed and held-out share only. The caller holds the set's lock."""
     work = folder / _WORK
-    train = _spooled(work / "spool", config.known_train, "data.train", progress)
+    train = _open_or_write_store(work / "spool", config.known_train, "data.train", progress)
     order = train.order(config.seed)
     least = OBJECTIVES[config.objective].documents
     if config.eval is None:
@@ -344,12 +352,12 @@ def _tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardTa
             )
         splits = {"eval": (train, order[:held_out]), "train": (train, order[held_out:])}
     else:
-        own = _spooled(work / "spool-eval", config.eval, "data.eval", progress)
+        own = _open_or_write_store(work / "spool-eval", config.eval, "data.eval", progress)
         splits = {"eval": (own, own.order(config.seed)), "train": (train, order)}
     tasks = []
     for split, (source, numbers) in splits.items():
         if split == "train" and config.weights is not None:
-            numbers = source.mixed(numbers, config.weights, config.seed)
+            numbers = source.mixture_order(numbers, config.weights, config.seed)
         if len(numbers) < least:
             raise UserError(
                 f"data.{split} holds {_number(source)}: at least 2 are needed, since next-sentence pairs "
@@ -358,11 +366,11 @@ def _tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardTa
         order_file = work / f"{split}-order.npy"
         if not order_file.exists():  # it is the same for every process, and another one may be reading it
             write_array(order_file, numbers)
-        slices = list(enumerate(source.slices(numbers, SHARD_BYTES)))
+        slices = list(enumerate(source.shard_ranges(numbers, SHARD_BYTES)))
         copies = range(config.duplicates if split == "train" else 1)
         for copy, (number, (first, last)) in itertools.product(copies, slices):
             tasks.append(
-                ShardTask(
+                ShardSpec(
                     name=f"{split}-{copy}-{number:05d}" if copy else f"{split}-{number:05d}",
                     folder=folder,
                     spool=source,
@@ -382,7 +390,9 @@ def _tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardTa
     return tasks
 
 
-def _spooled(folder: Path, source: list[str] | str, key: str, progress: Progress) -> document_store.Spool:
+def _open_or_write_store(
+    folder: Path, source: list[str] | str, key: str, progress: Progress
+) -> document_store.DocumentStore:
     if found := document_store.open_spool(folder):
         return found
     documents = corpus.numbered_documents(source)
@@ -399,11 +409,11 @@ def _counts(parts: dict[str, list[dict[str, Any]]], duplicates: int) -> dict[str
     return counts
 
 
-def _number(source: document_store.Spool) -> str:
+def _number(source: document_store.DocumentStore) -> str:
     return f"{source.number_of_documents} document{'s' * (source.number_of_documents != 1)}"
 
 
-def _finished(task: ShardTask, work: Path) -> ShardSummary | None:
+def _finished(task: ShardSpec, work: Path) -> ShardSummary | None:
     """The summary of a shard that stands whole on disk, or None."""
     try:
         summary = ShardSummary(**json.loads((work / f"{task.name}.json").read_text(encoding="utf-8")))

@@ -9,23 +9,23 @@ import numpy as np
 
 from bert.data.corpus import documents
 from bert.data.features import Rows
-from bert.data.pretraining.builder import ExampleSet
+from bert.data.pretraining.builder import PretrainingDataset
 from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
-from bert.tokenizer.wordpiece import SpecialTokens
+from bert.tokenizer.wordpiece import SpecialTokenIds
 
 ROWS_AT_ONCE = 8192
 
 
-def require_known_ids(examples: ExampleSet, vocab_size: int) -> None:
+def check_token_ids(examples: PretrainingDataset, vocab_size: int) -> None:
     """Looks through every shard once; what it found is remembered by the state of the file.
 
     Raises:
         UserError: a shard, and the row, with an id that is not below ``vocab_size``.
     """
-    memo = documents.Memo(examples.folder.parent)
+    memo = documents.DigestCache(examples.folder.parent)
     for path in (*examples.train, *examples.eval):
-        state, modified = documents.file_state(path)
+        state, modified = documents.file_signature(path)
         largest = int(memo.get((f"largest id|{state}", modified), lambda: str(_largest(path))))
         if largest >= vocab_size:
             raise UserError(
@@ -35,7 +35,7 @@ def require_known_ids(examples: ExampleSet, vocab_size: int) -> None:
     memo.save()
 
 
-def share_of_unknown_pieces(examples: ExampleSet, special: SpecialTokens) -> float:
+def share_of_unknown_pieces(examples: PretrainingDataset, special: SpecialTokenIds) -> float:
     """Of the training pieces, special ones but [UNK] left out, the share that the vocabulary does not know.
 
     Raises:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from bert.config import DataConfig
-from bert.data.pretraining.masking import Masking, random_words, words_of_rows
-from bert.data.pretraining.packing import EXAMPLE_LENGTH, places
+from bert.data.pretraining.masking import Masking, philox_uint64, splitmix_uint64
+from bert.data.pretraining.packing import EXAMPLE_LENGTH, packing_arrays
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -25,8 +25,8 @@ _ORDER, _MASKS, _HELD_OUT, _FROZEN = 1 << 40, 2 << 40, 3 << 40, 4 << 40
 Batch = dict[str, np.ndarray]
 
 
-class Rows(Protocol):
-    """Rows that can be fetched by number: `bert.data.pretraining.builder.Rows`, or a stand-in."""
+class RowSource(Protocol):
+    """Rows that can be fetched by number: `bert.data.pretraining.builder.ShardReader`, or a stand-in."""
 
     def __len__(self) -> int: ...
 
@@ -48,7 +48,7 @@ class PretrainingLoader:
         first_row: how many rows of the same examples others have used.
     """
 
-    rows: Rows
+    rows: RowSource
     masking: Masking
     batch_size: int
     seed: int
@@ -69,11 +69,11 @@ class PretrainingLoader:
         chosen = self.numbers(step)
         local, first = len(chosen), self._first
         examples = self.rows.take(chosen)
-        words_per_row = random_words_per_row(self.masking, examples)
+        words_per_row = random_uint64s_per_row(self.masking, examples)
         if self.frozen_masks:
-            words = words_of_rows((_FROZEN + self.seed, 0), chosen, words_per_row)
+            words = splitmix_uint64((_FROZEN + self.seed, 0), chosen, words_per_row)
         else:
-            words = random_words((_MASKS + self.seed, step), first, local, words_per_row)
+            words = philox_uint64((_MASKS + self.seed, step), first, local, words_per_row)
         return masked_batch(examples, self.masking, words, first)
 
     def numbers(self, step: int) -> np.ndarray:
@@ -100,29 +100,29 @@ class PretrainingLoader:
         return np.argsort(stream.random_raw(len(self.rows)), kind="stable")
 
 
-def masking_of(config: DataConfig, tokenizer: Tokenizer) -> Masking:
+def make_masking(config: DataConfig, tokenizer: Tokenizer) -> Masking:
     """The masking that a configuration asks for, of a vocabulary. Raises UserError where it has nothing to mask."""
-    from bert.tokenizer.wordpiece import continuing_ids, special_ids, vocabulary_size
+    from bert.tokenizer.wordpiece import embedding_rows, special_ids, subword_ids
 
     special = special_ids(tokenizer)
     return Masking(
-        vocab_size=vocabulary_size(tokenizer),
+        vocab_size=embedding_rows(tokenizer),
         mask_id=special.mask,
         special_ids=special.all,
         max_predictions=config.max_predictions_per_sequence,
         prob=config.masked_lm_prob,
-        continuing_ids=continuing_ids(tokenizer) if config.whole_word_masking else (),
+        continuing_ids=subword_ids(tokenizer) if config.whole_word_masking else (),
     )
 
 
-def random_words_per_row(masking: Masking, examples: dict[str, np.ndarray]) -> int:
+def random_uint64s_per_row(masking: Masking, examples: dict[str, np.ndarray]) -> int:
     """What a row of these, packed or not, takes of a random stream."""
     packed = examples.get(EXAMPLE_LENGTH)
     return masking.words_per_row(examples["input_ids"].shape[1], 1 if packed is None else packed.shape[1])
 
 
 def held_out_batches(
-    rows: Rows, masking: Masking, batch_size: int, process: tuple[int, int] = (0, 1)
+    rows: RowSource, masking: Masking, batch_size: int, process: tuple[int, int] = (0, 1)
 ) -> Iterator[Batch]:
     """This host's share of every held-out batch, each row once, with masks that depend on the row's number alone.
 
@@ -136,10 +136,10 @@ def held_out_batches(
         chosen = np.arange(first, min(first + local, len(rows)))
         some = chosen if len(chosen) else np.zeros(1, dtype=np.int64)
         examples = rows.take(some)
-        words = random_words((_HELD_OUT, 0), int(some[0]), len(some), random_words_per_row(masking, examples))
+        words = philox_uint64((_HELD_OUT, 0), int(some[0]), len(some), random_uint64s_per_row(masking, examples))
         batch = masked_batch(examples, masking, words, first - start)
         if len(chosen) < local:
-            batch = {name: _fill(value[: len(chosen)], local) for name, value in batch.items()}
+            batch = {name: _pad_rows(value[: len(chosen)], local) for name, value in batch.items()}
         yield batch
 
 
@@ -147,7 +147,7 @@ def masked_batch(examples: dict[str, np.ndarray], masking: Masking, words: np.nd
     """Examples -> one pretraining batch. The attention mask comes from the lengths, never from corrupted tokens.
 
     Of an objective with a label the batch has NAME_labels and NAME_weights, NAME being next_sentence or sentence_order:
-    [B], or [B, K] where rows are packed. Then it also has the arrays of ``bert.data.pretraining.packing.places``.
+    [B], or [B, K] where rows are packed. Then it also has the arrays of `packing_arrays`.
     """
     ids = examples["input_ids"]
     rows, length = ids.shape
@@ -158,7 +158,7 @@ def masked_batch(examples: dict[str, np.ndarray], masking: Masking, words: np.nd
         of_examples = {"token_type_ids": mask & (position >= examples["segment_a_length"][:, None])}
         labelled = np.ones(rows, bool)
     else:
-        of_examples = places(example_length, examples["segment_a_length"], length)
+        of_examples = packing_arrays(example_length, examples["segment_a_length"], length)
         labelled = example_length > 0
     batch = {
         **masking(ids, words, example_length),
@@ -173,5 +173,5 @@ def masked_batch(examples: dict[str, np.ndarray], masking: Masking, words: np.nd
     return batch
 
 
-def _fill(array: np.ndarray, rows: int) -> np.ndarray:
+def _pad_rows(array: np.ndarray, rows: int) -> np.ndarray:
     return np.concatenate([array, np.zeros((rows - len(array), *array.shape[1:]), dtype=array.dtype)])

@@ -237,7 +237,7 @@ class Masking:
         return positions, used
 
 
-def random_words(
+def philox_uint64(
     key: tuple[int, int], first_row: int, rows: int, words_per_row: int
 ) -> UInt64[np.ndarray, "{rows} {words_per_row}"]:
     """[rows, words_per_row] uint64 from the Philox stream of ``key`` = (seed, step), starting at ``first_row``.
@@ -249,12 +249,12 @@ def random_words(
     return stream.random_raw(rows * words_per_row).reshape(rows, words_per_row)
 
 
-def words_of_rows(
+def splitmix_uint64(
     key: tuple[int, int], rows: Integer[np.ndarray, " B"], words_per_row: int
 ) -> UInt64[np.ndarray, "B {words_per_row}"]:
     """[B, words_per_row] uint64 for rows [B] in any order: each is addressed by its own number.
 
-    Another stream than `random_words`, whose Philox takes 3 microseconds to go to a row: SplitMix64 (Steele, Lea and
+    Another stream than `philox_uint64`, whose Philox takes 3 microseconds to go to a row: SplitMix64 (Steele, Lea and
     Flood 2014, "Fast splittable pseudorandom number generators"), of which all numbers are computed at once.
     """
     first, second = key

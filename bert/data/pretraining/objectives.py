@@ -1,7 +1,7 @@
 """What a pretraining row is: for each objective how its rows are drawn from the text, laid out and labelled.
 
-Masked-LM is part of every objective. Beside it stands next-sentence prediction, sentence order, or nothing; a new one
-is a new line in OBJECTIVES, and a loss (`bert.training.losses`) if it needs another than two classes over the pooled output.
+Masked-LM is part of every objective, with next-sentence prediction, sentence order, or nothing. A new objective is a
+new line in OBJECTIVES, and a loss (`bert.training.losses`) if it needs more than two classes over the pooled output.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 
 from bert.data.pretraining.segments import (
     Pair,
-    ordered_pairs,
     rows_across_documents,
     rows_within_documents,
+    sentence_order_pairs,
     sentence_pairs,
 )
 
@@ -28,18 +28,18 @@ Columns = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class RowObjective:
+class PretrainingObjective:
     """One way to make rows of text.
 
     Attributes:
       pair: whether a row is laid out as a pair of texts, else as one; a sentence is no longer than T less the special
         tokens of such a row.
       documents: least number of documents that rows can be drawn from.
-      shortens: whether data.short_seq_prob has a say.
+      uses_short_sequences: whether data.short_seq_prob has a say.
       draw: (sentences, documents, T, template, short_seq_prob, random stream, numbers) -> rows [R, ...]: the token
         ranges of each, start and end, and the label where there is one. Arguments otherwise as of
         ``bert.data.pretraining.segments.sentence_pairs``.
-      lay_out: (tokens, boundaries of the documents among the tokens, drawn rows, template, input_ids) -> columns. It
+      to_columns: (tokens, boundaries of the documents among the tokens, drawn rows, template, input_ids) -> columns. It
         writes into input_ids [R, T], which come as padding.
       label: what the label tells: the column NAME_label and the batch's NAME_labels and NAME_weights; None without.
       metric: start of the names of its loss and accuracy in metrics.jsonl.
@@ -48,9 +48,9 @@ class RowObjective:
 
     pair: bool
     documents: int
-    shortens: bool
+    uses_short_sequences: bool
     draw: Callable[[list[int], list[int], int, RowTemplate, float, random.Random, list[int]], np.ndarray]
-    lay_out: Callable[[np.ndarray, np.ndarray, np.ndarray, RowTemplate, np.ndarray], Columns]
+    to_columns: Callable[[np.ndarray, np.ndarray, np.ndarray, RowTemplate, np.ndarray], Columns]
     label: str | None = None
     metric: str | None = None
     answers: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ def _paired(
     metric: str,
     documents: int,
     answers: tuple[str, ...],
-) -> RowObjective:
+) -> PretrainingObjective:
     def draw(
         sentences: list[int], documents: list[int], length: int, template: RowTemplate, *arguments: Any
     ) -> np.ndarray:
@@ -77,15 +77,15 @@ def _paired(
             f"{label}_label": found[:, 4].astype(np.int8),
         }
 
-    return RowObjective(True, documents, True, draw, lay_out, label, metric, answers)
+    return PretrainingObjective(True, documents, True, draw, lay_out, label, metric, answers)
 
 
-def _unpaired(rows: Callable[[list[int], list[int], int, int], Iterator[tuple[int, int]]]) -> RowObjective:
+def _unpaired(rows: Callable[[list[int], list[int], int, int], Iterator[tuple[int, int]]]) -> PretrainingObjective:
     def draw(sentences: list[int], documents: list[int], length: int, template: RowTemplate, *_: Any) -> np.ndarray:
         found = rows(sentences, documents, template.room(length), len(template.suffix))
         return np.array(list(found), np.int64).reshape(-1, 2)
 
-    return RowObjective(False, 1, False, draw, _full_columns)
+    return PretrainingObjective(False, 1, False, draw, _full_columns)
 
 
 def _pair_columns(tokens: np.ndarray, found: np.ndarray, template: RowTemplate, input_ids: np.ndarray) -> Columns:
@@ -138,7 +138,7 @@ def _full_columns(
 
 OBJECTIVES = {
     "nsp": _paired(sentence_pairs, "next_sentence", "nsp", 2, ("B follows A", "B is from another document")),
-    "sop": _paired(ordered_pairs, "sentence_order", "sop", 1, ("in order", "swapped")),
+    "sop": _paired(sentence_order_pairs, "sentence_order", "sop", 1, ("in order", "swapped")),
     "full_sentences": _unpaired(rows_across_documents),
     "doc_sentences": _unpaired(rows_within_documents),
 }

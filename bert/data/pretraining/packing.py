@@ -51,7 +51,7 @@ def shortest_pack_first(histogram: np.ndarray, most: int) -> list[tuple[int, tup
     return [*full, *(group for groups in with_room for group in groups)]
 
 
-def packs_of(lengths: np.ndarray, longest: int, most: int) -> list[list[int]]:
+def assign_packs(lengths: np.ndarray, longest: int, most: int) -> list[list[int]]:
     """Which examples share a row: numbers of examples, each once, ascending in a pack, packs by their first.
 
     Args:
@@ -80,7 +80,7 @@ def packed(columns: Columns, most: int, pad: int) -> Columns:
     """
     ids, lengths = columns["input_ids"], columns["length"]
     longest = ids.shape[1]
-    packs = packs_of(lengths, longest, most)
+    packs = assign_packs(lengths, longest, most)
     order = np.concatenate([np.array(pack, np.int64) for pack in packs])
     sizes = np.array([len(pack) for pack in packs])
     taken = np.arange(most) < sizes[:, None]
@@ -99,7 +99,7 @@ def packed(columns: Columns, most: int, pad: int) -> Columns:
     return {"input_ids": rows, "length": total, EXAMPLE_LENGTH: example_length, **rest}
 
 
-def places(example_length: np.ndarray, segment_a_length: np.ndarray, length: int) -> Columns:
+def packing_arrays(example_length: np.ndarray, segment_a_length: np.ndarray, length: int) -> Columns:
     """What a packed batch says about its examples, all int32.
 
     Args:

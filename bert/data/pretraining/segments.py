@@ -33,7 +33,7 @@ class Pair(NamedTuple):
     label: int
 
 
-def stream(*key: int | str) -> random.Random:
+def make_rng(*key: int | str) -> random.Random:
     """A random stream that is the same in every Python, as long as only ``.random()`` is drawn from it."""
     return random.Random("/".join(map(str, key)))
 
@@ -69,8 +69,8 @@ def sentence_pairs(
         start, stop = documents[number], documents[number + 1]
         while start < stop:
             target = _target(room, short_seq_prob, draw)
-            end = _filled(sentences, start, start + 1, stop, target)
-            a_stop = start + 1 + _below(draw, end - start - 1) if end - start > 1 else end
+            end = _chunk_end(sentences, start, start + 1, stop, target)
+            a_stop = start + 1 + _randint(draw, end - start - 1) if end - start > 1 else end
             if end - start == 1 or draw.random() < RANDOM_SHARE:
                 left = target - (sentences[a_stop] - sentences[start])
                 b_first, b_stop = _random_segment(sentences, documents, numbers, number, left, draw)
@@ -84,7 +84,7 @@ def sentence_pairs(
             start = following
 
 
-def ordered_pairs(
+def sentence_order_pairs(
     sentences: list[int],
     documents: list[int],
     room: int,
@@ -103,8 +103,8 @@ def ordered_pairs(
         first = start
         while start < stop and stop - first > 1:
             start = min(start, stop - 2)
-            end = _filled(sentences, start, start + 2, stop, _target(room, short_seq_prob, draw))
-            middle = start + 1 + _below(draw, end - start - 1)
+            end = _chunk_end(sentences, start, start + 2, stop, _target(room, short_seq_prob, draw))
+            middle = start + 1 + _randint(draw, end - start - 1)
             a_start, a_end, b_start, b_end = truncated(
                 sentences[start], sentences[middle], sentences[middle], sentences[end], room, draw
             )
@@ -139,25 +139,25 @@ def _random_segment(
     """Sentences [first, stop) of another document, from a random one on, until ``room`` is filled."""
     other = number
     while numbers[other] == numbers[number]:
-        other = _below(draw, len(documents) - 2)
+        other = _randint(draw, len(documents) - 2)
         other += other >= number
-    first = documents[other] + _below(draw, documents[other + 1] - documents[other])
-    return first, _filled(sentences, first, first + 1, documents[other + 1], room)
+    first = documents[other] + _randint(draw, documents[other + 1] - documents[other])
+    return first, _chunk_end(sentences, first, first + 1, documents[other + 1], room)
 
 
 def _target(longest: int, short_seq_prob: float, draw: random.Random) -> int:
     """Tokens that a chunk is to have: the longest, or now and then fewer."""
-    return 2 + _below(draw, longest - 1) if draw.random() < short_seq_prob else longest
+    return 2 + _randint(draw, longest - 1) if draw.random() < short_seq_prob else longest
 
 
-def _filled(sentences: list[int], start: int, end: int, stop: int, target: int) -> int:
+def _chunk_end(sentences: list[int], start: int, end: int, stop: int, target: int) -> int:
     """The end of a chunk from ``start`` on: at least ``end``, and up to ``stop`` until the target is reached."""
     while end < stop and sentences[end] - sentences[start] < target:
         end += 1
     return end
 
 
-def _below(draw: random.Random, n: int) -> int:
+def _randint(draw: random.Random, n: int) -> int:
     """A whole number in [0, n)."""
     return int(draw.random() * n)
 

@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 
 from bert.data.corpus import documents as corpus
-from bert.data.corpus.document_store import Spool
+from bert.data.corpus.document_store import DocumentStore
 from bert.data.pretraining import segments
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, packed
 from bert.data.row_template import row_template
 from bert.errors import UserError
-from bert.files import write_durably
+from bert.files import write_atomic
 from bert.tokenizer.wordpiece import keeps_spaces, special_ids
 
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ NAME_label. Packed rows have K values of these and of segment_a_length."""
 
 
 @dataclass(frozen=True)
-class ShardTask:
+class ShardSpec:
     """All a worker needs to know about a shard, besides the tokenizer."""
 
     name: str
     """train-00000 or eval-00000, train-1-00000 in the first duplicate: the name of the file and, with the seed, the key
     of its random stream."""
     folder: Path
-    spool: Spool
+    spool: DocumentStore
     order: Path
     """The numbers of the split's documents in their order, int64 .npy."""
     first: int
@@ -88,13 +88,13 @@ class ShardSummary:
 
 
 def build_shards_of(
-    tasks: list[ShardTask], tokenizer: Tokenizer
-) -> Iterator[tuple[ShardTask, ShardSummary, np.ndarray]]:
+    tasks: list[ShardSpec], tokenizer: Tokenizer
+) -> Iterator[tuple[ShardSpec, ShardSummary, np.ndarray]]:
     """Builds and writes the shards of one range of documents, duplicates of each other, each atomically.
 
     Args:
       tasks: what to build; their text is tokenised once.
-      tokenizer: as ``bert.tokenizer.wordpiece.corpus_tokenizer`` gives it.
+      tokenizer: as ``bert.tokenizer.wordpiece.literal_tokenizer`` gives it.
 
     Yields:
       Each task with its summary, and how often each piece stands in its rows, special ones included and padding not:
@@ -125,7 +125,7 @@ def build_shards_of(
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
     ends = np.array(sentences)[documents]
     for task in tasks:
-        draw = segments.stream(task.seed, task.name)
+        draw = segments.make_rng(task.seed, task.name)
         found = objective.draw(sentences, documents, task.sequence_length, template, task.short_seq_prob, draw, numbers)
         if not len(found):
             raise UserError(
@@ -133,7 +133,7 @@ def build_shards_of(
                 "take data.objective nsp or doc_sentences for such a corpus"
             )
         padding = np.full((len(found), task.sequence_length), pad, dtype)
-        columns = objective.lay_out(tokens, ends, found, template, padding)
+        columns = objective.to_columns(tokens, ends, found, template, padding)
         present = np.arange(task.sequence_length) < columns["length"][:, None]
         counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
         positive = int(columns[f"{objective.label}_label"].sum()) if objective.label else 0
@@ -155,7 +155,7 @@ def build_shards_of(
 
 
 def _tokenized(
-    task: ShardTask, asked: np.ndarray, tokenizer: Tokenizer, longest: int
+    task: ShardSpec, asked: np.ndarray, tokenizer: Tokenizer, longest: int
 ) -> tuple[np.ndarray, list[int], list[int], list[int]]:
     """Flat tokens, boundaries of the sentences in them, of the documents among the sentences, and their numbers.
 
@@ -183,7 +183,7 @@ def _tokenized(
 
 
 def _batches_of_sentences(
-    task: ShardTask, numbers: np.ndarray, keep_space: bool
+    task: ShardSpec, numbers: np.ndarray, keep_space: bool
 ) -> Iterator[tuple[list[str], list[int]]]:
     """Sentences in their order, and which document each is from."""
     sentences: list[str] = []
@@ -227,11 +227,11 @@ def _write(file: Path, columns: dict[str, np.ndarray]) -> tuple[int, str]:
         writer.finalize(close_stream=False)
     data = sink.getvalue()
     if not (file.is_file() and data == file.read_bytes()):  # another process may have built it, and read it by now
-        write_durably(file, data)
+        write_atomic(file, data)
     return len(data), hashlib.sha256(data).hexdigest()
 
 
-class Rows:
+class ShardReader:
     """Rows of shards, memory-mapped: pages come in when rows are taken and go when memory is short.
 
     ``len(rows)`` is their number; ``rows.take`` fetches some by number.
@@ -249,9 +249,9 @@ class Rows:
                     more = [name for name in table.column_names if name == EXAMPLE_LENGTH or name.endswith("_label")]
                     batches = table.select([*COLUMNS, *more]).to_batches()
             except (OSError, pa.ArrowException, KeyError) as error:
-                raise damaged(path, str(error).splitlines()[0]) from None
+                raise corrupt_shard_error(path, str(error).splitlines()[0]) from None
             self._names = (*COLUMNS, *more)
-            self._views += [tuple(map(_view, batch.columns)) for batch in batches]
+            self._views += [tuple(map(_column_view, batch.columns)) for batch in batches]
             self._files += [(path, _state(path))] * len(batches)
         self._starts = np.concatenate([[0], np.cumsum([len(view[0]) for view in self._views], dtype=np.int64)])
 
@@ -285,7 +285,9 @@ class Rows:
         for number in set(shard.tolist()):
             path, state = self._files[number]
             if (now := _state(path)) != state:
-                raise damaged(path, "it has vanished" if now is None else "it has been changed during the run")
+                raise corrupt_shard_error(
+                    path, "it has vanished" if now is None else "it has been changed during the run"
+                )
             here = np.flatnonzero(shard == number)
             chosen = within[here]
             for column, view in zip(out, self._views[number], strict=True):
@@ -293,7 +295,7 @@ class Rows:
         return dict(zip(self._names, out, strict=True))
 
 
-def _view(column: pa.Array) -> np.ndarray:
+def _column_view(column: pa.Array) -> np.ndarray:
     """[R] of a plain column, [R, size] of one of lists, without a copy."""
     if not pa.types.is_fixed_size_list(column.type):
         return column.to_numpy(zero_copy_only=True)
@@ -309,11 +311,11 @@ def _state(path: Path) -> tuple[int, ...] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def open_rows(paths: Sequence[Path]) -> Rows:
+def open_rows(paths: Sequence[Path]) -> ShardReader:
     """Rows of some shards as one sequence, in the order of the paths."""
-    return Rows(paths)
+    return ShardReader(paths)
 
 
-def damaged(path: Path, reason: str) -> UserError:
+def corrupt_shard_error(path: Path, reason: str) -> UserError:
     """The error for a shard that is not what was built."""
     return UserError(f"{path} is damaged ({reason}): delete the folder {path.parent}, it will be rebuilt")

@@ -16,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert.data.pretraining.shards import ShardTask, build_shards_of
-from bert.errors import UserError, known
-from bert.files import write_array, write_durably
+from bert.data.pretraining.shards import ShardSpec, build_shards_of
+from bert.errors import UserError, require
+from bert.files import write_array, write_atomic
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,20 +27,20 @@ _tokenizer: Tokenizer | None = None
 """Of a worker process: parsed once, at its start."""
 
 
-def build_shards(tasks: list[ShardTask], tokenizer: Tokenizer, work: Path, processes: int) -> Iterator[str]:
+def build_shards(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, processes: int) -> Iterator[str]:
     """Builds shards and yields their names as they are done; beside each, in ``work``, its summary and
     counts.
 
     Raises:
       UserError: a shard cannot be built, or a worker was killed.
     """
-    from bert.tokenizer.wordpiece import corpus_tokenizer
+    from bert.tokenizer.wordpiece import literal_tokenizer
 
     # Duplicates of a shard are built together: their text is tokenised once.
     in_order = sorted(tasks, key=_text_of)
     groups = [list(group) for _, group in itertools.groupby(in_order, key=_text_of)]
     if processes <= 1:
-        plain = corpus_tokenizer(tokenizer)
+        plain = literal_tokenizer(tokenizer)
         for group in groups:
             _build_and_record(group, plain, work)
             yield from (task.name for task in group)
@@ -70,28 +70,28 @@ def _start(tokenizer: str) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     from tokenizers import Tokenizer
 
-    from bert.tokenizer.wordpiece import corpus_tokenizer
+    from bert.tokenizer.wordpiece import literal_tokenizer
 
-    _tokenizer = corpus_tokenizer(Tokenizer.from_str(tokenizer))
+    _tokenizer = literal_tokenizer(Tokenizer.from_str(tokenizer))
 
 
 def _end_with_parent() -> None:
     """A worker waits for its next task on a pipe it holds both ends of: it would never see its parent die."""
-    multiprocessing.connection.wait([known(multiprocessing.parent_process(), "the parent").sentinel])
+    multiprocessing.connection.wait([require(multiprocessing.parent_process(), "the parent").sentinel])
     os._exit(1)
 
 
-def _text_of(task: ShardTask) -> tuple[str, int]:
+def _text_of(task: ShardSpec) -> tuple[str, int]:
     """What the task reads: duplicates of each other read the same."""
     return str(task.order), task.first
 
 
-def _build_in_worker(tasks: list[ShardTask], work: Path) -> None:
-    _build_and_record(tasks, known(_tokenizer, "the tokenizer"), work)
+def _build_in_worker(tasks: list[ShardSpec], work: Path) -> None:
+    _build_and_record(tasks, require(_tokenizer, "the tokenizer"), work)
 
 
-def _build_and_record(tasks: list[ShardTask], tokenizer: Tokenizer, work: Path) -> None:
+def _build_and_record(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path) -> None:
     for task, summary, counts in build_shards_of(tasks, tokenizer):
         write_array(work / f"{task.name}.npy", counts)
         # Last: a shard without its summary is built again.
-        write_durably(work / f"{task.name}.json", json.dumps(asdict(summary)).encode())
+        write_atomic(work / f"{task.name}.json", json.dumps(asdict(summary)).encode())

@@ -30,7 +30,7 @@ def crc32c(data: bytes | bytearray | memoryview | np.ndarray) -> int:
     return register ^ 0xFFFFFFFF
 
 
-def masked(checksum: int) -> int:
+def mask_crc(checksum: int) -> int:
     """A checksum as TensorFlow stores it: rotated and shifted, so that files may hold checksums of checksums."""
     return (((checksum >> 15) | (checksum << 17)) + _MASK) & 0xFFFFFFFF
 

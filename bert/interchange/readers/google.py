@@ -17,14 +17,14 @@ from bert.errors import UserError
 from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.readers.tf_checkpoint import Bundle
-from bert.interchange.shapes import LABELLED, expected_shapes
-from bert.tokenizer.wordpiece import capitalised, load_tokenizer, vocabulary_size
+from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
+from bert.tokenizer.wordpiece import embedding_rows, first_cased_token, load_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Params = dict[str, Any]
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 CONFIG = "bert_config.json"
 CHECKPOINT = "bert_model.ckpt"
@@ -60,9 +60,9 @@ def is_google(folder: Path) -> bool:
     return (folder / CONFIG).is_file() or any(folder.glob(f"{CHECKPOINT}.*"))
 
 
-def published(folder: Path, say: Say = lambda text: None) -> ModelBundle:
-    """`read` and `read_tokenizer`; the labels of a classifier, which these files do not name, are numbered."""
-    config, params = read(folder, say)
+def read_google_model(folder: Path, say: Log = lambda text: None) -> ModelBundle:
+    """`read_params` and `read_tokenizer`; the labels of a classifier, which these files do not name, are numbered."""
+    config, params = read_params(folder, say)
     tokenizer = read_tokenizer(folder, config, say)
     make = partial(ModelBundle, config=config, params=params, tokenizer=tokenizer)
     if names.CLASSIFIER in params:
@@ -73,7 +73,7 @@ def published(folder: Path, say: Say = lambda text: None) -> ModelBundle:
     return make(architecture=names.pretraining_architecture(set(params)))
 
 
-def read(folder: Path, say: Say = lambda text: None) -> tuple[ModelConfig, Params]:
+def read_params(folder: Path, say: Log = lambda text: None) -> tuple[ModelConfig, Params]:
     """The encoder, and those heads that the checkpoint has.
 
     Args:
@@ -101,16 +101,16 @@ def read(folder: Path, say: Say = lambda text: None) -> tuple[ModelConfig, Param
     table = names.tensors(config.num_hidden_layers, names.GOOGLE, architecture)
     parts = {tensor.part for tensor in table if tensor.theirs in entries} | {names.ENCODER, names.POOLER}
     table = [tensor for tensor in table if tensor.part in parts]
-    _complain(name, "lacks", (tensor.theirs for tensor in table if tensor.theirs not in entries))
-    _complain(name, "holds unknown tensors,", entries.keys() - {tensor.theirs for tensor in table})
-    labels = (entries["output_bias"].shape or (1,))[0] if architecture in LABELLED else 0
+    _raise_if_any(name, "lacks", (tensor.theirs for tensor in table if tensor.theirs not in entries))
+    _raise_if_any(name, "holds unknown tensors,", entries.keys() - {tensor.theirs for tensor in table})
+    labels = (entries["output_bias"].shape or (1,))[0] if architecture in ARCHITECTURES_WITH_LABELS else 0
     shapes = expected_shapes(config, architecture, labels)
     wrong = []
     for tensor in table:
         expected = shapes[tensor.ours][::-1] if tensor.transposed else shapes[tensor.ours]
         if (shape := entries[tensor.theirs].shape) != expected:
             wrong.append(f"{tensor.theirs} {list(shape)} instead of {list(expected)}")
-    _complain(name, "has other shapes than the configuration says,", wrong)
+    _raise_if_any(name, "has other shapes than the configuration says,", wrong)
 
     found = {}
     for tensor in table:
@@ -126,7 +126,7 @@ def read(folder: Path, say: Say = lambda text: None) -> tuple[ModelConfig, Param
     return config, params
 
 
-def read_config(file: Path, say: Say = lambda text: None) -> ModelConfig:
+def read_config(file: Path, say: Log = lambda text: None) -> ModelConfig:
     """``bert_config.json`` as our sizes; rates and activation may be left out there, and are then Google's defaults.
 
     Keys that google-research/bert does not know have no effect there, and none here: they are said.
@@ -144,7 +144,7 @@ def read_config(file: Path, say: Say = lambda text: None) -> ModelConfig:
         raise UserError(f"{file} is not valid JSON: copy it again from where the checkpoint came from") from None
     if not isinstance(given, dict):
         raise UserError(f"{file} is not a JSON object: copy it again from where the checkpoint came from")
-    _complain(str(file), "lacks", (key for key in _SIZES if key not in given))
+    _raise_if_any(str(file), "lacks", (key for key in _SIZES if key not in given))
     unknown = sorted(given.keys() - {*_SIZES, *_RATES, "hidden_act"})
     if others := [key for key in unknown if not key.startswith(_WITHOUT_EFFECT)]:
         say(f"not taken over from {file}: {', '.join(others)}")
@@ -153,7 +153,7 @@ def read_config(file: Path, say: Say = lambda text: None) -> ModelConfig:
         value = given.get(key, 0.0)
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
             raise UserError(f"{file}: {key} is {value!r}, which is not a {'whole ' if whole else ''}number: mend it")
-    _complain(str(file), "has sizes below 1,", (key for key in _SIZES if given[key] < 1))
+    _raise_if_any(str(file), "has sizes below 1,", (key for key in _SIZES if given[key] < 1))
     act = given.get("hidden_act", "gelu")
     if not isinstance(act, str) or act.lower() not in ACTIVATIONS:
         raise UserError(f"{file}: hidden_act is {act!r}, which is not one of {', '.join(ACTIVATIONS)}: mend it")
@@ -167,7 +167,7 @@ def read_config(file: Path, say: Say = lambda text: None) -> ModelConfig:
     return config
 
 
-def read_tokenizer(folder: Path, config: ModelConfig, say: Say = lambda text: None) -> Tokenizer:
+def read_tokenizer(folder: Path, config: ModelConfig, say: Log = lambda text: None) -> Tokenizer:
     """The vocabulary, lower-casing where the folder's name or the pieces say so: Google's files do not say it.
 
     A ``tokenizer.json`` or ``tokenizer_config.json`` beside it, where somebody has put one, knows better.
@@ -185,7 +185,7 @@ def read_tokenizer(folder: Path, config: ModelConfig, say: Say = lambda text: No
     tokenizer = load_tokenizer(folder, TokenizerConfig(lowercase=lowercase))
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         say(f"text is {'lower-cased' if lowercase else 'not lower-cased'}: {why}")
-    if (pieces := vocabulary_size(tokenizer)) > config.known_vocab_size:
+    if (pieces := embedding_rows(tokenizer)) > config.known_vocab_size:
         raise UserError(
             f"{folder} has {pieces} pieces in its vocabulary, but vocab_size in {CONFIG} is {config.vocab_size}: "
             "take both files from one checkpoint"
@@ -198,7 +198,7 @@ def _casing(name: str, pieces: dict[str, int]) -> tuple[bool, str]:
     for sign, lowercase in (("uncased", True), ("cased", False)):
         if sign in name.lower():
             return lowercase, f'the folder\'s name says "{sign}"'
-    capital = capitalised(pieces)
+    capital = first_cased_token(pieces)
     if capital is None:
         return True, "no piece of the vocabulary has an upper-case letter"
     return False, f"the vocabulary has upper-case letters, as in {capital!r}"
@@ -219,7 +219,7 @@ def _checkpoint(folder: Path) -> Path:
     return found[0]
 
 
-def _complain(name: str, what: str, items: Iterable[str]) -> None:
+def _raise_if_any(name: str, what: str, items: Iterable[str]) -> None:
     """Raises UserError where there are items: the first five, and how many."""
     items = sorted(items)
     if items:

@@ -21,12 +21,12 @@ from bert.errors import UserError
 from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.pooling import read_pooling
-from bert.interchange.shapes import LABELLED, expected_shapes
+from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_json, read_tensors
 from bert.tokenizer.hf_settings import SETTINGS, read_settings
-from bert.tokenizer.wordpiece import capitalised, load_tokenizer, vocabulary_size
+from bert.tokenizer.wordpiece import embedding_rows, first_cased_token, load_tokenizer
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -57,16 +57,16 @@ PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label
 NULL_THRESHOLD = "null_threshold"
 """A key of our own in config.json, which transformers keeps and does not use: of models that may give no answer."""
 
-TOO_LARGE = 1 << 31
+MAX_SIZE = 1 << 31
 """No size is: an index of the tables would not fit 32 bits."""
 
 
-def is_published(folder: Path) -> bool:
+def is_hf_folder(folder: Path) -> bool:
     """Whether a folder looks like one of these."""
     return (folder / "config.json").is_file() or (folder / "modules.json").is_file()
 
 
-def read(folder: Path, say: Say) -> ModelBundle:
+def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     """Reads a folder, saying what was read, what was left out and which parts start afresh.
 
     Raises:
@@ -82,22 +82,22 @@ def read(folder: Path, say: Say) -> ModelBundle:
         raise UserError(f"{file} holds no JSON object: copy it again")
     family, architecture = _architecture(content, file)
     config = _model_config(content, family, file)
-    labels = _labels(content, file) if architecture in LABELLED else ()
+    labels = _labels(content, file) if architecture in ARCHITECTURES_WITH_LABELS else ()
     longest = config.max_position_embeddings
     if pooling is not None and (pooling.max_length or 0) > longest:
         say(f"{folder}: max_seq_length is {pooling.max_length}, but the model reads {longest} tokens: longer are cut")
     classifier_dropout = _classifier_dropout(content, file)
     problem_type = _problem_type(content, file) if labels else None
     tokenizer = load_tokenizer(folder)
-    _say_casing(folder, tokenizer, say)
-    if vocabulary_size(tokenizer) > config.known_vocab_size:
+    _warn_casing(folder, tokenizer, say)
+    if embedding_rows(tokenizer) > config.known_vocab_size:
         raise UserError(
-            f"{folder}: the vocabulary has {vocabulary_size(tokenizer)} pieces, but the model has rows for "
+            f"{folder}: the vocabulary has {embedding_rows(tokenizer)} pieces, but the model has rows for "
             f"{config.vocab_size}: copy both anew from one source"
         )
     stored, source = read_tensors(folder)
-    found, config = _placed(stored, source, config, family, architecture, say)
-    parts = _checked(found, source, config, family, architecture, labels)
+    found, config = _rename_tensors(stored, source, config, family, architecture, say)
+    parts = _check_tensors(found, source, config, family, architecture, labels)
     if family == names.ROBERTA and names.PREDICTIONS in parts and config.hidden_act != "gelu":
         raise UserError(
             f"{file}: hidden_act is {content['hidden_act']}, and the MLM head of RoBERTa has gelu: name another model"
@@ -133,9 +133,9 @@ def _architecture(content: dict[str, Any], file: Path) -> tuple[str, str]:
             raise UserError(f"{file}: {key} is {content[key]!r}, and only {plain!r} is read: name another model")
     if declared is None:
         return family, "Bert"
-    architecture = names.our_name(str(declared), family)
+    architecture = names.architecture_from_hf(str(declared), family)
     if architecture is None:
-        choice = ", ".join(names.published_name(name, family) for name in names.ARCHITECTURES)
+        choice = ", ".join(names.hf_class_name(name, family) for name in names.ARCHITECTURES)
         raise UserError(f"{file}: the architecture is {declared!r}: one of {choice} is read: name another model")
     return family, architecture
 
@@ -149,7 +149,7 @@ def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConf
         if isinstance(value, bool) or not isinstance(value, kind):
             raise UserError(f"{file}: {key} is {value!r}: copy the file again from where the weights are from")
     for key in set(values) - {"hidden_act", *OPTIONAL}:
-        if values[key] >= TOO_LARGE:
+        if values[key] >= MAX_SIZE:
             raise UserError(f"{file}: {key} is {values[key]}: copy the file again from where the weights are from")
     tied = content.get("tie_word_embeddings", True)
     if not isinstance(tied, bool):
@@ -211,11 +211,11 @@ def _problem_type(content: dict[str, Any], file: Path) -> str | None:
     return kind
 
 
-def _say_casing(folder: Path, tokenizer: Tokenizer, say: Say) -> None:
+def _warn_casing(folder: Path, tokenizer: Tokenizer, say: Log) -> None:
     """Says that a bare vocabulary with capitals is lower-cased, as transformers does where nothing is said of it."""
     if (folder / "tokenizer.json").is_file() or read_settings(folder).do_lower_case is not None:
         return
-    capital = capitalised(sorted(tokenizer.get_vocab()))
+    capital = first_cased_token(sorted(tokenizer.get_vocab()))
     if capital is not None and isinstance(tokenizer.normalizer, BertNormalizer):
         say(
             f"{folder / 'vocab.txt'}: text is lower-cased, though the vocabulary has upper-case letters, as in "
@@ -223,8 +223,8 @@ def _say_casing(folder: Path, tokenizer: Tokenizer, say: Say) -> None:
         )
 
 
-def _placed(
-    stored: dict[str, np.ndarray], source: Path, config: ModelConfig, family: str, architecture: str, say: Say
+def _rename_tensors(
+    stored: dict[str, np.ndarray], source: Path, config: ModelConfig, family: str, architecture: str, say: Log
 ) -> tuple[dict[str, np.ndarray], ModelConfig]:
     """Tensors under our names, as float32, and the config with what the decoder turned out to be."""
     names.check_layers(config.num_hidden_layers, len(stored), source, "config.json")
@@ -262,7 +262,7 @@ def _placed(
     if unexplained := sorted(by_name[name] for name in set(by_name) - set(table)):
         more = f" and {len(unexplained) - 4} more" if len(unexplained) > 4 else ""
         raise UserError(
-            f"{source} holds {', '.join(unexplained[:4])}{more}, which a {names.published_name(architecture, family)} "
+            f"{source} holds {', '.join(unexplained[:4])}{more}, which a {names.hf_class_name(architecture, family)} "
             f"of {config.num_hidden_layers} layers lacks: mend architectures and num_hidden_layers in config.json"
         )
     found = {}
@@ -278,7 +278,7 @@ def _placed(
     return found, config
 
 
-def _checked(
+def _check_tensors(
     found: dict[str, np.ndarray],
     source: Path,
     config: ModelConfig,

@@ -17,8 +17,8 @@ from typing import NoReturn
 import ml_dtypes
 import numpy as np
 
-from bert.errors import UserError, known
-from bert.interchange.readers.crc32c import crc32c, masked
+from bert.errors import UserError, require
+from bert.interchange.readers.crc32c import crc32c, mask_crc
 
 DTYPES: dict[int, np.dtype] = {
     1: np.dtype("<f4"),
@@ -92,7 +92,7 @@ class Bundle:
                 )
             raise UserError(f"{self._index} does not exist: copy it from where the checkpoint came from")
         try:
-            table = dict(_read_table(known(_read(self._index), str(self._index))))
+            table = dict(_read_table(require(_read(self._index), str(self._index))))
             if b"" not in table:
                 raise _Damaged("no header")
             self._shards, self._big_endian = _parse_header(table.pop(b""))
@@ -124,7 +124,7 @@ class Bundle:
         octets = _read(file, entry.offset, entry.size)
         if octets is None:
             _fail(file, f"it ends before {name} does")
-        if masked(crc32c(octets)) != entry.checksum:
+        if mask_crc(crc32c(octets)) != entry.checksum:
             _fail(file, f"the checksum of {name} is wrong")
         if self._big_endian:
             octets = octets.reshape(-1, dtype.itemsize)[:, ::-1].copy().reshape(-1)
@@ -174,7 +174,7 @@ def _read_block(content: bytes, place: tuple[int, int]) -> Iterator[tuple[bytes,
     begin, end = place[0], sum(place)
     if end + _TRAILER > len(content) - _FOOTER:
         raise _Damaged("it is shorter than it says")
-    if masked(crc32c(content[begin : end + 1])) != int.from_bytes(content[end + 1 : end + _TRAILER], "little"):
+    if mask_crc(crc32c(content[begin : end + 1])) != int.from_bytes(content[end + 1 : end + _TRAILER], "little"):
         raise _Damaged("a checksum is wrong")
     if content[end] != _NO_COMPRESSION:
         raise _Unsupported("is compressed, which is not read: let TensorFlow's Saver write it, which does not compress")

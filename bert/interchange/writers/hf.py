@@ -16,16 +16,16 @@ from flax import traverse_util
 from bert.config import ModelConfig
 from bert.data.features import tokenize
 from bert.errors import UserError
-from bert.files import new_folder
+from bert.files import atomic_directory
 from bert.interchange import ExportError, first_line, names
-from bert.interchange.bundle import ModelBundle, module_of
-from bert.interchange.pooling import declared
+from bert.interchange.bundle import ModelBundle, build_module
+from bert.interchange.pooling import pooling_config_files
 from bert.interchange.readers import hf
 from bert.interchange.tensor_files import write_tensors
-from bert.interchange.writers.hf_config import WITHOUT_ROBERTA, family_of, published_config
+from bert.interchange.writers.hf_config import BERT_ONLY_ARCHITECTURES, model_family, published_config
 from bert.interchange.writers.model_card import model_card
 from bert.interchange.writers.tokenizer_files import published_tokenizer, save_published_tokenizer
-from bert.model.initializers import fixed_positions
+from bert.model.initializers import sinusoidal_position_table
 
 TOLERANCE = 1e-4
 """Most that a logit may differ from transformers'."""
@@ -50,21 +50,21 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
             BERT has no place for what the model is made of.
         ExportError: what was read back is not what was written, or answers otherwise.
     """
-    model = expressible(model)
-    with new_folder(out) as draft:
+    model = to_transformers_compatible(model)
+    with atomic_directory(out) as draft:
         _write(model, draft)
         say(_verify(model, draft))
     say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
 
 
-def expressible(model: ModelBundle) -> ModelBundle:
+def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     """The same model in the parts that transformers' BERT is made of: fixed positions become its table of positions.
 
     Raises:
         UserError: it has others.
     """
     config = model.config
-    if config.position_offset and model.architecture in WITHOUT_ROBERTA:
+    if config.position_offset and model.architecture in BERT_ONLY_ARCHITECTURES:
         raise UserError(
             f"{model.source} is a {model.architecture} of RoBERTa's form, which transformers does not have: export it "
             "as stablehlo or onnx, or pretrain with data.objective full_sentences"
@@ -81,7 +81,7 @@ def expressible(model: ModelBundle) -> ModelBundle:
         )
     params = model.params
     if config.position_embedding == "sinusoidal":
-        table = np.asarray(fixed_positions(config))
+        table = np.asarray(sinusoidal_position_table(config))
         embeddings = {**params["bert"]["embeddings"], "position": {"embedding": table}}
         params = {**params, "bert": {**params["bert"], "embeddings": embeddings}}
     # What transformers has no field for, and what it would not read back
@@ -93,7 +93,7 @@ def expressible(model: ModelBundle) -> ModelBundle:
 
 def published_tensors(model: ModelBundle) -> dict[str, np.ndarray]:
     """Every parameter under transformers' name and in its layout. Raises UserError where one has no name."""
-    config, family = model.config, family_of(model.config)
+    config, family = model.config, model_family(model.config)
     found = traverse_util.flatten_dict(model.params, sep="/")
     tensors = {}
     for tensor in names.tensors(config.num_hidden_layers, family, model.architecture):
@@ -117,12 +117,12 @@ def _write(model: ModelBundle, folder: Path) -> None:
     write_tensors(file, published_tensors(model))
     files = {"config.json": published_config(model)}
     if model.pooling is not None:
-        files |= declared(model.pooling, model.config.hidden_size)
+        files |= pooling_config_files(model.pooling, model.config.hidden_size)
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     save_published_tokenizer(model.tokenizer, folder, model.config.max_position_embeddings)
-    architecture = names.published_name(model.architecture, family_of(model.config))
+    architecture = names.hf_class_name(model.architecture, model_family(model.config))
     (folder / "README.md").write_text(model_card(model, architecture), encoding="utf-8")
     shutil.copymode(folder / "README.md", file)  # the library gives its file to the owner alone
 
@@ -133,7 +133,7 @@ def _verify(model: ModelBundle, folder: Path) -> str:
     if model.architecture != "Bert" and (missing := set(names.ARCHITECTURES[model.architecture]) - parts):
         raise ExportError(f"{model.source} has no {', '.join(sorted(missing))}, which {model.architecture} needs")
     try:
-        again = hf.read(folder, lambda text: None)
+        again = hf.read_hf_model(folder, lambda text: None)
     except UserError as error:
         raise ExportError(f"{model.source}: its export does not read back ({error}): not exported") from None
     ours, theirs = (traverse_util.flatten_dict(params, sep="/") for params in (model.params, again.params))
@@ -152,12 +152,12 @@ def _verify(model: ModelBundle, folder: Path) -> str:
         return f"{said}; transformers is not installed, so its logits were not compared"
     if not difference <= TOLERANCE:  # nor NaN
         raise ExportError(f"{model.source}: transformers' logits differ by {difference:.2g} from ours: not exported")
-    if (text := read_otherwise(model, folder)) is not None:
+    if (text := find_tokenizer_mismatch(model, folder)) is not None:
         raise ExportError(f"{model.source}: transformers' tokenizer reads {text!r} otherwise than ours: not exported")
     return f"{said}, logits within {difference:.1g} of transformers', token ids equal"
 
 
-def read_otherwise(model: ModelBundle, folder: Path) -> str | None:
+def find_tokenizer_mismatch(model: ModelBundle, folder: Path) -> str | None:
     """The first of some texts that transformers' tokenizer makes other ids of than ours; None where all are equal."""
     import transformers
 
@@ -180,7 +180,7 @@ def logits_difference(model: ModelBundle, folder: Path) -> float | None:
     except ImportError:
         return None
     config = model.config
-    architecture = names.published_name(model.architecture, family_of(config))
+    architecture = names.hf_class_name(model.architecture, model_family(config))
     reference = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
     random = np.random.default_rng(0)
     length = min(24, config.max_position_embeddings)
@@ -196,7 +196,7 @@ def logits_difference(model: ModelBundle, folder: Path) -> float | None:
             input_ids=torch.tensor(ids), token_type_ids=torch.tensor(segments), attention_mask=torch.tensor(mask)
         )
     params = model.params["bert"] if model.architecture == "Bert" else model.params
-    ours = jax.device_get(module_of(model).apply({"params": params}, ids, segments, mask))
+    ours = jax.device_get(build_module(model).apply({"params": params}, ids, segments, mask))
     pairs: list[tuple[np.ndarray, Any]]
     if model.architecture == "Bert":
         pairs = [(ours.last_hidden_state, expected.last_hidden_state)]

@@ -10,24 +10,24 @@ from bert.interchange.bundle import ModelBundle
 from bert.interchange.readers import hf
 from bert.tokenizer.wordpiece import special_ids
 
-WITHOUT_ROBERTA = ("BertForPreTraining", "BertForNextSentencePrediction")
+BERT_ONLY_ARCHITECTURES = ("BertForPreTraining", "BertForNextSentencePrediction")
 """Architectures that transformers has for BERT alone."""
 
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu", "tanh": "tanh"}
 
 
-def family_of(config: ModelConfig) -> str:
+def model_family(config: ModelConfig) -> str:
     """RoBERTa's positions begin after its padding id, BERT's at 0."""
     return names.ROBERTA if config.position_offset else names.BERT
 
 
 def published_config(model: ModelBundle) -> dict[str, Any]:
     """The content of config.json."""
-    config, family = model.config, family_of(model.config)
+    config, family = model.config, model_family(model.config)
     special = special_ids(model.tokenizer)
     content: dict[str, Any] = {
-        "architectures": [names.published_name(model.architecture, family)],
+        "architectures": [names.hf_class_name(model.architecture, family)],
         "model_type": family,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import yaml
 
-from bert.config import HUB, STANDARD_LIBRARY
+from bert.config import HUB_PREFIX, STDLIB_CORPUS
 from bert.config.validation import PATHS
 from bert.errors import UserError
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.hub import is_downloaded
 from bert.interchange.tensor_files import read_json
-from bert.runs.folder import FREE
+from bert.runs.folder import RESUMABLE_KEYS
 
 PIPELINES = {
     "BertForPreTraining": "fill-mask",
@@ -68,7 +68,7 @@ def _front_matter(model: ModelBundle, architecture: str, recipe: dict[str, Any])
         fields["base_model"] = base
     data = recipe.get("data", {})
     places = [data.get("dir"), *_listed(data.get("train"))]
-    if names := sorted({place.split(":")[1] for place in places if place and place.startswith(HUB)}):
+    if names := sorted({place.split(":")[1] for place in places if place and place.startswith(HUB_PREFIX)}):
         fields["datasets"] = names
     return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---"
 
@@ -77,11 +77,11 @@ def _recipe(source: Path) -> dict[str, Any]:
     """A run's configuration in what decides the result: without local paths, and without what may change on resume."""
     file = source / "config.yaml"
     content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    for key in {*PATHS, *FREE}:
+    for key in {*PATHS, *RESUMABLE_KEYS}:
         section, _, name = key.rpartition(".")
         inside = content.get(section) if section else content
         for part in inside if isinstance(inside, list) else [inside or {}]:
-            if name in part and (key in FREE or not _is_public(key, part[name])):
+            if name in part and (key in RESUMABLE_KEYS or not _is_public(key, part[name])):
                 del part[name]
     return content
 
@@ -90,7 +90,7 @@ def _is_public(key: str, value: Any) -> bool:
     """Whether an option for paths holds names that mean the same on every machine."""
     if key in ("init", "like"):
         return value == "none" or (value is not None and is_downloaded(value))
-    return value is not None and all(place.startswith((HUB, STANDARD_LIBRARY)) for place in _listed(value))
+    return value is not None and all(place.startswith((HUB_PREFIX, STDLIB_CORPUS)) for place in _listed(value))
 
 
 def _listed(value: list[str] | str | None) -> list[str]:

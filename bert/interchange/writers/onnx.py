@@ -14,7 +14,7 @@ import numpy as np
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.files import new_folder, write_durably
+from bert.files import atomic_directory, write_atomic
 from bert.interchange import ExportError, first_line
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.writers.hf_config import published_config
@@ -24,10 +24,10 @@ from bert.interchange.writers.signature import (
     parameters,
     sample_inputs,
     signature,
-    verify,
-    write_companions,
+    verify_outputs,
+    write_metadata_files,
 )
-from bert.model.initializers import fixed_positions
+from bert.model.initializers import sinusoidal_position_table
 
 if TYPE_CHECKING:
     import onnx
@@ -53,18 +53,22 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
     except ImportError as error:
         raise UserError(f"{error.name} is not installed: pip install 'bert-jax[onnx]'") from None
     given, longest = signature(model), model.config.max_position_embeddings
-    with new_folder(out) as draft:
+    with atomic_directory(out) as draft:
         file = draft / GRAPH
         large = sum(array.nbytes for array in parameters(model).values()) > LARGEST
         onnx.save_model(build(model), file, save_as_external_data=large, location=WEIGHTS if large else None)
-        write_companions(model, draft, given, "int64", _usage(given))
+        write_metadata_files(model, draft, given, "int64", _usage(given))
         config = json.dumps(published_config(model), indent=2, ensure_ascii=False)
-        write_durably(draft / "config.json", config + "\n")
+        write_atomic(draft / "config.json", config + "\n")
         session = _session(model, file)
         output_names = [output.name for output in session.get_outputs()]
         sizes = ((1, longest), (3, (longest + 1) // 2))
         samples = (sample_inputs(model.config, given.inputs, *size, np.int64) for size in sizes)
-        say(verify(model, samples, lambda inputs: dict(zip(output_names, session.run(None, inputs), strict=True))))
+        say(
+            verify_outputs(
+                model, samples, lambda inputs: dict(zip(output_names, session.run(None, inputs), strict=True))
+            )
+        )
     say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
 
 
@@ -222,7 +226,7 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
     if config.position_embedding == "learned":
         table = graph.weight(f"{path}/position/embedding")
     else:
-        table = graph.array("sinusoids", np.asarray(fixed_positions(config)))
+        table = graph.array("sinusoids", np.asarray(sinusoidal_position_table(config)))
     positions = node("Slice", table, first, end, axis)
     segments = graph.weight(f"{path}/segment/embedding")  # of one row without an input to choose by
     if "token_type_ids" in inputs:

@@ -16,10 +16,10 @@ from flax import traverse_util
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.files import write_durably
+from bert.files import write_atomic
 from bert.interchange import ExportError, names
-from bert.interchange.bundle import ModelBundle, module_of
-from bert.interchange.writers.hf_config import family_of
+from bert.interchange.bundle import ModelBundle, build_module
+from bert.interchange.writers.hf_config import model_family
 from bert.interchange.writers.tokenizer_files import published_tokenizer, save_published_tokenizer
 
 BATCH, CHOICES, LENGTH = "batch_size", "num_choices", "sequence_length"
@@ -50,7 +50,7 @@ def signature(model: ModelBundle, length: int | None = None) -> Signature:
     config, tokens = model.config, (BATCH, length or LENGTH)
     rows: Shape = (BATCH, CHOICES, tokens[1]) if model.architecture == "BertForMultipleChoice" else tokens
     inputs = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), rows)
-    if config.type_vocab_size == 1 and family_of(config) == names.ROBERTA:
+    if config.type_vocab_size == 1 and model_family(config) == names.ROBERTA:
         del inputs["token_type_ids"]
     labels = len(model.labels)
     outputs: dict[str, dict[str, Shape]] = {
@@ -72,7 +72,7 @@ def signature(model: ModelBundle, length: int | None = None) -> Signature:
     return Signature(inputs, given)
 
 
-def filled(shape: Shape, sizes: Mapping[str, Size]) -> tuple[int | Size, ...]:
+def resolve_shape(shape: Shape, sizes: Mapping[str, Size]) -> tuple[int | Size, ...]:
     """A shape with sizes in place of its free dimensions."""
     return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in shape)
 
@@ -92,9 +92,9 @@ def parameters(model: ModelBundle) -> dict[str, np.ndarray]:
     return {path: np.asarray(array, np.float32) for path, array in found.items()}
 
 
-def forward(model: ModelBundle) -> Callable[[Arrays, Arrays], Arrays]:
+def make_forward(model: ModelBundle) -> Callable[[Arrays, Arrays], Arrays]:
     """A function of (`parameters`, inputs by name) that gives the outputs by name."""
-    module, architecture = module_of(model), model.architecture
+    module, architecture = build_module(model), model.architecture
     outputs = tuple(signature(model).outputs)
 
     def call(params: Arrays, inputs: Arrays) -> Arrays:
@@ -122,7 +122,7 @@ def sample_inputs(
     sizes = {BATCH: batch, CHOICES: 3, LENGTH: length}
     inputs = {}
     for name, dims in shapes.items():
-        shape = filled(dims, sizes)
+        shape = resolve_shape(dims, sizes)
         if name == "attention_mask":
             tokens = np.maximum(length - length // batch * np.arange(batch), 1)
             rows = tokens.reshape(batch, *[1] * (len(shape) - 1))
@@ -133,13 +133,15 @@ def sample_inputs(
     return inputs
 
 
-def verify(model: ModelBundle, samples: Iterator[dict[str, np.ndarray]], run: Callable[[Arrays], Arrays]) -> str:
+def verify_outputs(
+    model: ModelBundle, samples: Iterator[dict[str, np.ndarray]], run: Callable[[Arrays], Arrays]
+) -> str:
     """Runs a graph on sample inputs; a sentence on how near its outputs are to ours.
 
     Raises:
         ExportError: an output is missing, of another shape, or differs by more than `TOLERANCE`.
     """
-    ours, params, largest = jax.jit(forward(model)), parameters(model), 0.0
+    ours, params, largest = jax.jit(make_forward(model)), parameters(model), 0.0
     for inputs in samples:
         expected, given = jax.device_get(ours(params, inputs)), run(inputs)
         if {name: x.shape for name, x in given.items()} != {name: x.shape for name, x in expected.items()}:
@@ -156,7 +158,7 @@ def verify(model: ModelBundle, samples: Iterator[dict[str, np.ndarray]], run: Ca
     return f"verified: the outputs are within {largest:.1g} of ours"
 
 
-def write_companions(model: ModelBundle, folder: Path, given: Signature, dtype: str, text: list[str]) -> None:
+def write_metadata_files(model: ModelBundle, folder: Path, given: Signature, dtype: str, text: list[str]) -> None:
     """Writes what lies beside a graph: signature.json, the tokenizer's files, and README.md with ``text`` in it."""
     content: dict[str, Any] = {
         "architecture": model.architecture,
@@ -170,7 +172,7 @@ def write_companions(model: ModelBundle, folder: Path, given: Signature, dtype: 
         content["problem_type"] = model.problem_type
     if model.pooling is not None:
         content["pooling"] = {"mode": model.pooling.mode, "normalize": model.pooling.normalize}
-    write_durably(folder / "signature.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_atomic(folder / "signature.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     save_published_tokenizer(published_tokenizer(model), folder, model.config.max_position_embeddings)
     rows = [
         f"| `{port['name']}` | {kind.removesuffix('s')} | {port['dtype']} | {' x '.join(map(str, port['shape']))} |"
@@ -185,4 +187,4 @@ def write_companions(model: ModelBundle, folder: Path, given: Signature, dtype: 
     ]
     if model.labels:
         parts.append(f"Labels, by number: {', '.join(f'`{label}`' for label in model.labels)}.")
-    write_durably(folder / "README.md", "\n\n".join(parts) + "\n")
+    write_atomic(folder / "README.md", "\n\n".join(parts) + "\n")

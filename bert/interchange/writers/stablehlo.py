@@ -18,7 +18,7 @@ from jax import export as jax_export
 from safetensors.numpy import load_file
 
 from bert.errors import UserError
-from bert.files import new_folder
+from bert.files import atomic_directory
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.tensor_files import write_tensors
 from bert.interchange.writers.signature import (
@@ -26,13 +26,13 @@ from bert.interchange.writers.signature import (
     CHOICES,
     LENGTH,
     Signature,
-    filled,
-    forward,
+    make_forward,
     parameters,
+    resolve_shape,
     sample_inputs,
     signature,
-    verify,
-    write_companions,
+    verify_outputs,
+    write_metadata_files,
 )
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -67,16 +67,16 @@ def export(
         raise UserError(f"length is {length}, and the model reads 1 to {longest} tokens: choose one of these")
     full = length or longest
     given = signature(model, None if dynamic_length else full)
-    with new_folder(out) as draft:
+    with atomic_directory(out) as draft:
         (draft / GRAPH).write_bytes(serialized(model, given))
         write_tensors(draft / WEIGHTS, parameters(model))
         os.chmod(draft / WEIGHTS, (draft / GRAPH).stat().st_mode)  # the library gives its file to the owner alone
-        write_companions(model, draft, given, "int32", _usage(given, longest))
+        write_metadata_files(model, draft, given, "int32", _usage(given, longest))
         graph = jax.jit(jax_export.deserialize(bytearray((draft / GRAPH).read_bytes())).call)
         weights = load_file(draft / WEIGHTS)
         sizes = ((1, full), (3, (full + 1) // 2 if dynamic_length else full))
         samples = (sample_inputs(model.config, given.inputs, *size) for size in sizes)
-        say(verify(model, samples, lambda inputs: jax.device_get(graph(weights, inputs))))
+        say(verify_outputs(model, samples, lambda inputs: jax.device_get(graph(weights, inputs))))
     say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
 
 
@@ -87,10 +87,12 @@ def serialized(model: ModelBundle, given: Signature) -> bytes:
     bounds = [f"{LENGTH} <= {model.config.max_position_embeddings}"] if LENGTH in free else []
     scope = jax_export.SymbolicScope(bounds)
     sizes = dict(zip(free, jax_export.symbolic_shape(", ".join(free), scope=scope), strict=True))
-    inputs = {name: jax.ShapeDtypeStruct(filled(shape, sizes), jnp.int32) for name, shape in given.inputs.items()}
+    inputs = {
+        name: jax.ShapeDtypeStruct(resolve_shape(shape, sizes), jnp.int32) for name, shape in given.inputs.items()
+    }
     weights = {path: jax.ShapeDtypeStruct(array.shape, array.dtype) for path, array in parameters(model).items()}
     with _without_source_files():
-        exported = jax_export.export(jax.jit(forward(model)), platforms=PLATFORMS)(weights, inputs)
+        exported = jax_export.export(jax.jit(make_forward(model)), platforms=PLATFORMS)(weights, inputs)
     return bytes(exported.serialize())
 
 
@@ -110,7 +112,7 @@ def _usage(given: Signature, longest: int) -> list[str]:
     """The paragraphs of README.md that show how to call it."""
     [tokens] = {shape[-1] for shape in given.inputs.values()}
     sizes = {BATCH: 1, CHOICES: 2, LENGTH: min(8, longest)}
-    shape = filled(given.inputs["input_ids"], sizes)
+    shape = resolve_shape(given.inputs["input_ids"], sizes)
     free = f"any up to {longest}" if tokens == LENGTH else f"{tokens}: pad the inputs to it at their end"
     lines = [
         "A function for CPUs, NVIDIA's GPUs and TPUs. It needs `pip install jax flatbuffers safetensors`, for texts "

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bert.files import write_durably
+from bert.files import write_atomic
 from bert.interchange.bundle import ModelBundle
 from bert.tokenizer.hf_settings import set_prefix_space
 from bert.tokenizer.wordpiece import save_tokenizer, special_ids
@@ -38,13 +38,13 @@ def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int
     names = {role: tokenizer.id_to_token(number) for role, number in zip(roles, special.all, strict=True)}
     config = {**_class(content), **names, "model_max_length": max_length}
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
-        write_durably(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        write_atomic(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _class(content: dict[str, Any]) -> dict[str, Any]:
     """The class that makes the same ids: a model's own with its settings, or the one that takes tokenizer.json."""
     steps, words = content["normalizer"] or {}, content["pre_tokenizer"] or {}
-    if not _ends_as_published(content["post_processor"]):
+    if not _has_standard_template(content["post_processor"]):
         return {"tokenizer_class": "PreTrainedTokenizerFast"}
     if content["model"]["type"] == "BPE" and not steps and words.get("type") == "ByteLevel":
         return {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": words["add_prefix_space"]}
@@ -59,7 +59,7 @@ def _class(content: dict[str, Any]) -> dict[str, Any]:
     return {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
-def _ends_as_published(steps: dict[str, Any] | None) -> bool:
+def _has_standard_template(steps: dict[str, Any] | None) -> bool:
     """Whether rows are laid out as BERT's or RoBERTa's own: ``[CLS] A [SEP] B [SEP]``, ``<s> A </s></s> B </s>``."""
     if steps is None or steps["type"] in ("BertProcessing", "RobertaProcessing"):
         return True

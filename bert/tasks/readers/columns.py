@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert.config import TaskDataConfig
-from bert.data.corpus.files import OPENERS
+from bert.data.corpus.files import DECOMPRESSORS
 from bert.data.records import KINDS, Records, dataset_records, is_dataset, open_splits, read_records
 from bert.errors import UserError, without_surrogates
 
@@ -63,11 +63,11 @@ def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
 
 
 def _found(folder: Path, split: str, kinds: Sequence[str]) -> list[Path]:
-    paths = (folder / f"{split}{kind}{packed}" for kind in kinds for packed in ("", *OPENERS))
+    paths = (folder / f"{split}{kind}{packed}" for kind in kinds for packed in ("", *DECOMPRESSORS))
     return [path for path in paths if path.is_file()]
 
 
-class Cells(NamedTuple):
+class Columns(NamedTuple):
     """What the rows of a split hold, R of each."""
 
     numbers: list[int]
@@ -89,7 +89,7 @@ def read_cells(
     max_rows: int | None = None,
     needed: bool = True,
     may_be_empty: bool = False,
-) -> Cells:
+) -> Columns:
     """The cells of the wanted columns.
 
     Args:
@@ -101,7 +101,7 @@ def read_cells(
     Raises:
       UserError: place of a row that lacks a column, has a text that is none, or the id of another one.
     """
-    cells = Cells([], [[] for _ in texts], [[] for _ in labels], [], records.notes)
+    cells = Columns([], [[] for _ in texts], [[] for _ in labels], [], records.notes)
     line_of_id: dict[str, int] = {}
     wanted = {**texts, **dict([id] if id else [])}
     labelled = bool(labels)
@@ -116,7 +116,7 @@ def read_cells(
         for column, name in zip(cells.labels or (), labels if labelled else (), strict=False):
             column.append(fields[name])
         if id:
-            own = word_of(records, number, id[0], fields[id[0]])
+            own = label_text(records, number, id[0], fields[id[0]])
             if (before := line_of_id.setdefault(own, number)) != number:
                 mend = f", or leave {id[1]} out" if id[1].startswith("data.") else ""
                 raise records.error(
@@ -140,7 +140,7 @@ def _text(records: Records, number: int, name: str, value: Any, may_be_empty: bo
     return without_surrogates(value)
 
 
-def word_of(records: Records, number: int, name: str, value: Any) -> str:
+def label_text(records: Records, number: int, name: str, value: Any) -> str:
     """A label or an id: a text on one line, or a whole number."""
     if value is None:
         raise records.error(number, _missing(records, name))

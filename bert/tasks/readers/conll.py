@@ -15,21 +15,21 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.data.corpus.files import numbered_lines
-from bert.data.features import IGNORED, ROWS_AT_ONCE, Features, prose_tokenizer
+from bert.data.features import IGNORE_INDEX, ROWS_AT_ONCE, Features, prose_tokenizer
 from bert.data.records import kind_of
 from bert.data.row_template import row_template
 from bert.data.windows import widest_windows, window_starts
-from bert.errors import UserError, known
-from bert.files import write_durably
+from bert.errors import UserError, require
+from bert.files import write_atomic
 from bert.metrics.tagging_schemes import (
     OUTSIDE,
     SCHEMES,
     convert,
-    first_fault,
+    detect_scheme,
+    extract_entities,
+    first_invalid_tag,
+    is_span_tag,
     join_tag,
-    marks_spans,
-    recognise,
-    spans,
     split_tag,
 )
 from bert.tokenizer.wordpiece import after_space, keeps_spaces, special_ids
@@ -65,7 +65,7 @@ class Sentences:
     places: list[list[tuple[int, int]]] | None = None
     """First character of every word in its text, and one past the last."""
     labels: tuple[str, ...] = ()
-    """The labels that a model of them needs, where `labels_of` was asked."""
+    """The labels that a model of them needs, where `label_names` was asked."""
     unit: str = "line"
     """What the numbers in ``lines`` count: lines, or the rows of a data set."""
     lines_a_word: int = 1
@@ -231,13 +231,15 @@ def read_rows(
     words = [[cells[word] for cells in sentence] for sentence in columns]
     untagged = Sentences(words, None, PLAIN, columns, lines, delimiter, path=path)
     return (
-        tagged(untagged, [[cells[tag] for cells in sentence] for sentence in columns], broken) if labelled else untagged
+        attach_tags(untagged, [[cells[tag] for cells in sentence] for sentence in columns], broken)
+        if labelled
+        else untagged
     )
 
 
-def labels_of(sentences: Sentences) -> tuple[str, ...]:
+def label_names(sentences: Sentences) -> tuple[str, ...]:
     """The labels that a model needs for the training sentences: O, then B- and I- of each type; or every plain tag."""
-    tags = {tag for sentence in known(sentences.tags, "the tags") for tag in sentence}
+    tags = {tag for sentence in require(sentences.tags, "the tags") for tag in sentence}
     if sentences.scheme == PLAIN:
         return tuple(sorted(tags))
     types = sorted({split_tag(tag)[1] for tag in tags - {OUTSIDE}})
@@ -284,7 +286,7 @@ def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], 
         ids=np.concatenate(ids),
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         segment_a_lengths=lengths.astype(np.int32),
-        labels=None if of_word is None else np.append(of_word, IGNORED)[of_token].astype(np.int32),
+        labels=None if of_word is None else np.append(of_word, IGNORE_INDEX)[of_token].astype(np.int32),
         pad_token_id=special.pad,
         token_labels=True,
     )
@@ -301,11 +303,11 @@ def answers(sentences: Sentences, rows: Rows, predictions: np.ndarray, labels: S
     longest = rows.lengths.max(initial=0)
     if np.shape(predictions)[0] != len(rows) or longest > np.shape(predictions)[1]:
         raise ValueError(f"predictions {np.shape(predictions)} for {len(rows)} rows of up to {longest} tokens")
-    tags = iter(of_words(rows, np.asarray(predictions)).tolist())
+    tags = iter(gather_word_values(rows, np.asarray(predictions)).tolist())
     return [[labels[next(tags)] for _ in words] for words in sentences.words]
 
 
-def of_words(rows: Rows, values: np.ndarray) -> np.ndarray:
+def gather_word_values(rows: Rows, values: np.ndarray) -> np.ndarray:
     """[R, T] values of the tokens -> [words] that of each word, at the place where it is labelled."""
     flat = values[np.arange(values.shape[1]) < rows.lengths[:, None]]
     of_word = np.empty(int(rows.words.max(initial=-1)) + 1, values.dtype)
@@ -318,7 +320,7 @@ def entities(
 ) -> list[Entity]:
     """The entities of a text, by the tags of its words, the words' places and their shares."""
     found = []
-    for type, first, end in spans(tags):
+    for type, first, end in extract_entities(tags):
         start, stop = places[first][0], places[end - 1][1]
         share = None if probabilities is None else sum(probabilities[first:end]) / (end - first)
         found.append(Entity(type, text[start:stop], start, stop, share))
@@ -335,7 +337,7 @@ def write_predictions(path: Path, sentences: Sentences, tags: Sequence[Sequence[
             lines.append(sentences.delimiter.join((*cells, tag)) + "\n")
         lines.append("\n")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(path, "".join(lines))
+    write_atomic(path, "".join(lines))
     return path
 
 
@@ -365,9 +367,9 @@ def _check_cells(
             raise UserError(f"{path}, line {number}: the {what} is empty: mend or remove the line")
 
 
-def tagged(untagged: Sentences, tags: list[list[str]], broken: str = "error") -> Sentences:
+def attach_tags(untagged: Sentences, tags: list[list[str]], broken: str = "error") -> Sentences:
     """The sentences with their tags, as `read` treats them."""
-    marking = [marks_spans(tag) for sentence in tags for tag in sentence]
+    marking = [is_span_tag(tag) for sentence in tags for tag in sentence]
     typed = {tag[:2] for sentence in tags for tag in sentence} & {"B-", "I-", "E-", "S-"}
     if not typed and not all(marking):
         return replace(untagged, tags=tags)
@@ -377,10 +379,10 @@ def tagged(untagged: Sentences, tags: list[list[str]], broken: str = "error") ->
             f"{untagged.path}, {untagged.unit} {untagged.line(sentence, place)}: the tag {tags[sentence][place]!r} is "
             f"none of {', '.join(SCHEMES)}: write O, or B-, I-, E- or S- and a type"
         )
-    scheme = recognise(tags)
+    scheme = detect_scheme(tags)
     faults = []
     for number, own in enumerate(tags):
-        fault = first_fault(own, scheme)
+        fault = first_invalid_tag(own, scheme)
         if fault is not None:
             faults.append(untagged.line(number, fault))
             if broken == "error":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bert.config import HUB
+from bert.config import HUB_PREFIX
 from bert.data.records import Records, dataset_records, is_dataset, open_splits
 from bert.errors import UserError
 
@@ -48,19 +48,19 @@ def _place(folder: Path, task: str, config: str) -> str | None:
     On the hub a configuration that is named is the task's: another one is looked for in the data set as a whole.
     """
     whole = folder.as_posix()
-    if whole.startswith(HUB):
-        return whole if config == task else HUB + whole.removeprefix(HUB).partition(":")[0]
+    if whole.startswith(HUB_PREFIX):
+        return whole if config == task else HUB_PREFIX + whole.removeprefix(HUB_PREFIX).partition(":")[0]
     places = [folder / config, *([folder] if config == task else [folder.parent / config])]
     return next((place.as_posix() for place in places if is_dataset(place.as_posix())), None)
 
 
 def _lacks(place: str, config: str) -> bool:
     """Whether a data set on the hub is known to have no such configuration."""
-    if not place.startswith(HUB):
+    if not place.startswith(HUB_PREFIX):
         return False
     import datasets
 
     try:
-        return config not in datasets.get_dataset_config_names(place.removeprefix(HUB))
+        return config not in datasets.get_dataset_config_names(place.removeprefix(HUB_PREFIX))
     except Exception:  # of the network, of the hub: as little is known as before
         return False

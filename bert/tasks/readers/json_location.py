@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bert.errors import UserError, known
+from bert.errors import UserError, require
 
 
-class Place(NamedTuple):
+class JsonLocation(NamedTuple):
     """The place of a value in a file; its line is looked for only when something is wrong."""
 
     path: Path
@@ -22,7 +22,7 @@ class Place(NamedTuple):
     name: str | None = None
     """What the sentence calls it; None: by its keys."""
 
-    def inside(self, *keys: str | int) -> Place:
+    def inside(self, *keys: str | int) -> JsonLocation:
         return self._replace(keys=(*self.keys, *keys))
 
     @property
@@ -54,7 +54,7 @@ def _entries(text: str, start: int) -> Iterator[tuple[str | int, int]]:
 
 
 def _after_space(text: str, at: int) -> int:
-    return known(_SPACE.match(text, at), "the end of the white space").end()
+    return require(_SPACE.match(text, at), "the end of the white space").end()
 
 
 _SPACE = re.compile(r"[ \t\n\r]*")

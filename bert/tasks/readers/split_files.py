@@ -35,7 +35,7 @@ def find(folder: Path, names: Sequence[str]) -> Path | None:
     return None
 
 
-def wanted(folder: Path, names: Names, split: str, described: str) -> Path:
+def find_split_file(folder: Path, names: Names, split: str, described: str) -> Path:
     """The file of a split in ``folder``, which has to be there. ``described`` is what it holds, for the sentence."""
     folder = Path(folder)
     found = find(folder, names[split]) if folder.is_dir() else None

@@ -15,7 +15,13 @@ import pytest
 
 from bert.config import DataConfig
 from bert.data.corpus import document_store
-from bert.data.corpus.documents import corpus_fingerprint, documents, entries, numbered_documents, split_sentences
+from bert.data.corpus.documents import (
+    corpus_fingerprint,
+    documents,
+    numbered_documents,
+    resolve_sources,
+    split_sentences,
+)
 from bert.data.pretraining import builder
 from bert.data.pretraining.builder import build_examples, open_rows
 from bert.errors import UserError
@@ -191,11 +197,14 @@ def test_a_file_belongs_to_the_first_entry_that_names_it(tmp_path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name)
     source = [str(tmp_path / "b.txt"), str(tmp_path)]
-    assert [[os.path.basename(place) for place in places] for places in entries(source)] == [["b.txt"], ["a.txt"]]
+    assert [[os.path.basename(place) for place in places] for places in resolve_sources(source)] == [
+        ["b.txt"],
+        ["a.txt"],
+    ]
     assert list(numbered_documents(source)) == [(0, ["b.txt"]), (1, ["a.txt"])]
 
 
-def spool_of(folder, counts, size=100) -> document_store.Spool:
+def spool_of(folder, counts, size=100) -> document_store.DocumentStore:
     texts = [(source, ["x" * size]) for source, count in enumerate(counts) for _ in range(count)]
     return document_store.write_spool(texts, folder, lambda number: None)
 
@@ -203,7 +212,7 @@ def spool_of(folder, counts, size=100) -> document_store.Spool:
 @pytest.mark.parametrize("weights", [[0.5, 0.5], [1.0, 9.0], [3.0, 1.0], [30.0, 0.1]])
 def test_a_mixture_has_the_shares_asked_for_and_every_document(tmp_path, weights) -> None:
     found = spool_of(tmp_path, [300, 100])
-    order = found.mixed(found.order(1), weights, 1)
+    order = found.mixture_order(found.order(1), weights, 1)
     sources = found.sources()[order]
     share = weights[0] / sum(weights)
     assert (sources == 0).mean() == pytest.approx(share, abs=0.005)
@@ -212,26 +221,26 @@ def test_a_mixture_has_the_shares_asked_for_and_every_document(tmp_path, weights
     for source in (0, 1):
         mine = times[found.sources() == source]
         assert mine.max() - mine.min() <= 1, "no document is repeated twice more often than another of its source"
-    np.testing.assert_array_equal(order, found.mixed(found.order(1), weights, 1))
+    np.testing.assert_array_equal(order, found.mixture_order(found.order(1), weights, 1))
 
 
 def test_an_entry_without_documents_cannot_have_a_share(tmp_path) -> None:
     found = spool_of(tmp_path, [10, 0])
     with pytest.raises(UserError, match=r"data\.weights: entry 2 of data\.train has no document"):
-        found.mixed(found.order(1), [0.5, 0.5], 1)
+        found.mixture_order(found.order(1), [0.5, 0.5], 1)
 
 
 def test_of_a_large_document_a_mixture_has_what_is_nearer_to_its_share(tmp_path) -> None:
     texts = [(0, ["x" * 1000]), *[(1, ["y" * 100])] * 19]
     found = document_store.write_spool(texts, tmp_path, lambda number: None)
-    order = found.mixed(found.order(1), [0.5, 0.5], 1)
+    order = found.mixture_order(found.order(1), [0.5, 0.5], 1)
     assert (found.sources()[order] == 0).sum() == 2, "1.9 passes are two, not one"
 
 
 def test_a_mixture_of_a_thousand_passes_is_a_mistake(tmp_path) -> None:
     found = spool_of(tmp_path, [100, 100])
     with pytest.raises(UserError, match=r"entry 1 of data\.train would be read 10,000 times, and 1,000 are the most"):
-        found.mixed(found.order(1), [1.0, 0.0001], 1)
+        found.mixture_order(found.order(1), [1.0, 0.0001], 1)
 
 
 def test_a_repeated_document_is_never_its_own_random_partner(tmp_path) -> None:

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from bert.config import STANDARD_LIBRARY
+from bert.config import STDLIB_CORPUS
 from bert.data.corpus import stdlib
 from bert.data.corpus.documents import documents
 
@@ -37,7 +37,7 @@ b         second        2
 
 @pytest.fixture(scope="module")
 def harvest():
-    return list(stdlib.harvest())
+    return list(stdlib.stdlib_documents())
 
 
 def test_prose_keeps_sentences_and_drops_code_sessions_tables_and_headings():
@@ -63,7 +63,7 @@ def test_a_megabyte_of_english(harvest):
 
 def test_it_mixes_with_files(harvest, tmp_path):
     (tmp_path / "a.txt").write_text("mine")
-    assert list(documents([str(tmp_path / "a.txt"), STANDARD_LIBRARY])) == [["mine"], *harvest]
+    assert list(documents([str(tmp_path / "a.txt"), STDLIB_CORPUS])) == [["mine"], *harvest]
 
 
 def test_harvest_is_the_same_twice_and_sorted(harvest, monkeypatch):

@@ -12,9 +12,9 @@ from bert.commands.finetune import main
 from bert.data.features import ChoiceFeatures, Features
 from bert.data.pretraining import id_checks
 from bert.data.pretraining.builder import open_examples
-from bert.data.pretraining.id_checks import require_known_ids, require_known_ids_of_rows, share_of_unknown_pieces
+from bert.data.pretraining.id_checks import check_token_ids, require_known_ids_of_rows, share_of_unknown_pieces
 from bert.errors import UserError
-from bert.tokenizer.wordpiece import SpecialTokens
+from bert.tokenizer.wordpiece import SpecialTokenIds
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ def examples(pretrained: Path, tmp_path: Path):
 
 
 def test_the_shard_and_the_id_are_named(examples) -> None:
-    require_known_ids(examples, examples.vocab_size)
+    check_token_ids(examples, examples.vocab_size)
     largest = int(np.flatnonzero(examples.unigram_counts)[-1])
     with pytest.raises(UserError, match=rf"\.arrow holds the token id {largest}, .*ends at {largest - 1} \(model.voca"):
-        require_known_ids(examples, largest)
+        check_token_ids(examples, largest)
 
 
 def test_pieces_that_the_vocabulary_does_not_know_are_counted(examples) -> None:
-    special = SpecialTokens(*range(5))
+    special = SpecialTokenIds(*range(5))
     counts = np.zeros(examples.vocab_size, np.int64)
     vars(examples)["unigram_counts"] = counts  # what it has read from disk and keeps
     counts[:5], counts[7] = (50, 10, 50, 50, 0), 30
@@ -47,14 +47,14 @@ def test_pieces_that_the_vocabulary_does_not_know_are_counted(examples) -> None:
 
 
 def test_a_shard_is_read_once(examples, monkeypatch) -> None:
-    require_known_ids(examples, examples.vocab_size)
+    check_token_ids(examples, examples.vocab_size)
     monkeypatch.setattr(id_checks, "open_rows", lambda paths: pytest.fail(f"{paths} read again"))
-    require_known_ids(examples, examples.vocab_size)
+    check_token_ids(examples, examples.vocab_size)
     with pytest.raises(UserError, match="holds the token id"):
-        require_known_ids(examples, 10)
+        check_token_ids(examples, 10)
     os.utime(examples.train[0], (1.7e9, 1.7e9))
     with pytest.raises(pytest.fail.Exception, match="read again"):
-        require_known_ids(examples, examples.vocab_size)
+        check_token_ids(examples, examples.vocab_size)
 
 
 @pytest.mark.parametrize("wrong", [50, -1])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from bert.data.pretraining.masking import Masking, _splitmix64, random_words, words_of_rows
+from bert.data.pretraining.masking import Masking, _splitmix64, philox_uint64, splitmix_uint64
 
 V, MASK, SPECIAL = 1000, 4, (0, 1, 2, 3, 4)
 
@@ -18,7 +18,7 @@ def corpus(rows: int, length: int = 128) -> np.ndarray:
 
 
 def masked(ids: np.ndarray, masking: Masking, key: tuple[int, int] = (7, 1)) -> dict[str, np.ndarray]:
-    words = random_words(key, 0, len(ids), masking.words_per_row(ids.shape[1]))
+    words = philox_uint64(key, 0, len(ids), masking.words_per_row(ids.shape[1]))
     return masking(ids, words)
 
 
@@ -115,7 +115,7 @@ def test_rows_are_the_same_whoever_draws_them(length: int) -> None:
     whole = masked(ids, masking)
     words = masking.words_per_row(length)
     for first in (0, 16, 48):
-        part = masking(ids[first : first + 16], random_words((7, 1), first, 16, words))
+        part = masking(ids[first : first + 16], philox_uint64((7, 1), first, 16, words))
         for name, value in part.items():
             np.testing.assert_array_equal(value, whole[name][first : first + 16])
     other = masked(ids, masking, key=(7, 2))
@@ -201,7 +201,7 @@ def test_whole_words_of_a_row_are_the_same_whoever_draws_them() -> None:
     masking, ids = whole_words(), corpus(64, 77)
     whole, words = masked(ids, masking), masking.words_per_row(77)
     for first in (0, 16, 48):
-        part = masking(ids[first : first + 16], random_words((7, 1), first, 16, words))
+        part = masking(ids[first : first + 16], philox_uint64((7, 1), first, 16, words))
         for name, value in part.items():
             np.testing.assert_array_equal(value, whole[name][first : first + 16])
 
@@ -217,13 +217,13 @@ def test_no_word_that_fits_predicts_nothing(row) -> None:
 @pytest.mark.parametrize("words_per_row", [4, 84])
 def test_rows_in_any_order_have_the_words_of_their_numbers(words_per_row) -> None:
     rows = np.array([7, 2**40, 0, 7, 8, 3])
-    words = words_of_rows((5, 6), rows, words_per_row)
+    words = splitmix_uint64((5, 6), rows, words_per_row)
     assert len(np.unique(words)) == 5 * words_per_row
     for number, drawn in zip(rows, words, strict=True):
-        np.testing.assert_array_equal(drawn, words_of_rows((5, 6), np.array([number]), words_per_row)[0])
+        np.testing.assert_array_equal(drawn, splitmix_uint64((5, 6), np.array([number]), words_per_row)[0])
     for other in ((5, 7), (6, 6), (6, 5)):
-        assert not np.isin(words_of_rows(other, rows, words_per_row), words).any()
-    assert words_of_rows((5, 6), rows[:0], words_per_row).shape == (0, words_per_row)
+        assert not np.isin(splitmix_uint64(other, rows, words_per_row), words).any()
+    assert splitmix_uint64((5, 6), rows[:0], words_per_row).shape == (0, words_per_row)
 
 
 def test_words_of_rows_are_those_of_the_published_generator() -> None:
@@ -238,7 +238,7 @@ def test_words_of_rows_are_those_of_the_published_generator() -> None:
 
 
 def test_words_of_rows_are_uniform_and_have_nothing_to_do_with_each_other() -> None:
-    words = words_of_rows((5, 0), np.arange(4096), 84).view(np.uint32)
+    words = splitmix_uint64((5, 0), np.arange(4096), 84).view(np.uint32)
     counts = np.bincount((words >> 24).ravel(), minlength=256)
     expected = words.size / 256
     assert ((counts - expected) ** 2 / expected).sum() < 350  # 255 on average, 22.6 its standard deviation
@@ -254,7 +254,7 @@ def test_whole_words_are_taken_in_the_order_of_their_draws(sizes) -> None:
     masking = whole_words()
     pieces = [piece for size in sizes for piece in [10] + [800] * (size - 1)]
     ids = np.array([[2, *pieces, 3]] * 64, dtype=np.uint16)
-    words = random_words((1, 2), 0, len(ids), masking.words_per_row(ids.shape[1]))
+    words = philox_uint64((1, 2), 0, len(ids), masking.words_per_row(ids.shape[1]))
     starts = np.cumsum([1, *sizes])[:-1]
     found = masking(ids, words)
     for row, draws in enumerate(words.view(np.uint32)):

@@ -10,7 +10,13 @@ from bert.config import DataConfig
 from bert.data.pretraining import builder
 from bert.data.pretraining.builder import build_examples, open_rows
 from bert.data.pretraining.objectives import OBJECTIVES
-from bert.data.pretraining.segments import SWAPPED, ordered_pairs, rows_across_documents, rows_within_documents, stream
+from bert.data.pretraining.segments import (
+    SWAPPED,
+    make_rng,
+    rows_across_documents,
+    rows_within_documents,
+    sentence_order_pairs,
+)
 from bert.errors import UserError
 from bert.tokenizer.wordpiece import SPECIAL_TOKENS, load_tokenizer
 
@@ -19,7 +25,7 @@ T, FIRST, PAD, CLS, SEP = 48, len(SPECIAL_TOKENS), 0, 2, 3
 
 def lengths(documents: int) -> list[list[int]]:
     """Documents of 1 to 25 sentences of 2 to 12 words."""
-    draw = stream("lengths")
+    draw = make_rng("lengths")
     return [[2 + int(draw.random() * 11) for _ in range(1 + int(draw.random() * 25))] for _ in range(documents)]
 
 
@@ -93,12 +99,12 @@ def test_sentence_order_pairs_are_neighbours_and_half_are_swapped(place) -> None
 def test_sentence_order_uses_all_text_but_lone_sentences() -> None:
     sentences, documents = boundaries([[3], [2, 2], [1] * 41, [4] * 7])
     covered = set()
-    for pair in ordered_pairs(sentences, documents, 13, 0.1, stream("all")):
+    for pair in sentence_order_pairs(sentences, documents, 13, 0.1, make_rng("all")):
         assert pair.a_end - pair.a_start + pair.b_end - pair.b_start <= 13
         covered |= {*range(pair.a_start, pair.a_end), *range(pair.b_start, pair.b_end)}
     assert not covered & set(range(3)), "one sentence alone has no order"
     assert covered >= set(range(3, 7 + 41)), "one-token sentences are never truncated"
-    swapped = [pair.label for pair in ordered_pairs([0, 2, 4], [0, 2], 13, 0.0, stream("one"))]
+    swapped = [pair.label for pair in sentence_order_pairs([0, 2, 4], [0, 2], 13, 0.0, make_rng("one"))]
     assert len(swapped) == 1
 
 

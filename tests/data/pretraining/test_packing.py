@@ -7,10 +7,10 @@ import pytest
 
 from bert.config import DataConfig
 from bert.data.pretraining import builder
-from bert.data.pretraining.builder import build_examples, build_part, open_rows
-from bert.data.pretraining.loader import PretrainingLoader, masked_batch, random_words_per_row
-from bert.data.pretraining.masking import Masking, random_words
-from bert.data.pretraining.packing import EXAMPLE_LENGTH, packed, packs_of, places, shortest_pack_first
+from bert.data.pretraining.builder import build_examples, build_shard_subset, open_rows
+from bert.data.pretraining.loader import PretrainingLoader, masked_batch, random_uint64s_per_row
+from bert.data.pretraining.masking import Masking, philox_uint64
+from bert.data.pretraining.packing import EXAMPLE_LENGTH, assign_packs, packed, packing_arrays, shortest_pack_first
 from bert.errors import UserError
 from tests.helpers import all_rows, config_of, digest
 
@@ -70,12 +70,12 @@ def test_the_histogram_gives_what_one_example_at_a_time_gives(seed: int) -> None
 @pytest.mark.parametrize(("longest", "most", "rate"), [(512, 8, 1.02), (512, 3, 1.05), (128, 8, 1.02)])
 def test_every_example_once_no_row_too_long_and_few_rows(longest: int, most: int, rate: float) -> None:
     lengths = lengths_like_wikipedia(5000, longest)
-    packs = packs_of(lengths, longest, most)
+    packs = assign_packs(lengths, longest, most)
     assert sorted(itertools.chain.from_iterable(packs)) == list(range(5000))
     assert max(int(lengths[pack].sum()) for pack in packs) <= longest
     assert max(map(len, packs)) <= most
     assert least_rows(lengths, longest, most) <= len(packs) <= rate * least_rows(lengths, longest, most)
-    assert packs_of(lengths, longest, most) == packs
+    assert assign_packs(lengths, longest, most) == packs
     assert [pack[0] for pack in packs] == sorted(pack[0] for pack in packs)
 
 
@@ -127,7 +127,7 @@ def test_packed_rows_hold_the_same_examples() -> None:
 
 
 def test_places_by_hand() -> None:
-    found = places(np.array([[3, 4, 0], [2, 2, 2], [0, 0, 0]]), np.array([[2, 1, 0], [2, 2, 1], [0, 0, 0]]), 8)
+    found = packing_arrays(np.array([[3, 4, 0], [2, 2, 2], [0, 0, 0]]), np.array([[2, 1, 0], [2, 2, 1], [0, 0, 0]]), 8)
     assert found["example_ids"].tolist() == [[1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 2, 2, 3, 3, 0, 0], [0] * 8]
     assert found["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 0], [0, 1, 0, 1, 0, 1, 0, 0], [0] * 8]
     assert found["token_type_ids"].tolist() == [[0, 0, 1, 0, 1, 1, 1, 0], [0, 0, 0, 0, 0, 1, 0, 0], [0] * 8]
@@ -135,7 +135,7 @@ def test_places_by_hand() -> None:
 
 
 def masked(rows: dict[str, np.ndarray], masking: Masking) -> dict[str, np.ndarray]:
-    words = random_words((7, 1), 0, len(rows["length"]), random_words_per_row(masking, rows))
+    words = philox_uint64((7, 1), 0, len(rows["length"]), random_uint64s_per_row(masking, rows))
     return masked_batch(rows, masking, words, 0)
 
 
@@ -204,7 +204,7 @@ def test_an_example_that_fills_its_row_is_masked_as_unpacked_rows_are() -> None:
     columns = columns_of(np.full(40, T))
     masking = Masking(V, MASK, SPECIAL, max_predictions=9)
     rows = packed(columns, K, pad=0)
-    words = random_words((3, 0), 0, 40, masking.words_per_row(T, K))
+    words = philox_uint64((3, 0), 0, 40, masking.words_per_row(T, K))
     ours = masking(rows["input_ids"], words, rows[EXAMPLE_LENGTH])
     theirs = masking(columns["input_ids"], words)
     np.testing.assert_array_equal(ours["masked_lm_positions"][:, :9], theirs["masked_lm_positions"])
@@ -264,8 +264,8 @@ def test_bytes_do_not_depend_on_workers_parts_or_a_second_call(small_shards, pla
     one = build_examples(packing_of(place), tokenizer, tmp_path / "one")
     assert build_examples(packing_of(place, max_predictions_per_sequence=3), tokenizer, tmp_path / "one") == one
     assert build_examples(packing_of(place, max_examples_per_row=2), tokenizer, tmp_path / "one").folder != one.folder
-    assert build_part(packing_of(place), tokenizer, (2, 2), tmp_path / "parts") is None
-    assert digest(build_part(packing_of(place), tokenizer, (1, 2), tmp_path / "parts")) == digest(one)
+    assert build_shard_subset(packing_of(place), tokenizer, (2, 2), tmp_path / "parts") is None
+    assert digest(build_shard_subset(packing_of(place), tokenizer, (1, 2), tmp_path / "parts")) == digest(one)
     two = build_examples(packing_of(place, num_workers=2), tokenizer, tmp_path / "two")
     assert digest(two) == digest(one)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bert.data.pretraining.segments import IS_NEXT, IS_RANDOM, sentence_pairs, stream, truncated
+from bert.data.pretraining.segments import IS_NEXT, IS_RANDOM, make_rng, sentence_pairs, truncated
 
 
 def corpus(lengths_of_documents):
@@ -16,7 +16,7 @@ def corpus(lengths_of_documents):
 
 
 def many(documents=400, sentences=30):
-    draw = stream("lengths")
+    draw = make_rng("lengths")
     return corpus([[3 + int(draw.random() * 20) for _ in range(sentences)] for _ in range(documents)])
 
 
@@ -26,7 +26,7 @@ def document_of(token, sentences, documents):
 
 def test_half_of_the_pairs_are_random_where_there_is_a_choice_and_all_where_there_is_none():
     sentences, documents = many()
-    found = list(sentence_pairs(sentences, documents, 125, 0.0, stream(1)))
+    found = list(sentence_pairs(sentences, documents, 125, 0.0, make_rng(1)))
     starts = set(sentences)
     # Sentences of at most 22 tokens: a chunk of 125 always has several, but for the last of a document.
     last = {sentences[boundary] for boundary in documents[1:]}
@@ -42,10 +42,10 @@ def test_half_of_the_pairs_are_random_where_there_is_a_choice_and_all_where_ther
 @pytest.mark.parametrize(("fewest", "most", "share"), [(100, 100, 0.52), (1, 15, 0.59), (1, 1, 1.0)])
 def test_short_documents_have_more_random_pairs_than_half(fewest, most, share):
     """The shares in docs/how_it_works.md: the last sentence of a document, where it is alone, has no next one."""
-    draw = stream("lengths", fewest, most)
+    draw = make_rng("lengths", fewest, most)
     counts = [fewest + int(draw.random() * (most - fewest + 1)) for _ in range(20_000 // (fewest + most))]
     sentences, documents = corpus([[3 + int(draw.random() * 40) for _ in range(count)] for count in counts])
-    found = [pair.label == IS_RANDOM for pair in sentence_pairs(sentences, documents, 128, 0.1, stream(1))]
+    found = [pair.label == IS_RANDOM for pair in sentence_pairs(sentences, documents, 128, 0.1, make_rng(1))]
     assert sum(found) / len(found) == pytest.approx(share, abs=0.02)
     page = (Path(__file__).parents[3] / "docs" / "how_it_works.md").read_text(encoding="utf-8")
     assert f"{share:.0%} for " in page
@@ -54,7 +54,7 @@ def test_short_documents_have_more_random_pairs_than_half(fewest, most, share):
 def test_next_is_next_random_is_elsewhere_and_both_are_there_and_fit():
     sentences, documents = many(documents=50)
     for length, short in ((16, 0.5), (64, 0.1), (512, 0.1)):
-        found = list(sentence_pairs(sentences, documents, length - 3, short, stream(length)))
+        found = list(sentence_pairs(sentences, documents, length - 3, short, make_rng(length)))
         for pair in found:
             assert pair.a_end > pair.a_start
             assert pair.b_end > pair.b_start
@@ -72,7 +72,7 @@ def test_next_is_next_random_is_elsewhere_and_both_are_there_and_fit():
 def test_sentences_that_a_random_b_replaced_are_used_again():
     """Without truncation the A segments and the B segments that are next tile every document."""
     sentences, documents = corpus([[1] * 40 for _ in range(30)])
-    found = list(sentence_pairs(sentences, documents, 13, 0.2, stream("tile")))
+    found = list(sentence_pairs(sentences, documents, 13, 0.2, make_rng("tile")))
     own = [(pair.a_start, pair.a_end) for pair in found]
     own += [(pair.b_start, pair.b_end) for pair in found if pair.label == IS_NEXT]
     own.sort()
@@ -83,13 +83,13 @@ def test_sentences_that_a_random_b_replaced_are_used_again():
 
 def test_a_tenth_of_the_targets_is_short():
     sentences, documents = corpus([[1] * 5000 for _ in range(20)])
-    pairs = list(sentence_pairs(sentences, documents, 125, 0.1, stream("short")))
+    pairs = list(sentence_pairs(sentences, documents, 125, 0.1, make_rng("short")))
     # One-token sentences fill their target exactly, but for random ones at the end of a document.
     lengths = [pair.a_end - pair.a_start + pair.b_end - pair.b_start for pair in pairs]
     assert len(lengths) > 700
     assert sum(length < 125 for length in lengths) / len(lengths) == pytest.approx(0.11, abs=0.03)
     assert min(lengths) < 30
-    never = list(sentence_pairs(sentences, documents, 125, 0.0, stream("short")))
+    never = list(sentence_pairs(sentences, documents, 125, 0.0, make_rng("short")))
     assert sum(p.a_end - p.a_start + p.b_end - p.b_start < 125 for p in never) / len(never) < 0.03
 
 
@@ -97,7 +97,7 @@ def test_every_other_document_is_drawn_from():
     sentences, documents = corpus([[2]] * 6)
     drawn = {0: set(), 5: set()}
     for seed in range(200):
-        for number, pair in enumerate(sentence_pairs(sentences, documents, 29, 0.0, stream(seed))):
+        for number, pair in enumerate(sentence_pairs(sentences, documents, 29, 0.0, make_rng(seed))):
             if number in drawn:
                 drawn[number].add(pair.b_start // 2)
     assert drawn == {0: {1, 2, 3, 4, 5}, 5: {0, 1, 2, 3, 4}}
@@ -106,19 +106,19 @@ def test_every_other_document_is_drawn_from():
 def test_truncation_takes_from_the_longer_at_both_ends():
     fronts = []
     for seed in range(300):
-        a_start, a_end, b_start, b_end = truncated(0, 30, 100, 110, 24, stream(seed))
+        a_start, a_end, b_start, b_end = truncated(0, 30, 100, 110, 24, make_rng(seed))
         assert (a_end - a_start, b_end - b_start) == (14, 10)
         fronts.append(a_start)
     assert sum(fronts) / len(fronts) == pytest.approx(8, abs=0.5)
-    assert truncated(0, 30, 100, 110, 40, stream(0)) == (0, 30, 100, 110)
-    a_start, a_end, b_start, b_end = truncated(0, 30, 100, 130, 11, stream(0))
+    assert truncated(0, 30, 100, 110, 40, make_rng(0)) == (0, 30, 100, 110)
+    a_start, a_end, b_start, b_end = truncated(0, 30, 100, 130, 11, make_rng(0))
     assert (a_end - a_start, b_end - b_start) in ((5, 6), (6, 5))
 
 
 def test_the_stream_is_pinned():
     """Another stream would give other examples from the same seed on another Python."""
-    assert [round(stream(12345, "train-00000").random(), 12)] == [PINNED]
-    assert stream(1, "a").random() != stream(2, "a").random() != stream(1, "b").random()
+    assert [round(make_rng(12345, "train-00000").random(), 12)] == [PINNED]
+    assert make_rng(1, "a").random() != make_rng(2, "a").random() != make_rng(1, "b").random()
 
 
 PINNED = 0.564913468555
@@ -128,7 +128,7 @@ def test_a_copy_is_no_other_document():
     """Twenty documents stand among the others twice, as where a mixture repeats them."""
     sentences, documents = many(documents=60)
     numbers = [place % 20 if place < 40 else place for place in range(60)]
-    found = list(sentence_pairs(sentences, documents, 61, 0.1, stream("copies"), numbers))
+    found = list(sentence_pairs(sentences, documents, 61, 0.1, make_rng("copies"), numbers))
     of = [
         (
             numbers[document_of(pair.a_start, sentences, documents)],
@@ -139,6 +139,6 @@ def test_a_copy_is_no_other_document():
     ]
     assert len(of) > 200
     assert all(a != b for a, b in of)
-    assert list(sentence_pairs(sentences, documents, 61, 0.1, stream(1))) == list(
-        sentence_pairs(sentences, documents, 61, 0.1, stream(1), list(range(60)))
+    assert list(sentence_pairs(sentences, documents, 61, 0.1, make_rng(1))) == list(
+        sentence_pairs(sentences, documents, 61, 0.1, make_rng(1), list(range(60)))
     )

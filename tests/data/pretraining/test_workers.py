@@ -13,7 +13,7 @@ import pytest
 from bert import locks
 from bert.commands.examples import main
 from bert.data.pretraining import builder, shards
-from bert.data.pretraining.builder import build_examples, build_part, open_rows
+from bert.data.pretraining.builder import build_examples, build_shard_subset, open_rows
 from bert.errors import UserError
 from tests.helpers import config_of, digest
 
@@ -38,11 +38,11 @@ def test_parts_in_any_order_merge_to_the_same_set(place, tokenizer, tmp_path):
     whole = build_examples(config_of(place, duplicates=2), tokenizer, tmp_path / "whole")
     config = config_of(place, duplicates=2)
     for part in ((2, 3), (3, 3), (2, 3)):
-        assert build_part(config, tokenizer, part, tmp_path / "parts") is None
-    found = build_part(config, tokenizer, (1, 3), tmp_path / "parts")
+        assert build_shard_subset(config, tokenizer, part, tmp_path / "parts") is None
+    found = build_shard_subset(config, tokenizer, (1, 3), tmp_path / "parts")
     assert digest(found) == digest(whole)
-    assert build_part(config, tokenizer, (2, 3), tmp_path / "parts") == found
-    assert build_part(config, tokenizer, (1, 4), tmp_path / "rest") is None
+    assert build_shard_subset(config, tokenizer, (2, 3), tmp_path / "parts") == found
+    assert build_shard_subset(config, tokenizer, (1, 4), tmp_path / "rest") is None
     assert digest(build_examples(config, tokenizer, tmp_path / "rest")) == digest(whole), "training builds the rest"
 
 
@@ -80,10 +80,10 @@ def test_a_flipped_byte_is_found_when_the_set_is_opened(place, tokenizer, tmp_pa
 
 
 def test_the_order_of_documents_that_others_read_is_left_alone(place, tokenizer, tmp_path):
-    build_part(config_of(place), tokenizer, (1, 3), tmp_path)
+    build_shard_subset(config_of(place), tokenizer, (1, 3), tmp_path)
     [order] = tmp_path.rglob("train-order.npy")
     before = order.stat()
-    build_part(config_of(place), tokenizer, (2, 3), tmp_path)
+    build_shard_subset(config_of(place), tokenizer, (2, 3), tmp_path)
     assert (order.stat().st_ino, order.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
@@ -100,7 +100,7 @@ def test_a_process_that_comes_late_does_not_replace_what_others_read(place, toke
         return write(file, columns)
 
     monkeypatch.setattr(shards, "_write", late)
-    build_part(config_of(place), tokenizer, (1, 2), tmp_path / "cache")
+    build_shard_subset(config_of(place), tokenizer, (1, 2), tmp_path / "cache")
     merged[0].take(np.arange(len(merged[0])))
 
 

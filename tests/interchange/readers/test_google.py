@@ -15,7 +15,7 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.inference.loading import load_vocabulary
 from bert.interchange import names
-from bert.interchange.readers.google import is_google, read, read_config, read_tokenizer
+from bert.interchange.readers.google import is_google, read_config, read_params, read_tokenizer
 from bert.model.heads import BertForPreTraining, BertForSequenceClassification
 from tests.interchange.bundle_writer import BFLOAT16, write_bundle
 
@@ -92,7 +92,7 @@ def write_folder(
 
 def error_of(folder: Path) -> str:
     with pytest.raises(UserError) as caught:
-        read(folder)
+        read_params(folder)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -101,7 +101,7 @@ def error_of(folder: Path) -> str:
 def test_every_tensor_finds_its_place(tmp_path: Path, heads: tuple[str, ...]) -> None:
     tensors = weights(*heads)
     said: list[str] = []
-    config, params = read(write_folder(tmp_path, tensors), said.append)
+    config, params = read_params(write_folder(tmp_path, tensors), said.append)
     assert config == CONFIG
     assert set(params) == {"bert", *heads}
     flat = traverse_util.flatten_dict(params, sep="/")
@@ -130,7 +130,7 @@ def test_every_tensor_finds_its_place(tmp_path: Path, heads: tuple[str, ...]) ->
     ],
 )
 def test_the_tree_is_the_models_own(tmp_path: Path, model, heads: tuple[str, ...]) -> None:
-    _, params = read(write_folder(tmp_path, weights(*heads)))
+    _, params = read_params(write_folder(tmp_path, weights(*heads)))
     expected = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
     assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, expected)
 
@@ -139,7 +139,9 @@ def test_the_optimizer_is_left_out_by_name(tmp_path: Path) -> None:
     tensors = weights("predictions")
     slots = {f"{name}/{slot}": array for name, array in tensors.items() for slot in ("adam_m", "adam_v")}
     said: list[str] = []
-    _, params = read(write_folder(tmp_path, {**tensors, **slots, "global_step": np.array(7, np.int64)}), said.append)
+    _, params = read_params(
+        write_folder(tmp_path, {**tensors, **slots, "global_step": np.array(7, np.int64)}), said.append
+    )
     assert set(params) == {"bert", "predictions"}
     assert (
         said[1]
@@ -156,7 +158,7 @@ def test_only_whole_names_are_the_optimizers(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
 def test_half_precision_becomes_float32(tmp_path: Path, dtype) -> None:
     tensors = {name: array.astype(dtype) for name, array in weights().items()}
-    _, params = read(write_folder(tmp_path, tensors))
+    _, params = read_params(write_folder(tmp_path, tensors))
     word = params["bert"]["embeddings"]["word"]["embedding"]
     assert word.dtype == np.float32
     np.testing.assert_array_equal(word, tensors["bert/embeddings/word_embeddings"].astype(np.float32))
@@ -249,15 +251,15 @@ def test_a_folder_of_googles_is_known_by_its_files(tmp_path: Path) -> None:
 def test_the_checkpoint_may_have_another_name(tmp_path: Path) -> None:
     """As a training of google-research/bert leaves it; of several, the one that TensorFlow noted as its newest."""
     write_folder(tmp_path, weights(), "model.ckpt-100")
-    _, params = read(tmp_path)
+    _, params = read_params(tmp_path)
     write_folder(tmp_path, {name: 2 * array for name, array in weights().items()}, "model.ckpt-200")
     assert "holds 2 checkpoints" in error_of(tmp_path)
     note = 'model_checkpoint_path: "{}"\nall_model_checkpoint_paths: "model.ckpt-100"\n'
     (tmp_path / "checkpoint").write_text(note.format("model.ckpt-200"))
-    _, newer = read(tmp_path)
+    _, newer = read_params(tmp_path)
     np.testing.assert_array_equal(newer["bert"]["pooler"]["kernel"], 2 * params["bert"]["pooler"]["kernel"])
     (tmp_path / "checkpoint").write_text(note.format("/elsewhere/model.ckpt-100"))
-    _, older = read(tmp_path)
+    _, older = read_params(tmp_path)
     np.testing.assert_array_equal(older["bert"]["pooler"]["kernel"], params["bert"]["pooler"]["kernel"])
     for file in tmp_path.glob("*.index"):
         file.unlink()

@@ -42,7 +42,7 @@ def assert_same(params, others) -> None:
 def test_the_table_names_every_parameter(architecture: str, tied: bool, made) -> None:
     config = ModelConfig(**{**vars(CONFIG), "tie_word_embeddings": tied})
     model = made(architecture, config)
-    module: nn.Module = bundle.module_of(model)
+    module: nn.Module = bundle.build_module(model)
     ids = jnp.zeros((1, 2, 8) if architecture == "BertForMultipleChoice" else (1, 8), jnp.int32)
     tree = jax.eval_shape(lambda: module.init(jax.random.key(0), ids))["params"]
     tree = {"bert": tree} if architecture == "Bert" else tree
@@ -59,7 +59,7 @@ def test_the_table_names_every_parameter(architecture: str, tied: bool, made) ->
     ("architecture", "config"),
     [
         *((name, CONFIG) for name in names.ARCHITECTURES),
-        *((name, ROBERTA) for name in names.ARCHITECTURES if name not in hf_config.WITHOUT_ROBERTA),
+        *((name, ROBERTA) for name in names.ARCHITECTURES if name not in hf_config.BERT_ONLY_ARCHITECTURES),
     ],
 )
 def test_round_trips_are_bit_identical(architecture: str, config: ModelConfig, made, tmp_path: Path) -> None:
@@ -319,5 +319,5 @@ def test_fixed_positions_are_exported_as_the_table_that_they_are(make, tmp_path:
     again = bert.load(tmp_path / "out")
     assert (again.config.position_embedding, again.config.embedding_size) == ("learned", None)
     ids = np.arange(5, 17)[None]
-    ours, theirs = (bundle.module_of(m).apply({"params": m.params}, ids) for m in (model, again))
+    ours, theirs = (bundle.build_module(m).apply({"params": m.params}, ids) for m in (model, again))
     np.testing.assert_allclose(ours.prediction_logits, theirs.prediction_logits, atol=1e-5)

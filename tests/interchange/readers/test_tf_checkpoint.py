@@ -167,7 +167,7 @@ def test_an_index_that_was_forged_is_read_or_refused(tmp_path: Path, monkeypatch
         def __ne__(self, other: object) -> bool:
             return False
 
-    monkeypatch.setattr("bert.interchange.readers.tf_checkpoint.masked", lambda checksum: Right())
+    monkeypatch.setattr("bert.interchange.readers.tf_checkpoint.mask_crc", lambda checksum: Right())
     prefix = tmp_path / "model.ckpt"
     write_bundle(prefix, tensors())
     file = tmp_path / "model.ckpt.index"

@@ -48,7 +48,7 @@ def test_four_columns_as_in_conll_2003(tmp_path):
     assert sentences.words == [["EU", "rejects"], ["Peter"]]
     assert sentences.tags == [["B-ORG", "O"], ["B-PER"]]
     assert (sentences.scheme, sentences.delimiter, sentences.lines) == ("IOB1", " ", [3, 7])
-    assert conll.labels_of(sentences) == ("O", "B-ORG", "I-ORG", "B-PER", "I-PER")
+    assert conll.label_names(sentences) == ("O", "B-ORG", "I-ORG", "B-PER", "I-PER")
 
 
 def test_two_columns_with_tabs_and_windows_ends(tmp_path):
@@ -72,7 +72,7 @@ def test_bioes_becomes_bio(tmp_path):
 def test_tags_that_mark_no_entities_stay(tmp_path):
     sentences = conll.read(write(tmp_path, "a DT\nb NN\nc .\n"))
     assert (sentences.tags, sentences.scheme) == ([["DT", "NN", "."]], "plain")
-    assert conll.labels_of(sentences) == (".", "DT", "NN")
+    assert conll.label_names(sentences) == (".", "DT", "NN")
 
 
 def test_a_file_to_predict_has_words_alone(tmp_path):

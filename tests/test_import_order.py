@@ -1,0 +1,44 @@
+"""Packages import only from packages above them in ORDER, and modules in no circle, wherever the import stands."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "bert"
+ORDER = (
+    *("errors", "files", "locks", "metrics", "config", "parallel", "tokenizer", "runtime", "model", "runs", "data"),
+    *("tasks", "interchange", "inference", "training", "analysis", "commands"),
+)
+MODULES = {".".join(["bert", *path.relative_to(PACKAGE).with_suffix("").parts]): path for path in PACKAGE.rglob("*.py")}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of the package that a file imports, also inside functions and under TYPE_CHECKING."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            for name in (f"{node.module}.{alias.name}" for alias in node.names):
+                found.add(name if {name, f"{name}.__init__"} & MODULES.keys() else str(node.module))
+    named = {name if name in MODULES else f"{name}.__init__" for name in found}
+    return named & MODULES.keys()
+
+
+GRAPH = {name: imports_of(path) - {name} for name, path in MODULES.items()}
+
+
+def test_no_package_imports_from_a_higher_one() -> None:
+    inside = {name: name.split(".")[1] for name in MODULES if name.split(".")[1] in ORDER}
+    assert {name.split(".")[1] for name in MODULES} - set(ORDER) == {"__init__", "__main__"}
+    upward = [
+        f"{name} imports {target}"
+        for name, package in inside.items()
+        for target in GRAPH[name]
+        if target in inside and ORDER.index(inside[target]) > ORDER.index(package)
+    ]
+    assert not upward
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    TopologicalSorter({name: targets for name, targets in GRAPH.items() if name != "bert.__init__"}).prepare()
