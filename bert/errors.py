@@ -1,11 +1,11 @@
-"""What every part needs: the mistake, its commonest mend, the whole number as people write it, what is known."""
+"""Shared error type and small value types."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
 UTF8_HINT = "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
-"""The mend of any text that is not UTF-8."""
+"""How to fix a text that is not UTF-8."""
 
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 """Byte order marks that begin a file in UTF-16."""
@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 
 
 class UserError(Exception):
-    """A mistake the user can mend. Its text is one sentence: what, where, and the fix. Programs exit with 2."""
+    """A mistake the user can fix. Its text is one sentence: what, where, and the fix. Programs exit with 2."""
 
 
 class ScientificInt(int):
@@ -33,7 +33,7 @@ def without_surrogates(text: str) -> str:
 
 
 def require(value: Value | None, name: str) -> Value:
-    """A value that is None only until it is checked, resolved or read. Raises ValueError where that was left out."""
+    """Returns `value`; raises ValueError if it is None."""
     if value is None:
         raise ValueError(f"{name} is not known yet")
     return value

@@ -1,4 +1,4 @@
-"""Where files go, and writing them so that they are never half there."""
+"""Atomic file writes and the user cache directory."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ QUICK_TO_COMPILE = " --xla_backend_optimization_level=0 " + (
     if importlib.metadata.version("jax").startswith("0.10.")
     else "--xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"
 )
-# The loop compiles its steps anew in every run, and runs of the command line are processes of their own: what one test
+# The loop compiles its steps again in every run, and runs of the command line are processes of their own: what one test
 # has compiled, the next one takes from here.
 if "PYTEST_XDIST_WORKER" not in os.environ:  # worker processes share that of the process that starts them
     _CACHE = tempfile.TemporaryDirectory(prefix="bert-tests-")

@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from bert.commands.finetune import main
-from bert.config import DataConfig, ModelConfig, PretrainConfig, TrainingConfig
+from bert.config import DataConfig, ModelConfig, PretrainConfig, TokenizerConfig, TrainingConfig
 from bert.data.pretraining.builder import open_rows
 from bert.data.pretraining.masking import Masking
 from bert.runs.checkpoint import Checkpointer
+from bert.tokenizer.wordpiece import train_tokenizer
 from tests.data.pretraining.conftest import T
 
 
@@ -214,3 +217,68 @@ def run(folder: Path, data: Path, *arguments: str, config: str = "sst2") -> int:
     sizes = [f"--data.dir={data}", f"--output_dir={folder}", "--data.max_length=32", "--data.buckets=32"]
     sizes.append("--training.batch_size=8")
     return main([f"--config={config}", *sizes, *arguments])
+
+
+def made_files(folder: Path, **files: str) -> Path:
+    """Files by their names, with _ for the dot."""
+    for name, content in files.items():
+        (folder / name.replace("_", ".")).write_text(content, encoding="utf-8")
+    return folder
+
+
+def thoroughly(examples: int) -> settings:
+    """Few examples are the same at every run; many are new ones."""
+    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(
+        max_examples=examples, derandomize=examples < 100, deadline=None, database=None, suppress_health_check=checks
+    )
+
+
+@lru_cache
+def english(pieces: int) -> list[str]:
+    """As many pieces as the models have rows, out of this project's own prose."""
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    vocab = train_tokenizer(text.splitlines(), TokenizerConfig(vocab_size=pieces)).get_vocab()
+    return [*sorted(vocab, key=vocab.get), *(f"[unused{number}]" for number in range(pieces - len(vocab)))]
+
+
+def params_of_transformers(model) -> dict:
+    """transformers' weights under our names; its kernels are transposed."""
+    state = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+
+    def dense(name: str) -> dict:
+        return {"kernel": state[f"{name}.weight"].T, "bias": state[f"{name}.bias"]}
+
+    def norm(name: str) -> dict:
+        return {"scale": state[f"{name}.weight"], "bias": state[f"{name}.bias"]}
+
+    def layer(name: str) -> dict:
+        attention = {part: dense(f"{name}.attention.self.{part}") for part in ("query", "key", "value")}
+        return {
+            "attention": {**attention, "output": dense(f"{name}.attention.output.dense")},
+            "attention_norm": norm(f"{name}.attention.output.LayerNorm"),
+            "intermediate": dense(f"{name}.intermediate.dense"),
+            "output": dense(f"{name}.output.dense"),
+            "output_norm": norm(f"{name}.output.LayerNorm"),
+        }
+
+    tables = {"word": "word", "position": "position", "segment": "token_type"}
+    embeddings = {
+        ours: {"embedding": state[f"bert.embeddings.{theirs}_embeddings.weight"]} for ours, theirs in tables.items()
+    }
+    bert = {
+        "embeddings": {**embeddings, "norm": norm("bert.embeddings.LayerNorm")},
+        "encoder": {f"layer_{i}": layer(f"bert.encoder.layer.{i}") for i in range(model.config.num_hidden_layers)},
+    }
+    heads = {name: dense(name) for name in ("qa_outputs", "classifier") if f"{name}.weight" in state}
+    if heads:
+        return {"bert": bert, **heads}
+    return {
+        "bert": {**bert, "pooler": dense("bert.pooler.dense")},
+        "predictions": {
+            "transform": dense("cls.predictions.transform.dense"),
+            "norm": norm("cls.predictions.transform.LayerNorm"),
+            "bias": state["cls.predictions.bias"],
+        },
+        "seq_relationship": dense("cls.seq_relationship"),
+    }

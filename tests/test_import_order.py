@@ -42,3 +42,13 @@ def test_no_package_imports_from_a_higher_one() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter({name: targets for name, targets in GRAPH.items() if name != "bert.__init__"}).prepare()
+
+
+def test_no_test_module_imports_another_one() -> None:
+    tests = Path(__file__).parent
+    for path in tests.rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tests."):
+                assert ".test_" not in f".{node.module}", (
+                    f"{path.relative_to(tests)}: move what it imports to helpers.py"
+                )

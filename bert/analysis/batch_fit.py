@@ -41,7 +41,7 @@ def fit_rows(config: PretrainConfig, mesh: MeshParallel, memory: int, remat: str
     told to fit only where a compilation of just so many did.
 
     Raises:
-        UserError: the batch cannot be dealt out over the mesh.
+        UserError: the batch cannot be sharded over the mesh.
     """
     mesh.check_batch("training.batch_size", config.training.batch_size)
     share = config.training.batch_size // (mesh.shape[0] * mesh.shape[1])

@@ -297,7 +297,7 @@ def _results(path: Path) -> Facts:
     except (ValueError, OSError):
         content = None
     if not isinstance(content, dict):
-        raise UserError(f"{file} is damaged: remove it and run the same command again, which writes it anew")
+        raise UserError(f"{file} is damaged: remove it and run the same command again, which writes it again")
     return content
 
 

@@ -3,7 +3,7 @@
 Counted exactly: parameters, optimizer state and the batch, by the table of places. Traced: what the backward pass finds
 stored of a layer (`layer_activation_bytes`). Beside it live the gradients, twice where micro-batches are added up; the
 layers' parameters, stacked for the loop over layers and cast to the type of the computation; with FSDP the embedding
-and two layers gathered, and their gradients before they are dealt out; and the logits with their gradient, in float32
+and two layers gathered, and their gradients before they are sharded; and the logits with their gradient, in float32
 and cast, or all that one layer computes, whichever is larger. In the letters of `bert.model.encoder`, with b rows of a
 micro-batch on a device and c bytes a number computed with, BERT's layer stores, in bytes:
 
@@ -65,7 +65,7 @@ def estimate_step(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
     """What `bert.analysis.step_memory.compiled_step_memory` would say, without a compiler.
 
     Raises:
-        UserError: rows or the model cannot be dealt out over the mesh.
+        UserError: rows or the model cannot be sharded over the mesh.
     """
     training, model = config.training, config.model
     mesh.check_model(model)
@@ -121,7 +121,7 @@ def layer_activation_bytes(
         packed: whether several examples share a row, so that every row has a mask [T, T] of its own.
         dropout_rng: as ``training.dropout_rng`` has it.
         kernel: as `LayerExecution.attention`; cuDNN's is counted as its twin without all that is T x T.
-        tensor: devices over which heads and feed-forward features are dealt out.
+        tensor: devices over which heads and feed-forward features are sharded.
     """
     kind = Layer if remat == "none" else nn.remat(Layer, prevent_cse=False, policy=REMAT_POLICIES[remat])
     layer = kind(model, jnp.dtype(dtype), "written" if kernel == "written" else "xla", parent=None)

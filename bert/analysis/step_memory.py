@@ -54,7 +54,7 @@ def compiled_step_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemo
     """Compiles the train step of a pretraining run for the devices of a mesh; there are no weights and no data.
 
     Raises:
-        UserError: rows or the model cannot be dealt out over the mesh.
+        UserError: rows or the model cannot be sharded over the mesh.
     """
     compiled = lower_step(config, mesh).compile()
     found = require(compiled.memory_analysis(), "the memory of the step")

@@ -39,8 +39,8 @@ def main(argv: list[str]) -> int:
     name, *rest = argv
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
-        mend = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
-        raise UserError(f"command line: {name} is not a command of bert: {mend}")
+        fix = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
+        raise UserError(f"command line: {name} is not a command of bert: {fix}")
     return importlib.import_module(COMMANDS[name][0]).main(rest)
 
 

@@ -237,11 +237,11 @@ def find_config(name: str) -> Path:
     where = f"{COMMAND_LINE}: --config {name}"
     if path.is_dir():
         inside = path / "config.yaml"
-        mend = f"did you mean {inside}?" if inside.is_file() else "name a YAML file"
-        raise UserError(f"{where}: this is a folder: {mend}")
+        fix = f"did you mean {inside}?" if inside.is_file() else "name a YAML file"
+        raise UserError(f"{where}: this is a folder: {fix}")
     near = difflib.get_close_matches(path.stem, recipe_names(), 1)
-    mend = f"did you mean {near[0]}?" if near else "give a file or a recipe's name"
-    raise UserError(f"{where}: no such file or recipe: {mend} (recipes: {', '.join(recipe_names()) or 'none'})")
+    fix = f"did you mean {near[0]}?" if near else "give a file or a recipe's name"
+    raise UserError(f"{where}: no such file or recipe: {fix} (recipes: {', '.join(recipe_names()) or 'none'})")
 
 
 def _options(argv: list[str], keys: dict[str, ConfigField]) -> dict[str, list[str]]:
@@ -284,7 +284,7 @@ def _from_command_line(name: str, values: list[str], key: ConfigField) -> UserVa
 
 
 def _without_sizes_beside_init(given: dict[str, UserValue]) -> dict[str, UserValue]:
-    """A recipe's sizes are those of a model made anew: where ``init`` names one, it brings its own."""
+    """A recipe's sizes are those of a model made again: where ``init`` names one, it brings its own."""
     if "init" not in given or given["init"].value in (*NULLS, "none"):
         return given
 

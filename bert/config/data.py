@@ -52,7 +52,7 @@ class DataConfig:
     whole_word_masking: bool = False
     """Mask whole words or none of their pieces; each piece is still replaced as 80/10/10 has it."""
     frozen_masks: bool = False
-    """Mask a row in the same way at every visit, not afresh; with duplicates each copy has masks of its own."""
+    """Mask a row in the same way at every visit; with duplicates each copy has masks of its own."""
     duplicates: int = 1
     """Times the training text is made into examples, each time with other pairs (Google's dupe_factor); full rows get
     other frozen masks."""
@@ -97,7 +97,7 @@ class DataConfig:
         if self.duplicates > 1 and not self.frozen_masks and self.objective in ("full_sentences", "doc_sentences"):
             raise UserError(
                 f"data.duplicates is {self.duplicates}, and data.objective {self.objective} has no pairs that would "
-                "differ: leave duplicates out (masks are drawn anew at every visit), or set data.frozen_masks"
+                "differ: leave duplicates out (masks are drawn again at every visit), or set data.frozen_masks"
             )
         if self.packing and self.objective == "full_sentences":
             raise UserError(

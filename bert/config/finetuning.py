@@ -19,7 +19,7 @@ class TunedFloat(float):
 
 @dataclass(frozen=True)
 class ColumnsConfig:
-    """Names of the columns, or of the fields in JSONL, of a task of one's own."""
+    """Names of the columns, or of the fields in JSONL, of a custom task."""
 
     text_a: str = "text"
     """The text; of a pair the first one."""
@@ -52,7 +52,7 @@ class TaskDataConfig:
     """Folder with the task's original files (train.tsv, dev.tsv, test.tsv; for SQuAD its JSON, and so on), or that
     datasets saved with all splits; hub:nyu-mll/glue and its like, hub:ORG/NAME[:CONFIG]."""
     train: str | None = None
-    """For a task of one's own, as all keys from here to columns: training file in data.dir (or with a path), .tsv, .csv
+    """For a custom task, as all keys from here to columns: training file in data.dir (or with a path), .tsv, .csv
     or .jsonl, also as .gz, .bz2, .xz, .zst; of a data set the split; null takes train with any of these ends."""
     dev: str | None = None
     """Its file to choose checkpoints by; null takes dev with any end, of a data set the split validation; without one,
@@ -67,7 +67,7 @@ class TaskDataConfig:
     score_range: list[float] | None = None
     """Least and greatest score of a regression: others are refused in files, and predictions are cut to them."""
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
-    """the columns of a task of one's own"""
+    """the columns of a custom task"""
     max_length: int = 128
     """Longest row in tokens, special ones included. Longer inputs are cut, the longer text first; those of SQuAD and
     of tagging are read through several rows."""
@@ -79,7 +79,7 @@ class TaskDataConfig:
     """Score on a random sample of so many dev rows."""
     dev_share: float | None = None
     """Hold out this share of the training rows as dev, and read no dev file; questions about one context stay together.
-    null reads the dev file; a task of one's own without one holds out 0.1."""
+    null reads the dev file; a custom task without one holds out 0.1."""
     sample_seed: int | None = None
     """Seed of these samples; null takes seed, for several seeds the first one, so that all have the same dev rows."""
     labels: list[str] | None = None
@@ -98,7 +98,7 @@ class TaskDataConfig:
     """SQuAD: most answers listed for each question in nbest_predictions.json."""
     null_threshold: float | TunedFloat | None = None
     """SQuAD v2.0: no answer is given where its score is better than the best answer's by more than this; null takes
-    what gives the best F1 on dev, which config.yaml then has as found X, and a repeat of the run finds anew."""
+    what gives the best F1 on dev, which config.yaml then has as found X, and a repeat of the run finds again."""
     misplaced_answers: str = "skip"
     """SQuAD: training questions whose answers do not stand where the file says are skipped and counted (skip), or an
     error (error), in dev too."""
@@ -143,7 +143,7 @@ class FinetuneConfig:
     task: str = "sst2"
     """The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli of GLUE; squad (v1.1) or squad2 (v2.0); ner for
     CoNLL columns, conll2003 and wnut17 among them; multiple_choice for SWAG's CSV or CommonsenseQA's JSONL, swag and
-    commonsenseqa among them; of one's own classification, regression, tagging or span (docs/own_task.md)."""
+    commonsenseqa among them; for custom data classification, regression, tagging or span (docs/own_task.md)."""
     output_dir: str | None = None
     """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
     init: str | None = None

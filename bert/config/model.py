@@ -125,7 +125,7 @@ class TokenizerConfig:
     unused: int = 0
     """Slots [unused0], [unused1], ... of a trained vocabulary, for words that are added later without new weights."""
     alphabet: int | None = None
-    """Most characters that a trained vocabulary knows, the commonest; null takes what fits a quarter of it."""
+    """Most characters that a trained vocabulary knows, the most common; null takes what fits a quarter of it."""
 
     def check(self) -> None:
         """Raises UserError for a vocabulary that cannot be trained."""

@@ -100,7 +100,7 @@ class TrainingConfig:
     """Devices as DATAxFSDPxTENSOR, 2x4x1 say: rows over the first two axes, parameters and optimizer state over the
     second, heads and feed-forward over the third; null keeps a copy of the model on every device (pmap)."""
     remat: str = "none"
-    """What the backward pass computes anew instead of storing: none; all but the results of linear layers (dots); each
+    """What the backward pass computes again instead of storing: none; all but the results of linear layers (dots); each
     layer from its input (full)."""
     scan_layers: bool = False
     """Compile one layer and loop over it: quick to compile, with a stacked copy of the layers' weights in memory."""
@@ -174,13 +174,12 @@ class TrainingConfig:
         """Raises UserError where cuDNN's kernel does not do what is asked of attention: its dropout, its mask."""
         if self.attention != "cudnn":
             return
-        for name, value, mend, wrong in (
+        for name, value, fix, wrong in (
             ("training.dtype", self.dtype, "bfloat16", self.dtype != "bfloat16"),
             ("model.attention_probs_dropout_prob", dropout, "0", dropout > 0),
             ("data.packing", "true", "false", packing),
         ):
             if wrong:
                 raise UserError(
-                    f"{name} is {value}, which training.attention cudnn cannot do: set it to {mend}, or the other "
-                    "to xla"
+                    f"{name} is {value}, which training.attention cudnn cannot do: set it to {fix}, or the other to xla"
                 )

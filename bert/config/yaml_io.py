@@ -171,8 +171,8 @@ def _compose(path: Path, source: str) -> tuple[str, yaml.Node | None]:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}, line {mark.line + 1}" if mark else source
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
-        mend = "check indentation, colons and quotes there and above"
-        raise UserError(f"{where}: not valid YAML ({problem}): {mend}") from None
+        fix = "check indentation, colons and quotes there and above"
+        raise UserError(f"{where}: not valid YAML ({problem}): {fix}") from None
 
 
 def _entries(

@@ -73,7 +73,7 @@ def read_records(path: Path, header: Sequence[str] | None = None) -> Records:
       header: the columns of a file whose first line does not name them.
 
     Raises:
-      UserError: a name of another kind, an empty file; while reading: the line, what is wrong with it, and the mend.
+      UserError: a name of another kind, an empty file; while reading: the line, what is wrong with it, and the fix.
     """
     kind = kind_of(path)
     if kind not in KINDS:
@@ -121,8 +121,8 @@ def open_splits(place: str, config: str | None = None) -> DatasetDict:
         return datasets.load_from_disk(place)
     except Exception as error:  # of the network, of the hub, of Arrow, of the files behind them
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        mend = "name hub:ORG/NAME or hub:ORG/NAME:CONFIG" if place.startswith(HUB_PREFIX) else "save it again"
-        raise UserError(f"{place} cannot be loaded ({reason}): {mend}") from None
+        fix = "name hub:ORG/NAME or hub:ORG/NAME:CONFIG" if place.startswith(HUB_PREFIX) else "save it again"
+        raise UserError(f"{place} cannot be loaded ({reason}): {fix}") from None
 
 
 def dataset_records(place: str, splits: DatasetDict, split: str) -> Records:
@@ -150,9 +150,7 @@ def _table_rows(path: Path, cells: Table, names: tuple[str, ...], source: str) -
     for number, row in cells:
         if len(row) != len(names):
             columns = "1 column" if len(row) == 1 else f"{len(row)} columns"
-            raise UserError(
-                f"{path}, line {number}: {columns} where {source} has {len(names)}: mend or remove the line"
-            )
+            raise UserError(f"{path}, line {number}: {columns} where {source} has {len(names)}: fix or remove the line")
         yield number, dict(zip(names, row, strict=True))
 
 
@@ -208,7 +206,7 @@ def csv_rows(reader: Any, path: Path) -> Table:
         except StopIteration:
             return
         except csv.Error as error:
-            raise UserError(f"{path}, line {number}: not CSV ({error}): mend its quotes") from None
+            raise UserError(f"{path}, line {number}: not CSV ({error}): fix its quotes") from None
         if cells:
             yield number, cells
 
@@ -221,7 +219,7 @@ def _json_rows(path: Path) -> Rows:
             fields = parse_json(line)
         except ValueError as error:
             reason = getattr(error, "msg", str(error))
-            raise UserError(f"{path}, line {number}: not JSON ({reason}): mend or remove the line") from None
+            raise UserError(f"{path}, line {number}: not JSON ({reason}): fix or remove the line") from None
         if not isinstance(fields, dict):
             raise UserError(f"{path}, line {number}: no object of named fields: write {{...}} on each line")
         yield number, fields

@@ -167,7 +167,7 @@ class Pretrained(ModelBundle):
         return embeddings
 
     def fill_mask(self, text: Text, top_k: int = 5) -> list[list[MaskPrediction]]:
-        """The ``top_k`` likeliest pieces for each [MASK] of a text, masks in order, likeliest first.
+        """The ``top_k`` most likely pieces for each [MASK] of a text, masks in order, most likely first.
 
         Args:
             text: a string, or a tuple of two for a pair.

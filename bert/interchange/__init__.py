@@ -7,7 +7,7 @@ FORMATS = ("hf", "stablehlo", "onnx")
 
 
 class ExportError(UserError):
-    """What was written does not answer as the model does: it is thrown away, and the command says so."""
+    """The exported model's outputs differ from the original's; the export is discarded."""
 
 
 def first_line(error: Exception) -> str:

@@ -88,6 +88,6 @@ def download(name: str, weights: bool = True) -> Path:
     except Exception as error:  # the client raises its own, httpx's and the system's
         raise UserError(
             f"{name} is not a folder here and cannot be had from the Hugging Face hub ({first_line(error)}): "
-            "name an existing folder, or mend the name or the network"
+            "name an existing folder, or fix the name or the network"
         ) from None
     return folder

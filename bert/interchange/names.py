@@ -97,7 +97,7 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "BertForQuestionAnswering": (QA_OUTPUTS,),
     "BertForMultipleChoice": (POOLER, CLASSIFIER),
 }
-"""Our modules, and the parts each has beside the encoder. A part is afresh, or there as a whole."""
+"""Our modules, and the parts each has beside the encoder. A part is complete or randomly initialized."""
 
 
 class Tensor(NamedTuple):
@@ -145,7 +145,7 @@ def check_layers(layers: int, held: int, source: Path | str, config: Path | str)
     """
     if layers > held:
         raise UserError(
-            f"{source} holds {held:,} tensors, too few for the {layers:,} layers of {config}: mend num_hidden_layers "
+            f"{source} holds {held:,} tensors, too few for the {layers:,} layers of {config}: fix num_hidden_layers "
             "there, or copy both again"
         )
 

@@ -109,9 +109,9 @@ def _text_settings(file: Path) -> tuple[int | None, bool]:
         raise UserError(f"{file} is not a JSON object: copy it again")
     length, lowercase = content.get("max_seq_length"), content.get("do_lower_case") or False
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
-        raise UserError(f"{file}: max_seq_length is {length!r}: mend it to a number of tokens")
+        raise UserError(f"{file}: max_seq_length is {length!r}: set it to a number of tokens")
     if not isinstance(lowercase, bool):
-        raise UserError(f"{file}: do_lower_case is {lowercase!r}: mend it to true or false")
+        raise UserError(f"{file}: do_lower_case is {lowercase!r}: set it to true or false")
     return length, lowercase
 
 

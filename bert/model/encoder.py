@@ -29,7 +29,7 @@ from bert.parallel.sharding import all_gather_fsdp, constrain_activation
 Dtype = Any
 
 AttentionMask = Bool[Array, "#B #N #T #S"] | Int[Array, "B"] | None
-"""Who looks at whom: booleans for attention as written out, lengths for one kernel."""
+"""Attention mask: a boolean mask for the reference implementation, or key lengths [B] for the fused kernels."""
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
@@ -42,7 +42,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 LINEAR_OUTPUT = "linear"
 """Name of what a linear layer gives, for the policies of `jax.checkpoint`."""
 
-# What the backward pass finds stored of a layer; the rest it computes anew. The scores of attention are products with
+# What the backward pass finds stored of a layer; the rest it computes again. The scores of attention are products with
 # a batch dimension: they grow with T squared, and are among the rest.
 REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.save_only_these_names(LINEAR_OUTPUT),

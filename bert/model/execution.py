@@ -1,4 +1,5 @@
-"""How a run's layers are run, from what its configuration asks for and what its devices have."""
+"""Selects how encoder layers are executed (rematerialization, scan, attention kernel) for a configuration and its
+devices."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ class LayerExecution:
     """How the layers are run. None of it changes parameters, or results and gradients by more than rounding.
 
     Attributes:
-        remat: what the backward pass computes anew: "none", "dots" (all but the results of linear layers) or "full"
+        remat: what the backward pass computes again: "none", "dots" (all but the results of linear layers) or "full"
             (a layer from its input; Chen et al. 2016).
         scan: compile one layer and loop over stacked weights; they are stacked within the step, so that every layer
             has its own parameters to optimizer, checkpoints and exports.
@@ -34,7 +35,7 @@ class LayerExecution:
     def from_config(
         cls, config: TrainingConfig, head_size: int | None = None, cudnn_head: int | None = None
     ) -> LayerExecution:
-        """What a run asks for.
+        """Resolves the execution options of a training configuration.
 
         Args:
             config: asks.

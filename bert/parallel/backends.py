@@ -38,7 +38,7 @@ class Parallelism(Protocol):
         ...
 
     def check_batch(self, name: str, batch_size: int, micro_batches: int = 1) -> None:
-        """Raises UserError where a global batch cannot be dealt out evenly."""
+        """Raises UserError where a global batch cannot be sharded evenly."""
         ...
 
     def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
@@ -68,14 +68,14 @@ class Parallelism(Protocol):
 def make_parallelism(training: TrainingConfig, model: ModelConfig | None = None) -> Parallelism:
     """pmap over the local devices, or the mesh that is asked for; several hosts take the mesh in any case.
 
-    Under pmap, every leaf of the state is wrapped anew at each step of several hosts (`benchmarks/dispatch.py`).
+    Under pmap, every leaf of the state is wrapped again at each step of several hosts (`benchmarks/dispatch.py`).
 
     Raises:
         UserError: the mesh does not fit devices or model.
     """
     if training.mesh is None and jax.process_count() == 1:
         return PmapParallelism()
-    # Not all devices there are, but those of a run: the ones that each host calls its own.
+    # Use the run's devices: all devices across hosts, or the local devices of a single host.
     devices = jax.devices() if jax.process_count() > 1 else jax.local_devices()
     mesh = MeshParallel(training.mesh_shape or (len(devices), 1, 1), devices)
     if model is not None:
@@ -183,7 +183,7 @@ class MeshParallel:
         )
 
     def check_model(self, model: ModelConfig) -> None:
-        """Raises UserError where a dimension cannot be dealt out evenly."""
+        """Raises UserError where a dimension cannot be sharded evenly."""
         _, fsdp, tensor = self.shape
         for axis, parts, names in (
             ("fsdp", fsdp, ("hidden_size",)),
@@ -200,7 +200,8 @@ class MeshParallel:
         _check_batch(name, batch_size, self.shape[0] * self.shape[1], "shares of rows (data x fsdp)", micro_batches)
 
     def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
-        """The body over whole arrays; what it returns of the state lies as the table says, all else on each device."""
+        """Compiles `body` over global arrays. State outputs are sharded by the rules in `sharding.py`; everything
+        else is replicated."""
         compiled = self._jit(body, donate)
         if self._gloo:
             compiled = _compile_on_all_hosts(compiled)

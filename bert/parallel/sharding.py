@@ -34,7 +34,7 @@ RULES: tuple[tuple[str, PartitionSpec], ...] = (
 )
 """The first rule that matches holds; what matches none (biases, LayerNorm, counters) lies on every device.
 
-An axis that does not divide a dimension evenly leaves it whole: BERT's 30,522 pieces are dealt out over 2 and 3
+An axis that does not divide a dimension evenly leaves it whole: BERT's 30,522 pieces are sharded over 2 and 3
 devices, not over 4; ``model.vocab_size: 30720`` goes with any power of two up to 2,048.
 """
 
@@ -66,7 +66,7 @@ def constrain_state(tree: Any) -> Any:
 
 
 def constrain_activation(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Keeps the rows of an activation [B, ...] apart, and its further dimensions along ``axes``.
+    """Constrains an activation [B, ...] to be sharded over the batch axes, and its remaining dimensions over `axes`.
 
     Left to itself, the compiler may gather activations where it should gather weights. Nothing without a mesh.
     """
@@ -77,7 +77,7 @@ def constrain_activation(x: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def all_gather_fsdp(table: jax.Array, *axes: str | None) -> jax.Array:
-    """A parameter where it is used: collected from the axis ``fsdp``, its dimensions still along ``axes``.
+    """All-gathers a parameter over `fsdp` at its point of use; its dimensions stay sharded along `axes`.
 
     For tables that are looked up: of a matrix product, the compiler sees by itself that it has to be so.
     """

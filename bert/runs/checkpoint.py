@@ -137,7 +137,7 @@ class Checkpointer:
         except OSError as error:
             raise UserError(
                 f"{self.folder / PROTECTED} cannot be written ({_reason(error)}): "
-                "mend this and run the same command again"
+                "fix this and run the same command again"
             ) from error
 
     def thin_out(self) -> None:
@@ -242,7 +242,7 @@ class Checkpointer:
             raise UserError(f"{passed_over[0]}: put back a copy or choose another step")
         raise UserError(
             f"{'; '.join(passed_over)}; no other checkpoint is left: "
-            f"put back a copy, or remove {self.folder} to start anew"
+            f"put back a copy, or remove {self.folder} to start again"
         )
 
     def _resumable(self, found: dict[int, Path]) -> dict[int, Path]:
@@ -277,7 +277,7 @@ class Checkpointer:
             raise UserError(
                 f"the checkpoint of step {step} could not be saved in {self.folder}: {_reason(error)}; "
                 + (f"step {good[-1]} is the last good one: " if good else "there is none yet: ")
-                + "mend this and run the same command again to go on from there"
+                + "fix this and run the same command again to go on from there"
             ) from error
 
     def _put_in_place(self, step: int, fresh: Path) -> None:
@@ -457,7 +457,7 @@ def _remove(path: Path, ignore_errors: bool = False) -> None:
 
 
 def _remove_for_good(folder: Path, pattern: str) -> None:
-    # What tensorstore still has on its way may make the folder anew. What outlasts this goes before the next save.
+    # What tensorstore still has on its way may make the folder again. What outlasts this goes before the next save.
     for _ in range(10):
         for path in folder.glob(pattern):
             _remove(path, ignore_errors=True)

@@ -88,7 +88,8 @@ def _scores(lines: list[dict[str, Any]], subject: Subject) -> list[str]:
 
 @contextlib.contextmanager
 def _collect_garbage_after() -> Iterator[None]:
-    """Frees what the block leaves behind: a figure is a web of cycles, and Python seldom looks for those of a long run.
+    """Collects the reference cycles that a matplotlib figure leaves, which the garbage collector would otherwise
+    reach only late in a long run.
 
     No collection within the block, so that all it makes stays in the youngest generation and only that is looked
     through: a whole collection walks all that JAX holds, a third of a second after each drawing.

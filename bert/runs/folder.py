@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, and what a run in it starts from."""
+"""The run directory: locking, resuming, and compatibility checks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MODEL_KEYS_KEPT_WITH_INIT = (
     "initializer_range",
     "position_init",
 )
-"""What a run sets of its own in ``model`` where its weights come from elsewhere."""
+"""`model` fields that a run may override when it is initialized from another model."""
 
 # What may change when a run resumes: none of these changes the result beyond the rounding of sums. (Evaluations and log
 # lines with other intervals are at other steps, and the best of other evaluations may be another one: the user asked
@@ -57,7 +57,7 @@ RESUMABLE_KEYS = (
 )
 
 DERIVED_KEYS = ("model.vocab_size", "data.labels", "data.null_threshold", "data.dev_share")
-"""What null asks for and the data tells: config.yaml then has the value."""
+"""Keys that default to null and are filled in from the data; config.yaml records the resolved value."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ class MetricsLog:
     """metrics.jsonl and its twin in TensorBoard. Only one process may hold it.
 
     On resume both go back to start_step: later lines, and a half line left by a kill, are cut off, so that
-    the files are those of a run never interrupted. At start_step 0 the run begins anew, and so do they.
+    the files are those of a run never interrupted. At start_step 0 the run begins again, and so do they.
     """
 
     def __init__(self, folder: Path | str, start_step: int) -> None:

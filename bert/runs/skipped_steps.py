@@ -83,5 +83,5 @@ def nonfinite_error_message(last: SkippedStep, saved: int) -> str:
     return (
         f"{several if last.num_consecutive > 1 else f'step {last.step:,} was skipped'}, as something was not finite "
         f"({last.diagnosis}): the run's folder has the batches in nonfinite/ and the state before them as step "
-        f"{saved:,}; look for damaged data, or start anew with a lower optimizer.learning_rate or a longer warm-up"
+        f"{saved:,}; look for damaged data, or start again with a lower optimizer.learning_rate or a longer warm-up"
     )

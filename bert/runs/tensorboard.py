@@ -1,7 +1,7 @@
 """metrics.jsonl as TensorBoard reads it: one event file a run, each line of the metrics one event.
 
 metrics.jsonl is the truth. A kill loses what the event file had in its buffer, and leaves in it what lies beyond the
-checkpoint that the run goes back to; a run that goes on therefore writes its events anew from the lines that are left,
+checkpoint that the run goes back to; a run that goes on therefore writes its events again from the lines that are left,
 with the times of day of the old ones. tensorboardX gives the format and is imported at the moment of use.
 """
 

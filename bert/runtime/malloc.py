@@ -1,4 +1,4 @@
-"""What is asked of the C library's allocator: pages that come cheap, and free memory that goes back to the system."""
+"""glibc malloc tuning: huge pages, fewer arenas, and returning free memory to the OS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def reexec_with_huge_pages() -> None:
-    """Has the allocator take memory in pages of 2 MB where the kernel gives them on demand: starts the process anew.
+    """Has the allocator take memory in pages of 2 MB where the kernel gives them on demand: starts the process again.
 
     A step on a CPU takes its working memory from the system and gives it back; in pages of 4 kB that is a fifth of the
     step's processor time. glibc (from 2.35 on) reads the setting when a process starts and at no other time, so this
@@ -56,7 +56,7 @@ def limit_malloc_arenas() -> None:
 
 
 def release_free_memory() -> None:
-    """Returns free pages to the system, where glibc can: what one heap has free the others cannot use."""
+    """Calls `malloc_trim(0)`, because free memory in one arena cannot be reused by another."""
     _call_libc("malloc_trim", 0)
 
 

@@ -36,7 +36,7 @@ CUSTOM_TASK_KEYS = ("train", "dev", "test", "header", "columns", "metrics", "sco
 
 
 def register_task(task: Task) -> None:
-    """Makes a task of one's own known to this process, under its name: to fine-tune, to load its runs, to predict.
+    """Makes a custom task known to this process, under its name: to fine-tune, to load its runs, to predict.
 
     A run's folder names its task and holds no code. Whoever loads the run registers the task first; nothing else is
     ever imported or run on its behalf.

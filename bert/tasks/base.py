@@ -86,7 +86,7 @@ class Task(ABC):
     windows: ClassVar[bool] = False
     """Whether long inputs become several rows; else they are cut to ``data.max_length``."""
     data_keys: ClassVar[tuple[str, ...]] = ()
-    """Which keys of ``data`` that are there for tasks of one's own, such as train and columns, it reads."""
+    """Which keys of ``data`` that are there for custom tasks, such as train and columns, it reads."""
 
     @property
     @abstractmethod
@@ -155,7 +155,7 @@ class Task(ABC):
         """The `Examples` of a split, the first ``max_rows`` of them.
 
         Raises:
-          UserError: file (and line) that is missing or not as the task needs it, and the mend.
+          UserError: file (and line) that is missing or not as the task needs it, and the fix.
         """
 
     @abstractmethod
@@ -175,7 +175,7 @@ class Task(ABC):
         return {}
 
     def is_degenerate(self, predictions: Any, examples: Any) -> bool:
-        """Whether training came to nothing: the answers are no better than ``baseline``, or all one and the same."""
+        """Whether the run is degenerate: predictions are constant, or no better than the baseline."""
         return False
 
     @abstractmethod
@@ -201,7 +201,7 @@ class Task(ABC):
         """Parses a line of an input file for ``examples_from_inputs``: a text, or texts with tabs between.
 
         Raises:
-          ValueError: what is wrong with the line, and the mend.
+          ValueError: what is wrong with the line, and the fix.
         """
         wanted = len(self.input_columns)
         columns = line.split("\t") if wanted > 1 else [line]

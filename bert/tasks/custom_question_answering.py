@@ -1,4 +1,4 @@
-"""Spans of one's own: questions, contexts and answers in the columns of files or data sets -> SQuAD's examples."""
+"""Custom question answering: questions, contexts and answers in columns of files or data sets -> SQuAD's examples."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def read_questions(
             if strict or columns.answer_start is None:
                 where = "at its place in" if columns.answer_start is not None else "in"
                 raise records.error(
-                    number, f"the answer {wrong.text[:80]!r} does not stand {where} its context: mend the row"
+                    number, f"the answer {wrong.text[:80]!r} does not stand {where} its context: fix the row"
                 )
             misplaced.append(id)
         examples.append(Example(id, question, context, answers, is_impossible=not answers))

@@ -1,4 +1,4 @@
-"""Tasks of one's own: columns of TSV, CSV and JSONL files, or of data sets, named in the configuration.
+"""Custom tasks: columns of TSV, CSV and JSONL files, or of data sets, named in the configuration.
 
 `CustomClassification` and `CustomRegression` read whatever `records` gives. A subclass that overrides it
 (and ``splits``) reads data in any layout, see docs/own_task.md.

@@ -1,4 +1,4 @@
-"""Tagging of one's own: words and tags in JSONL, in a data set, or in columns that the configuration names.
+"""Custom tagging: words and tags in JSONL, in a data set, or in columns that the configuration names.
 
 Columns are those of CSV, TSV and CoNLL files: a row for each word, an empty row behind each sentence.
 """

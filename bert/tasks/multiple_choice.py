@@ -85,7 +85,7 @@ def read(path: Path, labelled: bool = True, max_rows: int | None = None) -> Exam
     CommonsenseQA: the context is question.stem; a choice is the text of one of question.choices.
 
     Raises:
-      UserError: the file and line, what is wrong, and the mend.
+      UserError: the file and line, what is wrong, and the fix.
     """
     path = Path(path)
     questions = (_read_csv if path.suffix == ".csv" else _read_jsonl)(path, labelled)
@@ -203,7 +203,7 @@ def _read_jsonl(path: Path, labelled: bool) -> Iterator[_Question]:
             entry = parse_json(text)
         except ValueError as error:
             reason = getattr(error, "msg", error)
-            raise UserError(f"{path}, line {line}: not JSON ({reason}): mend or remove the line") from None
+            raise UserError(f"{path}, line {line}: not JSON ({reason}): fix or remove the line") from None
         question = _get(entry, "question", dict, path, line)
         stem = _get(question, "stem", str, path, line)
         if not stem.strip():
@@ -262,7 +262,7 @@ class Chosen(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """An answer: the likeliest choice, and the probability of each, in their order."""
+    """An answer: the most likely choice, and the probability of each, in their order."""
 
     choice: str
     probabilities: list[float]
@@ -298,7 +298,7 @@ class MultipleChoiceTask(Task):
         return tokenize(tokenizer, examples, data.max_length)
 
     def predict(self, outputs: Outputs, features: ChoiceFeatures, examples: Examples) -> Chosen:
-        """[C] scores of each row, of which its own come first -> the likeliest choice."""
+        """[C] scores of each row, of which its own come first -> the most likely choice."""
         own = zip(outputs, examples.choices, strict=True)
         shares = [metrics.softmax(np.nan_to_num(scores[: len(choices)])) for scores, choices in own]
         return Chosen(np.array([share.argmax() for share in shares], np.int64), shares)

@@ -79,7 +79,7 @@ def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossi
       may_be_impossible: a labelled file may have questions without an answer, as v2.0.
 
     Raises:
-      UserError: the file, the line and id of the question, what is wrong, and the mend.
+      UserError: the file, the line and id of the question, what is wrong, and the fix.
     """
     path = Path(path)
     examples: list[Example] = []
@@ -109,7 +109,7 @@ def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossi
                 start = listed[number]["answer_start"]
                 raise place.error(
                     f"the answer {answers[number].text[:80]!r} does not stand at character {start} "
-                    f"of its context, where there is {context[max(start, 0) :][:40]!r}: mend answer_start or the text"
+                    f"of its context, where there is {context[max(start, 0) :][:40]!r}: fix answer_start or the text"
                 )
             misplaced.append(id)
         examples.append(Example(id, text, context, answers, impossible))

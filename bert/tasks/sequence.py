@@ -90,7 +90,7 @@ class ClassificationPredictions(NamedTuple):
 
 
 class Label(NamedTuple):
-    """An answer: the likeliest label, and the probability of each."""
+    """An answer: the most likely label, and the probability of each."""
 
     label: str
     probabilities: dict[str, float]
@@ -160,7 +160,7 @@ class SentenceTask(Task):
 
     @abstractmethod
     def _label(self, cell: str) -> float:
-        """The number that a cell of the label column means. Raises ValueError with fault and mend."""
+        """The number that a cell of the label column means. Raises ValueError with fault and fix."""
 
     @abstractmethod
     def _labels(self, numbers: list[float]) -> np.ndarray:
@@ -203,13 +203,13 @@ class SentenceTask(Task):
             if len(cells) != len(table.names):
                 raise UserError(
                     f"{path}, line {number}: {_count(len(cells), 'column')} where {table.described}: "
-                    "mend or remove the line"
+                    "fix or remove the line"
                 )
             if id_place is not None and (before := line_of_id.setdefault(cells[id_place], number)) != number:
-                mend = "remove one of the two, or" if labelled else "the leaderboard takes one answer for each,"
+                fix = "remove one of the two, or" if labelled else "the leaderboard takes one answer for each,"
                 raise UserError(
                     f"{path}, line {number}: {self.id_column} {cells[id_place]!r} stands on line {before} already: "
-                    f"{mend} copy the file again"
+                    f"{fix} copy the file again"
                 )
             if labelled:
                 try:
@@ -219,7 +219,7 @@ class SentenceTask(Task):
                     raise UserError(f"{path}, line {number}: {wrong}: {error}") from None
             for column, name, place in zip(columns, self.text_columns, text_places, strict=True):
                 if not (cells[place].strip() or self.may_be_empty):
-                    raise UserError(f"{path}, line {number}: {name} is empty: mend the line, or copy the file again")
+                    raise UserError(f"{path}, line {number}: {name} is empty: fix the line, or copy the file again")
                 column.append(cells[place])
             rows += 1
         if not rows:
@@ -326,7 +326,7 @@ class ClassificationTask(SentenceTask):
         return self.label_names
 
     def predict(self, outputs: Outputs, features: Features, examples: Examples) -> ClassificationPredictions:
-        """[L] logits of each row -> the likeliest label; a NaN counts as 0."""
+        """[L] logits of each row -> the most likely label; a NaN counts as 0."""
         probabilities = metrics.softmax(np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels))))
         return ClassificationPredictions(probabilities.argmax(-1), probabilities)
 
@@ -423,7 +423,7 @@ class RegressionTask(SentenceTask):
         return metrics.compute_metrics(self.metrics, predictions, examples.known_labels)
 
     def baseline_scores(self, examples: Examples) -> dict[str, float]:
-        """Of always answering the mean: it goes along with nothing."""
+        """Correlation of a constant prediction, which is 0 by definition."""
         return metrics.compute_metrics(self.metrics, np.zeros(len(examples)), examples.known_labels)
 
     def is_degenerate(self, predictions: np.ndarray, examples: Examples) -> bool:

@@ -69,7 +69,7 @@ class TaggingTask(Task):
     may_be_broken: bool = False
     """Tags that break their scheme are counted, and no error."""
     lexicon: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    """The commonest tag of each word of the training sentences, for the baseline."""
+    """The most common tag of each word of the training sentences, for the baseline."""
     head: str = "tagging"
     loss: str = "tokens"
     baseline: str = "commonest_tag"
@@ -102,7 +102,7 @@ class TaggingTask(Task):
         return self.labels
 
     def fit(self, train: Sentences) -> TaggingTask:
-        """With the labels, unless data.labels names them, and each word's commonest tag."""
+        """With the labels, unless data.labels names them, and each word's most common tag."""
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         for words, tags in zip(train.words, require(train.tags, "the tags"), strict=True):
             for word, tag in zip(words, tags, strict=True):
@@ -132,7 +132,7 @@ class TaggingTask(Task):
         return conll.tokenize(tokenizer, examples, self.labels, data.max_length)
 
     def predict(self, outputs: Outputs, features: Rows, examples: Sentences) -> Tagged:
-        """[T, L] logits of each row -> the likeliest tag of each word, where the word is labelled.
+        """[T, L] logits of each row -> the most likely tag of each word, where the word is labelled.
 
         Tags of entities become sound BIO, for a head may well begin an entity with I-; probabilities stay as they were.
         """
@@ -158,7 +158,7 @@ class TaggingTask(Task):
         return {**scores, **{f"f1_{type}": by_type.get(type, {"f1": 0.0})["f1"] for type in self.types}}
 
     def baseline_scores(self, examples: Sentences) -> dict[str, float]:
-        """Of giving each word the tag that it has most often in train, and words that are new the commonest of all."""
+        """Scores of the most frequent tag of each word in train; a new word gets the most frequent tag of all."""
         unknown = OUTSIDE if self.marks_entities else Counter(self.lexicon.values()).most_common(1)[0][0]
         return self._scores([[self.lexicon.get(word, unknown) for word in words] for words in examples.words], examples)
 

@@ -100,7 +100,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     for name in _FLAGS:
         value = content.get(name)
         if value is not None and not isinstance(value, bool):
-            raise UserError(f"{folder / SETTINGS}: {name} is {value!r}, mend it to true or false")
+            raise UserError(f"{folder / SETTINGS}: {name} is {value!r}, set it to true or false")
     kind = content.get("tokenizer_class")
     return TokenizerSettings(
         **{name: content.get(name) for name in _FLAGS},
@@ -130,7 +130,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8-sig"))
     except (ValueError, OSError, RecursionError):
-        raise UserError(f"{file} is not valid JSON: mend it or remove it") from None
+        raise UserError(f"{file} is not valid JSON: fix it or remove it") from None
     if not isinstance(content, dict):
-        raise UserError(f"{file} is no JSON object: mend it or remove it")
+        raise UserError(f"{file} is no JSON object: fix it or remove it")
     return content

@@ -274,7 +274,7 @@ def _alphabet(counts: np.ndarray, draft: Tokenizer, config: TokenizerConfig) -> 
 
     A character costs up to two pieces, so those rarer than min_frequency and, of the others, the rarest
     beyond a quarter of the vocabulary are left out (words with them become [UNK]). A quarter of 21128 pieces
-    still holds the 5000 commonest Chinese characters, which never continue a word and so cost one piece.
+    still holds the 5000 most common Chinese characters, which never continue a word and so cost one piece.
     """
     normalized: dict[str, int] = {}
     for code in np.flatnonzero(counts):
@@ -296,14 +296,14 @@ def _alphabet(counts: np.ndarray, draft: Tokenizer, config: TokenizerConfig) -> 
 
 
 def _vocabulary_file(path: Path) -> Path:
-    mend = "tokenizer.path takes a vocab.txt, a tokenizer.json or a folder that holds one"
+    fix = "tokenizer.path takes a vocab.txt, a tokenizer.json or a folder that holds one"
     if path.is_dir():
         for name in ("tokenizer.json", "vocab.txt", "vocab.json"):
             if (path / name).is_file():
                 return path / name
-        raise UserError(f"{path} holds neither tokenizer.json nor vocab.txt: {mend}")
+        raise UserError(f"{path} holds neither tokenizer.json nor vocab.txt: {fix}")
     if not path.exists():
-        raise UserError(f"{path} does not exist: {mend}")
+        raise UserError(f"{path} does not exist: {fix}")
     return path
 
 
@@ -311,7 +311,7 @@ def _read_utf8(file: Path) -> str:
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): mend its permissions or name another") from None
+        raise UserError(f"{file} cannot be read ({error.strerror}): fix its permissions or name another") from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -361,7 +361,7 @@ def _model(task: Task, config: FinetuneConfig) -> nn.Module:
 
 
 def _execution(config: FinetuneConfig) -> dict[str, LayerExecution]:
-    """What a head is told of how to run its layers: nothing where it is as ever, so that few heads need to know."""
+    """Keyword arguments for the head. Empty for default execution, so custom heads need no `execution` field."""
     execution = LayerExecution.from_config(config.training, config.model.head_size)
     return {} if execution == LayerExecution() else {"execution": execution}
 

@@ -109,9 +109,9 @@ def load_pretrained_params(params: Params, source: Params, name: str, parts: Seq
     )
     fresh, unused = sorted(set(params) - set(taken)), sorted(set(source) - set(taken))
     if fresh:
-        say(f"starts afresh: {', '.join(fresh)}")
+        say(f"randomly initialized: {', '.join(fresh)}")
     if unused:
-        say(f"not taken over: {', '.join(unused)}")
+        say(f"not loaded: {', '.join(unused)}")
     return _merge_pooler({**params, **{part: source[part] for part in taken}})
 
 

@@ -62,7 +62,7 @@ class ReportCallback(Protocol):
 
 @dataclass(frozen=True)
 class LoopHooks:
-    """What one kind of training puts into the loop.
+    """The callbacks and settings that a training mode passes to `fit`.
 
     Attributes:
         total_steps: the step to go to: the last one of the run, or of its phase.
@@ -105,9 +105,9 @@ def fit(
 ) -> Any:
     """Runs the loop from ``state.step`` to the end, or to where it is ``enough``; returns the replicated state.
 
-    The host never waits for the step it has just started: it makes and places the next batch meanwhile, and waits
-    for the step before the last one only, so that neither memory nor the answer to a signal can run away. A state
-    that is due is saved before it is evaluated: evaluations can be long, and a resumed run makes up for one.
+    The host never waits for the step it has just started: it makes and places the next batch meanwhile. At most two
+    steps are in flight, which bounds memory use and the delay before a signal is handled. A state that is due is saved
+    before it is evaluated: evaluations can be long, and a resumed run repeats a missing one.
 
     Raises:
         Interrupted: after a signal, with the state saved.
@@ -224,7 +224,7 @@ def time_step(train_step: Callable[..., Any], state: Any, batch: dict[str, jax.A
 
 
 def _skipped(step: int, outcome: StepMetrics, work: LoopHooks) -> SkippedStep:
-    """A skipped step with its batch, which is made anew: batches follow from the step."""
+    """A skipped step with its batch, which is made again: batches follow from the step."""
     return SkippedStep(
         step=step,
         loss=float(outcome.loss),

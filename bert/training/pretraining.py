@@ -1,4 +1,4 @@
-"""A pretraining run from corpus to results: puts the rooms together."""
+"""Runs pretraining end to end: data, model, training loop, evaluation, results.json."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Log = print) -> dict[str, Any]
             )
         with shared_run.make_report(run, total_steps, int(state.step), pace, _subject(config)) as listener:
             for part, work in zip(parts, works, strict=True):
-                # One that has just ended comes by again: its evaluation may be missing.
+                # Also enter a phase that ended exactly at the restored step: its evaluation may still be missing.
                 if state.step <= part.phase.end:
                     if len(parts) > 1:
                         length = part.phase.config.data.sequence_length

@@ -41,7 +41,7 @@ class TrainState(struct.PyTreeNode):
 
 
 class StepMetrics(struct.PyTreeNode):
-    """What a step says of itself, to be looked at when it has long been done.
+    """Diagnostics of a training step, fetched asynchronously a few steps later.
 
     Attributes:
         loss: the global batch's, before the update.
@@ -129,8 +129,9 @@ def make_update_fn(
     """The body of a step's second half: (state, gradients, their sums) -> (state, outcome).
 
     A step whose loss, gradient or update is not finite changes nothing but the count of steps: the parameters, the
-    optimizer and the metrics stay as if its batch had never been. It looks at numbers that are summed over the devices
-    alone, so all of them decide alike, and nobody waits: the host reads of it in the outcome, some steps later.
+    optimizer and the metrics stay as if its batch had never been.
+    The decision uses only all-reduced values, so every device takes the same branch without synchronizing; the host
+    sees it in the step's metrics a few steps later.
     """
 
     def update(state: TrainState, grads: Any, sums: WeightedSums) -> tuple[TrainState, StepMetrics]:

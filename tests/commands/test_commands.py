@@ -39,15 +39,13 @@ def test_version():
     assert done.stdout.startswith("bert-jax ")
 
 
-@pytest.mark.parametrize(
-    ("name", "mend"), [("pretrian", "did you mean pretrain?"), ("xyzzy", "choose one of pretrain")]
-)
-def test_unknown_command_is_one_sentence(name, mend):
+@pytest.mark.parametrize(("name", "fix"), [("pretrian", "did you mean pretrain?"), ("xyzzy", "choose one of pretrain")])
+def test_unknown_command_is_one_sentence(name, fix):
     done = run(name)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith(f"error: command line: {name} is not a command of bert: ")
-    assert mend in done.stderr
+    assert fix in done.stderr
     assert done.stderr.count("\n") == 1
 
 

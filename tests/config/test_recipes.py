@@ -37,7 +37,7 @@ def pretraining(name: str) -> PretrainConfig:
 
 def test_there_is_a_recipe_for_every_size_and_task() -> None:
     assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *PARAMETERS}
-    # Benchmarks and tasks of one's own have recipes, kinds of file have none.
+    # Benchmarks and custom tasks have recipes, kinds of file have none.
     assert set(FINETUNING) == set(TASKS) - {"ner", "multiple_choice"}
 
 

@@ -57,15 +57,15 @@ def test_packed_files_are_read_as_plain_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.tsv", "text\tlabel\na\t1\nb\n", ", line 3: 1 column where the header has 2: mend or remove the line"),
+        ("a.tsv", "text\tlabel\na\t1\nb\n", ", line 3: 1 column where the header has 2: fix or remove the line"),
         ("a.csv", "text,label\na,b,1\n", ", line 2: 3 columns where the header has 2"),
-        ("a.csv", 'text,label\n"a,1\nb,0\n', ", line 2: not CSV (unexpected end of data): mend its quotes"),
+        ("a.csv", 'text,label\n"a,1\nb,0\n', ", line 2: not CSV (unexpected end of data): fix its quotes"),
         ("a.csv", 'text,label\nx,1\n"a" b,1\n', ", line 3: not CSV"),
         ("a.tsv", "text\tlabel\n\na\t1\n", ", line 2: the line is empty: remove it"),
         ("a.tsv", "text\tlabel\na\0\t1\n", ", line 2: a NUL character"),
         ("a.tsv", b"text\tlabel\ncaf\xe9\t1\n", ", line 2: not UTF-8"),
         ("a.tsv", "text\ttext\na\t1\n", ", line 1: the columns are 'text', 'text': give each its own name"),
-        ("a.jsonl", '{"text": "a"}\n{"text": \n', ", line 2: not JSON (Expecting value): mend or remove the line"),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', ", line 2: not JSON (Expecting value): fix or remove the line"),
         ("a.jsonl", '["text"]\n', ", line 1: no object of named fields"),
         ("a.csv", "", " is empty: it needs a line for each row"),
         ("a.xlsx", "PK", " is of a kind that is not read: name a file of .tsv, .txt, .csv, .jsonl"),

@@ -24,7 +24,7 @@ from bert.tasks.custom_sequence import CustomClassification
 from bert.tasks.inference_only import published_task
 from bert.tasks.token_classification import TaggingTask
 from bert.tokenizer.wordpiece import load_tokenizer
-from tests.integration.test_hostile_files import thoroughly
+from tests.helpers import thoroughly
 
 PIECES = [
     "[PAD]",

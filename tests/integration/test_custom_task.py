@@ -1,4 +1,4 @@
-"""A task of one's own as a user runs it: the files and the class of docs/own_task.md, from the page itself."""
+"""A custom task as a user runs it: the files and the class of docs/own_task.md, from the page itself."""
 
 import importlib
 import json

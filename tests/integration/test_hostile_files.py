@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
@@ -18,6 +18,7 @@ from bert.data.corpus import files as formats
 from bert.errors import UserError
 from bert.tasks import find_task, make_task, multiple_choice, question_answering
 from bert.tasks.readers import conll
+from tests.helpers import thoroughly
 
 WORDS = [
     "ba",
@@ -235,14 +236,6 @@ READERS = [
     Reader("answered.jsonl", json_lines(ANSWERED), read_answered, count_lines),
 ]
 SIZES = [25, pytest.param(1000, marks=pytest.mark.slow)]
-
-
-def thoroughly(examples: int) -> settings:
-    """Few examples are the same at every run; many are new ones."""
-    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(
-        max_examples=examples, derandomize=examples < 100, deadline=None, database=None, suppress_health_check=checks
-    )
 
 
 @pytest.mark.parametrize("examples", SIZES)

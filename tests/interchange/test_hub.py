@@ -163,7 +163,7 @@ def test_commands_take_a_name(made, hub: Path, tmp_path: Path, sst2: Path, capsy
     assert finetune(["--config=sst2", "--init=someone/classifier", *arguments]) == 0
     said = capsys.readouterr().out
     assert "from someone/classifier: bert (" in said
-    assert "starts afresh: classifier" in said
+    assert "randomly initialized: classifier" in said
 
 
 def test_no_network_no_model_and_a_mistyped_path_are_one_sentence(

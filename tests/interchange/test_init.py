@@ -97,7 +97,7 @@ def test_both_commands_start_from_it(kind: str, made, corpus: Path, sst2: Path, 
     said = capsys.readouterr().out
     heads = {"roberta": ", predictions", "google": ", predictions, seq_relationship", "sentence-transformers": ""}[kind]
     assert f"from {source}: bert{heads} (" in said
-    assert ("starts afresh: predictions" in said) == (kind == "sentence-transformers")
+    assert ("randomly initialized: predictions" in said) == (kind == "sentence-transformers")
     after = bert.load(run)
     assert after.tokenizer.get_vocab() == before.tokenizer.get_vocab()
     assert after.config.position_offset == before.config.position_offset

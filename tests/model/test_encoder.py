@@ -366,7 +366,7 @@ def test_how_layers_are_run_changes_no_number(execution: LayerExecution, pre_lay
         grads,
         expected_grads,
     )
-    # That it is run otherwise at all: a loop, and regions that are computed anew.
+    # That it is run otherwise at all: a loop, and regions that are computed again.
     assert ("prevent_cse=" in program) == (execution.remat != "none")
     assert "prevent_cse=" not in plain
     assert ("scan[" in program) == execution.scan

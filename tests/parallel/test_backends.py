@@ -109,7 +109,7 @@ def test_what_comes_back_from_a_mesh_is_what_went_there() -> None:
 
 
 def test_the_table_of_places() -> None:
-    """Every matrix is dealt out over both axes or, above the layers, over one; vectors of features with them."""
+    """Every matrix is sharded over both axes or, above the layers, over one; vectors of features with them."""
     sizes = {"data": 2, "fsdp": 2, "tensor": 2}
     shapes = jax.eval_shape(lambda: MODEL.init(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"])
     found = {

@@ -18,6 +18,7 @@ from bert.interchange.readers.google import read_params
 from bert.interchange.readers.tf_checkpoint import Bundle
 from bert.model.encoder import Bert
 from bert.model.heads import BertForPreTraining
+from tests.helpers import english
 
 pytestmark = pytest.mark.real
 
@@ -109,10 +110,7 @@ def test_a_bert_that_tensorflow_saved(tmp_path: Path, shared: Path, act: str, th
     said: list[str] = []
     config, params = read_params(tmp_path, said.append)
     assert config == ModelConfig(**SIZES, hidden_act="gelu_tanh" if act == "gelu" else act)
-    assert (
-        said[1]
-        == f"not taken over from {tmp_path / 'bert_model.ckpt'}: {2 * len(tensors) + 1} tensors of the optimizer"
-    )
+    assert said[1] == f"not loaded from {tmp_path / 'bert_model.ckpt'}: {2 * len(tensors) + 1} tensors of the optimizer"
     known = {
         tensor.ours: tensor
         for head in ("BertForSequenceClassification", "BertForQuestionAnswering")
@@ -141,9 +139,9 @@ def test_a_bert_that_tensorflow_saved(tmp_path: Path, shared: Path, act: str, th
     np.testing.assert_allclose(logits.prediction_logits[real], expected.prediction_logits.numpy()[real], atol=1e-4)
     np.testing.assert_allclose(logits.seq_relationship_logits, expected.seq_relationship_logits.numpy(), atol=1e-4)
 
-    from tests.real.test_hf_parity import english
-
-    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in english()), encoding="utf-8")
+    (tmp_path / "vocab.txt").write_text(
+        "".join(f"{piece}\n" for piece in english(SIZES["vocab_size"])), encoding="utf-8"
+    )
     model = bert.load(tmp_path)
     lines = (shared / "data/glue/MRPC/dev.tsv").read_text("utf-8-sig").splitlines()[1:9]
     pairs = [tuple(" ".join(text.split()[:5]) for text in line.split("\t")[3:]) for line in lines]

@@ -1,7 +1,6 @@
 """Models that transformers drew at random and wrote, read by us; ours written, and read by transformers."""
 
 import json
-from functools import lru_cache
 from pathlib import Path
 
 import jax
@@ -12,14 +11,14 @@ from sklearn.metrics import roc_auc_score
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import bert
-from bert.config import TokenizerConfig
 from bert.data.features import tokenize
 from bert.errors import UserError
 from bert.interchange.bundle import build_module
 from bert.interchange.names import ARCHITECTURES, hf_class_name
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert
-from bert.tokenizer.wordpiece import load_tokenizer, train_tokenizer
+from bert.tokenizer.wordpiece import load_tokenizer
+from tests.helpers import english
 
 pytestmark = pytest.mark.real
 
@@ -67,16 +66,8 @@ def drawn(folder, architecture: str, family: str = "bert", **settings):
     model.save_pretrained(folder)
     model.path = folder / "model.safetensors"
     if family == "bert":
-        (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in english()), encoding="utf-8")
+        (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in english(PIECES)), encoding="utf-8")
     return model
-
-
-@lru_cache
-def english() -> list[str]:
-    """As many pieces as the models have rows, out of this project's own prose."""
-    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    vocab = train_tokenizer(text.splitlines(), TokenizerConfig(vocab_size=PIECES)).get_vocab()
-    return [*sorted(vocab, key=vocab.get), *(f"[unused{number}]" for number in range(PIECES - len(vocab)))]
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import pytest
 from bert.config import ModelConfig
 from bert.model.encoder import Bert
 from bert.model.heads import BertForPreTraining
+from tests.helpers import params_of_transformers
 
 pytestmark = pytest.mark.real
 
@@ -14,48 +15,6 @@ torch = pytest.importorskip("torch", reason="needs the extra `torch`")
 transformers = pytest.importorskip("transformers", reason="needs the extra `torch`")
 
 LAYERS = 3
-
-
-def params_of(model) -> dict:
-    """transformers' weights under our names; its kernels are transposed."""
-    state = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
-
-    def dense(name: str) -> dict:
-        return {"kernel": state[f"{name}.weight"].T, "bias": state[f"{name}.bias"]}
-
-    def norm(name: str) -> dict:
-        return {"scale": state[f"{name}.weight"], "bias": state[f"{name}.bias"]}
-
-    def layer(name: str) -> dict:
-        attention = {part: dense(f"{name}.attention.self.{part}") for part in ("query", "key", "value")}
-        return {
-            "attention": {**attention, "output": dense(f"{name}.attention.output.dense")},
-            "attention_norm": norm(f"{name}.attention.output.LayerNorm"),
-            "intermediate": dense(f"{name}.intermediate.dense"),
-            "output": dense(f"{name}.output.dense"),
-            "output_norm": norm(f"{name}.output.LayerNorm"),
-        }
-
-    tables = {"word": "word", "position": "position", "segment": "token_type"}
-    embeddings = {
-        ours: {"embedding": state[f"bert.embeddings.{theirs}_embeddings.weight"]} for ours, theirs in tables.items()
-    }
-    bert = {
-        "embeddings": {**embeddings, "norm": norm("bert.embeddings.LayerNorm")},
-        "encoder": {f"layer_{i}": layer(f"bert.encoder.layer.{i}") for i in range(LAYERS)},
-    }
-    heads = {name: dense(name) for name in ("qa_outputs", "classifier") if f"{name}.weight" in state}
-    if heads:
-        return {"bert": bert, **heads}
-    return {
-        "bert": {**bert, "pooler": dense("bert.pooler.dense")},
-        "predictions": {
-            "transform": dense("cls.predictions.transform.dense"),
-            "norm": norm("cls.predictions.transform.LayerNorm"),
-            "bias": state["cls.predictions.bias"],
-        },
-        "seq_relationship": dense("cls.seq_relationship"),
-    }
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("gelu", "gelu"), ("gelu_tanh", "gelu_new"), ("relu", "relu")])
@@ -77,7 +36,7 @@ def test_hidden_states_and_logits_equal_transformers(ours: str, theirs: str, pad
         for parameter in reference.parameters():  # biases and LayerNorm as well: fresh ones are zeros and ones
             parameter.add_(0.05 * torch.randn_like(parameter))
     config = ModelConfig(**sizes, hidden_act=ours)
-    params = {"params": params_of(reference)}
+    params = {"params": params_of_transformers(reference)}
 
     random = np.random.default_rng(0)
     ids, segments = random.integers(0, 1013, (4, 33)), random.integers(0, 3, (4, 33))

@@ -31,7 +31,7 @@ def test_a_published_model_goes_on_with_new_words(shared, tmp_path, capsys) -> N
     assert pretrain(arguments) == 0  # the default recipe's sizes give way to the model's
     said = capsys.readouterr().out
     assert f"{len(new):,} new rows seeded from the mean of their old pieces" in said
-    assert "starts afresh: predictions" in said
+    assert "randomly initialized: predictions" in said
     before, after = (
         model.params["bert"]["embeddings"]["word"]["embedding"] for model in (source, bert.load(tmp_path / "run"))
     )

@@ -16,13 +16,14 @@ from bert.parallel.backends import PmapParallelism
 from bert.training.losses import LOSSES, pretraining_objective, task_objective
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, compile_bucketed_train_step, make_train_step
-from tests.real.test_model_parity import LAYERS, params_of
+from tests.helpers import params_of_transformers
 
 pytestmark = pytest.mark.real
 
 torch = pytest.importorskip("torch", reason="needs the extra `torch`")
 transformers = pytest.importorskip("transformers", reason="needs the extra `torch`")
 
+LAYERS = 3
 STEPS, B, T, P, V = 100, 16, 24, 4, 1013
 WARMUP, PEAK, DECAY, CLIP = 10, 1e-3, 0.01, 1.0
 SIZES = {
@@ -69,7 +70,7 @@ def batches() -> list[dict[str, np.ndarray]]:
 def test_losses_of_a_hundred_steps_follow_torch() -> None:
     torch.manual_seed(0)
     reference = transformers.BertForPreTraining(transformers.BertConfig(**SIZES)).train()
-    params = jax.tree.map(np.array, params_of(reference))
+    params = jax.tree.map(np.array, params_of_transformers(reference))
     ours, theirs = our_losses(params), torch_losses(reference)
     difference = np.abs(ours - theirs) / theirs
     assert theirs[-1] < 0.8 * theirs[0], "nothing was learned: the comparison says nothing"
@@ -198,14 +199,15 @@ def test_parameters_of_a_tuned_head_follow_torch(head: str, padded: bool) -> Non
     config = transformers.BertConfig(**SIZES, num_labels=2 if head == "span" else LABELS)
     kind = "QuestionAnswering" if head == "span" else "TokenClassification"
     reference = getattr(transformers, f"BertFor{kind}")(config).train()
-    before, batches = jax.tree.map(np.array, params_of(reference)), head_batches(rows_of_heads(head, padded))
+    before = jax.tree.map(np.array, params_of_transformers(reference))
+    batches = head_batches(rows_of_heads(head, padded))
     params, ours = tuned(head, before, [batch for batch, _ in batches])
     losses = [span_loss_of(*one, padded) if head == "span" else tagging_loss_of(*one) for one in batches]
     theirs = torch_updates(reference, losses, HEAD_STEPS)
 
     np.testing.assert_allclose(ours, theirs, rtol=3e-6)
     assert theirs[-1] < 0.97 * theirs[0], "nothing was learned: the comparison says nothing"
-    for path, after in traverse_util.flatten_dict(jax.tree.map(np.array, params_of(reference))).items():
+    for path, after in traverse_util.flatten_dict(jax.tree.map(np.array, params_of_transformers(reference))).items():
         mine, start = (traverse_util.flatten_dict(tree)[path] for tree in (params, before))
         if path[-2:] == ("key", "bias") or (head == "span" and path in ADDED_TO_EVERY_TOKEN):
             np.testing.assert_allclose(mine, after, atol=1e-4, err_msg=str(path))

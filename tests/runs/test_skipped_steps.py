@@ -123,7 +123,7 @@ def test_too_many_in_a_row_end_the_run_with_a_diagnosis_and_the_state_before(tmp
     state = saved(tmp_path)
     assert (int(state.step), state.skipped.tolist()) == (6, [3, 4])
     jax.tree.map(np.testing.assert_array_equal, state.params, without(bad).params)
-    with pytest.raises(UserError, match="last 4 steps up to step 7"):  # tried again, it does not begin to count anew
+    with pytest.raises(UserError, match="last 4 steps up to step 7"):  # tried again, it does not begin to count again
         train(tmp_path, bad, most=3)
     assert saved(tmp_path).skipped.tolist() == [4 + 1, 5 + 1]
     assert int(train(tmp_path, bad, most=10).step) == STEPS

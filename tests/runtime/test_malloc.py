@@ -96,7 +96,7 @@ def test_nothing_happens_where_it_would_change_nothing(tmp_path, monkeypatch, ke
         file.write_text(kernel)
     monkeypatch.setattr(malloc, "_KERNEL", file)
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started anew"))
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started again"))
     reexec_with_huge_pages()
 
 

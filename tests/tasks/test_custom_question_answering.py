@@ -1,4 +1,4 @@
-"""Questions of one's own from JSONL, CSV and data sets: what is read, and what is refused."""
+"""Custom questions from JSONL, CSV and data sets: what is read, and what is refused."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from bert.tasks import TASKS, find_task, make_task, register_task
 from bert.tasks.base import Task
 from bert.tasks.custom_sequence import CustomClassification
 from bert.tasks.sequence import ClassificationPredictions
+from tests.helpers import made_files
 
 PAIRS = ColumnsConfig(text_a="claim", text_b="evidence", label="verdict", id="number")
 PAIRS_CSV = 'number,claim,evidence,verdict\nb,"x, y",z,true\na,p,q,false\n'
@@ -23,13 +24,6 @@ PAIRS_CSV = 'number,claim,evidence,verdict\nb,"x, y",z,true\na,p,q,false\n'
 
 def own(name: str = "classification", **data: object) -> Task:
     return make_task(FinetuneConfig(task=name, data=TaskDataConfig(**data)))
-
-
-def made(folder: Path, **files: str) -> Path:
-    """Files by their names, with _ for the dot."""
-    for name, content in files.items():
-        (folder / name.replace("_", ".")).write_text(content, encoding="utf-8")
-    return folder
 
 
 def error_of(task: Task, folder: Path, split: str = "train") -> str:
@@ -42,8 +36,8 @@ def error_of(task: Task, folder: Path, split: str = "train") -> str:
 def test_columns_are_found_by_their_names_in_every_kind_of_file(tmp_path: Path) -> None:
     rows = [{"verdict": True, "evidence": "z", "claim": "x, y", "number": "b"},
             {"verdict": False, "evidence": "q", "claim": "p", "number": "a", "more": None}]  # fmt: skip
-    made(tmp_path, a_csv=PAIRS_CSV, a_jsonl="".join(json.dumps(row) + "\n" for row in rows))
-    made(tmp_path, a_tsv=PAIRS_CSV.replace('"x, y"', "x; y").replace(",", "\t").replace(";", ","))
+    made_files(tmp_path, a_csv=PAIRS_CSV, a_jsonl="".join(json.dumps(row) + "\n" for row in rows))
+    made_files(tmp_path, a_tsv=PAIRS_CSV.replace('"x, y"', "x; y").replace(",", "\t").replace(";", ","))
     for kind in ("csv", "tsv", "jsonl"):
         task = own(train=f"a.{kind}", columns=PAIRS)
         examples = task.read(tmp_path, "train")
@@ -53,7 +47,7 @@ def test_columns_are_found_by_their_names_in_every_kind_of_file(tmp_path: Path) 
 
 
 def test_the_training_file_tells_the_labels_and_config_yaml_keeps_them(tmp_path: Path) -> None:
-    made(tmp_path, train_tsv="text\tlabel\na\t10\nb\t2\nc\t10\n", dev_tsv="text\tlabel\nd\t10\n")
+    made_files(tmp_path, train_tsv="text\tlabel\na\t10\nb\t2\nc\t10\n", dev_tsv="text\tlabel\nd\t10\n")
     task = own(dir=str(tmp_path))
     assert task.splits(tmp_path) == ["train", "dev"]
     fitted = task.fit(task.read(tmp_path, "train"))
@@ -68,7 +62,7 @@ def test_the_training_file_tells_the_labels_and_config_yaml_keeps_them(tmp_path:
 
 
 def test_blanks_around_labels_do_not_count(tmp_path: Path) -> None:
-    made(tmp_path, train_csv=" text , label \na, pos \nb,neg\nc,pos\n", dev_csv="text,label\nd,neg \n")
+    made_files(tmp_path, train_csv=" text , label \na, pos \nb,neg\nc,pos\n", dev_csv="text,label\nd,neg \n")
     task = own(dir=str(tmp_path))
     task = task.fit(task.read(tmp_path, "train"))
     assert task.labels == own(labels=["neg ", " pos"]).labels == ("neg", "pos")
@@ -76,20 +70,20 @@ def test_blanks_around_labels_do_not_count(tmp_path: Path) -> None:
 
 
 def test_an_unusual_dialect_is_a_note(tmp_path: Path) -> None:
-    made(tmp_path, train_csv="text;label\na, b;x\nc;y\n")
+    made_files(tmp_path, train_csv="text;label\na, b;x\nc;y\n")
     examples = own().read(tmp_path, "train")
     assert (examples.texts_a, examples.labels.tolist()) == (["a, b", "c"], [0, 1])
     assert examples.notes == (f"{tmp_path / 'train.csv'}: read as columns between semicolons",)
-    made(tmp_path, dev_csv="question;context;answer;answer_start\nwho;Ann left;Ann;0\n")
+    made_files(tmp_path, dev_csv="question;context;answer;answer_start\nwho;Ann left;Ann;0\n")
     assert own("span").read(tmp_path, "dev").notes == (f"{tmp_path / 'dev.csv'}: read as columns between semicolons",)
     for delimiter in ";\t":
-        made(tmp_path, tags_csv="words;tags\nAnn;B-PER\nleft;O\n\nHe;O\n".replace(";", delimiter))
+        made_files(tmp_path, tags_csv="words;tags\nAnn;B-PER\nleft;O\n\nHe;O\n".replace(";", delimiter))
         assert own("tagging", train="tags.csv").read(tmp_path, "train").tags == [["B-PER", "O"], ["O"]]
 
 
 @pytest.mark.parametrize("test", ["text\nd\ne\n", "text\tlabel\nd\t\ne\t\n"])
 def test_a_test_file_without_labels_is_predicted(tmp_path: Path, test: str) -> None:
-    made(tmp_path, train_tsv="text\tlabel\na\tx\nb\ty\n", dev_tsv="text\tlabel\na\tx\n", test_tsv=test)
+    made_files(tmp_path, train_tsv="text\tlabel\na\tx\nb\ty\n", dev_tsv="text\tlabel\na\tx\n", test_tsv=test)
     task = own(labels=["x", "y"])
     assert task.splits(tmp_path) == ["train", "dev", "test"]
     examples = task.read(tmp_path, "test")
@@ -101,7 +95,7 @@ def test_a_test_file_without_labels_is_predicted(tmp_path: Path, test: str) -> N
 
 
 def test_predictions_keep_the_name_of_the_id_column(tmp_path: Path) -> None:
-    made(tmp_path, dev_csv="label,key,text\nx,k1,a\ny,k2,b\n", test_csv="key,text\nk3,c\n")
+    made_files(tmp_path, dev_csv="label,key,text\nx,k1,a\ny,k2,b\n", test_csv="key,text\nk3,c\n")
     task = own(labels=["x", "y"], columns=ColumnsConfig(id="key"))
     for split, number in (("dev", 2), ("test", 1)):
         chosen = ClassificationPredictions(np.zeros(number, np.int64), np.tile([0.75, 0.25], (number, 1)))
@@ -115,7 +109,7 @@ def test_predictions_keep_the_name_of_the_id_column(tmp_path: Path) -> None:
 
 
 def test_a_test_file_with_labels_is_scored_under_the_rows_own_ids(tmp_path: Path) -> None:
-    made(tmp_path, test_csv=PAIRS_CSV)
+    made_files(tmp_path, test_csv=PAIRS_CSV)
     task = own(labels=["false", "true"], columns=PAIRS, metrics=["macro_f1", "accuracy"])
     examples = task.read(tmp_path, "test")
     assert examples.labelled
@@ -127,7 +121,7 @@ def test_a_test_file_with_labels_is_scored_under_the_rows_own_ids(tmp_path: Path
 
 
 def test_scores_and_their_range(tmp_path: Path) -> None:
-    made(tmp_path, train_jsonl='{"text": "a", "label": -2.5}\n{"text": "b", "label": 7}\n')
+    made_files(tmp_path, train_jsonl='{"text": "a", "label": -2.5}\n{"text": "b", "label": 7}\n')
     free = own("regression")
     np.testing.assert_array_equal(free.read(tmp_path, "train").labels, np.array([-2.5, 7], np.float32))
     assert free.answers(np.array([99.0]), None)[0].score == 99
@@ -138,7 +132,7 @@ def test_scores_and_their_range(tmp_path: Path) -> None:
 
 def test_written_scores_keep_their_order(tmp_path: Path) -> None:
     rows = "".join(json.dumps({"text": "a", "label": label}) + "\n" for label in (1234567.8, 1234568.9, 2e-7))
-    made(tmp_path, dev_jsonl=rows)
+    made_files(tmp_path, dev_jsonl=rows)
     task = own("regression")
     [path] = task.write(tmp_path, "dev", np.array([3e-7, 2e-7, 1e-7], np.float32), task.read(tmp_path, "dev"))
     _, *lines = (line.split("\t") for line in path.read_text().splitlines())
@@ -172,7 +166,7 @@ def test_a_data_set_is_read_by_the_names_of_its_splits(tmp_path: Path, monkeypat
     ],
 )
 def test_what_is_wrong_with_a_table_is_one_sentence(tmp_path: Path, train: str, words: str) -> None:
-    assert words in error_of(own(), made(tmp_path, train_csv=train))
+    assert words in error_of(own(), made_files(tmp_path, train_csv=train))
 
 
 @pytest.mark.parametrize(
@@ -183,16 +177,16 @@ def test_what_is_wrong_with_a_table_is_one_sentence(tmp_path: Path, train: str, 
         ('{"text": null, "label": 1}', "line 2: text is missing (null): write it or remove the line"),
         ('{"text": "b", "label": 1.5}', "line 2: label is 1.5: it must be a text without tabs and line ends, or a"),
         ('{"text": "b", "label": null}', "line 2: label is missing (null): write it or remove the line"),
-        ('{"text": "b" "label": 1}', "line 2: not JSON (Expecting ',' delimiter): mend or remove the line"),
+        ('{"text": "b" "label": 1}', "line 2: not JSON (Expecting ',' delimiter): fix or remove the line"),
     ],
 )
 def test_what_is_wrong_with_a_line_of_jsonl_is_one_sentence(tmp_path: Path, line: str, words: str) -> None:
-    path = made(tmp_path, train_jsonl=f'{{"text": "a", "label": 0}}\n{line}\n') / "train.jsonl"
+    path = made_files(tmp_path, train_jsonl=f'{{"text": "a", "label": 0}}\n{line}\n') / "train.jsonl"
     assert f"{path}, {words}" in error_of(own(), tmp_path)
 
 
 def test_what_is_wrong_with_labels_scores_and_ids_is_one_sentence(tmp_path: Path) -> None:
-    made(tmp_path, train_tsv="text\tlabel\na\t1\nb\t0\n", dev_tsv="text\tlabel\na\t1\nb\t7\n")
+    made_files(tmp_path, train_tsv="text\tlabel\na\t1\nb\t0\n", dev_tsv="text\tlabel\na\t1\nb\t7\n")
     task = own().fit(own().read(tmp_path, "train"))
     unknown = "dev.tsv, line 3: label is '7', and the labels are '0', '1': fix it, or list all labels as data.labels"
     assert unknown in error_of(task, tmp_path, "dev")
@@ -204,9 +198,9 @@ def test_what_is_wrong_with_labels_scores_and_ids_is_one_sentence(tmp_path: Path
         scores, tmp_path, "dev"
     )
     for word in ("nan", "inf", "high"):
-        made(tmp_path, train_tsv=f"text\tlabel\na\t{word}\n")
+        made_files(tmp_path, train_tsv=f"text\tlabel\na\t{word}\n")
         assert f"train.tsv, line 2: label is '{word}': " in error_of(own("regression"), tmp_path)
-    made(tmp_path, train_csv=PAIRS_CSV + "b,r,s,true\n")
+    made_files(tmp_path, train_csv=PAIRS_CSV + "b,r,s,true\n")
     twice = "line 4: number 'b' stands on line 2 already: give each row an id of its own, or leave data.columns.id out"
     assert twice in error_of(own(train="train.csv", columns=PAIRS), tmp_path)
 
@@ -218,7 +212,7 @@ def test_files_that_are_missing_or_there_twice(tmp_path: Path) -> None:
     assert "dev2.csv does not exist or is not a file: set data.dev to the file" in error_of(
         own(dev="dev2.csv"), tmp_path, "dev"
     )
-    made(tmp_path, dev_tsv="", dev_csv="")
+    made_files(tmp_path, dev_tsv="", dev_csv="")
     assert "has both dev.tsv and dev.csv: set data.dev" in error_of(own(), tmp_path, "dev")
 
 
@@ -229,7 +223,7 @@ def test_metrics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         own(metrics=["pearson"])
     with pytest.raises(UserError, match=r"data\.metrics has 'f1': regression is measured by pearson, spearman"):
         own("regression", metrics=["f1"])
-    made(tmp_path, train_tsv="text\tlabel\na\tx\nb\ty\nc\tz\n")
+    made_files(tmp_path, train_tsv="text\tlabel\na\tx\nb\ty\nc\tz\n")
     assert "f1, which is for two labels, and there are 3: take macro_f1" in error_of(own(metrics=["f1"]), tmp_path)
 
 

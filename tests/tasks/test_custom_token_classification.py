@@ -1,4 +1,4 @@
-"""Words and tags of one's own from JSONL, data sets and named columns: what is read, and what is refused."""
+"""Custom words and tags from JSONL, data sets and named columns: what is read, and what is refused."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_test_tables_may_lack_the_tags(tmp_path: Path, between: str) -> None:
         ("word,tag\na,\n", ", line 2: the tag is empty"),
         ("word,tag\na,B-X\n\nb,I-Y\n", ", line 4: the tag I-Y after the start of the sentence breaks"),
         ('word,tag\n"a\nb",O\n', ", line 2: the cell 'a\\nb' has a tab or a line end: take it out"),
-        ('word,tag\n"a,O\n', ", line 2: not CSV (unexpected end of data): mend its quotes"),
+        ('word,tag\n"a,O\n', ", line 2: not CSV (unexpected end of data): fix its quotes"),
     ],
 )
 def test_what_is_wrong_in_csv_is_told_with_its_line(tmp_path: Path, content: str, words: str) -> None:

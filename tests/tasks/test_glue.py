@@ -125,7 +125,7 @@ def test_the_folder_above_will_do(tmp_path):
         (HEADER + b"a\t1\nb\t2\n", "line 3: label is '2': sst2 has the labels 0, 1"),
         (HEADER + b"a\tpositive\n", "line 2: label is 'positive'"),
         (HEADER + b"a\t\n", "line 2: label is ''"),
-        (HEADER + b"a\t1\n\t0\n", "line 3: sentence is empty: mend the line, or copy the file again"),
+        (HEADER + b"a\t1\n\t0\n", "line 3: sentence is empty: fix the line, or copy the file again"),
         (HEADER + b" \xe2\x80\xa8\t1\n", "line 2: sentence is empty"),
         (HEADER + b"a\t1\ncaf\xe9\t1\n", "line 3: byte 0xe9 is not UTF-8"),
         (

@@ -109,7 +109,7 @@ def test_empty_lines_within_questions_of_qqp_are_short_rows(tmp_path: Path) -> N
         ("stsb", "3.800", "high", "score is 'high': no number, stsb has scores from 0 to 5"),
         ("mnli", "neutral\n", "-\n", "gold_label is '-': mnli has the labels entailment, neutral, contradiction"),
         ("rte", "not_entailment", "1", "label is '1': rte has the labels entailment, not_entailment"),
-        ("rte", "\ta\tb\t", "\t\tb\t", "train.tsv, line 2: sentence1 is empty: mend the line, or copy the file again"),
+        ("rte", "\ta\tb\t", "\t\tb\t", "train.tsv, line 2: sentence1 is empty: fix the line, or copy the file again"),
         ("rte", "\ta\tb\t", "\ta\t \t", "train.tsv, line 2: sentence2 is empty"),
         ("qnli", "q?", "", "train.tsv, line 2: question is empty"),
         ("qnli", "question", "query", "train.tsv, line 1: no column 'question' among 'index', 'query'"),

@@ -16,7 +16,7 @@ from bert.errors import UserError
 from bert.tasks import make_task
 from bert.tasks.splits import Splits, cut_facts, held_out, label_facts, read_splits
 from bert.tokenizer.wordpiece import SPECIAL_TOKENS
-from tests.tasks.test_custom_sequence import made
+from tests.helpers import made_files
 
 
 def splits_of(folder: Path, task: str = "classification", seed: int = 0, **data: object) -> Splits:
@@ -33,7 +33,7 @@ SORTED = rows(*["neg"] * 60, *["pos"] * 40)
 
 
 def test_a_sample_of_a_file_sorted_by_label_has_both_labels(tmp_path: Path) -> None:
-    made(tmp_path, train_csv=SORTED, dev_csv=SORTED)
+    made_files(tmp_path, train_csv=SORTED, dev_csv=SORTED)
     splits = splits_of(tmp_path, max_train_rows=20, max_dev_rows=30)
     train, dev = splits.examples["train"], splits.examples["dev"]
     assert (len(train), len(dev)) == (20, 30)
@@ -48,21 +48,21 @@ def test_a_sample_of_a_file_sorted_by_label_has_both_labels(tmp_path: Path) -> N
 
 
 def test_a_sample_with_one_label_names_the_option(tmp_path: Path) -> None:
-    made(tmp_path, train_csv=SORTED, dev_csv=SORTED)
+    made_files(tmp_path, train_csv=SORTED, dev_csv=SORTED)
     with pytest.raises(UserError, match=r"the 1 training rows that data\.max_train_rows leaves all have the label '"):
         splits_of(tmp_path, max_train_rows=1)
-    made(tmp_path, train_csv=rows("pos", "pos", "pos"))
+    made_files(tmp_path, train_csv=rows("pos", "pos", "pos"))
     with pytest.raises(UserError, match="every training row has the label 'pos'"):
         splits_of(tmp_path, max_train_rows=2)
 
 
 def test_labels_are_those_of_the_whole_file(tmp_path: Path) -> None:
-    made(tmp_path, train_csv=rows(*"abcdefgh" * 3), dev_csv=rows(*"abcdefgh"))
+    made_files(tmp_path, train_csv=rows(*"abcdefgh" * 3), dev_csv=rows(*"abcdefgh"))
     assert splits_of(tmp_path, max_train_rows=3).task.labels == tuple("abcdefgh")
 
 
 def test_dev_is_held_out_where_it_has_no_file(tmp_path: Path) -> None:
-    made(tmp_path, train_csv=SORTED)
+    made_files(tmp_path, train_csv=SORTED)
     splits = splits_of(tmp_path, max_train_rows=40)
     train, dev = splits.examples["train"], splits.examples["dev"]
     assert (len(train), len(dev)) == (40, 10)
@@ -74,13 +74,13 @@ def test_dev_is_held_out_where_it_has_no_file(tmp_path: Path) -> None:
     again = splits_of(tmp_path, max_train_rows=40, dev_share=0.1)
     assert (again.examples["train"].ids, again.examples["dev"].ids) == (train.ids, dev.ids)
     assert len(splits_of(tmp_path, dev_share=0.25, max_dev_rows=7).examples["dev"]) == 7
-    made(tmp_path, train_csv=rows("pos"))
+    made_files(tmp_path, train_csv=rows("pos"))
     with pytest.raises(UserError, match=r"the training file has 1 row, and there is no dev file: set data\.dev"):
         splits_of(tmp_path)
 
 
 def test_a_share_that_is_set_is_held_out_beside_a_dev_file(tmp_path: Path) -> None:
-    made(tmp_path, train_csv=SORTED, dev_csv="broken", test_csv=SORTED)
+    made_files(tmp_path, train_csv=SORTED, dev_csv="broken", test_csv=SORTED)
     splits = splits_of(tmp_path, dev_share=0.2)
     assert {name: len(examples) for name, examples in splits.examples.items()} == {"train": 80, "dev": 20, "test": 100}
     assert splits.notes[0].endswith("held out at random (data.dev_share 0.2)")
@@ -91,7 +91,7 @@ def test_a_share_that_is_set_is_held_out_beside_a_dev_file(tmp_path: Path) -> No
 
 
 def test_a_missing_file_that_is_named_is_an_error(tmp_path: Path) -> None:
-    made(tmp_path, train_csv=SORTED)
+    made_files(tmp_path, train_csv=SORTED)
     with pytest.raises(UserError, match=r"dve\.csv does not exist"):
         splits_of(tmp_path, dev="dve.csv")
 
@@ -112,7 +112,7 @@ def test_questions_about_one_context_are_not_separated(tmp_path: Path) -> None:
          "answer_start": 0}
         for number in range(80)
     ]  # fmt: skip
-    made(tmp_path, train_jsonl="".join(json.dumps(question) + "\n" for question in questions))
+    made_files(tmp_path, train_jsonl="".join(json.dumps(question) + "\n" for question in questions))
     splits = splits_of(tmp_path, "span", max_train_rows=5)
     train, dev = splits.examples["train"].examples, splits.examples["dev"].examples
     assert (len(train), len(dev)) == (5, 8)
@@ -122,27 +122,27 @@ def test_questions_about_one_context_are_not_separated(tmp_path: Path) -> None:
 
 def test_every_kind_of_examples_can_be_sampled(tmp_path: Path) -> None:
     sentences = [{"words": ["Ann", str(number)], "tags": ["B-PER", "O"]} for number in range(30)]
-    made(tmp_path, train_jsonl="".join(json.dumps(sentence) + "\n" for sentence in sentences))
+    made_files(tmp_path, train_jsonl="".join(json.dumps(sentence) + "\n" for sentence in sentences))
     tagged = splits_of(tmp_path, "tagging", max_train_rows=9)
     assert [len(examples) for examples in tagged.examples.values()] == [9, 3]
     assert all(len(tagged.examples["train"].columns[row]) == 2 for row in range(9))
     header = "sent1,sent2,ending0,ending1,label\n"
     lines = "".join(f"a {number},b,c,d,{number % 2}\n" for number in range(20))
-    made(tmp_path, train_csv=header + lines, val_csv=header + lines)
+    made_files(tmp_path, train_csv=header + lines, val_csv=header + lines)
     chosen = splits_of(tmp_path, "swag", max_train_rows=5, max_dev_rows=4).examples
     assert [len(examples.choices) for examples in chosen.values()] == [5, 4]
     assert chosen["dev"].labels.tolist() == [int(id) % 2 for id in chosen["dev"].ids]
 
 
 def test_the_shares_of_the_labels_are_told(tmp_path: Path) -> None:
-    made(tmp_path, train_csv=rows(*["billing"] * 51, *["technical"] * 49), dev_csv=rows("technical", "billing"))
+    made_files(tmp_path, train_csv=rows(*["billing"] * 51, *["technical"] * 49), dev_csv=rows("technical", "billing"))
     splits = splits_of(tmp_path)
     facts = label_facts(splits.task, splits.examples, splits.data)
     assert facts == [("labels", "train billing 51%, technical 49%; dev billing 50%, technical 50%")]
 
 
 def test_a_label_that_train_lacks_is_a_warning(tmp_path: Path) -> None:
-    made(tmp_path, train_csv=rows(*["neg"] * 198, *["pos"] * 2), dev_csv=SORTED)
+    made_files(tmp_path, train_csv=rows(*["neg"] * 198, *["pos"] * 2), dev_csv=SORTED)
     splits = splits_of(tmp_path)
     [_, warning] = label_facts(splits.task, splits.examples, splits.data)
     words = "'pos' has 1% of the training rows and 40% of dev: split the data again at random"
@@ -154,13 +154,13 @@ def test_a_label_that_train_lacks_is_a_warning(tmp_path: Path) -> None:
 
 def test_many_labels_take_one_line(tmp_path: Path) -> None:
     names = [f"label {number}" for number in range(150)]
-    made(tmp_path, train_csv=rows(*["label 7"] * 150, *names), dev_csv=rows(*names * 5))
+    made_files(tmp_path, train_csv=rows(*["label 7"] * 150, *names), dev_csv=rows(*names * 5))
     splits = splits_of(tmp_path)
     facts = label_facts(splits.task, splits.examples, splits.data)
     assert facts[0][1].startswith("train label 7 50%, label 0 0.3%, ")
     assert facts[0][1].endswith("145 other labels 97%")
     assert len(facts[0][1]) < 250
-    made(tmp_path, train_csv=rows(*["label 0"] * 50_000, *names))
+    made_files(tmp_path, train_csv=rows(*["label 0"] * 50_000, *names))
     splits = splits_of(tmp_path)
     [_, (_, words)] = label_facts(splits.task, splits.examples, splits.data)
     assert words.count("training rows") == 3
@@ -170,7 +170,7 @@ def test_many_labels_take_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["regression", "tagging"])
 def test_other_tasks_have_no_shares_of_labels(tmp_path: Path, task: str) -> None:
     content = {"text": "a", "label": 1, "words": ["a"], "tags": ["X"]}
-    made(tmp_path, train_jsonl=json.dumps(content) + "\n", dev_jsonl=json.dumps(content) + "\n")
+    made_files(tmp_path, train_jsonl=json.dumps(content) + "\n", dev_jsonl=json.dumps(content) + "\n")
     splits = splits_of(tmp_path, task)
     assert label_facts(splits.task, splits.examples, splits.data) == []
 
@@ -180,7 +180,7 @@ def test_rows_that_are_cut_are_told(tmp_path: Path) -> None:
     words.pre_tokenizer = Whitespace()
     lengths = [4] * 50 + [20] * 30 + [100] * 20
     lines = "".join(f"{'a ' * (length - 2)},{number % 2}\n" for number, length in enumerate(lengths))
-    made(tmp_path, train_csv="text,label\n" + lines, dev_csv="text,label\n" + lines.splitlines()[0] + "\n")
+    made_files(tmp_path, train_csv="text,label\n" + lines, dev_csv="text,label\n" + lines.splitlines()[0] + "\n")
 
     def facts(length: int, longest: int) -> list[tuple[str, str]]:
         splits = splits_of(tmp_path, max_length=length)

@@ -187,7 +187,7 @@ def accuracy_of(path: Path) -> float:
 
 
 def logits_of(rows: Any, labels: tuple[str, ...], tags: str) -> list[np.ndarray]:
-    """The outputs for one sentence, in one row, that make these tags the likeliest."""
+    """The outputs for one sentence, in one row, that make these tags the most likely."""
     output = np.zeros((rows.lengths[0], len(labels)), np.float32)
     output[np.flatnonzero(rows.words >= 0), [labels.index(tag) for tag in tags.split()]] = 9
     return [output]
@@ -236,7 +236,7 @@ def test_predicted_sequences_are_sound(tmp_path, tokenizer):
 
 
 def test_the_baseline_is_scored_as_a_model_is(tmp_path):
-    """The commonest tag of a word may be I-X, where it begins an entity, too."""
+    """The most common tag of a word may be I-X, where it begins an entity, too."""
     write_columns(tmp_path, "dev", "b B-X\nc O")
     task = dataclasses.replace(find_task("ner"), labels=("O", "B-X", "I-X"), lexicon={"b": "I-X", "c": "O"})
     assert task.baseline_scores(task.read(tmp_path, "dev")) == pytest.approx(

@@ -48,7 +48,7 @@ def test_it_says_what_came_from_where(pretrained: Path, sst2: Path, tmp_path: Pa
     assert run(tmp_path / "run", sst2, f"--init={pretrained}", "--training.epochs=1") == 0
     text = capsys.readouterr().out
     assert f"from {pretrained}, step 6: bert (" in text
-    assert "starts afresh: classifier\nnot taken over: predictions, seq_relationship" in text
+    assert "randomly initialized: classifier\nnot taken over: predictions, seq_relationship" in text
 
 
 def test_the_encoder_starts_as_pretrained_and_the_head_afresh(pretrained: Path) -> None:
@@ -65,11 +65,11 @@ def test_the_encoder_starts_as_pretrained_and_the_head_afresh(pretrained: Path) 
     said: list[str] = []
     pooler = fresh["bert"].pop("pooler")
     assert "pooler" not in load_pretrained_params(fresh, source.params, "X", ("bert",), said.append)["bert"]
-    assert "not taken over: bert/pooler, predictions, seq_relationship" in said
+    assert "not loaded: bert/pooler, predictions, seq_relationship" in said
     fresh["bert"]["pooler"] = pooler
     headless = {"bert": {name: part for name, part in source.params["bert"].items() if name != "pooler"}}
     assert load_pretrained_params(fresh, headless, "X", ("bert",), said.append)["bert"]["pooler"] is pooler
-    assert said[-1] == "starts afresh: bert/pooler, classifier"
+    assert said[-1] == "randomly initialized: bert/pooler, classifier"
     del fresh["bert"]["embeddings"]["norm"]
     with pytest.raises(UserError, match=r"X does not fit the model: bert/embeddings/norm/bias, .* differ"):
         load_pretrained_params(fresh, source.params, "X", ("bert",), lambda text: None)

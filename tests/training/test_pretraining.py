@@ -102,9 +102,9 @@ def test_other_objectives_have_their_own_loss_or_none(corpus, pretrained, tmp_pa
     # From a run with the head to one without it, and back.
     assert main([*arguments, f"--output_dir={tmp_path / 'more'}", f"--init={pretrained}"]) == 0
     said = capsys.readouterr().out
-    assert ("not taken over: bert/pooler, seq_relationship" in said) == (metric is None)
+    assert ("not loaded: bert/pooler, seq_relationship" in said) == (metric is None)
     assert main([f"--data.train={corpus}", *SMALL_RUN, f"--output_dir={tmp_path / 'back'}", f"--init={run}"]) == 0
-    assert ("starts afresh: bert/pooler, seq_relationship" in capsys.readouterr().out) == (metric is None)
+    assert ("randomly initialized: bert/pooler, seq_relationship" in capsys.readouterr().out) == (metric is None)
 
 
 def test_config_yaml_repeats_the_run_bit_for_bit(pretrained: Path, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_continued_pretraining_takes_weights_and_vocabulary(pretrained, corpus, 
 def test_heads_that_a_source_does_not_have_start_afresh(finetuned, corpus, tmp_path, capsys) -> None:
     assert main([f"--init={finetuned}", f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]) == 0
     said = capsys.readouterr().out
-    assert "starts afresh: predictions, seq_relationship\nnot taken over: classifier" in said
+    assert "randomly initialized: predictions, seq_relationship\nnot taken over: classifier" in said
 
 
 def test_load_encodes_and_fills_masks(pretrained: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from bert.errors import UserError
 
 MAX_REPEATS = 1000
-"""Over a source of a mixture. Whoever asks for more has mistaken himself in the weights."""
+"""Maximum repetitions of one corpus in a mixture; more indicates a mistake in `data.weights`."""
 
 _TEXT, _OFFSETS, _SOURCES, _DONE = "text", "offsets.int64", "sources.int32", "done.json"
 

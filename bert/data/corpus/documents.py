@@ -188,7 +188,7 @@ def _expand(entry: str) -> list[str]:
             path for path in glob.glob(entry, recursive=True) if os.path.isfile(path) or formats.is_dataset(path)
         )
         if not matches:
-            raise UserError(f"no file matches {entry}: mend the glob (and quote it for the shell)")
+            raise UserError(f"no file matches {entry}: fix the glob (and quote it for the shell)")
         for path in matches:
             if os.path.isfile(path):
                 require_readable_kind(path)

@@ -148,7 +148,7 @@ def unreadable(path: Path | str, error: OSError) -> UserError:
     """The error for a file that the system does not give."""
     if isinstance(error, FileNotFoundError):
         return UserError(f"{path} has disappeared: put it back or leave it out")
-    return UserError(f"{path} cannot be read ({error.strerror}): mend its permissions or leave it out")
+    return UserError(f"{path} cannot be read ({error.strerror}): fix its permissions or leave it out")
 
 
 def _damaged(path: Path, where: str, error: Exception) -> UserError:
@@ -229,7 +229,7 @@ def _json_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Do
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", str(error))
-            raise UserError(f"{path}, line {number}: not JSON ({reason}): mend or remove the line") from None
+            raise UserError(f"{path}, line {number}: not JSON ({reason}): fix or remove the line") from None
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
             raise UserError(f'{path}, line {number}: no string "text" in it: each line must be an object with one')
@@ -290,5 +290,5 @@ def _lines_of(text: str) -> Document:
 
 
 def _too_long(path: Path, number: int, kind: str) -> UserError:
-    mend = "divide it" if kind == "jsonl" else "separate documents with an empty line"
-    return UserError(f"{path}, line {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: {mend}")
+    fix = "divide it" if kind == "jsonl" else "separate documents with an empty line"
+    return UserError(f"{path}, line {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: {fix}")

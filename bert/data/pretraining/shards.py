@@ -60,7 +60,7 @@ class ShardSpec:
     sequence_length: int
     short_seq_prob: float
     languages: tuple[str, ...]
-    """Of each source of the spool; one alone is that of all."""
+    """Language code of each corpus; a single entry applies to all of them."""
     one_sentence_per_line: bool
     max_examples_per_row: int | None = None
     """K where rows are packed; None where they are not."""
@@ -104,7 +104,7 @@ def build_shards_of(
       UserError: too few of its documents have a token, or none gives a row.
     """
     task = tasks[0]
-    # A copy: another process may put its own file in place of a mapped one, and some file systems forget the old then.
+    # Copy instead of mapping: another process may replace the file, and some file systems then invalidate the mapping.
     asked = np.array(np.load(task.order, mmap_mode="r")[task.first : task.last])
     objective = OBJECTIVES[task.objective]
     template, pad = row_template(tokenizer, objective.pair), special_ids(tokenizer).pad

@@ -122,7 +122,7 @@ def read_params(folder: Path, say: Log = lambda text: None) -> tuple[ModelConfig
     count = sum(array.size for array in found.values())
     say(f"read {bundle.prefix}: {', '.join(params)} ({len(found)} tensors, {count:,} parameters)")
     if slots := len(bundle.entries) - len(entries):
-        say(f"not taken over from {bundle.prefix}: {slots} tensors of the optimizer")
+        say(f"not loaded from {bundle.prefix}: {slots} tensors of the optimizer")
     return config, params
 
 
@@ -139,7 +139,7 @@ def read_config(file: Path, say: Log = lambda text: None) -> ModelConfig:
     except FileNotFoundError:
         raise UserError(f"{file} does not exist: copy it from where the checkpoint came from") from None
     except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): mend its permissions or copy it again") from None
+        raise UserError(f"{file} cannot be read ({error.strerror}): fix its permissions or copy it again") from None
     except ValueError:
         raise UserError(f"{file} is not valid JSON: copy it again from where the checkpoint came from") from None
     if not isinstance(given, dict):
@@ -147,16 +147,16 @@ def read_config(file: Path, say: Log = lambda text: None) -> ModelConfig:
     _raise_if_any(str(file), "lacks", (key for key in _SIZES if key not in given))
     unknown = sorted(given.keys() - {*_SIZES, *_RATES, "hidden_act"})
     if others := [key for key in unknown if not key.startswith(_WITHOUT_EFFECT)]:
-        say(f"not taken over from {file}: {', '.join(others)}")
+        say(f"not loaded from {file}: {', '.join(others)}")
     for key in (*_SIZES, *_RATES):
         whole = key in _SIZES
         value = given.get(key, 0.0)
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-            raise UserError(f"{file}: {key} is {value!r}, which is not a {'whole ' if whole else ''}number: mend it")
+            raise UserError(f"{file}: {key} is {value!r}, which is not a {'whole ' if whole else ''}number: fix it")
     _raise_if_any(str(file), "has sizes below 1,", (key for key in _SIZES if given[key] < 1))
     act = given.get("hidden_act", "gelu")
     if not isinstance(act, str) or act.lower() not in ACTIVATIONS:
-        raise UserError(f"{file}: hidden_act is {act!r}, which is not one of {', '.join(ACTIVATIONS)}: mend it")
+        raise UserError(f"{file}: hidden_act is {act!r}, which is not one of {', '.join(ACTIVATIONS)}: fix it")
     config = ModelConfig(
         hidden_act=ACTIVATIONS[act.lower()], **{key: given[key] for key in (*_SIZES, *_RATES) if key in given}
     )

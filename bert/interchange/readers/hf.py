@@ -67,7 +67,7 @@ def is_hf_folder(folder: Path) -> bool:
 
 
 def read_hf_model(folder: Path, say: Log) -> ModelBundle:
-    """Reads a folder, saying what was read, what was left out and which parts start afresh.
+    """Reads a folder, saying what was read, what was left out and which parts are randomly initialized.
 
     Raises:
         UserError: a file that is missing or damaged; a model that is neither BERT nor RoBERTa; a tensor without a
@@ -93,7 +93,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     if embedding_rows(tokenizer) > config.known_vocab_size:
         raise UserError(
             f"{folder}: the vocabulary has {embedding_rows(tokenizer)} pieces, but the model has rows for "
-            f"{config.vocab_size}: copy both anew from one source"
+            f"{config.vocab_size}: copy both again from one source"
         )
     stored, source = read_tensors(folder)
     found, config = _rename_tensors(stored, source, config, family, architecture, say)
@@ -105,7 +105,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     size = sum(array.size for array in found.values())
     say(f"read {source}: {', '.join(sorted(parts))} ({len(found)} tensors, {size:,} parameters)")
     if fresh := [part for part in names.ARCHITECTURES[architecture] if part not in parts]:
-        say(f"not in {source}, starts afresh: {', '.join(fresh)}")
+        say(f"not in {source}, randomly initialized: {', '.join(fresh)}")
     if not parts & {names.CLASSIFIER, names.QA_OUTPUTS}:
         architecture, labels = names.pretraining_architecture(parts), ()
     return ModelBundle(
@@ -153,7 +153,7 @@ def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConf
             raise UserError(f"{file}: {key} is {values[key]}: copy the file again from where the weights are from")
     tied = content.get("tie_word_embeddings", True)
     if not isinstance(tied, bool):
-        raise UserError(f"{file}: tie_word_embeddings is {tied!r}, mend it to true or false")
+        raise UserError(f"{file}: tie_word_embeddings is {tied!r}, set it to true or false")
     if values["hidden_act"] not in ACTIVATIONS:
         raise UserError(
             f"{file}: hidden_act is {values['hidden_act']!r}: one of {', '.join(ACTIVATIONS)} is read: "
@@ -163,13 +163,13 @@ def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConf
     if family == names.ROBERTA:
         offset = content.get("pad_token_id", 1)
         if not isinstance(offset, int):
-            raise UserError(f"{file}: pad_token_id is {offset!r}, and RoBERTa counts its positions from there: mend it")
+            raise UserError(f"{file}: pad_token_id is {offset!r}, and RoBERTa counts its positions from there: fix it")
         values["position_offset"] = offset + 1
         values["max_position_embeddings"] -= offset + 1
     config = ModelConfig(**values, tie_word_embeddings=tied)
     try:
         if config.known_vocab_size < 1:
-            raise UserError("model.vocab_size is below 1: mend it")
+            raise UserError("model.vocab_size is below 1: fix it")
         config.check()
     except UserError as error:
         raise UserError(f"{file}: {str(error).replace('model.', '')}") from None
@@ -182,24 +182,24 @@ def _labels(content: dict[str, Any], file: Path) -> tuple[str, ...]:
         count = content.get("num_labels", 2)
         known = {str(number): f"LABEL_{number}" for number in range(count if isinstance(count, int) else 0)}
     if not isinstance(known, dict) or sorted(known) != sorted(map(str, range(len(known)))) or not known:
-        raise UserError(f"{file}: id2label does not number its labels 0, 1, ...: mend it")
+        raise UserError(f"{file}: id2label does not number its labels 0, 1, ...: fix it")
     labels = tuple(str(known[str(number)]) for number in range(len(known)))
     if len(set(labels)) < len(labels):
-        raise UserError(f"{file}: id2label names two labels alike: mend it")
+        raise UserError(f"{file}: id2label names two labels alike: fix it")
     return labels
 
 
 def _classifier_dropout(content: dict[str, Any], file: Path) -> float | None:
     rate = _number(content, "classifier_dropout", file)
     if rate is not None and not 0 <= rate < 1:
-        raise UserError(f"{file}: classifier_dropout is {rate!r}: mend it to a number from 0 to below 1, or null")
+        raise UserError(f"{file}: classifier_dropout is {rate!r}: set it to a number from 0 to below 1, or null")
     return rate
 
 
 def _number(content: dict[str, Any], key: str, file: Path) -> float | None:
     value = content.get(key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise UserError(f"{file}: {key} is {value!r}: mend it to a number, or null")
+        raise UserError(f"{file}: {key} is {value!r}: set it to a number, or null")
     return value
 
 
@@ -207,7 +207,7 @@ def _problem_type(content: dict[str, Any], file: Path) -> str | None:
     kind = content.get("problem_type")
     if kind not in PROBLEM_TYPES:
         known = ", ".join(filter(None, PROBLEM_TYPES))
-        raise UserError(f"{file}: problem_type is {kind!r}: mend it to one of {known}, or null")
+        raise UserError(f"{file}: problem_type is {kind!r}: set it to one of {known}, or null")
     return kind
 
 
@@ -263,7 +263,7 @@ def _rename_tensors(
         more = f" and {len(unexplained) - 4} more" if len(unexplained) > 4 else ""
         raise UserError(
             f"{source} holds {', '.join(unexplained[:4])}{more}, which a {names.hf_class_name(architecture, family)} "
-            f"of {config.num_hidden_layers} layers lacks: mend architectures and num_hidden_layers in config.json"
+            f"of {config.num_hidden_layers} layers lacks: fix architectures and num_hidden_layers in config.json"
         )
     found = {}
     for theirs, name in by_name.items():
@@ -274,7 +274,7 @@ def _rename_tensors(
     if halves := sorted({stored[name].dtype.name for name in by_name.values()} - {"float32"}):
         say(f"{source}: {' and '.join(halves)} becomes float32, and is written as float32")
     if left_out:
-        say(f"not taken over from {source}: {', '.join(sorted(left_out))}")
+        say(f"not loaded from {source}: {', '.join(sorted(left_out))}")
     return found, config
 
 
@@ -299,7 +299,7 @@ def _check_tensors(
     missing += [t.theirs for t in table if t.part in needed and t.ours in shapes and t.ours not in found]
     if missing:
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
-        raise UserError(f"{source} lacks {', '.join(missing[:4])}{more}: copy it again, or mend config.json")
+        raise UserError(f"{source} lacks {', '.join(missing[:4])}{more}: copy it again, or fix config.json")
     for tensor in table:
         if tensor.ours in found and found[tensor.ours].shape != shapes[tensor.ours]:
             theirs, ours = (

@@ -42,7 +42,7 @@ class _Damaged(Exception):
 
 
 class _Unsupported(_Damaged):
-    """The file may be whole, but is of a kind that is not read; the text says what it is, and the mend."""
+    """The file may be whole, but is of a kind that is not read; the text says what it is, and the fix."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _read(file: Path, offset: int = 0, size: int | None = None) -> np.ndarray | 
     except FileNotFoundError:
         raise UserError(f"{file} does not exist: copy it from where the checkpoint came from") from None
     except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): mend its permissions or copy it again") from None
+        raise UserError(f"{file} cannot be read ({error.strerror}): fix its permissions or copy it again") from None
 
 
 def _read_table(octets: np.ndarray) -> Iterator[tuple[bytes, bytes]]:

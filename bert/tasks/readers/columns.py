@@ -118,10 +118,10 @@ def read_cells(
         if id:
             own = label_text(records, number, id[0], fields[id[0]])
             if (before := line_of_id.setdefault(own, number)) != number:
-                mend = f", or leave {id[1]} out" if id[1].startswith("data.") else ""
+                fix = f", or leave {id[1]} out" if id[1].startswith("data.") else ""
                 raise records.error(
                     number,
-                    f"{id[0]} {own!r} stands on {records.unit} {before} already: give each row an id of its own{mend}",
+                    f"{id[0]} {own!r} stands on {records.unit} {before} already: give each row an id of its own{fix}",
                 )
         cells.ids.append(own if id else str(len(cells.ids)))
         cells.numbers.append(number)

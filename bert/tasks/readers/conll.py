@@ -210,7 +210,7 @@ def read_rows(
       width: the number of columns; 0 takes that of the first row.
 
     Raises:
-      UserError: the file and line, what is wrong, and the mend.
+      UserError: the file and line, what is wrong, and the fix.
     """
     columns: list[list[list[str]]] = []
     lines: list[int] = []
@@ -358,13 +358,13 @@ def _check_cells(
     if len(cells) != width:
         raise UserError(
             f"{path}, line {number}: {len(cells)} columns between {SEPARATORS[delimiter]} where the lines above "
-            f"have {width}: mend or remove the line"
+            f"have {width}: fix or remove the line"
         )
     if labelled and width < 2:
         raise UserError(f"{path}, line {number}: one column: the word must come first and its tag last")
     for what, column in zip(("word", "tag") if labelled else ("word",), wanted, strict=False):
         if not cells[column]:
-            raise UserError(f"{path}, line {number}: the {what} is empty: mend or remove the line")
+            raise UserError(f"{path}, line {number}: the {what} is empty: fix or remove the line")
 
 
 def attach_tags(untagged: Sentences, tags: list[list[str]], broken: str = "error") -> Sentences:
@@ -389,7 +389,7 @@ def attach_tags(untagged: Sentences, tags: list[list[str]], broken: str = "error
                 last = own[fault - 1] if fault else "the start of the sentence"
                 raise UserError(
                     f"{untagged.path}, {untagged.unit} {faults[0]}: the tag {own[fault]} after {last} breaks the "
-                    f"file's scheme, {scheme}: mend the tag, or read such faults as conlleval does: "
+                    f"file's scheme, {scheme}: fix the tag, or read such faults as conlleval does: "
                     "--data.broken_tags count"
                 )
     return replace(untagged, tags=[convert(sentence, "BIO") for sentence in tags], scheme=scheme, broken=faults)
@@ -412,7 +412,7 @@ def _label_numbers(sentences: Sentences, labels: Sequence[str]) -> np.ndarray | 
                 line = f", {sentences.unit} {sentences.line(sentence, place)}" if sentences.lines else ""
                 raise UserError(
                     f"{sentences.path or 'the sentences'}{line}: the tag {tag} does not occur in the training "
-                    f"data, whose labels are {', '.join(labels)[:200]}: mend the tag, or name all labels in data.labels"
+                    f"data, whose labels are {', '.join(labels)[:200]}: fix the tag, or name all labels in data.labels"
                 )
     return np.array([numbers[tag] for tags in sentences.tags for tag in tags], np.int32)
 

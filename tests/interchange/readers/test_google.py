@@ -143,10 +143,7 @@ def test_the_optimizer_is_left_out_by_name(tmp_path: Path) -> None:
         write_folder(tmp_path, {**tensors, **slots, "global_step": np.array(7, np.int64)}), said.append
     )
     assert set(params) == {"bert", "predictions"}
-    assert (
-        said[1]
-        == f"not taken over from {tmp_path / 'bert_model.ckpt'}: {2 * len(tensors) + 1} tensors of the optimizer"
-    )
+    assert said[1] == f"not loaded from {tmp_path / 'bert_model.ckpt'}: {2 * len(tensors) + 1} tensors of the optimizer"
 
 
 @pytest.mark.parametrize("name", ["bert/pooler/dense/adam", "adam_m", "my_global_step", "bert/adam_m/kernel", "Adam"])
@@ -209,7 +206,7 @@ def test_rates_may_be_left_out_and_other_keys_are_said(tmp_path: Path) -> None:
     said: list[str] = []
     config = read_config(tmp_path / "bert_config.json", said.append)
     assert config == ModelConfig(**SIZES, hidden_act="gelu_tanh")
-    assert said == [f"not taken over from {tmp_path / 'bert_config.json'}: embedding_size"]
+    assert said == [f"not loaded from {tmp_path / 'bert_config.json'}: embedding_size"]
 
 
 @pytest.mark.parametrize(

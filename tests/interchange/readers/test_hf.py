@@ -101,7 +101,7 @@ def test_old_names_buffers_and_tied_copies(change, made, tmp_path: Path) -> None
     again = bert.load(tmp_path / "model", said.append)
     assert_same(again.params, model.params)
     assert again.config.tie_word_embeddings
-    assert not [line for line in said if "not taken over" in line]  # a buffer is no loss
+    assert not [line for line in said if "not loaded" in line]  # a buffer is no loss
 
 
 def test_a_bare_encoder_with_and_without_its_prefix(made, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_decoder_that_differs_is_untied(made, tmp_path: Path) -> None:
     model = bert.load(tmp_path / "model", said.append)
     assert not model.config.tie_word_embeddings
     assert any("stays untied" in line for line in said)
-    assert any(line.startswith("not taken over from") and line.endswith(": cls.predictions.bias") for line in said)
+    assert any(line.startswith("not loaded from") and line.endswith(": cls.predictions.bias") for line in said)
     word, head = model.params["bert"]["embeddings"]["word"]["embedding"], model.params["predictions"]
     np.testing.assert_array_equal(head["decoder"], word + 1)
     model.save(tmp_path / "again")
@@ -157,7 +157,7 @@ def test_parts_that_are_not_there_start_afresh(made, tmp_path: Path) -> None:
     )
     said: list[str] = []
     model = bert.load(tmp_path / "model", said.append)
-    assert said[-1].endswith("starts afresh: bert/pooler, classifier")
+    assert said[-1].endswith("randomly initialized: bert/pooler, classifier")
     assert (model.architecture, model.labels) == ("Bert", ())
     encoded = model.encode(["a b", "c"])
     assert encoded.pooled_output is None
@@ -281,7 +281,7 @@ def test_training_starts_from_a_folder(pretrained: Path, corpus: Path, sst2: Pat
     assert pretrain([*again, f"--init={source}", f"--output_dir={tmp_path / 'whole'}"]) == 0
     text = capsys.readouterr().out
     assert f"from {source}: bert, predictions, seq_relationship (" in text
-    assert "starts afresh" not in text
+    assert "is randomly initialized" not in text
     assert (tmp_path / "whole" / "vocab.txt").read_bytes() == (source / "vocab.txt").read_bytes()
 
     bare = tmp_path / "bare"
@@ -290,13 +290,13 @@ def test_training_starts_from_a_folder(pretrained: Path, corpus: Path, sst2: Pat
     edit(bare, architectures=["BertModel"])
     assert pretrain([*again, f"--init={bare}", f"--output_dir={tmp_path / 'headless'}"]) == 0
     text = capsys.readouterr().out
-    assert "starts afresh: bert/pooler, predictions, seq_relationship" in text
+    assert "randomly initialized: bert/pooler, predictions, seq_relationship" in text
     arguments = [f"--data.dir={sst2}", f"--output_dir={tmp_path / 'sst2'}", "--data.max_length=32"]
     arguments += ["--data.buckets=32", "--training.batch_size=8", "--training.epochs=1"]
     assert finetune(["--config=sst2", f"--init={source}", *arguments]) == 0
     text = capsys.readouterr().out
     assert f"from {source}: bert (" in text
-    assert "starts afresh: classifier\nnot taken over: predictions, seq_relationship" in text
+    assert "randomly initialized: classifier\nnot taken over: predictions, seq_relationship" in text
 
 
 @pytest.mark.parametrize(

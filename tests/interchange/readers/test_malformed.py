@@ -88,7 +88,7 @@ MALFORMED = {
     "shape": (lambda f: rewrite(f, narrower), "bert.pooler.dense.bias is [11], but config.json makes it [12]"),
     "small table": (lambda f: edit(f, vocab_size=22), "has 23 pieces, but the model has rows for 22"),
     "vocabulary": (lambda f: edit(f, vocab_size=24), "word_embeddings.weight is [23, 12], but config.json makes"),
-    "layers": (lambda f: edit(f, num_hidden_layers=1), "of 1 layers lacks: mend architectures"),
+    "layers": (lambda f: edit(f, num_hidden_layers=1), "of 1 layers lacks: fix architectures"),
     "more layers": (lambda f: edit(f, num_hidden_layers=3), "lacks bert.encoder.layer.2.attention.self.query.weight"),
     "unexplained": (
         lambda f: rewrite(f, lambda t: {**t, "bert.x": t["classifier.bias"]}),
@@ -106,7 +106,7 @@ MALFORMED = {
         f"no {key}": (lambda f, key=key: edit(f, **{key: None}), f"config.json lacks {key}: copy it again")
         for key in hf.REQUIRED
     },
-    "dropout": (lambda f: edit(f, classifier_dropout="0.1"), "classifier_dropout is '0.1': mend it to a number"),
+    "dropout": (lambda f: edit(f, classifier_dropout="0.1"), "classifier_dropout is '0.1': set it to a number"),
     "a word": (lambda f: edit(f, hidden_size="wide"), "hidden_size is 'wide'"),
     "heads": (lambda f: edit(f, num_attention_heads=5), "not divisible by num_attention_heads"),
     "activation": (lambda f: edit(f, hidden_act="mish"), "hidden_act is 'mish'"),
@@ -118,14 +118,14 @@ MALFORMED = {
     "epsilon": (lambda f: edit(f, layer_norm_eps=-1), "layer_norm_eps is -1: it must be above 0"),
     "no number": (lambda f: edit(f, layer_norm_eps=float("nan")), "layer_norm_eps is nan: it must be above 0"),
     "deviation": (lambda f: edit(f, initializer_range=-1), "initializer_range is -1: it must be 0 or above"),
-    "tied": (lambda f: edit(f, tie_word_embeddings="false"), "tie_word_embeddings is 'false', mend it"),
-    "problem": (lambda f: edit(f, problem_type="rubbish"), "problem_type is 'rubbish': mend it to one of regression"),
+    "tied": (lambda f: edit(f, tie_word_embeddings="false"), "tie_word_embeddings is 'false', fix it"),
+    "problem": (lambda f: edit(f, problem_type="rubbish"), "problem_type is 'rubbish': set it to one of regression"),
     "endless vocabulary": (lambda f: edit(f, vocab_size=10**15), "vocab_size is 1000000000000000: copy the file"),
     "endless layers": (lambda f: edit(f, num_hidden_layers=10**6), "too few for the 1,000,000 layers of config.json"),
     "a layer too many": (lambda f: edit(f, num_hidden_layers=3), "lacks bert.encoder.layer.2.attention.self.query"),
     "deep json": (lambda f: (f / "config.json").write_text("[" * 10**5), "config.json is not a whole JSON file"),
-    "settings of the tokenizer": (lambda f: (f / SETTINGS).write_text("[]"), f"{SETTINGS} is no JSON object: mend it"),
-    "casing": (lambda f: (f / SETTINGS).write_text('{"do_lower_case": "no"}'), "do_lower_case is 'no', mend it to"),
+    "settings of the tokenizer": (lambda f: (f / SETTINGS).write_text("[]"), f"{SETTINGS} is no JSON object: fix it"),
+    "casing": (lambda f: (f / SETTINGS).write_text('{"do_lower_case": "no"}'), "do_lower_case is 'no', fix it to"),
     "added tokens": (lambda f: (f / ADDED).write_text('{"[X]": 99}'), "numbers the added token '[X]' 99, and its"),
     "added token": (lambda f: (f / ADDED).write_text('{"[X]": "a"}'), "the number of '[X]' is 'a': copy the file"),
     "added table": (
