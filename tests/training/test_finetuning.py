@@ -48,7 +48,7 @@ def test_it_says_what_came_from_where(pretrained: Path, sst2: Path, tmp_path: Pa
     assert run(tmp_path / "run", sst2, f"--init={pretrained}", "--training.epochs=1") == 0
     text = capsys.readouterr().out
     assert f"from {pretrained}, step 6: bert (" in text
-    assert "randomly initialized: classifier\nnot taken over: predictions, seq_relationship" in text
+    assert "randomly initialized: classifier\nnot loaded: predictions, seq_relationship" in text
 
 
 def test_the_encoder_starts_as_pretrained_and_the_head_afresh(pretrained: Path) -> None:

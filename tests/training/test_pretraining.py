@@ -250,7 +250,7 @@ def test_continued_pretraining_takes_weights_and_vocabulary(pretrained, corpus, 
 def test_heads_that_a_source_does_not_have_start_afresh(finetuned, corpus, tmp_path, capsys) -> None:
     assert main([f"--init={finetuned}", f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]) == 0
     said = capsys.readouterr().out
-    assert "randomly initialized: predictions, seq_relationship\nnot taken over: classifier" in said
+    assert "randomly initialized: predictions, seq_relationship\nnot loaded: classifier" in said
 
 
 def test_load_encodes_and_fills_masks(pretrained: Path) -> None:

@@ -296,7 +296,7 @@ def test_training_starts_from_a_folder(pretrained: Path, corpus: Path, sst2: Pat
     assert finetune(["--config=sst2", f"--init={source}", *arguments]) == 0
     text = capsys.readouterr().out
     assert f"from {source}: bert (" in text
-    assert "randomly initialized: classifier\nnot taken over: predictions, seq_relationship" in text
+    assert "randomly initialized: classifier\nnot loaded: predictions, seq_relationship" in text
 
 
 @pytest.mark.parametrize(
