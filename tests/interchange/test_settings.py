@@ -80,8 +80,8 @@ def test_how_texts_are_read_is_honoured_told_or_an_error(made, tmp_path: Path) -
 
     for content, sentence in (
         ('{"max_seq_length": 0}', "max_seq_length is 0: set it"),
-        ('{"max_seq_length": true}', "max_seq_length is True: fix it"),
-        ('{"do_lower_case": "yes"}', "do_lower_case is 'yes': fix it"),
+        ('{"max_seq_length": true}', "max_seq_length is True: set it"),
+        ('{"do_lower_case": "yes"}', "do_lower_case is 'yes': set it"),
         ("[]", "sentence_bert_config.json is not a JSON object"),
     ):
         settings.write_text(content)
