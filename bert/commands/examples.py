@@ -99,13 +99,12 @@ def _statistics(found: PretrainingDataset, tokenizer: Tokenizer) -> None:
     import numpy as np
 
     from bert.data.pretraining.builder import open_rows
-    from bert.data.pretraining.id_checks import share_of_unknown_pieces
     from bert.data.pretraining.packing import EXAMPLE_LENGTH
     from bert.runs.progress import print_table
     from bert.tokenizer.wordpiece import special_ids
 
     counts = found.counts
-    unknown = share_of_unknown_pieces(found, special_ids(tokenizer))
+    unknown = found.unknown_rate(special_ids(tokenizer))
     lines = [("unknown pieces", f"{unknown:.3%} of the training pieces")]
     for split, paths in (("train", found.train), ("eval", found.eval)):
         documents, sentences, tokens = (counts[f"{split}_{name}"] for name in ("documents", "sentences", "tokens"))

@@ -198,6 +198,19 @@ def embedding_rows(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
+def require_embedding_rows(tokenizer: Tokenizer, vocab_size: int, source: str | Path) -> None:
+    """Raises UserError if a token of the vocabulary has no row in an embedding of ``vocab_size`` rows.
+
+    Args:
+        source: where the vocabulary is from, for the message.
+    """
+    if (rows := embedding_rows(tokenizer)) > vocab_size:
+        raise UserError(
+            f"{source}: the vocabulary needs {rows} rows, but the model's embedding has {vocab_size} (vocab_size): "
+            "use the vocabulary and the model of one source"
+        )
+
+
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
     """Hash of all that decides which ids a text becomes: 64 hexadecimal digits."""
     content = json.loads(tokenizer.to_str())

@@ -19,7 +19,6 @@ from tokenizers import Tokenizer
 from bert import metrics
 from bert.config import FinetuneConfig, ModelConfig, TrainingConfig
 from bert.data.batching import FinetuningLoader
-from bert.data.pretraining.id_checks import require_known_ids_of_rows
 from bert.errors import ScientificInt, UserError, require
 from bert.inference.loading import load
 from bert.inference.pretrained import Params, Pretrained
@@ -37,7 +36,13 @@ from bert.runtime.profiling import profiler
 from bert.tasks import make_task
 from bert.tasks.base import Examples, Outputs, Task
 from bert.tasks.splits import cut_facts, label_facts, read_splits
-from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer, save_tokenizer, train_tokenizer
+from bert.tokenizer.wordpiece import (
+    embedding_rows,
+    load_tokenizer,
+    require_embedding_rows,
+    save_tokenizer,
+    train_tokenizer,
+)
 from bert.training.evaluation import Apply, Split, TaskEvaluator, read_eval_metrics, scores_of_line, should_stop_early
 from bert.training.initialization import initialize_state, model_config_from_source, with_vocab_size
 from bert.training.loop import LoopHooks, count_parameters, fit, num_train_steps, time_step
@@ -80,6 +85,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Log = print) -> dict[str, Any]
         say(note)
 
     origin = _resolve_init(run, read["train"], say)
+    require_embedding_rows(origin.tokenizer, origin.config.known_vocab_size, origin.name)
     data = task.to_config(data)
     if data.max_length > origin.config.max_position_embeddings:
         raise UserError(
@@ -87,8 +93,6 @@ def finetune(run: RunFolder[FinetuneConfig], say: Log = print) -> dict[str, Any]
             f"({origin.config.max_position_embeddings}): shorten it"
         )
     splits = {name: Split(examples, task.features(origin.tokenizer, examples, data)) for name, examples in read.items()}
-    for name, split in splits.items():
-        require_known_ids_of_rows(split.features, origin.config.known_vocab_size, name)
     train, dev = splits["train"].features, splits["dev"]
     config = _resolved(dataclasses.replace(run.config, data=data, model=origin.config), len(train))
     config.check_model()

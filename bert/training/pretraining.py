@@ -20,7 +20,6 @@ from bert.config import PretrainConfig
 from bert.config.pretraining import Phase, phase_configs, phases_of
 from bert.data.corpus.vocabulary import corpus_vocabulary
 from bert.data.pretraining.builder import PretrainingDataset, build_examples, open_rows
-from bert.data.pretraining.id_checks import check_token_ids, share_of_unknown_pieces
 from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, held_out_batches, make_masking
 from bert.data.pretraining.objectives import OBJECTIVES, PretrainingObjective
 from bert.errors import UserError, require
@@ -36,7 +35,7 @@ from bert.runs.folder import RunFolder
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import profiler
 from bert.tokenizer.extension import decompose_new_tokens
-from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer, save_tokenizer, special_ids
+from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer, require_embedding_rows, save_tokenizer, special_ids
 from bert.training.initialization import (
     Params,
     extend_embeddings,
@@ -125,13 +124,13 @@ def pretrain(run: RunFolder[PretrainConfig], say: Log = print) -> dict[str, Any]
         tokenizer = _tokenizer(run, source, say)
         if source is None:
             config = dataclasses.replace(config, model=with_vocab_size(config.model, embedding_rows(tokenizer)))
+        else:
+            require_embedding_rows(tokenizer, config.model.known_vocab_size, run.config.tokenizer.path or source.source)
         special = special_ids(tokenizer)
         tell = progress.progress_lines(say)
         sets = [build_examples(one.data, tokenizer, progress=tell) for one in phase_configs(config)]
         run.check_data(" ".join(dict.fromkeys(examples.folder.name for examples in sets)))
-        for examples in sets:
-            check_token_ids(examples, config.model.known_vocab_size)
-        unknown = share_of_unknown_pieces(sets[0], special)
+        unknown = sets[0].unknown_rate(special)
         if unknown > UNK_RATE_WARNING:
             say(
                 f"warning: {unknown:.1%} of the training pieces are {tokenizer.id_to_token(special.unk)}, which is "

@@ -299,6 +299,17 @@ def test_errors_of_data_and_start(pretrained: Path, finetuned: Path, sst2: Path,
     assert "line 3" in fine(bad, f"--init={pretrained}")
 
 
+def test_vocabulary_larger_than_the_embedding_stops_the_run(pretrained, sst2, tmp_path, fails) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(pretrained, source)
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["ba"] = 4000
+    (source / "tokenizer.json").write_text(json.dumps(tokenizer))
+    arguments = [f"--init={source}", f"--data.dir={sst2}", "--data.max_length=32", f"--output_dir={tmp_path / 'run'}"]
+    assert "the vocabulary needs 4001 rows" in fails(main, "--config=sst2", *arguments)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 @pytest.mark.slow
 def test_a_mesh_gives_the_run_of_one_device(
     finetuned: Path, pretrained: Path, sst2: Path, tmp_path, monkeypatch

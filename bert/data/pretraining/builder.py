@@ -34,7 +34,7 @@ from bert.data.row_template import RowTemplate, row_template
 from bert.errors import UserError, require
 from bert.files import user_cache_dir, write_array, write_atomic
 from bert.locks import blocking_lock
-from bert.tokenizer.wordpiece import keeps_spaces, special_ids, tokenizer_fingerprint
+from bert.tokenizer.wordpiece import SpecialTokenIds, keeps_spaces, special_ids, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -87,6 +87,21 @@ class PretrainingDataset:
     def unigram_counts(self) -> np.ndarray:
         """Occurrences of each piece in the training rows, special ones included, padding not: int64 [V]."""
         return np.load(self.folder / _COUNTS)
+
+    def unknown_rate(self, special: SpecialTokenIds) -> float:
+        """Share of [UNK] among the training tokens, other special tokens left out.
+
+        Raises:
+          UserError: every token is [UNK], so that there is nothing to predict.
+        """
+        unknown = self.unigram_counts[special.unk]
+        known = np.delete(self.unigram_counts, list(special.all)).sum()
+        if not known:
+            raise UserError(
+                "the vocabulary has no token of data.train: use one of the corpus' language (tokenizer.path, init), "
+                "or train one"
+            )
+        return float(unknown / (known + unknown))
 
 
 def build_examples(

@@ -18,7 +18,7 @@ from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.readers.tf_checkpoint import Bundle
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
-from bert.tokenizer.wordpiece import embedding_rows, first_cased_token, load_tokenizer
+from bert.tokenizer.wordpiece import first_cased_token, load_tokenizer, require_embedding_rows
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -185,11 +185,7 @@ def read_tokenizer(folder: Path, config: ModelConfig, say: Log = lambda text: No
     tokenizer = load_tokenizer(folder, TokenizerConfig(lowercase=lowercase))
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         say(f"text is {'lower-cased' if lowercase else 'not lower-cased'}: {why}")
-    if (pieces := embedding_rows(tokenizer)) > config.known_vocab_size:
-        raise UserError(
-            f"{folder} has {pieces} pieces in its vocabulary, but vocab_size in {CONFIG} is {config.vocab_size}: "
-            "take both files from one checkpoint"
-        )
+    require_embedding_rows(tokenizer, config.known_vocab_size, folder)
     return tokenizer
 
 

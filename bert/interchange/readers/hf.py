@@ -24,7 +24,7 @@ from bert.interchange.pooling import read_pooling
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_json, read_tensors
 from bert.tokenizer.hf_settings import SETTINGS, read_settings
-from bert.tokenizer.wordpiece import embedding_rows, first_cased_token, load_tokenizer
+from bert.tokenizer.wordpiece import first_cased_token, load_tokenizer, require_embedding_rows
 
 Log = Callable[[str], None]
 
@@ -90,11 +90,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     problem_type = _problem_type(content, file) if labels else None
     tokenizer = load_tokenizer(folder)
     _warn_casing(folder, tokenizer, say)
-    if embedding_rows(tokenizer) > config.known_vocab_size:
-        raise UserError(
-            f"{folder}: the vocabulary has {embedding_rows(tokenizer)} pieces, but the model has rows for "
-            f"{config.vocab_size}: copy both again from one source"
-        )
+    require_embedding_rows(tokenizer, config.known_vocab_size, folder)
     stored, source = read_tensors(folder)
     found, config = _rename_tensors(stored, source, config, family, architecture, say)
     parts = _check_tensors(found, source, config, family, architecture, labels)

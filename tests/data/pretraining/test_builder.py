@@ -17,7 +17,7 @@ import pytest
 from bert.data.pretraining import builder
 from bert.data.pretraining.builder import build_examples, open_examples, open_rows
 from bert.errors import UserError
-from bert.tokenizer.wordpiece import SPECIAL_TOKENS, load_tokenizer
+from bert.tokenizer.wordpiece import SPECIAL_TOKENS, SpecialTokenIds, load_tokenizer
 from tests.data.pretraining.conftest import (
     CLS,
     DOCUMENTS,
@@ -91,6 +91,17 @@ def test_unigram_counts_are_those_of_the_training_rows(built, tokenizer):
     expected = np.bincount(ids[ids != PAD], minlength=tokenizer.get_vocab_size())
     np.testing.assert_array_equal(built.unigram_counts, expected)
     assert built.unigram_counts.dtype == np.int64
+
+
+def test_unknown_rate_leaves_out_the_other_special_tokens(built):
+    examples = open_examples(built.folder)
+    counts = np.zeros(examples.vocab_size, np.int64)
+    vars(examples)["unigram_counts"] = counts  # the cached property's value
+    counts[:5], counts[7] = (50, 10, 50, 50, 0), 30
+    assert examples.unknown_rate(SpecialTokenIds(*range(5))) == 0.25
+    counts[7] = 0
+    with pytest.raises(UserError, match=r"no token of data\.train"):
+        examples.unknown_rate(SpecialTokenIds(*range(5)))
 
 
 def test_take_gives_rows_in_the_order_asked_for(built):

@@ -301,7 +301,7 @@ def test_a_tokenizer_configuration_knows_better(tmp_path: Path) -> None:
 
 def test_a_vocabulary_must_fit_the_embedding(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, {}, pieces=PIECES + [f"piece{i}" for i in range(20)])
-    with pytest.raises(UserError, match="30 pieces"):
+    with pytest.raises(UserError, match="needs 30 rows"):
         read_tokenizer(folder, CONFIG)
     shutil.copy(folder / "bert_config.json", folder / "vocab.txt")
     with pytest.raises(UserError, match="lacks"):

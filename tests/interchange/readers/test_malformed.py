@@ -86,7 +86,7 @@ MALFORMED = {
     "half an index": (lambda f: [shard(f), (f / INDEX).write_text('{"weight_map"')], "is not a whole JSON file"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no weights"),
     "shape": (lambda f: rewrite(f, narrower), "bert.pooler.dense.bias is [11], but config.json makes it [12]"),
-    "small table": (lambda f: edit(f, vocab_size=22), "has 23 pieces, but the model has rows for 22"),
+    "small table": (lambda f: edit(f, vocab_size=22), "needs 23 rows, but the model's embedding has 22"),
     "vocabulary": (lambda f: edit(f, vocab_size=24), "word_embeddings.weight is [23, 12], but config.json makes"),
     "layers": (lambda f: edit(f, num_hidden_layers=1), "of 1 layers lacks: fix architectures"),
     "more layers": (lambda f: edit(f, num_hidden_layers=3), "lacks bert.encoder.layer.2.attention.self.query.weight"),
