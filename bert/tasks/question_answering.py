@@ -21,7 +21,6 @@ from bert.errors import UserError, convert, require
 from bert.files import write_atomic
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.readers import split_files
-from bert.tasks.readers.json_location import JsonLocation
 from bert.tasks.span_features import Answer, Answers, Example, Windows, decode_answers, make_qa_features
 
 __all__ = ["Dataset", "SquadTask", "decode_answers", "make_qa_features", "read", "references", "write_predictions"]
@@ -79,36 +78,34 @@ def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossi
       may_be_impossible: a labelled file may have questions without an answer, as v2.0.
 
     Raises:
-      UserError: the file, the line and id of the question, what is wrong, and the fix.
+      UserError: the file, the id of the question, what is wrong, and the fix.
     """
     path = Path(path)
     examples: list[Example] = []
     misplaced: list[str] = []
-    seen: dict[str, JsonLocation] = {}
-    for context, question, place in _questions(path):
-        id = _get(question, "id", str, place)
-        place = place.inside("id")._replace(name=f"question {id}")
+    seen: set[str] = set()
+    for context, question, location in _questions(path):
+        id = _get(question, "id", str, location)
+        location = f"{path}, question {id}"
         if id in seen:
-            raise place.error(
-                f"the id occurs twice, on line {seen[id].line} for the first time: give every question an id of its own"
-            )
-        seen[id] = place
-        text = _get(question, "question", str, place)
+            raise UserError(f"{location}: the id occurs twice: give every question an id of its own")
+        seen.add(id)
+        text = _get(question, "question", str, location)
         if not text.strip():
-            raise place.error("the question is empty: write it or remove the entry")
-        impossible = "is_impossible" in question and _get(question, "is_impossible", bool, place)
-        listed = _get(question, "answers", list, place) if labelled or "answers" in question else []
-        answers = tuple(_answer(entry, context, place) for entry in listed)
+            raise UserError(f"{location}: the question is empty: write it or remove the entry")
+        impossible = "is_impossible" in question and _get(question, "is_impossible", bool, location)
+        listed = _get(question, "answers", list, location) if labelled or "answers" in question else []
+        answers = tuple(_answer(entry, context, location) for entry in listed)
         if impossible and answers:
-            raise place.error("is_impossible is true but there are answers: remove one or the other")
+            raise UserError(f"{location}: is_impossible is true but there are answers: remove one or the other")
         if labelled and not impossible and not answers:
-            raise place.error("no answers: list one, or set is_impossible to true")
-        if any(answer.start is None for answer in answers):
+            raise UserError(f"{location}: no answers: list one, or set is_impossible to true")
+        wrong = next((index for index, answer in enumerate(answers) if answer.start is None), None)
+        if wrong is not None:
             if strict:
-                number = next(number for number, answer in enumerate(answers) if answer.start is None)
-                start = listed[number]["answer_start"]
-                raise place.error(
-                    f"the answer {answers[number].text[:80]!r} does not stand at character {start} "
+                start = listed[wrong]["answer_start"]
+                raise UserError(
+                    f"{location}: the answer {answers[wrong].text[:80]!r} does not stand at character {start} "
                     f"of its context, where there is {context[max(start, 0) :][:40]!r}: fix answer_start or the text"
                 )
             misplaced.append(id)
@@ -118,7 +115,7 @@ def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossi
     labelled = labelled or all(example.answers or example.is_impossible for example in examples)
     impossible_id = next((example.id for example in examples if example.is_impossible), None)
     if labelled and impossible_id is not None and not may_be_impossible:
-        raise seen[impossible_id].error("it has no answer, as in SQuAD v2.0: take the task squad2")
+        raise UserError(f"{path}, question {impossible_id}: it has no answer, as in SQuAD v2.0: use the task squad2")
     return Dataset(examples, misplaced, labelled)
 
 
@@ -145,13 +142,12 @@ def write_predictions(folder: Path, answers: Answers) -> list[Path]:
     return [folder / name for name in files]
 
 
-def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], JsonLocation]]:
-    """(context, question's entry, its place in the file) of each question."""
+def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """(context, question's entry, its file and indices for messages) of each question."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-        content = parse_json(text)
+        content = parse_json(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): name a file in SQuAD's JSON layout") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}): pass a file in SQuAD's JSON layout") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}, byte {error.start}: not UTF-8: {convert(error.object)}") from None
     except json.JSONDecodeError as error:
@@ -160,31 +156,30 @@ def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], JsonLocation]]
         ) from None
     except ValueError as error:  # thousands of digits in a number, or of brackets in one another
         raise UserError(f"{path}: not JSON that can be read ({error}), the file is damaged: copy it again") from None
-    file = JsonLocation(path, text)
-    for a, article in enumerate(_get(content, "data", list, file)):
-        for p, paragraph in enumerate(_get(article, "paragraphs", list, file.inside("data", a))):
-            place = file.inside("data", a, "paragraphs", p)
-            context = _get(paragraph, "context", str, place)
-            for q, question in enumerate(_get(paragraph, "qas", list, place)):
-                yield context, question, place.inside("qas", q)
+    for a, article in enumerate(_get(content, "data", list, str(path))):
+        for p, paragraph in enumerate(_get(article, "paragraphs", list, f"{path}, data[{a}]")):
+            location = f"{path}, data[{a}].paragraphs[{p}]"
+            context = _get(paragraph, "context", str, location)
+            for q, question in enumerate(_get(paragraph, "qas", list, location)):
+                yield context, question, f"{location}.qas[{q}]"
 
 
-_KINDS: dict[type, str] = {str: "a text", list: "a list", bool: "true or false", int: "a whole number"}
+_JSON_TYPES: dict[type, str] = {str: "a text", list: "a list", bool: "true or false", int: "a whole number"}
 
 
-def _get(entry: Any, key: str, kind: type, place: JsonLocation) -> Any:
+def _get(entry: Any, key: str, type_: type, location: str) -> Any:
     if not isinstance(entry, dict) or key not in entry:
-        raise place.error(f"no {key!r}: the file must follow SQuAD's layout")
+        raise UserError(f"{location}: no {key!r}: the file must follow SQuAD's layout")
     value = entry[key]
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise place.error(f"{key!r} is {str(value)[:40]!r}: it must be {_KINDS[kind]}")
+    if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
+        raise UserError(f"{location}: {key!r} is {str(value)[:40]!r}: it must be {_JSON_TYPES[type_]}")
     return value
 
 
-def _answer(entry: Any, context: str, place: JsonLocation) -> Answer:
-    text, start = _get(entry, "text", str, place), _get(entry, "answer_start", int, place)
-    placed = start >= 0 and text.strip() and context.startswith(text, start)
-    return Answer(text, start if placed else None)
+def _answer(entry: Any, context: str, location: str) -> Answer:
+    text, start = _get(entry, "text", str, location), _get(entry, "answer_start", int, location)
+    has_position = start >= 0 and text.strip() and context.startswith(text, start)
+    return Answer(text, start if has_position else None)
 
 
 class AnswerPrediction(NamedTuple):
