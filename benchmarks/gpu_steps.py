@@ -16,7 +16,7 @@ import numpy as np
 from flax import traverse_util
 
 from bert.analysis.flops import TRAINING, forward_flops
-from bert.analysis.memory_estimate import layer_activation_bytes
+from bert.analysis.memory_estimate import activation_bytes
 from bert.config import ModelConfig, OptimizerConfig, TrainingConfig
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.data.pretraining.masking import Masking
@@ -70,13 +70,12 @@ SMALL = Scale((1, 32, 2), (2, 32, 2), 99, (16, 32), (32, 64, 256), 2, 400_000)
 def remat_of(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, is_fast: bool) -> str:
     """`LayerExecution.remat` of a row: "dots" where a step that stores everything would fill 70% of the memory.
 
-    `bert plan` counts the same; here of the layers and of the logits, of which each piece takes 10 bytes a decoded
-    position.
+    Counted are the layers, by the formula of `bert.analysis.memory_estimate`, and the logits, which take 10 bytes for
+    each token of the vocabulary and decoded position.
     """
     config = model_config(scale, sizes, 0.0 if is_fast else 0.1)
-    kernel = "cudnn" if is_fast else "written"
-    layer = layer_activation_bytes(config, "bfloat16", "none", length, False, "hash", kernel)
-    stored = sizes[0] * layer * tokens / length + 0.15 * 10 * scale.pieces * tokens
+    layers = activation_bytes(config, length, stores_scores=not is_fast)
+    stored = layers * tokens / length + 0.15 * 10 * scale.pieces * tokens
     return "dots" if stored > 0.7 * scale.memory else "none"
 
 

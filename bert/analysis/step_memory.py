@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.experimental import topologies
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, TrainingConfig
 from bert.data.pretraining.loader import masked_batch, random_uint64s_per_row
@@ -26,7 +26,7 @@ from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.errors import ScientificInt, UserError, require
 from bert.model.execution import LayerExecution
 from bert.model.heads import BertForMaskedLM, BertForPreTraining
-from bert.parallel.backends import MeshParallel
+from bert.parallel.backends import MeshParallel, check_model
 from bert.parallel.sharding import partition_spec, path_str
 from bert.training.losses import Objective, pretraining_objective
 from bert.training.optimizer import make_optimizer
@@ -65,7 +65,7 @@ def compiled_step_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemo
 def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered:
     """The train step of a run, traced for the devices of a mesh, ready to be compiled."""
     training = config.training
-    mesh.check_model(config.model)
+    check_model(mesh.shape, config.model)
     mesh.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
     _, objective, optimizer = _parts(config, mesh.cudnn_head)
     step = make_train_step(objective, optimizer, config.seed, training.dropout_rng, mesh.axis)
@@ -150,17 +150,16 @@ def tpu_devices(topology: str) -> Sequence[jax.Device]:
         ) from None
 
 
-def state_bytes(config: PretrainConfig, mesh: MeshParallel) -> tuple[int, int]:
-    """Bytes of parameters and of optimizer state on one device: counted, by the table of places."""
+def state_bytes(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> tuple[int, int]:
+    """Exact bytes of parameters and of optimizer state on one device, by the sharding rules."""
     state = state_shapes(config)
-    return bytes_per_device(state.params, "params", mesh), bytes_per_device(state.opt_state, "opt_state", mesh)
+    return _bytes_per_device(state.params, "params", mesh), _bytes_per_device(state.opt_state, "opt_state", mesh)
 
 
-def bytes_per_device(tree: Any, name: str, mesh: MeshParallel) -> int:
-    """Bytes on one device of a part of the state, where ``name`` leads to it."""
-    found = 0
+def _bytes_per_device(tree: Any, name: str, mesh: Mesh | AbstractMesh) -> int:
+    total = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        spec = partition_spec(f"{name}/{path_str(path)}", leaf.shape, mesh.mesh.shape)
-        part = NamedSharding(mesh.mesh, spec).shard_shape(leaf.shape)
-        found += math.prod(part) * leaf.dtype.itemsize
-    return found
+        spec = partition_spec(f"{name}/{path_str(path)}", leaf.shape, mesh.shape)
+        shard = NamedSharding(mesh, spec).shard_shape(leaf.shape)
+        total += math.prod(shard) * leaf.dtype.itemsize
+    return total

@@ -6,31 +6,31 @@ import dataclasses
 import importlib.util
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bert.commands.arguments import parse, run_command, split_options
 from bert.config import REMAT, PretrainConfig
 from bert.config.pretraining import phase_configs
 from bert.errors import UserError
-from bert.parallel.devices import TPUS, parse_device_spec
+from bert.parallel.devices import TPU_MEMORY_GIB, DeviceSpec, parse_device_spec
 
 if TYPE_CHECKING:
     from jax import Device
+    from jax.sharding import AbstractMesh, Mesh
 
     from bert.analysis.batch_fit import BatchFit
     from bert.parallel.backends import MeshParallel
 
-DESCRIPTION = """Tells what a pretraining run takes of each device before it is tried: its train step is compiled,
-without weights or data, for the local devices or, with libtpu installed, for a TPU slice that need not be there; for
-devices that cannot be compiled for here it is estimated. Each figure says which. The keys are those of bert pretrain:
-the config, and what is changed of it."""
+DESCRIPTION = """Reports how much memory of each device a pretraining run takes: its train step is compiled, without
+weights or data, for the local devices or, with libtpu installed, for a TPU slice that need not be present. For other
+devices it prints the exact size of the state and a rough formula for activations. The keys are those of bert
+pretrain."""
 
 OWN = {
-    "memory SIZE": "What a device has, for example 16GiB. (default: what the local device says of itself, or what the "
-    "kind has; of a GPU three quarters, as JAX takes them)",
-    "device KIND": "Other devices than the local ones: h100, h100:8 for eight of them, or a TPU slice such as v5e:2x4. "
+    "memory SIZE": "Memory of one device, for example 16GiB. (default: what the local device reports, or that of the "
+    "TPU chip)",
+    "device KIND": "Devices that are not present: a TPU slice such as v5e:2x4, or any other kind and how many, h100:8. "
     "(default: the local devices)",
 }
 """The options that are no keys of a configuration."""
@@ -47,8 +47,8 @@ MIN_EFFICIENT_ROWS = 8
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    argv, given = split_options(argv, ("memory", "device"))
-    memory = None if "memory" not in given else size_of(given["memory"])
+    argv, options = split_options(argv, ("memory", "device"))
+    memory = None if "memory" not in options else size_of(options["memory"])
     config, _ = parse(
         PretrainConfig,
         argv,
@@ -62,71 +62,83 @@ def main(argv: list[str]) -> int:
         model = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
         config = dataclasses.replace(config, model=model)
 
-    target = _target(config, given.get("device"))
-
-    from bert.analysis.batch_fit import fit_rows
-    from bert.analysis.memory_estimate import ESTIMATE_ERROR_PERCENT
-    from bert.analysis.step_memory import state_bytes
-
-    mesh = target.mesh
-    mesh.check_model(config.model)
-    memory = memory or target.memory()
-    print(f"{mesh.describe()}, {_size(memory)} each; {config.training.dtype}")
-    how = "compiled" if target.compiled else f"estimated, within {ESTIMATE_ERROR_PERCENT}% of compilations for TPU v5e"
-    parameters, optimizer = state_bytes(config, mesh)
-    print(f"  parameters      {_size(parameters):>10}  a device (counted)")
-    print(f"  optimizer state {_size(optimizer):>10}  a device (counted)")
-    for number, phase in enumerate(phase_configs(config), 1):
-        of_phase = f"phase {number}: " if config.phases else ""
-        print(f"{of_phase}batches of {phase.training.batch_size} x {phase.data.sequence_length} tokens")
-        print(f"  {'remat':6}{'rows at once':>13}{'micro-batches':>15}{'activations, gradients':>24}{'peak':>12}")
-        fits = []
-        for remat in REMAT:
-            fit = fit_rows(phase, mesh, memory, remat, target.compiled)
-            fits.append(fit)
-            rows = str(fit.rows) if fit.rows else "1 is over"
-            working, peak = ("-", "-") if fit.memory is None else (_size(fit.memory.working), _size(fit.memory.peak))
-            print(f"  {remat:6}{rows:>13}{fit.micro_batches:>15}{working:>24}{peak:>12}  a device ({how})", flush=True)
-        print(suggestion(fits, mesh, f"phases.{number}" if config.phases else "training"))
-    return 0
-
-
-@dataclass(frozen=True)
-class Target:
-    """The devices of a plan.
-
-    Attributes:
-        mesh: they.
-        memory: gives bytes of each; raises UserError where nobody knows.
-        compiled: whether they can be compiled for.
-    """
-
-    mesh: MeshParallel
-    memory: Callable[[], int]
-    compiled: bool
-
-
-def _target(config: PretrainConfig, text: str | None) -> Target:
-    """What ``--device`` means: the local devices without it, a slice to compile for, or else devices by name."""
-    named = None if text is None else parse_device_spec(text)
+    spec = None if "device" not in options else parse_device_spec(options["device"])
+    is_slice = spec is not None and spec.kind in TPU_MEMORY_GIB and spec.count is not None
+    if spec is not None and not (is_slice and importlib.util.find_spec("libtpu")):
+        if memory is not None:
+            raise UserError("command line: --memory is set, but nothing compiles here for this --device: remove one")
+        _print_estimate(config, spec)
+        return 0
 
     import jax
 
-    from bert.analysis.memory_estimate import AbstractMeshParallel
     from bert.analysis.step_memory import tpu_devices
+
+    devices = jax.local_devices() if spec is None else tpu_devices(options["device"].lower())
+    if memory is None:
+        memory = _memory_of(devices[0]) if spec is None else int(TPU_MEMORY_GIB[spec.kind] * 2**30)
+    _print_compiled(config, devices, memory)
+    return 0
+
+
+def _print_compiled(config: PretrainConfig, devices: Sequence[Device], memory: int) -> None:
+    from bert.analysis.batch_fit import fit_rows
     from bert.parallel.backends import MeshParallel
 
-    shape = config.training.mesh_shape
-    if text is None or named is None:
-        devices = jax.local_devices()
-    elif named.count and named.kind in TPUS and importlib.util.find_spec("libtpu"):
-        devices = tpu_devices(text.lower())
-    else:
-        count = named.count or math.prod(shape or (1,))
-        mesh: MeshParallel = AbstractMeshParallel(shape or (count, 1, 1), named.name, count, named.cudnn_head)
-        return Target(mesh, lambda: named.memory, False)
-    mesh = MeshParallel(shape or (len(devices), 1, 1), devices)
-    return Target(mesh, lambda: _memory_of(devices[0]) if named is None else named.memory, True)
+    mesh = MeshParallel(config.training.mesh_shape or (len(devices), 1, 1), devices)
+    print(f"{mesh.describe()}, {_size(memory)} each; {config.training.dtype}")
+    _print_state(config, mesh.mesh)
+    for number, phase in enumerate(phase_configs(config), 1):
+        print(_phase_title(config, phase, number))
+        print(f"  {'remat':6}{'rows at once':>13}{'micro-batches':>15}{'activations, gradients':>24}{'peak':>12}")
+        fits = []
+        for remat in REMAT:
+            fit = fit_rows(phase, mesh, memory, remat)
+            fits.append(fit)
+            rows = str(fit.rows) if fit.rows else "1 is over"
+            working, peak = ("-", "-") if fit.memory is None else (_size(fit.memory.working), _size(fit.memory.peak))
+            print(f"  {remat:6}{rows:>13}{fit.micro_batches:>15}{working:>24}{peak:>12}  a device", flush=True)
+        print(suggestion(fits, mesh, f"phases.{number}" if config.phases else "training"))
+
+
+def _print_estimate(config: PretrainConfig, spec: DeviceSpec) -> None:
+    from jax.sharding import AbstractMesh, AxisType
+
+    from bert.analysis.memory_estimate import activation_bytes
+    from bert.parallel.backends import check_mesh
+    from bert.parallel.sharding import AXES
+
+    training = config.training
+    shape = training.mesh_shape or (spec.count or 1, 1, 1)
+    check_mesh(shape, spec.count or math.prod(shape))
+    axes = " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True))
+    print(f"{math.prod(shape)} x {spec.kind}, mesh {axes}; {training.dtype}; nothing compiles here for these devices")
+    _print_state(config, AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES)))
+    itemsize = 2 if training.dtype == "bfloat16" else 4
+    stores_scores = training.preset != "fast" or training.attention == "xla"
+    for number, phase in enumerate(phase_configs(config), 1):
+        print(_phase_title(config, phase, number))
+        for remat in ("none", "full"):
+            row = activation_bytes(
+                config.model, phase.data.sequence_length, itemsize, remat, stores_scores, tensor=shape[2]
+            )
+            print(f"  activations     {_size(row):>10}  a row at once, remat {remat} (rough)")
+    print("gradients take as much as the parameters; the formula is that of Korthikanti et al. 2022, arXiv 2205.05198")
+
+
+def _print_state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> None:
+    from bert.analysis.step_memory import state_bytes
+    from bert.parallel.backends import check_model
+
+    check_model((mesh.shape["data"], mesh.shape["fsdp"], mesh.shape["tensor"]), config.model)
+    parameters, optimizer = state_bytes(config, mesh)
+    print(f"  parameters      {_size(parameters):>10}  a device (exact)")
+    print(f"  optimizer state {_size(optimizer):>10}  a device (exact)")
+
+
+def _phase_title(config: PretrainConfig, phase: PretrainConfig, number: int) -> str:
+    prefix = f"phase {number}: " if config.phases else ""
+    return f"{prefix}batches of {phase.training.batch_size} x {phase.data.sequence_length} tokens"
 
 
 def suggestion(fits: list[BatchFit], mesh: MeshParallel, section: str = "training") -> str:

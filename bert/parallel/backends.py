@@ -79,7 +79,7 @@ def make_parallelism(training: TrainingConfig, model: ModelConfig | None = None)
     devices = jax.devices() if jax.process_count() > 1 else jax.local_devices()
     mesh = MeshParallel(training.mesh_shape or (len(devices), 1, 1), devices)
     if model is not None:
-        mesh.check_model(model)
+        check_model(mesh.shape, model)
     return mesh
 
 
@@ -182,20 +182,6 @@ class MeshParallel:
             + " x ".join(f"{axis} {size}" for axis, size in zip(AXES, self.shape, strict=True))
         )
 
-    def check_model(self, model: ModelConfig) -> None:
-        """Raises UserError where a dimension cannot be sharded evenly."""
-        _, fsdp, tensor = self.shape
-        for axis, parts, names in (
-            ("fsdp", fsdp, ("hidden_size",)),
-            ("tensor", tensor, ("num_attention_heads", "intermediate_size")),
-        ):
-            for name in names:
-                if getattr(model, name) % parts:
-                    raise UserError(
-                        f"model.{name} ({getattr(model, name)}) is not divisible by the {parts} devices of "
-                        f"training.mesh's axis {axis}: take fewer of these and more along data"
-                    )
-
     def check_batch(self, name: str, batch_size: int, micro_batches: int = 1) -> None:
         _check_batch(name, batch_size, self.shape[0] * self.shape[1], "shares of rows (data x fsdp)", micro_batches)
 
@@ -290,6 +276,21 @@ def check_mesh(shape: tuple[int, int, int], count: int) -> None:
             f"training.mesh ({'x'.join(map(str, shape))}) takes {math.prod(shape)} devices, and there are {count}: "
             f"choose three numbers whose product is {count}"
         )
+
+
+def check_model(shape: tuple[int, int, int], model: ModelConfig) -> None:
+    """Raises UserError if a dimension of the model cannot be sharded evenly over a mesh."""
+    _, fsdp, tensor = shape
+    for axis, devices, names in (
+        ("fsdp", fsdp, ("hidden_size",)),
+        ("tensor", tensor, ("num_attention_heads", "intermediate_size")),
+    ):
+        for name in names:
+            if getattr(model, name) % devices:
+                raise UserError(
+                    f"model.{name} ({getattr(model, name)}) is not divisible by the {devices} devices of "
+                    f"training.mesh's axis {axis}: take fewer of these and more along data"
+                )
 
 
 def _check_batch(name: str, batch_size: int, shares: int, what: str, micro_batches: int) -> None:
