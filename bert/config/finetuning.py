@@ -10,13 +10,6 @@ from bert.config.validation import check_at_least, check_fraction, check_seed, l
 from bert.errors import UserError
 
 
-class TunedFloat(float):
-    """A number that a run has found on its own data, and nobody has set: ``found 1.5`` in its config.yaml.
-
-    A run that repeats this one, by its config.yaml, finds its own.
-    """
-
-
 @dataclass(frozen=True)
 class ColumnsConfig:
     """Names of the columns, or of the fields in JSONL, of a custom task."""
@@ -96,9 +89,9 @@ class TaskDataConfig:
     """SQuAD: longest answer in tokens."""
     n_best: int = 20
     """SQuAD: most answers listed for each question in nbest_predictions.json."""
-    null_threshold: float | TunedFloat | None = None
-    """SQuAD v2.0: no answer is given where its score is better than the best answer's by more than this; null takes
-    what gives the best F1 on dev, which config.yaml then has as found X, and a repeat of the run finds again."""
+    null_threshold: float | None = None
+    """SQuAD v2.0: no answer is given where its score is better than the best answer's by more than this; null tunes it
+    for the best F1 on dev and writes it into results.json."""
     misplaced_answers: str = "skip"
     """SQuAD: training questions whose answers do not stand where the file says are skipped and counted (skip), or an
     error (error), in dev too."""

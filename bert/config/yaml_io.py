@@ -24,14 +24,11 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import register_type
 
 from bert.config import to_dict
-from bert.config.finetuning import TunedFloat
 from bert.errors import UTF8_HINT, ScientificInt, UserError, require
 
 Config = TypeVar("Config")
 
 NULLS = (None, "null", "~")
-FOUND = "found"
-"""Before a number in config.yaml that nobody has set."""
 
 
 class ConfigField(NamedTuple):
@@ -211,21 +208,17 @@ def _snippet(node: yaml.Node, text: str) -> str:
 
 def dump(config: Any) -> str:
     """The configuration as YAML; ``load_config`` reads it back into an equal object."""
-    return yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return yaml.dump(to_dict(config), Dumper=yaml.SafeDumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def load_config(config_class: type[Config], path: Path | str) -> Config:
     """The configuration in a YAML file, defaults filled in, ``check`` not called. Raises UserError."""
     keys = keys_of(config_class)
-    return build_config(config_class, convert_values(read_yaml(Path(path), keys), keys, found=True))
+    return build_config(config_class, convert_values(read_yaml(Path(path), keys), keys))
 
 
-def convert_values(given: dict[str, UserValue], keys: dict[str, ConfigField], found: bool = False) -> dict[str, Any]:
-    """The value of every key, as its type demands. Raises UserError at a text that is not of that type.
-
-    Args:
-      found: keep what a run has found. Without it that is null again: nobody has asked for it.
-    """
+def convert_values(given: dict[str, UserValue], keys: dict[str, ConfigField]) -> dict[str, Any]:
+    """The value of every key, as its type demands. Raises UserError at a text that is not of that type."""
     lists = {name: key for name, key in keys.items() if key.item is not None}
     for name in lists:
         given = _without_cleared(name, given)
@@ -233,7 +226,7 @@ def convert_values(given: dict[str, UserValue], keys: dict[str, ConfigField], fo
     leaves |= {name: require(key_of(name, keys), name) for name in given if name not in keys}
     values = _leaves({name: item for name, item in given.items() if name in leaves}, leaves)
     values |= {name: _items(name, key, given, values) for name, key in lists.items()}
-    return {name: None if isinstance(values[name], TunedFloat) and not found else values[name] for name in keys}
+    return {name: values[name] for name in keys}
 
 
 def _leaves(given: dict[str, UserValue], keys: dict[str, ConfigField]) -> dict[str, Any]:
@@ -297,7 +290,7 @@ def _wrong_type(item: UserValue, key: ConfigField) -> UserError:
         list[float]: "a list of numbers",
         type(None): "null",
     }
-    expected = " or ".join(names.get(member, str(member)) for member in key.members if member is not TunedFloat)
+    expected = " or ".join(names.get(member, str(member)) for member in key.members)
     return UserError(f"{item.where}: {item.shown}: {expected} is expected")
 
 
@@ -326,22 +319,4 @@ def _count(value: Any) -> ScientificInt:
     return ScientificInt(number)
 
 
-def _found(value: Any) -> TunedFloat:
-    """``found 1.5`` as FoundNumber; ValueError for anything else."""
-    word, _, number = str(value).partition(" ")
-    if word != FOUND:
-        raise ValueError(f"{value} is not {FOUND} and a number")
-    return TunedFloat(number)
-
-
-def _found_text(value: TunedFloat) -> str:
-    return f"{FOUND} {float(value)!r}"
-
-
-class _Dumper(yaml.SafeDumper):
-    """Plain values, and what a run has found."""
-
-
-_Dumper.add_representer(TunedFloat, lambda dumper, value: dumper.represent_str(_found_text(value)))
 register_type(ScientificInt, serializer=int, deserializer=_count)
-register_type(TunedFloat, serializer=_found_text, deserializer=_found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from bert.interchange.readers import google, hf
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
 from bert.model.heads import HEADS
 from bert.runs.folder import config_class_of_run
+from bert.runs.metrics_log import read_results
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.tasks import make_task
 from bert.tasks.base import Task
@@ -113,6 +115,8 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
     step, params = restored
     task, own = None, {}
     if isinstance(config, FinetuneConfig):
+        tuned = (read_results(path) or {}).get("tuned", {})
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, **tuned))
         task = make_task(config)
         own = {key: getattr(config, key) for key in ("data", "feature_layers", "classifier_dropout")}
     architecture = pretraining_architecture(set(params)) if task is None else HEADS[task.head].__name__

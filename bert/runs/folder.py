@@ -56,7 +56,7 @@ RESUMABLE_KEYS = (
     "phases.gradient_accumulation_steps",
 )
 
-DERIVED_KEYS = ("model.vocab_size", "data.labels", "data.null_threshold", "data.dev_share")
+DERIVED_KEYS = ("model.vocab_size", "data.labels", "data.dev_share")
 """Keys that default to null and are filled in from the data; config.yaml records the resolved value."""
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bert.errors import UserError
 from bert.files import atomic_write
 
 FLUSH_SECONDS = 5
@@ -87,6 +88,15 @@ def write_results(folder: Path | str, results: dict[str, Any]) -> None:
         # A row of a matrix on one line. No text matches: in JSON it has no line ends.
         text = re.sub(r"\[\n +(-?\d+(?:,\n +-?\d+)*)\n +\]", lambda row: f"[{' '.join(row[1].split())}]", text)
         temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def read_results(folder: Path | str) -> dict[str, Any] | None:
+    """results.json, or None if there is none yet. Raises UserError if it is damaged."""
+    file = Path(folder) / "results.json"
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read ({error}): remove it and run the same command again") from None
 
 
 def scored_splits(results: dict[str, Any]) -> list[str]:

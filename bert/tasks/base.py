@@ -128,13 +128,16 @@ class Task(ABC):
         return self
 
     def tune(self, outputs: Outputs, features: Any, examples: Any) -> Task:
-        """The task with what the best checkpoint's outputs for dev tell, such as a threshold; kept likewise."""
+        """The task with what the best checkpoint's outputs for dev tell, such as a threshold, or the task itself.
+
+        Fields of ``data`` that `to_config` changes for it are written into results.json, not into config.yaml.
+        """
         return self
 
     def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
         """The configuration with what ``fit`` and ``tune`` have found: `bert.load` knows the task by it.
 
-        Fields that are null until then belong into `bert.runs.folder.DERIVED_KEYS`.
+        Fields that are null until ``fit`` belong into `bert.runs.folder.DERIVED_KEYS`.
         """
         return data
 

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import TaskDataConfig
-from bert.config.finetuning import TunedFloat
 from bert.data.features import pad_and_stack
 from bert.data.inputs import as_texts
 from bert.data.json_text import parse_json
@@ -205,8 +204,8 @@ class SquadTask(Task):
     may_be_impossible: bool = False
     n_best: int = 20
     max_answer_length: int = 30
-    null_threshold: float | TunedFloat | None = None
-    """None: not found yet; until then it is 0. Set by the user it is no `TunedFloat`, and none is searched."""
+    null_threshold: float | None = None
+    """None until the user sets it or `tune` finds it; `predict` then takes 0."""
     strict: bool = False
     """Misplaced answers are an error."""
     head: str = "span"
@@ -236,7 +235,7 @@ class SquadTask(Task):
         The official search names the odds of the last question that is answered: new questions that are ever so little
         less sure would have no answer. Where it is best never to answer, it calls that 0.
         """
-        if not self.may_be_impossible or self._threshold_is_set:
+        if not self.may_be_impossible or self.null_threshold is not None:
             return self
         found, right = self.predict(outputs, features, examples), references(examples.examples)
         odds_of = require(found.null_odds, "the odds of no answer")
@@ -247,11 +246,7 @@ class SquadTask(Task):
         def f1(threshold: float) -> float:
             return metrics.squad_metrics(replace(found, null_threshold=threshold).texts, right, v2=True)["f1"]
 
-        return replace(self, null_threshold=TunedFloat(max(best, never, key=f1)))
-
-    @property
-    def _threshold_is_set(self) -> bool:
-        return self.null_threshold is not None and not isinstance(self.null_threshold, TunedFloat)
+        return replace(self, null_threshold=max(best, never, key=f1))
 
     def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
         return replace(data, null_threshold=self.null_threshold) if self.may_be_impossible else data
@@ -295,7 +290,7 @@ class SquadTask(Task):
                 if not examples:
                     raise UserError(f"{path} has no question with an answer that stands where it says: copy it again")
             notes += (told,)
-        if split == "dev" and self.may_be_impossible and self._threshold_is_set:
+        if split == "dev" and self.may_be_impossible and self.null_threshold is not None:
             notes += (f"data.null_threshold is {self.null_threshold}, as it was set: none is searched on dev",)
         return replace(dataset, examples=examples[:max_rows], notes=notes)
 

@@ -17,7 +17,7 @@ from flax import traverse_util
 from tokenizers import Tokenizer
 
 from bert import metrics
-from bert.config import FinetuneConfig, ModelConfig, TrainingConfig
+from bert.config import FinetuneConfig, ModelConfig, TaskDataConfig, TrainingConfig
 from bert.data.batching import FinetuningLoader
 from bert.errors import ScientificInt, UserError, require
 from bert.inference.loading import load
@@ -194,7 +194,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Log = print) -> dict[str, Any]
     def answer(split: Split) -> tuple[Outputs, dict[str, float]]:
         return (known_outputs, {}) if split is dev and known_outputs is not None else outputs_of(best, split)
 
-    measured, collapsed, details = _write_predictions(task, run, splits, answer)
+    tuned, measured, collapsed, details = _write_predictions(task, run, splits, answer)
     best_line = next(scores_of_line(line) for line in lines if line["step"] == best_step)
     results = {
         "task": task.name,
@@ -209,6 +209,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Log = print) -> dict[str, Any]
         "main_metric": main,
         "higher_is_better": higher,
         "collapsed": collapsed,
+        **({"tuned": tuned} if tuned else {}),
         **({"details": details} if details else {}),
         "sample_input": list(task.sample(dev.examples)),
         "stopped_early": lines[-1]["step"] < total_steps,
@@ -224,17 +225,16 @@ def _write_predictions(
     run: RunFolder[FinetuneConfig],
     splits: dict[str, Split],
     outputs_of: Callable[[Split], tuple[Outputs, dict[str, float]]],
-) -> tuple[dict[str, dict[str, float]], bool, dict[str, dict[str, Any]]]:
-    """Writes the predictions of all splits but train, and in config.yaml what the task has learned from dev's.
+) -> tuple[dict[str, Any], dict[str, dict[str, float]], bool, dict[str, dict[str, Any]]]:
+    """Writes the predictions of all splits but train.
 
     Returns:
-        The scores of the splits with labels, whether the run has collapsed on dev, and the details of these splits.
+        Fields of ``data`` that the task has tuned on dev, the scores of the splits with labels, whether the run has
+        collapsed on dev, and the details of these splits.
     """
     measured, details = {}, {}
     outputs, _ = outputs_of(splits["dev"])
     tuned = task.tune(outputs, splits["dev"].features, splits["dev"].examples)
-    if tuned is not task:
-        run.save_config(dataclasses.replace(run.config, data=tuned.to_config(run.config.data)))
     for name, (examples, features) in splits.items():
         if name == "train":
             continue
@@ -251,7 +251,12 @@ def _write_predictions(
             details[name] = tuned.details(predictions, examples)
             if run.is_writer:
                 tuned.write_details(run.path / "predictions", name, predictions, examples)
-    return measured, collapsed, {name: found for name, found in details.items() if found}
+    changed = _changed_fields(run.config.data, tuned.to_config(run.config.data))
+    return changed, measured, collapsed, {name: found for name, found in details.items() if found}
+
+
+def _changed_fields(before: TaskDataConfig, after: TaskDataConfig) -> dict[str, Any]:
+    return {name: value for name, value in vars(after).items() if value != getattr(before, name)}
 
 
 def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: Path, say: Log) -> list[Path]:

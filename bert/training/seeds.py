@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +37,7 @@ def finetune_seeds(run: RunFolder[FinetuneConfig], say: Callable[[str], None] = 
     for seed in range(run.config.seed, run.config.seed + run.config.seeds):
         folder = run.path / f"seed-{seed}"
         with opened(dataclasses.replace(run.config, seed=seed, seeds=1, output_dir=str(folder), data=data)) as one:
-            finished = multihost.broadcast_from_main(partial(_results_of, folder)) if one.resumed else None
+            finished = multihost.broadcast_from_main(partial(metrics_log.read_results, folder)) if one.resumed else None
             if finished is not None:
                 say(f"seed {seed} has ended before: {folder}")
                 runs.append(finished)
@@ -50,11 +48,6 @@ def finetune_seeds(run: RunFolder[FinetuneConfig], say: Callable[[str], None] = 
     if run.is_writer:
         metrics_log.write_results(run.path, results)
     return results
-
-
-def _results_of(folder: Path) -> dict[str, Any] | None:
-    file = folder / "results.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
 def aggregate_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 import bert
 from bert import metrics
@@ -128,6 +129,8 @@ def test_squad2_learns_and_leaves_the_official_files(squad_run: Path, squad_data
     scores = metrics.squad_metrics(written["predictions.json"], right)
     assert {name: dev[name] for name in scores} == scores, "the scores are those of the file, at the tuned threshold"
     threshold = bert.load(squad_run).data.null_threshold
+    assert results["tuned"] == {"null_threshold": threshold}
+    assert yaml.safe_load((squad_run / "config.yaml").read_text())["data"]["null_threshold"] is None
     assert scores["f1"] == dev["best_f1"]
     for id, odds in written["null_odds.json"].items():
         assert (written["predictions.json"][id] == "") == (odds > threshold)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from bert import metrics
 from bert.commands.arguments import parse
 from bert.config import FinetuneConfig, TaskDataConfig
-from bert.config.finetuning import TunedFloat
-from bert.config.yaml_io import dump, load_config
 from bert.errors import UserError
 from bert.runs.folder import open_run
 from bert.tasks import find_task, make_task, question_answering
@@ -420,16 +417,8 @@ def config_of(path: Path, *arguments: str) -> FinetuneConfig:
     return parse(FinetuneConfig, [f"--config={path}", *arguments], prog="", description="", default_recipe=None)[0]
 
 
-def threshold_of(folder: Path) -> float | None:
-    """As `bert.load`, `bert predict` and the export of a run have it."""
-    return make_task(load_config(FinetuneConfig, folder / "config.yaml")).null_threshold
-
-
 def tune(config: FinetuneConfig, tokenizer: Tokenizer, null: float) -> float:
-    """The loop's way from the asked-for configuration to config.yaml, for a model whose null scores are about ``null``.
-
-    Returns the threshold at which the final answers of dev are given.
-    """
+    """The way of a run from its configuration to the threshold, for a model whose null scores are about ``null``."""
     with open_run(config) as run:
         task = make_task(run.config)
         run = run.save_config(dataclasses.replace(run.config, data=task.to_config(run.config.data)))
@@ -439,12 +428,10 @@ def tune(config: FinetuneConfig, tokenizer: Tokenizer, null: float) -> float:
         outputs = [np.zeros((length, 2), np.float32) for length in rows.lengths]
         outputs[0][0], outputs[1][0] = null - 1, null + 1
         tuned = task.tune(outputs, rows, dev)
-        if tuned is not task:
-            run.save_config(dataclasses.replace(run.config, data=tuned.to_config(run.config.data)))
         answers = tuned.predict(outputs, rows, dev)
         if config.data.null_threshold is None:
             assert tuned.score(answers, dev)["f1"] == 100, "the threshold is that of this model"
-        assert answers.null_threshold is not None
+        assert answers.null_threshold == tuned.to_config(run.config.data).null_threshold
         return answers.null_threshold
 
 
@@ -453,42 +440,23 @@ def test_a_repeated_run_searches_its_own_threshold(tokenizer, tmp_path):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     first, again = tmp_path / "squad2", tmp_path / "again"
     recipe = config_of(tmp_path / "recipe.yaml", f"--output_dir={first}")
-    assert tune(recipe, tokenizer, 0) == threshold_of(first) == 0
+    assert tune(recipe, tokenizer, 0) == 0
     repeat = config_of(first / "config.yaml", "--seed=1", f"--output_dir={again}")
     assert repeat.data.null_threshold is None
-    assert tune(repeat, tokenizer, 20) == threshold_of(again) == 40
-    # Both are gone on with, by the command that began them and by their own files, and stay as they are.
-    for config in (recipe, config_of(first / "config.yaml")):
-        assert tune(config, tokenizer, 0) == threshold_of(first) == 0
-    for config in (repeat, config_of(again / "config.yaml")):
-        assert tune(config, tokenizer, 20) == threshold_of(again) == 40
+    assert tune(repeat, tokenizer, 20) == 40
+    for config in (recipe, config_of(first / "config.yaml")):  # both resume
+        assert tune(config, tokenizer, 0) == 0
 
 
 def test_a_threshold_that_is_set_stays_in_the_run_and_its_repeats_and_is_told(tokenizer, tmp_path):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     first, again = tmp_path / "squad2", tmp_path / "again"
     given = config_of(tmp_path / "recipe.yaml", f"--output_dir={first}", "--data.null_threshold=-1.5")
-    assert tune(given, tokenizer, 0) == threshold_of(first) == -1.5
+    assert tune(given, tokenizer, 0) == -1.5
     repeat = config_of(first / "config.yaml", f"--output_dir={again}")
-    assert tune(repeat, tokenizer, 20) == threshold_of(again) == -1.5
+    assert tune(repeat, tokenizer, 20) == -1.5
     write(tmp_path, entry()).rename(tmp_path / "dev-v2.0.json")
     told = "data.null_threshold is -1.5, as it was set: none is searched on dev"
     assert told in make_task(repeat).read(tmp_path, "dev").notes[-1]
-    for data in (TaskDataConfig(), TaskDataConfig(null_threshold=TunedFloat(-1.5))):
-        assert make_task(FinetuneConfig(task="squad2", data=data)).read(tmp_path, "dev").notes == ()
-
-
-def test_a_found_threshold_is_written_and_read_as_found(tmp_path):
-    path = tmp_path / "config.yaml"
-    for value in (TunedFloat(1.5), TunedFloat(-3.4e38), TunedFloat(1 / 3), 1.5, None):
-        config = FinetuneConfig(task="squad2", data=TaskDataConfig(dir="x", null_threshold=value))
-        path.write_text(dump(config))
-        read = load_config(FinetuneConfig, path)
-        assert (read, type(read.data.null_threshold)) == (config, type(value))
-    path.write_text(RECIPE.replace("4}", "4, null_threshold: found 1.5}"))
-    assert config_of(path, "--data.null_threshold=0.5").data.null_threshold == 0.5, "what the user sets goes before it"
-    for wrong in ("found", "found x", "lost 1.5"):
-        path.write_text(f"data:\n  null_threshold: {wrong}\n")
-        told = f"config.yaml, line 2: data.null_threshold: {wrong}: a number (0.01 or 1e-2) or null is expected"
-        with pytest.raises(UserError, match=re.escape(told)):
-            config_of(path)
+    unset = FinetuneConfig(task="squad2", data=TaskDataConfig())
+    assert make_task(unset).read(tmp_path, "dev").notes == ()
