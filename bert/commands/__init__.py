@@ -16,7 +16,7 @@ COMMANDS = {
     "tokenizer": ("bert.commands.tokenizer", "trains a vocabulary on a corpus, or extends one"),
     "examples": ("bert.commands.examples", "builds a corpus' examples as a step of its own, and shows them"),
     "predict": ("bert.commands.predict", "answers for new inputs with a fine-tuned model"),
-    "inspect": ("bert.commands.inspect", "tells what a run or a model is made of and how it was trained"),
+    "inspect": ("bert.commands.inspect", "tells what a run or a model is made of and where it came from"),
     "attention": ("bert.commands.attention", "shows what a model's heads look at in a text"),
     "export": ("bert.commands.export", "hands a model to others in a form that they read"),
     "glue-zip": ("bert.commands.glue_zip", "puts test predictions into one zip for gluebenchmark.com"),

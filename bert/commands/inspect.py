@@ -1,4 +1,4 @@
-"""`bert inspect`: what a run or a model is made of, where it came from and how it was trained."""
+"""`bert inspect`: what a run or a model is made of, and where its weights came from."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.files import local_path
 
 DESCRIPTION = """Tells what a run, or anything else that bert.load takes, is made of: its parts with their parameters
-and operations a token, its vocabulary, where its weights came from, and of a run its training and its scores. A run
-need not have ended, nor have a checkpoint."""
+and operations a token, its vocabulary, and where its weights came from. A run need not have ended, nor have a
+checkpoint."""
 
 TITLES = {
     "embeddings/word": "word embeddings",
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         print(json.dumps(to_jsonable(facts), indent=2, ensure_ascii=False))
         return 0
-    for lines in (_head(facts), _parts(facts), _vocabulary(facts), _origin(facts), _training(facts), _scores(facts)):
+    for lines in (_head(facts), _parts(facts), _vocabulary(facts), _provenance(facts)):
         if lines:
             print("\n".join([*lines, ""]))
     return 0
@@ -88,59 +88,24 @@ def _parts(facts: dict[str, Any]) -> list[str]:
 
 
 def _vocabulary(facts: dict[str, Any]) -> list[str]:
-    found = facts["vocabulary"]
-    lines = [f"vocabulary: {found['kind']}, {found['pieces']:,} pieces in {found['rows']:,} rows"]
-    if found["kind"] == "WordPiece":
-        case = {True: "lower-cased", False: "cased", None: "of a normalizer of its own"}[found["lowercase"]]
-        accents = ", accents removed" if found["strip_accents"] else ""
+    vocabulary = facts["vocabulary"]
+    lines = [f"vocabulary: {vocabulary['kind']}, {vocabulary['pieces']:,} pieces in {vocabulary['rows']:,} rows"]
+    if vocabulary["kind"] == "WordPiece":
+        case = {True: "lower-cased", False: "cased", None: "of a normalizer of its own"}[vocabulary["lowercase"]]
+        accents = ", accents removed" if vocabulary["strip_accents"] else ""
         lines.append(
-            f"  {case}{accents}; {found['continuing']:,} continue a word, {found['characters']:,} are single "
-            f"characters, {found['unused']:,} unused slots"
+            f"  {case}{accents}; {vocabulary['continuing']:,} continue a word, {vocabulary['characters']:,} are single "
+            f"characters, {vocabulary['unused']:,} unused slots"
         )
-    lines.append("  " + ", ".join(f"{token} {number}" for token, number in found["special"].items()))
-    lines.append(f"  fingerprint {found['fingerprint'][:16]}")
+    lines.append("  " + ", ".join(f"{token} {id}" for token, id in vocabulary["special"].items()))
+    lines.append(f"  fingerprint {vocabulary['fingerprint'][:16]}")
     return lines
 
 
-def _origin(facts: dict[str, Any]) -> list[str]:
-    chain = [f"  from {link}" for link in facts.get("origin", ())]
-    return ["weights:", *chain, *(f"  {line}" for line in facts["read"])] if chain or facts["read"] else []
-
-
-def _training(facts: dict[str, Any]) -> list[str]:
-    if "training" not in facts:
-        return []
-    training, checkpoints = facts["training"], facts["checkpoints"]
-    planned = f" of {training['steps']:,}" if training["steps"] else f", {training['epochs']:g} epochs planned"
-    head = f"training: step {training['last_step']:,}{planned}"
-    if training["tokens_per_second"]:
-        head += f", {training['tokens_per_second']:,.0f} tokens a second (median)"
-    if training["seconds"] is not None:
-        from bert.runs.progress import format_duration
-
-        head += f", {format_duration(training['seconds'])} from its last start to its end"
-    steps = ", ".join(f"{step:,}" for step in checkpoints["steps"]) or "none"
-    best = "" if checkpoints["kept_as_best"] is None else f" (best: {checkpoints['kept_as_best']:,})"
-    lines = [head, f"  checkpoints: {steps}{best}"]
-    if training["metrics"]:
-        rows = [("metric", "first", "last", "best", "at step")]
-        for course in training["metrics"]:
-            first, last, best = (course[key] for key in ("first", "last", "best"))
-            at = "" if best is None else f"{best['step']:,}"
-            rows.append((f"{course['split']} {course['name']}", _value(first), _value(last), _value(best), at))
-        lines += _table(rows)
-    return lines
-
-
-def _scores(facts: dict[str, Any]) -> list[str]:
-    scores = facts.get("scores")
-    if not scores:
-        return []
-    width = max(map(len, scores))
-    return ["scores:"] + [
-        f"  {split:{width}}  " + ", ".join(f"{name} {_number(value)}" for name, value in values.items())
-        for split, values in scores.items()
-    ]
+def _provenance(facts: dict[str, Any]) -> list[str]:
+    lines = [f"  from {facts['initial_weights']}"] if "initial_weights" in facts else []
+    lines += [f"  {line}" for line in facts["read"]]
+    return ["weights:", *lines] if lines else []
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -154,16 +119,6 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
-
-
-def _value(point: dict[str, Any] | None) -> str:
-    return "" if point is None else _number(point["value"])
-
-
-def _number(value: Any) -> str:
-    if not isinstance(value, (int, float)):
-        return "not a number" if value is None else str(value)
-    return f"{value:.1e}" if 0 < abs(value) < 0.001 else f"{value:,.4f}" if abs(value) < 1000 else f"{value:,.1f}"
 
 
 def _flops(value: float) -> str:
