@@ -1,5 +1,6 @@
 """One process at a time in a run's folder, and no trace of a killed one in its way."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,22 +11,8 @@ import pytest
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.yaml_io import dump
 from bert.errors import UserError
-from bert.locks import LOCK, exclusive_lock
+from bert.locks import LOCK, blocking_lock, exclusive_lock
 from bert.runs.folder import open_run
-
-WINDOWS = """
-import errno, fcntl, os, sys, types
-
-def locking(descriptor, mode, count):
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, count, os.lseek(descriptor, 0, os.SEEK_CUR))
-    except BlockingIOError:
-        raise PermissionError(errno.EACCES, "Permission denied") from None
-
-sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
-sys.modules["fcntl"] = None
-"""
-"""What Windows has in place of fcntl, as far as it is used: a lock of bytes from the descriptor's place on."""
 
 HOLDER = """
 import sys, pathlib
@@ -37,10 +24,14 @@ with exclusive_lock(pathlib.Path(sys.argv[1])):
 """
 
 
-def holder(folder: Path, program: str = HOLDER) -> subprocess.Popen:
+def start(folder: Path, program: str) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, "-c", program, str(folder)], env=environment, text=True, **pipes)
+    return subprocess.Popen([sys.executable, "-c", program, str(folder)], env=environment, text=True, **pipes)
+
+
+def holder(folder: Path) -> subprocess.Popen:
+    process = start(folder, HOLDER)
     assert process.stdout.readline() == "holds it\n"
     return process
 
@@ -64,43 +55,36 @@ def test_a_second_process_is_sent_away_and_a_kill_lets_the_next_one_in(tmp_path:
             assert not run.resumed
 
 
-NEXT = """
+BUILDER = """
 import sys, pathlib
-from bert.locks import blocking_lock, exclusive_lock
-from bert.errors import UserError
+from bert.locks import blocking_lock
 
-folder = pathlib.Path(sys.argv[1])
-try:
-    with exclusive_lock(folder):
-        print("holds it")
-except UserError as error:
-    print(error, flush=True)
-with blocking_lock(folder, lambda: print("waits", flush=True)):
+with blocking_lock(pathlib.Path(sys.argv[1]), lambda: print("waits", flush=True)):
     print("builds", flush=True)
     sys.stdin.read()
 """
 
 
-def test_the_locks_of_windows(tmp_path: Path) -> None:
-    """With a stand-in for msvcrt: what is tested is our use of it, not Windows."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    command, pipes = [sys.executable, "-c", WINDOWS + NEXT, str(tmp_path)], {"stdin": -1, "stdout": -1}
-
-    def next_one() -> subprocess.Popen:
-        return subprocess.Popen(command, env=environment, text=True, **pipes)
-
-    with holder(tmp_path, WINDOWS + HOLDER) as first, next_one() as second:
-        assert f"is in use by process {first.pid} on " in second.stdout.readline()
+def test_a_builder_waits_until_the_one_before_it_is_killed(tmp_path: Path) -> None:
+    with start(tmp_path, BUILDER) as first:
+        assert first.stdout.readline() == "builds\n"
+        second = start(tmp_path, BUILDER)
+        assert second.stdout.readline() == "waits\n"
+        first.kill()
+    with second:
         assert second.stdout.readline() == "builds\n"
-        with next_one() as third:
-            assert "is in use by process" in third.stdout.readline()
-            assert third.stdout.readline() == "waits\n"
-            first.kill()
-            second.kill()
-            assert third.stdout.readline() == "builds\n"
-            third.kill()
-    with holder(tmp_path, WINDOWS + HOLDER) as last:
-        last.kill()
+        second.kill()
+
+
+def test_no_locks_on_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(descriptor: int, blocking: bool = True) -> bool:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("bert.locks.lock_descriptor", no_locks)
+    with exclusive_lock(tmp_path):
+        pass
+    with pytest.raises(UserError, match="has no locks"), blocking_lock(tmp_path, lambda: None):
+        pytest.fail("without a lock")
 
 
 def test_one_after_the_other_is_as_it_was(tmp_path: Path) -> None:
