@@ -18,7 +18,6 @@ import ml_dtypes
 import numpy as np
 
 from bert.errors import UserError, require
-from bert.interchange.readers.crc32c import crc32c, mask_crc
 
 DTYPES: dict[int, np.dtype] = {
     1: np.dtype("<f4"),
@@ -35,6 +34,7 @@ _TRAILER = 5  # after each block: its compression, one byte, and its checksum
 _VERSION = 1  # of the bundle format that this reads
 _NO_COMPRESSION = 0
 _BIG_ENDIAN = 1
+_MASK_DELTA = 0xA282EAD8  # added to a stored checksum
 
 
 class _Damaged(Exception):
@@ -124,7 +124,7 @@ class Bundle:
         octets = _read(file, entry.offset, entry.size)
         if octets is None:
             _fail(file, f"it ends before {name} does")
-        if mask_crc(crc32c(octets)) != entry.checksum:
+        if _masked_crc32c(octets.tobytes()) != entry.checksum:
             _fail(file, f"the checksum of {name} is wrong")
         if self._big_endian:
             octets = octets.reshape(-1, dtype.itemsize)[:, ::-1].copy().reshape(-1)
@@ -145,6 +145,22 @@ def _read(file: Path, offset: int = 0, size: int | None = None) -> np.ndarray | 
         raise UserError(f"{file} does not exist: copy it from where the checkpoint came from") from None
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}): fix its permissions or copy it again") from None
+
+
+def _masked_crc32c(content: bytes) -> int:
+    """The CRC-32C of bytes as TensorFlow stores it: rotated and shifted, since files may hold checksums of checksums.
+
+    Raises:
+        UserError: the package google-crc32c is missing.
+    """
+    try:
+        import google_crc32c
+    except ImportError:
+        raise UserError(
+            "the checksums of TensorFlow's checkpoints need the package google-crc32c: pip install google-crc32c"
+        ) from None
+    checksum = google_crc32c.value(content)
+    return (((checksum >> 15) | (checksum << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def _read_table(octets: np.ndarray) -> Iterator[tuple[bytes, bytes]]:
@@ -174,7 +190,7 @@ def _read_block(content: bytes, place: tuple[int, int]) -> Iterator[tuple[bytes,
     begin, end = place[0], sum(place)
     if end + _TRAILER > len(content) - _FOOTER:
         raise _Damaged("it is shorter than it says")
-    if mask_crc(crc32c(content[begin : end + 1])) != int.from_bytes(content[end + 1 : end + _TRAILER], "little"):
+    if _masked_crc32c(content[begin : end + 1]) != int.from_bytes(content[end + 1 : end + _TRAILER], "little"):
         raise _Damaged("a checksum is wrong")
     if content[end] != _NO_COMPRESSION:
         raise _Unsupported("is compressed, which is not read: let TensorFlow's Saver write it, which does not compress")

@@ -3,15 +3,15 @@
 That TensorFlow itself writes the same is shown in tests/real/test_google_parity.py.
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bert.errors import UserError
-from bert.interchange.readers.crc32c import crc32c
 from bert.interchange.readers.tf_checkpoint import Bundle
-from tests.interchange.bundle_writer import BFLOAT16, field, slow_crc32c, varint, write_bundle
+from tests.interchange.bundle_writer import BFLOAT16, field, varint, write_bundle
 
 
 def tensors() -> dict[str, np.ndarray]:
@@ -40,27 +40,10 @@ def error_of(prefix: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        (b"", 0),
-        (b"123456789", 0xE3069283),  # the check value of the catalogues
-        (bytes(32), 0x8A9136AA),  # this and the next three: RFC 3720, B.4
-        (b"\xff" * 32, 0x62A8AB43),
-        (bytes(range(32)), 0x46DD794E),
-        (bytes(range(31, -1, -1)), 0x113FDB5C),
-    ],
-)
-def test_crc32c_gives_the_published_values(message: bytes, expected: int) -> None:
-    assert crc32c(message) == expected
-
-
-@pytest.mark.parametrize("block", [4, 12, 1 << 20])
-def test_crc32c_equals_the_definition_at_every_length(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr("bert.interchange.readers.crc32c._BLOCK", block)
-    message = np.random.default_rng(0).bytes(1031)
-    for length in (*range(40), 1024, 1029, 1031):
-        assert crc32c(message[:length]) == slow_crc32c(message[:length])
+def test_a_missing_checksum_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_bundle(tmp_path / "model.ckpt", tensors())
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    assert "pip install google-crc32c" in error_of(tmp_path / "model.ckpt")
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -167,7 +150,7 @@ def test_an_index_that_was_forged_is_read_or_refused(tmp_path: Path, monkeypatch
         def __ne__(self, other: object) -> bool:
             return False
 
-    monkeypatch.setattr("bert.interchange.readers.tf_checkpoint.mask_crc", lambda checksum: Right())
+    monkeypatch.setattr("bert.interchange.readers.tf_checkpoint._masked_crc32c", lambda content: Right())
     prefix = tmp_path / "model.ckpt"
     write_bundle(prefix, tensors())
     file = tmp_path / "model.ckpt.index"
