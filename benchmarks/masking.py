@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from bert.data.pretraining.masking import Masking, philox_uint64, splitmix_uint64
+from bert.data.pretraining.masking import Masking, philox_uint64, philox_uint64_of_rows
 
 ROWS, LENGTH, STEPS, ROUNDS = 256, 128, 100, 7
 
@@ -29,7 +29,7 @@ def fresh(width: int, step: int) -> np.ndarray:
 
 
 def frozen(width: int, step: int) -> np.ndarray:
-    return splitmix_uint64((0, 0), np.random.default_rng(step).integers(0, 10_000_000, ROWS), width)
+    return philox_uint64_of_rows((0, 0), np.random.default_rng(step).integers(0, 10_000_000, ROWS), width)
 
 
 def measure(name: str, drawn: Callable[[int], np.ndarray], masking: Masking, ids: np.ndarray) -> None:

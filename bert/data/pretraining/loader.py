@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from bert.config import DataConfig
-from bert.data.pretraining.masking import Masking, philox_uint64, splitmix_uint64
+from bert.data.pretraining.masking import Masking, philox_uint64, philox_uint64_of_rows
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, packing_arrays
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class PretrainingLoader:
         examples = self.rows.take(chosen)
         words_per_row = random_uint64s_per_row(self.masking, examples)
         if self.frozen_masks:
-            words = splitmix_uint64((_FROZEN + self.seed, 0), chosen, words_per_row)
+            words = philox_uint64_of_rows((_FROZEN + self.seed, 0), chosen, words_per_row)
         else:
             words = philox_uint64((_MASKS + self.seed, step), first, local, words_per_row)
         return masked_batch(examples, self.masking, words, first)
