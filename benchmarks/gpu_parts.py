@@ -18,7 +18,6 @@ import numpy as np
 from gpu_steps import INPUT, Scale, jax_seconds, loader_of, step_of
 
 from bert.config import TrainingConfig
-from bert.errors import ScientificInt
 from bert.model.attention import dot_product_attention, fused_attention, padding_mask
 from bert.model.dropout import Dropout
 from bert.runs.progress import StepCosts
@@ -171,9 +170,7 @@ def gaps(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int) ->
             learning_rate=lambda number: 0.0,
             evaluate=lambda params: {},
         )
-        config = TrainingConfig(
-            steps=ScientificInt(steps), log_every=ScientificInt(10 * steps), checkpoint_every=ScientificInt(10 * steps)
-        )
+        config = TrainingConfig(steps=steps, log_every=10 * steps, checkpoint_every=10 * steps)
         with InterruptHandler() as stop:
             fit(work, step.fresh, config, step.parallel, Silent(), Silent(), stop)
         profiled.end()

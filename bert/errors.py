@@ -1,4 +1,4 @@
-"""Shared error type and small value types."""
+"""The error type for mistakes of the user, and small helpers of its messages."""
 
 from __future__ import annotations
 
@@ -21,10 +21,6 @@ Value = TypeVar("Value")
 
 class UserError(Exception):
     """A mistake the user can fix. Its text is one sentence: what, where, and the fix. Programs exit with 2."""
-
-
-class ScientificInt(int):
-    """A whole number that may be written ``1e6`` or ``1_000_000``."""
 
 
 def without_surrogates(text: str) -> str:

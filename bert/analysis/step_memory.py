@@ -23,7 +23,7 @@ from bert.data.pretraining.loader import masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import Masking, philox_uint64
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
-from bert.errors import ScientificInt, UserError, require
+from bert.errors import UserError, require
 from bert.model.execution import LayerExecution
 from bert.model.heads import BertForMaskedLM, BertForPreTraining
 from bert.parallel.backends import MeshParallel, check_model
@@ -80,7 +80,7 @@ def state_shapes(config: PretrainConfig) -> TrainState:
 @functools.cache
 def _state_shapes(model: ModelConfig, optimizer: OptimizerConfig, objective: str) -> TrainState:
     data = dataclasses.replace(DataConfig(), objective=objective)
-    training = TrainingConfig(steps=ScientificInt(1_000_000))
+    training = TrainingConfig(steps=1_000_000)
     parts = _parts(PretrainConfig(data=data, model=model, optimizer=optimizer, training=training))
 
     def create(key: jax.Array) -> TrainState:

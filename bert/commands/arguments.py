@@ -1,44 +1,36 @@
-"""Command line and YAML file -> configuration, and every mistake in them -> one sentence.
-
-`bert.config.yaml_io` knows where each value was written and what it means; the help is jsonargparse's.
-"""
+"""Command line and YAML files -> configuration, and every mistake in them -> one sentence."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import difflib
 import functools
-import json
 import os
 import re
 import sys
-import typing
-from argparse import Action
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter
-
-from bert.commands.overrides import rescaled, without_other_ways
+from bert.commands.config_help import config_help
+from bert.commands.overrides import override
 from bert.config import apply_preset, recipe_folder, recipe_names
 from bert.config.yaml_io import (
     NULLS,
     ConfigField,
     UserValue,
     build_config,
-    convert_values,
+    display_path,
     dump,
-    help_texts,
     key_of,
     keys_of,
+    parse_list,
     read_yaml,
     sibling_keys,
     unknown_key,
 )
-from bert.errors import ScientificInt, UserError, require
+from bert.errors import UserError, require
 from bert.files import local_path
 from bert.runs.folder import MODEL_KEYS_KEPT_WITH_INIT
 from bert.runtime.compilation_cache import use_compilation_cache
@@ -80,34 +72,30 @@ def parse(
     prog: str,
     description: str,
     default_recipe: str | None,
-    own: Mapping[str, str] | None = None,
-    not_needed: Mapping[str, str] = MappingProxyType({}),
+    extra_options: Mapping[str, str] = MappingProxyType({}),
+    defaults_for_check: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Config, str | None]:
-    """The checked configuration, and the recipe's name: the stem of its file, None where there is no file.
+    """The checked configuration, and the recipe's name: the stem of the last file, None without a file.
 
-    ``own`` has the options that the command has taken out of ``argv`` itself, as ``NAME VALUE``, with their help.
-    ``not_needed`` has values for keys that a command checks with the others and does not look at; what is given goes
-    before it. ``--help`` and ``--print_config`` print and leave through SystemExit(0).
-    Raises UserError with one sentence for anything wrong in the file, on the command line, or between values.
+    ``extra_options`` has the help of the options that the command has removed from ``argv`` by `split_options`.
+    ``defaults_for_check`` has values for keys that a command checks with the others but does not use; files and the
+    command line override them. ``--help`` and ``--print_config`` print and exit through SystemExit(0).
+    Raises UserError with one sentence for anything wrong in the files, on the command line, or between values.
     """
     keys = keys_of(config_class)
     options = _options(argv, keys)
     if "help" in options:
-        print(_parser(keys, config_class, prog, description, default_recipe, own).format_help(), end="")
+        print(config_help(config_class, prog, description, _config_text(default_recipe), extra_options), end="")
         raise SystemExit(0)
     print_config = options.pop("print_config", None) is not None
-    name = options.pop("config", [default_recipe])[0]
-    path = None if name is None else find_config(name)
-    given = {
-        key: _from_command_line(key, [value], require(key_of(key, keys), key)) for key, value in not_needed.items()
-    }
-    of_file = {} if name is None or path is None else _read(name, path, keys)
-    asked = {key: _from_command_line(key, values, require(key_of(key, keys), key)) for key, values in options.items()}
-    given |= without_other_ways(of_file, asked) | asked
-    if name in recipe_names():
-        given = _without_sizes_beside_init(given)
-    values = rescaled(convert_values(given, keys), of_file, asked, keys)
-    config = apply_preset(build_config(config_class, values), _keys_overriding_preset(given))
+    files = [(name, find_config(name)) for name in options.pop("config", [default_recipe]) if name is not None]
+    given = _values_on_command_line({key: [value] for key, value in defaults_for_check.items()}, keys)
+    for name, path in files:
+        given = override(given, _read(name, path, keys), keys)
+    given = override(given, _values_on_command_line(options, keys), keys)
+    given = _without_recipe_sizes_if_init(given, {display_path(path) for name, path in files if name in recipe_names()})
+    sources = [*(display_path(path) for _, path in files), COMMAND_LINE]
+    config = apply_preset(build_config(config_class, given), _keys_overriding_preset(given, sources))
     if print_config:
         print(dump(config), end="")
         raise SystemExit(0)
@@ -115,11 +103,19 @@ def parse(
         config.check()
     except UserError as error:
         raise UserError(_with_location(str(error), given)) from None
-    return config, None if path is None else path.stem
+    return config, files[-1][1].stem if files else None
+
+
+def _config_text(default_recipe: str | None) -> str:
+    default = "" if default_recipe is None else f" (default: {default_recipe})"
+    return (
+        "A YAML file or the name of a recipe; it may be repeated: later files override earlier ones, and the keys "
+        f"below override all. Recipes: {', '.join(recipe_names()) or 'none'}.{default}"
+    )
 
 
 def _read(name: str, path: Path, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
-    """What a file gives; a recipe of another command is said to be one."""
+    """The values of a file; the error for a recipe of another command names that command."""
     try:
         return read_yaml(path, keys)
     except UserError as error:
@@ -199,25 +195,36 @@ class CommandParser(argparse.ArgumentParser):
         raise UserError(f"{COMMAND_LINE}: {message}: {self.prog} --help explains the arguments")
 
 
-def split_options(argv: list[str], names: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
-    """The arguments without a command's own options, which are no keys of a configuration; and the values of these.
+def split_options(argv: list[str], usages: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """Separates the options of a command that are no keys of its configuration.
+
+    Args:
+        argv: all arguments.
+        usages: ``NAME VALUE`` for an option with a value, ``NAME`` for a flag.
+
+    Returns:
+        the other arguments, and the values of these options by name; that of a flag is empty.
 
     Raises:
-        UserError: one has no value, or is given twice.
+        UserError: an option has no value, a flag has one, or one is given twice.
     """
+    takes_value = {name: bool(value) for name, _, value in (usage.partition(" ") for usage in usages)}
     given: dict[str, str] = {}
     rest: list[str] = []
     words = iter(argv)
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or name not in names:
+        if not word.startswith("--") or name not in takes_value:
             rest.append(word)
             continue
-        value = value if equals else next(words, "")
-        if not value or value.startswith("--"):
-            raise UserError(f"{COMMAND_LINE}: --{name} needs a value: write --{name} VALUE")
+        if not takes_value[name] and equals:
+            raise UserError(f"{COMMAND_LINE}: --{name} takes no value: remove ={value}")
+        if takes_value[name]:
+            value = value if equals else next(words, "")
+            if not value or value.startswith("--"):
+                raise UserError(f"{COMMAND_LINE}: --{name} needs a value: write --{name} VALUE")
         if name in given:
-            raise UserError(f"{COMMAND_LINE}: --{name} is given twice: leave one out")
+            raise UserError(f"{COMMAND_LINE}: --{name} is given twice: remove one")
         given[name] = value
     return rest, given
 
@@ -245,164 +252,78 @@ def find_config(name: str) -> Path:
 
 
 def _options(argv: list[str], keys: dict[str, ConfigField]) -> dict[str, list[str]]:
-    """The options of the command line with their values; where one is given again, the last one counts.
+    """The options of the command line with their values; if one is given again, the last one counts.
 
-    Only a key that takes a list has several values: so a glob works quoted and expanded by the shell.
+    Only a key that takes a list has several values, so that a glob works quoted and expanded by the shell.
+    Only ``--config`` may be repeated: its values are all kept.
     """
-    options: dict[str, list[str]] = {}
-    name = None
+    options: dict[str, list[list[str]]] = {}
+    name: str | None = None
+    words: list[str] = []
     for word in argv:
         if word.startswith("--") or word == "-h":
             name, equals, value = ("help", "", "") if word == "-h" else word[2:].partition("=")
             if key_of(name, keys) is None and name not in ("config", *FLAGS):
                 raise UserError(f"{COMMAND_LINE}: {unknown_key(name, sibling_keys(name, keys), prefix='--')}")
-            if name == "config" and name in options:
-                raise UserError(f"{COMMAND_LINE}: --config is given twice: name one file or recipe")
             if name in FLAGS and equals:
                 raise UserError(f"{COMMAND_LINE}: --{name} takes no value: leave out ={value}")
-            options[name] = [value] if equals else []
+            words = [value] if equals else []
+            options[name] = [*options.get(name, ()), words] if name == "config" else [words]
         elif name is None or name in FLAGS:
             raise UserError(f"{COMMAND_LINE}: {word} belongs to no key: write --KEY VALUE (--help lists all keys)")
-        elif options[name] and not ((key := key_of(name, keys)) and key.takes_list):
+        elif words and not ((key := key_of(name, keys)) and key.takes_list):
             raise UserError(
-                f"{COMMAND_LINE}: --{name} takes one value, but {word} follows {options[name][0]}: "
+                f"{COMMAND_LINE}: --{name} takes one value, but {word} follows {words[0]}: "
                 "quote a value that has spaces"
             )
         else:
-            options[name].append(word)
-    for name, values in options.items():
-        if name not in FLAGS and not values:
+            words.append(word)
+    for name, occurrences in options.items():
+        if name not in FLAGS and not all(occurrences):
             raise UserError(f"{COMMAND_LINE}: --{name} needs a value: write --{name} VALUE")
-    return options
+    return {name: [word for words in occurrences for word in words] for name, occurrences in options.items()}
 
 
-def _from_command_line(name: str, values: list[str], key: ConfigField) -> UserValue:
-    # --data.buckets 64 is a list of one; --data.train a.txt stays a text, --data.train '[a.txt]' is YAML.
-    alone_in_list = key.takes_list and key.item is None and str not in key.members and not values[0].startswith("[")
-    is_list = len(values) > 1 or alone_in_list
-    return UserValue(values if is_list else values[0], COMMAND_LINE, None, f"--{name} {' '.join(values)}")
+def _values_on_command_line(options: Mapping[str, list[str]], keys: dict[str, ConfigField]) -> dict[str, UserValue]:
+    values = {}
+    for name, words in options.items():
+        value = words if len(words) > 1 else _text_or_list(words[0], require(key_of(name, keys), name))
+        values[name] = UserValue(value, COMMAND_LINE, None, f"--{name} {' '.join(words)}")
+    return values
 
 
-def _without_sizes_beside_init(given: dict[str, UserValue]) -> dict[str, UserValue]:
-    """A recipe's sizes are those of a model made again: where ``init`` names one, it brings its own."""
+def _text_or_list(text: str, key: ConfigField) -> str | list[str]:
+    """'[a.txt]' is a YAML list, --data.buckets 64 is a list of one, and --data.train a.txt stays a text."""
+    if not key.takes_list or key.item is not None:
+        return text
+    if text.startswith("[") and (texts := parse_list(text)) is not None:
+        return texts
+    return text if str in key.members or text in NULLS else [text]
+
+
+def _without_recipe_sizes_if_init(given: dict[str, UserValue], recipes: set[str]) -> dict[str, UserValue]:
+    """Drops the model sizes of recipes if ``init`` is set: the initial model brings its own."""
     if "init" not in given or given["init"].value in (*NULLS, "none"):
         return given
 
-    def counts(key: str, item: UserValue) -> bool:
+    def is_kept(key: str, entry: UserValue) -> bool:
         section, _, name = key.rpartition(".")
-        return section != "model" or name in MODEL_KEYS_KEPT_WITH_INIT or item.source == COMMAND_LINE
+        return section != "model" or name in MODEL_KEYS_KEPT_WITH_INIT or entry.source not in recipes
 
-    return {key: item for key, item in given.items() if counts(key, item)}
+    return {key: entry for key, entry in given.items() if is_kept(key, entry)}
 
 
-def _keys_overriding_preset(given: dict[str, UserValue]) -> set[str]:
-    """The keys that win over the preset: those of the command line, and those of a file that names the preset itself,
-    as a run's config.yaml does."""
-    preset = given.get("training.preset")
-    places = {COMMAND_LINE} if preset is None else {COMMAND_LINE, preset.source}
-    return {key for key, item in given.items() if item.source in places}
+def _keys_overriding_preset(given: dict[str, UserValue], sources: list[str]) -> set[str]:
+    """The keys that win over the preset: those of the source that sets it, as a run's config.yaml does, and of later
+    sources."""
+    first = sources.index(given["training.preset"].source) if "training.preset" in given else 0
+    return {key for key, entry in given.items() if entry.source in sources[first:]}
 
 
 def _with_location(sentence: str, given: dict[str, UserValue]) -> str:
-    """The sentence of a check, after the places that the values it speaks of came from."""
+    """The sentence of a check, after the locations of the values that it names."""
     words = re.findall(r"[\w.]*\w", sentence)
     # Names without a section, such as seed and like, are words too: they count as the first word only.
     named = [given[word] for i, word in enumerate(words) if word in given and ("." in word or i == 0)]
-    places = " and ".join(dict.fromkeys(item.where for item in named))
-    return f"{places}: {sentence}" if places else sentence
-
-
-class _Help(DefaultHelpFormatter):
-    """Help that shows the type by a placeholder and the default as YAML."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30)
-
-    def _format_action_invocation(self, action: Action) -> str:
-        option = action.option_strings[0]  # without jsonargparse's --data.train+, which we do not take
-        return f"{option} {action.metavar}" if action.metavar else option
-
-    def _get_help_string(self, action: Action) -> str:
-        return action.help or ""
-
-
-def _parser(
-    keys: dict[str, ConfigField],
-    config_class: type | None = None,
-    prog: str = "bert",
-    description: str = "",
-    default_recipe: str | None = None,
-    own: Mapping[str, str] | None = None,
-) -> ArgumentParser:
-    """jsonargparse's parser of these keys; all arguments after the first are for its help."""
-    parser = ArgumentParser(
-        prog=prog,
-        usage="%(prog)s [--config FILE] [--KEY VALUE ...]",
-        description=description,
-        formatter_class=_Help,
-        exit_on_error=False,
-        add_help=False,
-    )
-    recipes = ", ".join(recipe_names()) or "none"
-    general = parser.add_argument_group("Options")
-    general.add_argument("--help", action="help", help="Show this text and stop; -h does the same.")
-    general.add_argument(
-        "--config",
-        metavar="FILE",
-        help=f"A YAML file or the name of a recipe; the keys below override it. Recipes: {recipes}."
-        + ("" if default_recipe is None else f" (default: {default_recipe})"),
-    )
-    general.add_argument("--print_config", action="store_true", help="Print the whole configuration as YAML and stop.")
-    for usage, text in (own or {}).items():
-        name, _, value = usage.partition(" ")
-        if value:
-            general.add_argument(f"--{name}", help=text, metavar=value)
-        else:
-            general.add_argument(f"--{name}", help=text, action="store_true")
-    titles = _titles(config_class) if config_class else {}
-    groups: dict[str, Any] = {}
-    for name, key in keys.items():
-        section = name.rpartition(".")[0]
-        if section not in groups:
-            title = titles.get(section) or section or "the run"
-            groups[section] = parser.add_argument_group(title[0].upper() + title[1:])
-        _explain(groups[section], name, key)
-        if key.item is not None:
-            of_item = parser.add_argument_group(f"{_first_line(key.item)} (K = 1, 2, ...)")
-            for inside, one in keys_of(key.item, f"{name}.K.").items():
-                _explain(of_item, inside, one)
-    return parser
-
-
-def _explain(group: Any, name: str, key: ConfigField) -> None:
-    default = key.default if isinstance(key.default, str) else json.dumps(key.default)
-    group.add_argument(
-        f"--{name}",
-        type=str if key.item else key.type,
-        default=key.default,
-        metavar=_placeholder(key),
-        help=f"{key.help} (default: {default})",
-    )
-
-
-def _first_line(described: type) -> str:
-    return (described.__doc__ or "").partition(";")[0].partition(".")[0]
-
-
-def _titles(config_class: type, prefix: str = "") -> dict[str, str]:
-    """What the dataclasses say of each section, by its dotted name."""
-    titles: dict[str, str] = {}
-    hints, texts = typing.get_type_hints(config_class), help_texts(config_class)
-    for name, hint in hints.items():
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            titles |= {prefix + name: texts.get(name, ""), **_titles(hint, f"{prefix}{name}.")}
-    return titles
-
-
-def _placeholder(key: ConfigField) -> str:
-    if key.item is not None:
-        return "null"
-    kind = next(member for member in key.members if member is not type(None))
-    if key.takes_list:
-        return "N ..." if typing.get_args(kind) == (int,) else "TEXT ..."
-    return {int: "N", ScientificInt: "N", float: "X", bool: "true|false"}.get(kind, "TEXT")
+    locations = " and ".join(dict.fromkeys(entry.where for entry in named))
+    return f"{locations}: {sentence}" if locations else sentence

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from bert.commands.arguments import split_options
 from bert.errors import UserError
 
-OWN = {
+CLUSTER_OPTIONS = {
     "coordinator HOST:PORT": "On several hosts, with the same command on each: name and a free port of the first one. "
     "Where JAX can tell by itself (Cloud TPU, Slurm, Open MPI, Kubernetes), auto is enough. All must see output_dir.",
     "num_processes N": "How many hosts there are.",
     "process_id I": "Which of them this one is, counted from 0.",
 }
-
-OPTIONS = tuple(usage.partition(" ")[0] for usage in OWN)
 
 
 @dataclass(frozen=True)
@@ -55,20 +53,21 @@ def parse_cluster_options(argv: list[str]) -> tuple[list[str], Cluster | None]:
     Raises:
         UserError: one is missing or cannot be.
     """
-    rest, given = split_options(argv, OPTIONS)
+    rest, given = split_options(argv, CLUSTER_OPTIONS)
     if not given:
         return rest, None
     if given == {"coordinator": "auto"}:
         return rest, Cluster()
-    if missing := [f"--{name}" for name in OPTIONS if name not in given]:
+    names = ("coordinator", "num_processes", "process_id")
+    if missing := [f"--{name}" for name in names if name not in given]:
         raise UserError(
             f"command line: {', '.join(missing)} not given: several hosts take --coordinator HOST:PORT, "
             "--num_processes N and --process_id I, or --coordinator auto alone"
         )
-    count, number = (_whole(name, given[name]) for name in ("num_processes", "process_id"))
-    if not 0 <= number < count:
+    count, process_id = (_to_int(name, given[name]) for name in ("num_processes", "process_id"))
+    if not 0 <= process_id < count:
         raise UserError(
-            f"command line: --process_id {number} is not one of --num_processes {count}: "
+            f"command line: --process_id {process_id} is not one of --num_processes {count}: "
             f"they count from 0 to {count - 1}"
         )
     host, colon, port = given["coordinator"].rpartition(":")
@@ -76,10 +75,10 @@ def parse_cluster_options(argv: list[str]) -> tuple[list[str], Cluster | None]:
         raise UserError(
             f"command line: --coordinator {given['coordinator']} is not HOST:PORT: write, for example, 10.0.0.1:8476"
         )
-    return rest, Cluster(given["coordinator"], count, number)
+    return rest, Cluster(given["coordinator"], count, process_id)
 
 
-def _whole(name: str, text: str) -> int:
+def _to_int(name: str, text: str) -> int:
     if not text.isdecimal():
         raise UserError(f"command line: --{name} {text} is not a whole number: write one")
     return int(text)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bert.commands.arguments import COMMAND_LINE, parse, run_command
+from bert.commands.arguments import COMMAND_LINE, parse, run_command, split_options
 from bert.config import PretrainConfig
 from bert.config.pretraining import phase_configs
 from bert.errors import UserError
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Builds the examples that `bert pretrain` with the same arguments will find in its cache."""
 
-OWN = {
+EXTRA_OPTIONS = {
     "show N": "Print N examples: pieces, masks, labels.",
     "statistics": "Count documents, sentences, tokens, unknown pieces, padding.",
     "shard I/N": "Build every N-th shard from the I-th on: N processes that share only data.cache_dir build all of "
     "them, and the last to end puts the set together.",
 }
-"""The options that are no keys of a configuration."""
+"""The options that are not configuration keys."""
 
 MASKED_STYLE = "bold reverse"
 """How a predicted piece is set off, in the colour of its segment."""
@@ -35,22 +34,19 @@ MASKED_STYLE = "bold reverse"
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    own.add_argument("--show", default="0")
-    own.add_argument("--statistics", action="store_true")
-    own.add_argument("--shard")
-    try:
-        options, rest = own.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise UserError(f"{COMMAND_LINE}: {error}: --help explains the options") from None
+    argv, options = split_options(argv, EXTRA_OPTIONS)
     config, _ = parse(
-        PretrainConfig, rest, prog="bert examples", description=DESCRIPTION, default_recipe="quickstart", own=OWN
+        PretrainConfig,
+        argv,
+        prog="bert examples",
+        description=DESCRIPTION,
+        default_recipe="quickstart",
+        extra_options=EXTRA_OPTIONS,
     )
-    if not options.show.isdecimal():
-        raise UserError(
-            f"{COMMAND_LINE}: --show {options.show} is not a number of examples: write one, for example --show 5"
-        )
-    part = None if options.shard is None else _part(options.shard)
+    shown = options.get("show", "0")
+    if not shown.isdecimal():
+        raise UserError(f"{COMMAND_LINE}: --show {shown} is not a number of examples: write one, for example --show 5")
+    part = _part(options["shard"]) if "shard" in options else None
 
     from bert.data.corpus.vocabulary import corpus_vocabulary
     from bert.data.pretraining.builder import build_examples, build_shard_subset
@@ -76,13 +72,13 @@ def main(argv: list[str]) -> int:
             continue
         rows, held_out = found.counts["train_rows"], found.counts["eval_rows"]
         print(f"examples in {found.folder}: {rows:,} rows, {held_out:,} held out")
-        if options.statistics:
+        if "statistics" in options:
             _statistics(found, tokenizer)
-        if int(options.show):
-            _show(found, tokenizer, one, int(options.show))
+        if int(shown):
+            _show(found, tokenizer, one, int(shown))
     if not whole:
-        later = "; --show and --statistics need all of them" if options.statistics or int(options.show) else ""
-        print(f"shard {options.shard} is done; the examples are whole when the others are{later}")
+        later = "; --show and --statistics need all of them" if "statistics" in options or int(shown) else ""
+        print(f"shard {options['shard']} is done; the examples are whole when the others are{later}")
     return 0
 
 

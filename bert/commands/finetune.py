@@ -9,7 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from bert.commands.arguments import command_name, parse, run_command
-from bert.commands.cluster import OWN, parse_cluster_options
+from bert.commands.cluster import CLUSTER_OPTIONS, parse_cluster_options
 from bert.config import FinetuneConfig
 from bert.errors import UserError
 from bert.runs.metrics_log import scored_splits
@@ -31,7 +31,12 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     argv, cluster = parse_cluster_options(argv)
     config, recipe = parse(
-        FinetuneConfig, argv, prog=command_name("finetune"), description=DESCRIPTION, default_recipe=None, own=OWN
+        FinetuneConfig,
+        argv,
+        prog=command_name("finetune"),
+        description=DESCRIPTION,
+        default_recipe=None,
+        extra_options=CLUSTER_OPTIONS,
     )
     if recipe is None and config.output_dir is None:
         raise UserError(

@@ -1,62 +1,66 @@
-"""Values on the command line that replace, or rescale, a file's values of other keys."""
+"""Combines the values of several files and the command line: a later source replaces, or rescales, earlier values."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from bert.config.yaml_io import NULLS, ConfigField, UserValue, convert_values
+from bert.config.yaml_io import NULLS, ConfigField, UserValue, convert_value
 
-OTHER_WAYS = (
+ALTERNATIVES = (
     ("training.steps", "training.epochs"),
     ("optimizer.warmup_steps", "optimizer.warmup_ratio"),
     ("phases.N.steps", "phases.N.share"),
 )
-"""Pairs of keys that say the same thing in two ways; N is the number of an item."""
+"""Pairs of keys that set the same thing in two ways; N is the number of an item."""
 
 BATCH, MICRO_BATCHES = "training.batch_size", "training.gradient_accumulation_steps"
 LENGTH, PREDICTIONS = "data.sequence_length", "data.max_predictions_per_sequence"
 
 
-def without_other_ways(of_file: dict[str, UserValue], of_command_line: dict[str, UserValue]) -> dict[str, UserValue]:
-    """What a file gives, without the keys for which the command line has the other key of `OTHER_WAYS`."""
-    replaced = set()
-    for key, item in of_command_line.items():
-        number = re.search(r"\d+", key)
-        general = re.sub(r"\d+", "N", key)
-        for pair in OTHER_WAYS:
-            if general in pair and item.value not in NULLS:
-                other = pair[1 - pair.index(general)]
-                replaced.add(other.replace("N", number[0]) if number else other)
-    return {key: item for key, item in of_file.items() if key not in replaced}
+def override(
+    base: dict[str, UserValue], changes: dict[str, UserValue], keys: dict[str, ConfigField]
+) -> dict[str, UserValue]:
+    """The values of ``base`` with those of a later source, ``changes``.
 
-
-def rescaled(
-    values: dict[str, Any],
-    of_file: dict[str, UserValue],
-    of_command_line: dict[str, UserValue],
-    keys: dict[str, ConfigField],
-) -> dict[str, Any]:
-    """The typed values, with those of a file that no longer fit what the command line sets.
-
-    With another batch size, micro-batches keep their number of rows, or have fewer. With rows so short that the most
-    predictions are not below their length, the predictions keep their share of it.
+    - The other key of `ALTERNATIVES` is removed from ``base``, and so are the items of a list that is replaced.
+    - With another batch size, micro-batches keep their number of rows, or have fewer.
+    - With rows too short for the predictions, the predictions keep their share of the length.
     """
-    wanted = {
-        changed: derived
-        for changed, derived in ((BATCH, MICRO_BATCHES), (LENGTH, PREDICTIONS))
-        if changed in of_command_line and derived in of_file and derived not in of_command_line
-    }
-    if not wanted:
-        return values
-    names = {*wanted, *wanted.values()} & set(of_file)
-    before = convert_values({name: of_file[name] for name in names}, keys)
-    values = dict(values)
-    if BATCH in wanted and before[MICRO_BATCHES] > 1:
-        values[MICRO_BATCHES] = micro_batches(values[BATCH], before[BATCH] // before[MICRO_BATCHES])
-    if LENGTH in wanted and values[PREDICTIONS] >= values[LENGTH]:
-        values[PREDICTIONS] = -(-before[PREDICTIONS] * values[LENGTH] // before[LENGTH])
+    kept = _without_replaced(base, changes, keys)
+    values = kept | changes
+
+    def number(source: dict[str, UserValue], key: str) -> int:
+        return int(convert_value(source[key], keys[key]) if key in source else keys[key].default)
+
+    if BATCH in changes and MICRO_BATCHES in base and MICRO_BATCHES not in changes and number(base, MICRO_BATCHES) > 1:
+        rows = max(number(base, BATCH) // number(base, MICRO_BATCHES), 1)
+        values[MICRO_BATCHES] = base[MICRO_BATCHES]._replace(value=str(micro_batches(number(changes, BATCH), rows)))
+    if LENGTH in changes and PREDICTIONS in base and PREDICTIONS not in changes:
+        predictions, length = number(base, PREDICTIONS), number(changes, LENGTH)
+        if predictions >= length:
+            rescaled = -(-predictions * length // max(number(base, LENGTH), 1))
+            values[PREDICTIONS] = base[PREDICTIONS]._replace(value=str(rescaled))
     return values
+
+
+def _without_replaced(
+    base: dict[str, UserValue], changes: dict[str, UserValue], keys: dict[str, ConfigField]
+) -> dict[str, UserValue]:
+    """``base`` without the alternatives of the changed keys, and without the items of lists that change."""
+    replaced = set()
+    for key, entry in changes.items():
+        match = re.search(r"\d+", key)
+        general = re.sub(r"\d+", "N", key)
+        for pair in ALTERNATIVES:
+            if general in pair and entry.value not in NULLS:
+                other = pair[1 - pair.index(general)]
+                replaced.add(other.replace("N", match[0]) if match else other)
+        if key in keys and keys[key].item is not None:  # the whole list
+            replaced |= {item for item in base if item.startswith(f"{key}.")}
+        section = key.partition(".")[0]
+        if section in base and base[section].value in NULLS:  # items for a list that was null
+            replaced.add(section)
+    return {key: entry for key, entry in base.items() if key not in replaced}
 
 
 def micro_batches(rows: int, most: int) -> int:

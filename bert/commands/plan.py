@@ -27,13 +27,13 @@ weights or data, for the local devices or, with libtpu installed, for a TPU slic
 devices it prints the exact size of the state and a rough formula for activations. The keys are those of bert
 pretrain."""
 
-OWN = {
+EXTRA_OPTIONS = {
     "memory SIZE": "Memory of one device, for example 16GiB. (default: what the local device reports, or that of the "
     "TPU chip)",
     "device KIND": "Devices that are not present: a TPU slice such as v5e:2x4, or any other kind and how many, h100:8. "
     "(default: the local devices)",
 }
-"""The options that are no keys of a configuration."""
+"""The options that are not configuration keys."""
 
 UNITS = {
     "": 1,
@@ -47,7 +47,7 @@ MIN_EFFICIENT_ROWS = 8
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    argv, options = split_options(argv, ("memory", "device"))
+    argv, options = split_options(argv, EXTRA_OPTIONS)
     memory = None if "memory" not in options else size_of(options["memory"])
     config, _ = parse(
         PretrainConfig,
@@ -55,8 +55,8 @@ def main(argv: list[str]) -> int:
         prog="bert plan",
         description=DESCRIPTION,
         default_recipe="quickstart",
-        own=OWN,
-        not_needed={"data.train": "stdlib:"},
+        extra_options=EXTRA_OPTIONS,
+        defaults_for_check={"data.train": "stdlib:"},
     )
     if config.model.vocab_size is None:
         model = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from bert.commands.arguments import command_name, parse, run_command
-from bert.commands.cluster import OWN, parse_cluster_options
+from bert.commands.cluster import CLUSTER_OPTIONS, parse_cluster_options
 from bert.config import PretrainConfig
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         prog=command_name("pretrain"),
         description=DESCRIPTION,
         default_recipe="quickstart",
-        own=OWN,
+        extra_options=CLUSTER_OPTIONS,
     )
     if config.output_dir is None:
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")

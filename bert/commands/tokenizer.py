@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert.commands.arguments import COMMAND_LINE, parse, run_command
+from bert.commands.arguments import COMMAND_LINE, parse, run_command, split_options
 from bert.config import PretrainConfig, TokenizerConfig
 from bert.errors import UserError, require
 from bert.files import local_path
@@ -17,35 +16,34 @@ if TYPE_CHECKING:
 DESCRIPTION = """Trains the vocabulary that the keys under tokenizer describe on data.train and writes it, as
 tokenizer.json and vocab.txt, into a folder, or adds a corpus' words to a published one."""
 
-OWN = {
+EXTRA_OPTIONS = {
     "output DIR": "New folder for the vocabulary.",
     "extend N": "With tokenizer.path, here also a model's name on the hub: add to that vocabulary the N words of the "
     "corpus that save most pieces, into its [unused] slots first, which need no new weights, then at its end.",
 }
-"""The options that are no keys of a configuration."""
+"""The options that are not configuration keys."""
 
 
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    own.add_argument("--output", type=local_path)
-    own.add_argument("--extend")
-    try:
-        options, rest = own.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise UserError(f"{COMMAND_LINE}: {error}: --help explains the options") from None
+    argv, options = split_options(argv, EXTRA_OPTIONS)
     config, _ = parse(
-        PretrainConfig, rest, prog="bert tokenizer", description=DESCRIPTION, default_recipe="quickstart", own=OWN
+        PretrainConfig,
+        argv,
+        prog="bert tokenizer",
+        description=DESCRIPTION,
+        default_recipe="quickstart",
+        extra_options=EXTRA_OPTIONS,
     )
-    folder = _free_folder(options.output)
-    if options.extend is None and config.tokenizer.path is not None:
+    folder = _free_folder(options.get("output"))
+    extend = options.get("extend")
+    if extend is None and config.tokenizer.path is not None:
         raise UserError("tokenizer.path is set, so there is nothing to train: leave it out, or add --extend N")
-    if options.extend is not None:
-        if not options.extend.isdecimal() or int(options.extend) < 1:
+    if extend is not None:
+        if not extend.isdecimal() or int(extend) < 1:
             raise UserError(
-                f"{COMMAND_LINE}: --extend {options.extend} is not a number of words: "
-                "write one, for example --extend 1000"
+                f"{COMMAND_LINE}: --extend {extend} is not a number of words: write one, for example --extend 1000"
             )
         if config.tokenizer.path is None:
             raise UserError("tokenizer.path is not set: name the vocabulary that --extend adds words to")
@@ -55,11 +53,11 @@ def main(argv: list[str]) -> int:
     from bert.tokenizer.wordpiece import embedding_rows, save_tokenizer, train_tokenizer
 
     lines = (line for document in documents(config.data.known_train) for line in document)
-    if options.extend is None:
+    if extend is None:
         tokenizer = train_tokenizer(lines, config.tokenizer)
     else:
         published = _published(require(config.tokenizer.path, "tokenizer.path"), config.tokenizer)
-        found = select_new_words(published, lines, int(options.extend), config.tokenizer.min_frequency)
+        found = select_new_words(published, lines, int(extend), config.tokenizer.min_frequency)
         tokenizer = add_words(published, [new.word for new in found])
         print(f"{len(found):,} new words, {sum(new.saved for new in found):,} pieces fewer in the corpus; the first:")
         for new in found[:20]:
@@ -85,7 +83,7 @@ def _published(path: str, config: TokenizerConfig) -> Tokenizer:
 def _free_folder(name: str | None) -> Path:
     if name is None:
         raise UserError(f"{COMMAND_LINE}: --output is missing: name the folder for the vocabulary")
-    folder = Path(name)
+    folder = Path(local_path(name, "--output"))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already and is not an empty folder: name another --output")
     return folder

@@ -15,7 +15,7 @@ from bert.config.model import ACTIVATIONS, ModelConfig, TokenizerConfig
 from bert.config.presets import apply_preset
 from bert.config.pretraining import PretrainConfig
 from bert.config.training import REMAT, OptimizerConfig, TrainingConfig
-from bert.errors import ScientificInt, UserError
+from bert.errors import UserError
 
 __all__ = [
     "ACTIVATIONS",
@@ -29,7 +29,6 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "PretrainConfig",
-    "ScientificInt",
     "TaskDataConfig",
     "TokenizerConfig",
     "TrainingConfig",
@@ -50,7 +49,7 @@ def to_dict(config: Any) -> dict[str, Any]:
             value = to_dict(value)
         elif isinstance(value, list):
             value = [to_dict(one) if dataclasses.is_dataclass(one) else one for one in value]
-        plain[item.name] = int(value) if isinstance(value, ScientificInt) else value
+        plain[item.name] = value
     return plain
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bert.errors import ScientificInt, UserError
+from bert.errors import UserError
 
 if TYPE_CHECKING:
     pass
@@ -27,7 +27,7 @@ class PhaseConfig:
 
     share: float | None = None
     """Share of training.steps; the last phase has neither share nor steps, and takes what is left."""
-    steps: ScientificInt | None = None
+    steps: int | None = None
     """Steps, in place of a share."""
     sequence_length: int | None = None
     """Tokens T a row; null takes data.sequence_length."""

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from bert.config.validation import check_at_least, check_fraction
-from bert.errors import ScientificInt, UserError
+from bert.errors import UserError
 
 REMAT = ("none", "dots", "full")
 PRESETS = ("faithful", "fast")
@@ -20,7 +20,7 @@ class OptimizerConfig:
     """adamw (BERT's) or lamb (for batches of thousands)."""
     learning_rate: float = 1e-4
     """Peak learning rate."""
-    warmup_steps: ScientificInt | None = None
+    warmup_steps: int | None = None
     """Steps of linear warm-up; null takes warmup_ratio of all steps."""
     warmup_ratio: float = 0.1
     """Share of the steps that warm up, where warmup_steps is null."""
@@ -72,7 +72,7 @@ class OptimizerConfig:
 class TrainingConfig:
     """How long, how much at a time, and how often to look."""
 
-    steps: ScientificInt | None = None
+    steps: int | None = None
     """Optimizer steps; null takes training.epochs."""
     epochs: float | None = None
     """Passes over the training rows, where training.steps is null."""
@@ -104,11 +104,11 @@ class TrainingConfig:
     layer from its input (full)."""
     scan_layers: bool = False
     """Compile one layer and loop over it: quick to compile, with a stacked copy of the layers' weights in memory."""
-    log_every: ScientificInt = ScientificInt(100)
+    log_every: int = 100
     """Steps between two lines of training metrics."""
-    eval_every: ScientificInt | None = None
+    eval_every: int | None = None
     """Steps between two evaluations; null: at every epoch in fine-tuning, at every checkpoint in pretraining."""
-    checkpoint_every: ScientificInt = ScientificInt(1000)
+    checkpoint_every: int = 1000
     """Steps between two checkpoints."""
     keep_checkpoints: int | None = None
     """Checkpoints kept that a run can resume from, the newest ones; null: 3 in pretraining, 1 in fine-tuning, which

@@ -1,30 +1,31 @@
-"""Configurations as YAML files: every value with the line it stands on, every mistake as one sentence.
+"""Configurations as YAML files: every value keeps its line, every mistake is one sentence.
 
-What a text means for a field's type is jsonargparse's business, in one way for the file and for the command line
-(`bert.commands.arguments`): both hand over the text that the user wrote. Imports no JAX.
+A value stays the text that the user wrote, in a file or on the command line (`bert.commands.arguments`), until
+`build_config` converts it to the type of its field. Imports no JAX.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
 import difflib
 import functools
+import inspect
+import itertools
 import os
 import re
+import textwrap
 import types
 import typing
-from argparse import ArgumentError
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import docstring_parser
 import yaml
-from jsonargparse import ArgumentParser
-from jsonargparse.typing import register_type
 
 from bert.config import to_dict
-from bert.errors import UTF8_HINT, ScientificInt, UserError, require
+from bert.errors import UTF8_HINT, UserError
 
 Config = TypeVar("Config")
 
@@ -36,7 +37,6 @@ class ConfigField(NamedTuple):
 
     type: Any
     default: Any
-    help: str
 
     @property
     def members(self) -> tuple[Any, ...]:
@@ -49,10 +49,15 @@ class ConfigField(NamedTuple):
         return any(typing.get_origin(member) is list for member in self.members)
 
     @property
+    def section(self) -> type | None:
+        """The dataclass that the field is, with keys of its own."""
+        return self.type if isinstance(self.type, type) and dataclasses.is_dataclass(self.type) else None
+
+    @property
     def item(self) -> type | None:
         """The dataclass of which the field takes a list: PhaseConfig of ``list[PhaseConfig] | None``."""
-        inside = (argument for member in self.members for argument in typing.get_args(member))
-        return next((argument for argument in inside if dataclasses.is_dataclass(argument)), None)
+        arguments = (argument for member in self.members for argument in typing.get_args(member))
+        return next((argument for argument in arguments if dataclasses.is_dataclass(argument)), None)
 
 
 class UserValue(NamedTuple):
@@ -68,19 +73,22 @@ class UserValue(NamedTuple):
         return self.source if self.line is None else f"{self.source}, line {self.line}"
 
 
-def keys_of(config_class: type, prefix: str = "") -> dict[str, ConfigField]:
-    """Every field under its dotted name, in the order of the dataclasses."""
-    hints = typing.get_type_hints(config_class)
-    texts = help_texts(config_class)
-    keys: dict[str, ConfigField] = {}
+@functools.cache
+def fields_of(config_class: Any) -> Mapping[str, ConfigField]:
+    """The fields of a dataclass; a section has its dataclass as type."""
+    hints, fields = typing.get_type_hints(config_class), {}
     for field in dataclasses.fields(config_class):
-        hint, name = hints[field.name], prefix + field.name
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            keys |= keys_of(hint, f"{name}.")
-            continue
         factory = field.default_factory
         default = field.default if factory is dataclasses.MISSING else factory()
-        keys[name] = ConfigField(hint, default, texts.get(field.name, ""))
+        fields[field.name] = ConfigField(hints[field.name], default)
+    return fields
+
+
+def keys_of(config_class: type, prefix: str = "") -> dict[str, ConfigField]:
+    """Every field below a dataclass under its dotted name, in the order of the dataclasses."""
+    keys: dict[str, ConfigField] = {}
+    for name, field in fields_of(config_class).items():
+        keys |= keys_of(field.section, f"{prefix}{name}.") if field.section else {prefix + name: field}
     return keys
 
 
@@ -97,16 +105,19 @@ def sibling_keys(name: str, keys: dict[str, ConfigField]) -> dict[str, ConfigFie
     return keys_of(item, f"{match[1]}.{match[2]}.")
 
 
-@functools.cache
-def help_texts(config_class: type) -> Mapping[str, str]:
+def help_texts(config_class: type) -> dict[str, str]:
     """The text under each field of a dataclass, on one line."""
-    fields = docstring_parser.parse_from_object(config_class).params
-    return {field.arg_name: " ".join((field.description or "").split()) for field in fields}
+    [definition] = ast.parse(textwrap.dedent(inspect.getsource(config_class))).body
+    texts = {}
+    for field, text in itertools.pairwise(ast.iter_child_nodes(definition)):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            texts[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return texts
 
 
 def read_yaml(path: Path, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
     """What a YAML file gives, by dotted key. Raises UserError for anything but known keys, each once."""
-    source = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    source = display_path(path)
     text, root = _compose(path, source)
     if root is None:  # nothing but comments
         return {}
@@ -135,6 +146,11 @@ def read_yaml(path: Path, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
                 f"{where}: {name} is {snippet}, but it is a section: indent its keys below it, for example {example}"
             )
     return given
+
+
+def display_path(path: Path) -> str:
+    """A file's path in messages: relative if it is below the working directory."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
@@ -188,15 +204,23 @@ def _entries(
                     yield from _entries(item, sections, lists, text, f"{name}.{number}.")
 
 
-def _value(node: yaml.Node) -> str | list[str] | list[dict[str, Any]] | dict[str, Any] | None:
-    """A leaf as jsonargparse takes it: the text itself, so `no` stays a language and 1e-4 is a number."""
+def parse_list(text: str) -> list[str] | None:
+    """The texts of a YAML list on one line; None for anything else."""
+    try:
+        value = _value(yaml.compose(text, Loader=yaml.SafeLoader))
+    except yaml.YAMLError:
+        return None
+    return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else None
+
+
+def _value(node: yaml.Node | None) -> Any:
+    """A leaf as the text that the user wrote, so that `no` stays a language and 1e-4 is a number."""
     if isinstance(node, yaml.ScalarNode):
         return None if node.tag == "tag:yaml.org,2002:null" else node.value
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
         return [item.value for item in node.value]
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.MappingNode) for item in node.value):
-        sections: list[dict[str, Any]] = [{} for _ in node.value]  # what is in them are entries of their own
-        return sections
+        return [{} for _ in node.value]  # their contents are entries of their own
     return {}  # a mapping or a nested list: no field takes one, and the error shows the file's own text
 
 
@@ -213,75 +237,89 @@ def dump(config: Any) -> str:
 
 def load_config(config_class: type[Config], path: Path | str) -> Config:
     """The configuration in a YAML file, defaults filled in, ``check`` not called. Raises UserError."""
-    keys = keys_of(config_class)
-    return build_config(config_class, convert_values(read_yaml(Path(path), keys), keys))
+    return build_config(config_class, read_yaml(Path(path), keys_of(config_class)))
 
 
-def convert_values(given: dict[str, UserValue], keys: dict[str, ConfigField]) -> dict[str, Any]:
-    """The value of every key, as its type demands. Raises UserError at a text that is not of that type."""
-    lists = {name: key for name, key in keys.items() if key.item is not None}
-    for name in lists:
-        given = _without_cleared(name, given)
-    leaves = {name: key for name, key in keys.items() if name not in lists}
-    leaves |= {name: require(key_of(name, keys), name) for name in given if name not in keys}
-    values = _leaves({name: item for name, item in given.items() if name in leaves}, leaves)
-    values |= {name: _items(name, key, given, values) for name, key in lists.items()}
-    return {name: values[name] for name in keys}
+def build_config(config_class: Callable[..., Config], given: Mapping[str, UserValue], prefix: str = "") -> Config:
+    """The dataclass from what the user wrote, by dotted key; defaults fill in the rest.
+
+    Raises:
+        UserError: a value is not of its field's type.
+    """
+    values: dict[str, Any] = {}
+    for name, field in fields_of(config_class).items():
+        key = prefix + name
+        if field.section is not None:
+            values[name] = build_config(field.section, given, f"{key}.")
+        elif field.item is not None:
+            values[name] = _build_items(key, field, field.item, given)
+        elif key in given:
+            values[name] = convert_value(given[key], field)
+    return config_class(**values)
 
 
-def _leaves(given: dict[str, UserValue], keys: dict[str, ConfigField]) -> dict[str, Any]:
-    """The values of keys that take no list of sections."""
-    texts = {name: None if item.value in NULLS else item.value for name, item in given.items()}
-    try:
-        values = _parser(keys).parse_object(texts)
-    except ArgumentError as error:
-        match = re.search(r'key "([^"]+)"', str(error))
-        if match is None or match[1] not in given:
-            raise UserError(str(error)) from None
-        raise _wrong_type(given[match[1]], keys[match[1]]) from None
-    for name, item in given.items():
-        # jsonargparse takes null for anything, and a text that YAML reads as a mere comment for null.
-        if values[name] is None and (item.value not in NULLS or type(None) not in keys[name].members):
-            raise _wrong_type(item, keys[name])
-    return {name: values[name] for name in keys}
-
-
-def _without_cleared(name: str, given: dict[str, UserValue]) -> dict[str, UserValue]:
-    """What is given without the items of a list that the command line has set to null."""
-    if name not in given or given[name].value not in NULLS:
-        return given
+def _build_items(name: str, field: ConfigField, item_class: type, given: Mapping[str, UserValue]) -> list[Any] | None:
+    """The dataclasses of a list, each from what the user wrote for it; the field's default if there is nothing."""
     inside = [key for key in given if key.startswith(f"{name}.")]
-    for key in inside:
-        if given[key].source == given[name].source:
-            raise UserError(f"{given[key].where}: {key} is set, but {name} is null: leave one of the two out")
-    return {key: item for key, item in given.items() if key not in inside}
-
-
-def _items(name: str, key: ConfigField, given: dict[str, UserValue], values: dict[str, Any]) -> list[Any] | None:
-    """The dataclasses of a list, each from what the file and the command line say of it; its default without either."""
-    numbers = [int(other.removeprefix(f"{name}.").partition(".")[0]) for other in given if other.startswith(f"{name}.")]
-    whole = given.get(name)
-    if whole is None and not numbers:
-        return key.default
-    if whole is not None:
-        if whole.value in NULLS and type(None) in key.members:
+    count = max((int(key.removeprefix(f"{name}.").partition(".")[0]) for key in inside), default=0)
+    if name in given:
+        entry = given[name]
+        if entry.value in NULLS and inside:
+            raise UserError(f"{given[inside[0]].where}: {inside[0]} is set, but {name} is null: remove one of the two")
+        if entry.value in NULLS and type(None) in field.members:
             return None
-        if not isinstance(whole.value, list) or any(item != {} for item in whole.value):
-            raise _wrong_type(whole, key)
-        numbers.append(len(whole.value))
-    items, item_class = [], require(key.item, name)
-    for number in range(1, max(numbers) + 1):
-        prefix = f"{name}.{number}."
-        of_item = {full: values.get(full, one.default) for full, one in keys_of(item_class, prefix).items()}
-        items.append(build_config(item_class, of_item, prefix))
-    return items
+        if not isinstance(entry.value, list) or any(item != {} for item in entry.value):
+            raise _wrong_type(entry, field)
+        count = max(count, len(entry.value))
+    elif not inside:
+        return field.default
+    return [build_config(item_class, given, f"{name}.{number}.") for number in range(1, count + 1)]
 
 
-def _wrong_type(item: UserValue, key: ConfigField) -> UserError:
+def convert_value(entry: UserValue, field: ConfigField) -> Any:
+    """The value of one field. Raises UserError if the text is not of the field's type."""
+    if entry.value in NULLS and type(None) in field.members:
+        return None
+    if entry.value not in NULLS:
+        for member in field.members:
+            with contextlib.suppress(ValueError):
+                return _convert(entry.value, member)
+    raise _wrong_type(entry, field)
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    """A text, or a list of texts, as a value of a type that is no union. Raises ValueError."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list and isinstance(value, list):
+        return [_convert(item, arguments[0]) for item in value]
+    if not isinstance(value, str):
+        raise ValueError(value)
+    if origin is typing.Literal and value in arguments:
+        return value
+    if hint is str:
+        return value
+    if hint is bool and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if hint is int:
+        return _to_int(value)
+    if hint is float:
+        return float(re.sub(r"^([-+]?)\.(inf|nan)$", r"\1\2", value, flags=re.IGNORECASE))
+    raise ValueError(value)
+
+
+def _to_int(text: str) -> int:
+    """1000, 1_000 or 1e3; ValueError for anything that is not whole."""
+    with contextlib.suppress(ValueError):
+        return int(text)
+    number = float(text)
+    if not number.is_integer():
+        raise ValueError(f"{text} is not a whole number")
+    return int(number)
+
+
+def _wrong_type(entry: UserValue, field: ConfigField) -> UserError:
     names: dict[Any, str] = {
-        types.GenericAlias(list, (key.item,)): "a list of sections in a file",
-        int: "a whole number",
-        ScientificInt: "a whole number (1000 or 1e3)",
+        int: "a whole number (1000 or 1e3)",
         float: "a number (0.01 or 1e-2)",
         bool: "true or false",
         str: "a text",
@@ -290,33 +328,10 @@ def _wrong_type(item: UserValue, key: ConfigField) -> UserError:
         list[float]: "a list of numbers",
         type(None): "null",
     }
-    expected = " or ".join(names.get(member, str(member)) for member in key.members)
-    return UserError(f"{item.where}: {item.shown}: {expected} is expected")
-
-
-def build_config(config_class: type[Config], values: dict[str, Any], prefix: str = "") -> Config:
-    """The dataclass and its sections from values by dotted key."""
-    fields = {}
-    for name, hint in typing.get_type_hints(config_class).items():
-        is_section = dataclasses.is_dataclass(hint)
-        fields[name] = build_config(hint, values, f"{prefix}{name}.") if is_section else values[prefix + name]
-    return config_class(**fields)
-
-
-def _parser(keys: dict[str, ConfigField]) -> ArgumentParser:
-    """jsonargparse's parser of these keys, for the types alone."""
-    parser = ArgumentParser(exit_on_error=False, add_help=False)
-    for name, key in keys.items():
-        parser.add_argument(f"--{name}", type=key.type, default=key.default)
-    return parser
-
-
-def _count(value: Any) -> ScientificInt:
-    """1000, 1_000 or 1e3 as a Count; ValueError for anything that is not whole."""
-    number = float(value)
-    if not number.is_integer():
-        raise ValueError(f"{value} is not a whole number")
-    return ScientificInt(number)
-
-
-register_type(ScientificInt, serializer=int, deserializer=_count)
+    expected: list[str] = []
+    for member in field.members:
+        if typing.get_origin(member) is typing.Literal:
+            expected += typing.get_args(member)
+        else:
+            expected.append(names.get(member, "a list of sections in a file"))
+    return UserError(f"{entry.where}: {entry.shown}: {' or '.join(expected)} is expected")

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from bert import metrics
 from bert.config import FinetuneConfig, ModelConfig, TaskDataConfig, TrainingConfig
 from bert.data.batching import FinetuningLoader
-from bert.errors import ScientificInt, UserError, require
+from bert.errors import UserError, require
 from bert.inference.loading import load
 from bert.inference.pretrained import Params, Pretrained
 from bert.model.dropout import Dropout
@@ -310,7 +310,7 @@ def _resolved(config: FinetuneConfig, train_rows: int) -> FinetuneConfig:
     per_epoch = -(-train_rows // training.batch_size)
     training = dataclasses.replace(
         training,
-        eval_every=training.eval_every or ScientificInt(per_epoch),
+        eval_every=training.eval_every or per_epoch,
         eval_batch_size=training.eval_batch_size or training.batch_size,
         keep_checkpoints=training.keep_checkpoints or 1,
     )

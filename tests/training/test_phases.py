@@ -24,7 +24,7 @@ from bert.config.phases import PhaseConfig
 from bert.config.pretraining import phases_of
 from bert.config.yaml_io import dump, load_config
 from bert.data.pretraining.loader import PretrainingLoader
-from bert.errors import ScientificInt, UserError
+from bert.errors import UserError
 from bert.runs.progress import StepCosts
 from bert.training import pretraining
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
@@ -38,8 +38,8 @@ def config_of(phases: list[PhaseConfig] | None = None, steps: int = 1_000_000, *
     return PretrainConfig(
         **{
             "data": DataConfig(train="corpus.txt"),
-            "training": TrainingConfig(steps=ScientificInt(steps), batch_size=256),
-            "optimizer": OptimizerConfig(warmup_steps=ScientificInt(10_000)),
+            "training": TrainingConfig(steps=steps, batch_size=256),
+            "optimizer": OptimizerConfig(warmup_steps=10_000),
             "phases": PAPER if phases is None else phases,
             **sections,
         }
@@ -81,7 +81,7 @@ def test_no_step_is_lost_between_shares_and_steps(total: int) -> None:
     assert spans[-1][1] == total
     assert all(a[1] == b[0] for a, b in itertools.pairwise(spans))
     assert all(abs((end - first) - total / 3) <= 1 for first, end in spans)
-    mixed = phases_of(config_of([PhaseConfig(steps=ScientificInt(2)), PhaseConfig()]), total)
+    mixed = phases_of(config_of([PhaseConfig(steps=2), PhaseConfig()]), total)
     assert [(p.first, p.end) for p in mixed] == [(0, 2), (2, total)]
 
 
@@ -90,11 +90,11 @@ def test_no_step_is_lost_between_shares_and_steps(total: int) -> None:
     [
         ([], ["phases is an empty list"]),
         ([PhaseConfig(), PhaseConfig()], ["phases.1.share and phases.1.steps are both null"]),
-        ([PhaseConfig(0.5, ScientificInt(3)), PhaseConfig()], ["phases.1.share and phases.1.steps are both set"]),
+        ([PhaseConfig(0.5, 3), PhaseConfig()], ["phases.1.share and phases.1.steps are both set"]),
         ([PhaseConfig(0.9), PhaseConfig(0.1)], ["phases.2.share is set", "takes the steps that are left"]),
         ([PhaseConfig(1.0), PhaseConfig()], ["phases.1.share is 1.0", "below 1"]),
         (
-            [PhaseConfig(steps=ScientificInt(10)), PhaseConfig()],
+            [PhaseConfig(steps=10), PhaseConfig()],
             ["phases.2 is left without a step", "10", "training.steps"],
         ),
         ([PhaseConfig(0.01), PhaseConfig()], ["phases.1 is left without a step"]),
@@ -124,9 +124,7 @@ def test_phases_need_steps_rather_than_epochs() -> None:
 def test_one_schedule_over_all_phases_times_each_phases_peak() -> None:
     """The formula of `bert.config.phases`, by hand; with one peak it is the paper's schedule."""
     phases = [PhaseConfig(0.9), PhaseConfig(learning_rate=2e-4)]
-    config = config_of(
-        phases, steps=1000, optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=ScientificInt(100))
-    )
+    config = config_of(phases, steps=1000, optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100))
     short, long = phases_of(config, 1000)
     n = np.arange(1000)
     rates = [np.asarray(learning_rate_schedule(phase.config.optimizer, 1000)(n)) for phase in (short, long)]

@@ -10,7 +10,7 @@ import pytest
 from bert.config import DataConfig, PretrainConfig, TrainingConfig
 from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.loader import Batch
-from bert.errors import ScientificInt, UserError
+from bert.errors import UserError
 from bert.tokenizer.wordpiece import SPECIAL_TOKENS, load_tokenizer
 from bert.training.pretraining import _parts
 from tests.helpers import originals
@@ -37,7 +37,7 @@ def batches(place, **data) -> list[list[Batch]]:
         data=DataConfig(
             train=str(place / "corpus.txt"), sequence_length=T, one_sentence_per_line=True, num_workers=1, **data
         ),
-        training=TrainingConfig(steps=ScientificInt(1000), batch_size=B),
+        training=TrainingConfig(steps=1000, batch_size=B),
     )
     tokenizer = load_tokenizer(place / "vocab.txt")
     examples = build_examples(config.data, tokenizer, place / "cache")
