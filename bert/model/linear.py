@@ -1,19 +1,71 @@
-"""The products of dense layers and of the decoder, with their backward pass written out.
+"""Linear layers and the tied decoder, with backward passes written out for CPUs; GELU.
 
 On a CPU, XLA adds up the columns of a matrix as wide as a vocabulary as slowly as it multiplies by it, and multiplies
-bfloat16 by the processor's own instructions only where the result is float32 and no operand has to be turned over. What
-is written here for it gives the same sums (in bfloat16 less rounded ones); other platforms get what JAX would derive.
+bfloat16 by the processor's own instructions only if the result is float32 and no operand is transposed. The backward
+passes written here avoid both and give the same sums (in bfloat16 fewer rounded ones). They are `jax.custom_vjp`
+functions, which have no forward mode (`jax.jvp`, `jax.hessian`). Other backends differentiate the same functions by
+JAX's rules; with ``BERT_NO_CUSTOM_VJP=1`` a CPU does, too.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
+
+def uses_custom_vjp() -> bool:
+    """Whether functions traced from now on have the backward passes written for CPUs.
+
+    True if JAX's default backend is a CPU and the environment variable BERT_NO_CUSTOM_VJP is not 1.
+    """
+    return jax.default_backend() == "cpu" and os.environ.get("BERT_NO_CUSTOM_VJP") != "1"
+
+
+def cpu_vjp(
+    forward: Callable[..., tuple[Any, Any]], backward: Callable[..., Any], nondiff_argnums: tuple[int, ...] = ()
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Gives a function a backward pass that is used only if `uses_custom_vjp`.
+
+    Args:
+        forward, backward, nondiff_argnums: as `jax.custom_vjp` takes them; arguments are positional.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        custom = jax.custom_vjp(function, nondiff_argnums=nondiff_argnums)
+        custom.defvjp(forward, backward)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return (custom if uses_custom_vjp() else function)(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _linear_forward(
+    x: jax.Array, kernel: jax.Array, bias: jax.Array, dtype: jnp.dtype
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return linear(x, kernel, bias, dtype), (x, kernel)
+
+
+def _linear_backward(
+    dtype: jnp.dtype, residuals: tuple[jax.Array, jax.Array], grad: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x, kernel = residuals
+    grad_x = _matmul(grad, kernel.astype(dtype), 1).astype(x.dtype)
+    return grad_x, *_weight_grads(x.astype(dtype), grad)
+
+
+@cpu_vjp(_linear_forward, _linear_backward, nondiff_argnums=(3,))
 def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """x W + b in ``dtype``.
 
@@ -29,26 +81,23 @@ def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array, dtype: jnp.dtype) -
     return _matmul(x.astype(dtype), kernel.astype(dtype), 0) + bias.astype(dtype)
 
 
-def _linear_forward(
-    x: jax.Array, kernel: jax.Array, bias: jax.Array, dtype: jnp.dtype
+def _decoder_forward(
+    x: jax.Array, table: jax.Array, bias: jax.Array, dtype: jnp.dtype
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return linear(x, kernel, bias, dtype), (x, kernel)
+    return tied_logits(x, table, bias, dtype), (x, table)
 
 
-def _linear_backward(
-    dtype: jnp.dtype, kept: tuple[jax.Array, jax.Array], grad: jax.Array
+def _decoder_backward(
+    dtype: jnp.dtype, residuals: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    x, kernel = kept
-    of_x = _matmul(grad, kernel.astype(dtype), 1).astype(x.dtype)
-    return of_x, *_weight_grads(x.astype(dtype), grad)
+    x, table = residuals
+    grad_x = _matmul(grad.astype(dtype), table.astype(dtype), 0).astype(x.dtype)
+    return grad_x, *_decoder_grads(x.astype(dtype), grad)
 
 
-linear.defvjp(_linear_forward, _linear_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
+@cpu_vjp(_decoder_forward, _decoder_backward, nondiff_argnums=(3,))
 def tied_logits(x: jax.Array, table: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """x E^T + b: the float32 logits of every piece.
+    """x E^T + b: the float32 logits of every token.
 
     Args:
         x: [..., E].
@@ -60,23 +109,6 @@ def tied_logits(x: jax.Array, table: jax.Array, bias: jax.Array, dtype: jnp.dtyp
         [..., V] float32.
     """
     return _matmul(x.astype(dtype), table.astype(dtype), 1).astype(jnp.float32) + bias
-
-
-def _decode_forward(
-    x: jax.Array, table: jax.Array, bias: jax.Array, dtype: jnp.dtype
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return tied_logits(x, table, bias, dtype), (x, table)
-
-
-def _decode_backward(
-    dtype: jnp.dtype, kept: tuple[jax.Array, jax.Array], grad: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    x, table = kept
-    of_x = _matmul(grad.astype(dtype), table.astype(dtype), 0).astype(x.dtype)
-    return of_x, *_decoder_grads(x.astype(dtype), grad)
-
-
-tied_logits.defvjp(_decode_forward, _decode_backward)
 
 
 def _matmul(x: jax.Array, matrix: jax.Array, axis: int) -> jax.Array:
@@ -160,24 +192,25 @@ def _float32_sums(left: jax.Array, right: jax.Array, contracted: tuple[tuple[int
     return jax.lax.dot_general(left, right, (contracted, ((), ())), preferred_element_type=jnp.float32)
 
 
-@jax.custom_vjp
-def gelu(x: jax.Array) -> jax.Array:
-    """x times the normal distribution's share below x (Hendrycks and Gimpel 2016), by erf in float32.
-
-    The backward pass keeps ``x`` alone; derived by JAX, it would keep two more arrays of this size.
-    """
+@jax.custom_jvp
+def _gelu(x: jax.Array) -> jax.Array:
+    """x times the standard normal distribution function of x (Hendrycks and Gimpel 2016), by erf in float32."""
     wide = x.astype(jnp.float32)
     return (wide * _normal_cdf(wide)).astype(x.dtype)
 
 
-def _gelu_backward(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
+@_gelu.defjvp
+def _gelu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    (x,), (tangent,) = primals, tangents
     wide = x.astype(jnp.float32)
     density = jnp.exp(-0.5 * jnp.square(wide)) * (2 * jnp.pi) ** -0.5
-    return ((grad.astype(jnp.float32) * (_normal_cdf(wide) + wide * density)).astype(x.dtype),)
+    slope = _normal_cdf(wide) + wide * density
+    return _gelu(x), (tangent.astype(jnp.float32) * slope).astype(x.dtype)
+
+
+gelu = jax.checkpoint(_gelu)
+"""`_gelu` with x alone kept for the backward pass."""
 
 
 def _normal_cdf(x: jax.Array) -> jax.Array:
     return 0.5 + 0.5 * jax.lax.erf(x * 0.5**0.5)
-
-
-gelu.defvjp(lambda x: (gelu(x), x), _gelu_backward)

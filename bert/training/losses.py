@@ -49,30 +49,21 @@ def cross_entropy(
     return jnp.sum(_softmax_cross_entropy(logits, labels) * weights), jnp.sum(weights)
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _softmax_cross_entropy(logits: Float[Array, "*rows L"], labels: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
-    """-log softmax(logits)[label], [...]. Its backward pass is one walk over the logits, which are all that it keeps:
-    derived by JAX, it scatters into an array of their size and adds that to another one."""
+    """-log softmax(logits)[label], [...]. Its derivative is one walk over the logits: derived by JAX, the backward pass
+    scatters into an array of their size and adds that to another one."""
     return jax.nn.logsumexp(logits, axis=-1) - _label_logits(logits, labels)
 
 
-def _negative_log_forward(
-    logits: Float[Array, "*rows L"], labels: Int[Array, "*rows"]
-) -> tuple[Float[Array, "*rows"], tuple[Array, Array, Array]]:
+@_softmax_cross_entropy.defjvp
+def _softmax_cross_entropy_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
+    logits, labels = primals
     log_sum = jax.nn.logsumexp(logits, axis=-1)
-    return log_sum - _label_logits(logits, labels), (logits, labels, log_sum)
-
-
-def _negative_log_backward(
-    kept: tuple[Array, Array, Array], grad: Float[Array, "*rows"]
-) -> tuple[Float[Array, "*rows L"], None]:
-    logits, labels, log_sum = kept
     softmax = jnp.exp(logits - log_sum[..., None])
     ruler = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
-    return grad[..., None] * (softmax - (ruler == labels[..., None])), None
-
-
-_softmax_cross_entropy.defvjp(_negative_log_forward, _negative_log_backward)
+    slope = softmax - (ruler == labels[..., None])
+    return log_sum - _label_logits(logits, labels), jnp.sum(tangents[0] * slope, axis=-1)
 
 
 def weighted_accuracy_sum(

@@ -1,12 +1,14 @@
-"""Backward passes that are written out against those that JAX derives."""
+"""Derivatives that are written out against those that JAX derives."""
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bert.model.linear import gelu, linear, tied_logits
 from bert.training.losses import cross_entropy
+from tests.tiny_training import OBJECTIVE, PARAMS, batch_of
 
 ROWS, WIDTH, OUT = (3, 5), 16, 24
 
@@ -100,6 +102,42 @@ def test_gelu_is_as_derived(dtype, limit):
     assert np.abs(gelu(x.astype(dtype)).astype(jnp.float32) - plain(x)).max() <= 9 * limit
     assert np.abs(found - exact).max() <= 1e-6
     assert gelu(x.astype(dtype)).dtype == dtype
+
+
+def pretraining_loss(params):
+    losses, _ = OBJECTIVE.forward(params, batch_of(0), None)
+    return sum(total / weight for total, weight in losses.values())
+
+
+def test_forward_mode_and_hessian_vector_products_without_the_custom_backward(monkeypatch):
+    """Against the gradient, and the difference of two gradients, of the backward passes written for CPUs."""
+    direction = jax.tree.map(lambda array: 0.1 * normal(4, *array.shape), PARAMS)
+    gradient = jax.jit(jax.grad(pretraining_loss))
+    step = 1e-2
+    ahead, behind = (
+        gradient(jax.tree.map(lambda p, d, way=way: p + way * step * d, PARAMS, direction)) for way in (1, -1)
+    )
+    difference = jax.tree.map(lambda a, b: (a - b) / (2 * step), ahead, behind)
+    slope = sum(
+        jnp.vdot(g, d) for g, d in zip(jax.tree.leaves(gradient(PARAMS)), jax.tree.leaves(direction), strict=True)
+    )
+    with pytest.raises(TypeError, match="custom_vjp"):
+        jax.jvp(pretraining_loss, (PARAMS,), (direction,))
+
+    monkeypatch.setenv("BERT_NO_CUSTOM_VJP", "1")
+    _, tangent = jax.jit(lambda *given: jax.jvp(pretraining_loss, (given[0],), (given[1],)))(PARAMS, direction)
+    assert tangent == pytest.approx(float(slope), rel=1e-4)
+    product = jax.jit(lambda *given: jax.jvp(jax.grad(pretraining_loss), (given[0],), (given[1],))[1])
+    found = jax.flatten_util.ravel_pytree(product(PARAMS, direction))[0]
+    assert relative(found, jax.flatten_util.ravel_pytree(difference)[0]) <= 1e-2
+
+
+@pytest.mark.parametrize("backend", ["gpu", "tpu"])
+def test_other_backends_have_no_custom_backward(monkeypatch, backend):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    given = (normal(0, *ROWS, WIDTH), normal(1, WIDTH, OUT), normal(2, OUT))
+    for dtype in ("float32", "bfloat16"):
+        jax.jvp(lambda *given, dtype=dtype: linear(*given, jnp.dtype(dtype)), given, given)
 
 
 def test_cross_entropy_is_as_derived():
