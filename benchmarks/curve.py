@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--eval", required=True, help="held-out corpus")
     parser.add_argument("--tokenizer", required=True, help="vocab.txt, tokenizer.json or their folder")
     parser.add_argument("--config", default="mini", help="recipe whose model is trained (default: mini)")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--num_seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--eval_every", type=int, default=100)
     parser.add_argument("--batch_size", type=int, default=32)
@@ -90,7 +90,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     experiment = prepare(arguments)
     runs = {"ours": train_ours, "torch": train_torch}
-    for seed in range(arguments.seeds):
+    for seed in range(arguments.num_seeds):
         for side in SIDES if seed % 2 == 0 else SIDES[::-1]:
             file = arguments.out / f"{side}-{seed}.json"
             if not file.is_file() and file.stem in (arguments.only or [file.stem]):
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {name: value for name, value in vars(arguments).items() if name not in ("out", "seeds", "only")}
+    return {name: value for name, value in vars(arguments).items() if name not in ("out", "num_seeds", "only")}
 
 
 def prepare(arguments: argparse.Namespace) -> Experiment:
@@ -283,7 +283,9 @@ def show(arguments: argparse.Namespace) -> None:
         for number, curve in enumerate(curves[side]):
             axes.plot(*zip(*curve, strict=True), color=color, alpha=0.7, label=side if number == 0 else None)
     axes.set(
-        xlabel="step", ylabel="held-out MLM loss [nats]", title=f"{arguments.config}, T 128, {arguments.seeds} seeds"
+        xlabel="step",
+        ylabel="held-out MLM loss [nats]",
+        title=f"{arguments.config}, T 128, {arguments.num_seeds} seeds",
     )
     axes.legend()
     axes.grid(alpha=0.3)

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--wnut17", type=Path)
     parser.add_argument("--squad", type=Path)
     parser.add_argument("--output", type=Path, default=Path("finetune_scores.json"))
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--num_seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, help="training rows, to try the script")
     parser.add_argument("--rounds", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--worker", nargs=3, metavar=("SIDE", "TASK", "SEED"), help=argparse.SUPPRESS)
@@ -52,7 +52,7 @@ def main() -> None:
         for task, folder in tasks.items():
             cut = Path(made, task)
             (first_sentences if task == "wnut17" else short_questions)(folder, cut, given.rows)
-            for seed in range(given.seeds):
+            for seed in range(given.num_seeds):
                 for side in ("ours", "PyTorch"):
                     run = [__file__, str(given.model.resolve()), f"--{task}", str(cut), "--worker", side, task]
                     sides[f"{task}, {side}, seed {seed}"] = [*run, str(seed)]

@@ -160,7 +160,7 @@ def rows(process: str, scale: Scale) -> Iterator[Row]:
         yield ours("base", short, "fast", ", scanned", scan=True)
         for model in models:
             for length in scale.lengths:
-                yield ours(model, length, "faithful")
+                yield ours(model, length, "reference")
 
 
 def table(found: dict[str, Any]) -> str:

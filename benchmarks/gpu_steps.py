@@ -33,10 +33,10 @@ INPUT = "input"
 
 
 def execution(is_fast: bool, scan: bool, remat: str) -> LayerExecution:
-    """As `training.preset` has it on these devices, fast or faithful."""
+    """As `training.preset` has it on these devices, fast or reference."""
     if is_fast:
         return LayerExecution.from_config(
-            TrainingConfig(preset="fast", vocab_multiple=64, scan_layers=scan, remat=remat)
+            TrainingConfig(preset="fast", pad_vocab_to_multiple_of=64, scan_layers=scan, remat=remat)
         )
     return LayerExecution(remat, scan)
 

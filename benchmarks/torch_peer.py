@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--max_length", type=int, default=None, help="384 for squad, else 128")
     parser.add_argument("--doc_stride", type=int, default=128)
-    parser.add_argument("--max_train_rows", type=int, default=None)
+    parser.add_argument("--max_train_samples", type=int, default=None)
     parser.add_argument("--grouped", action="store_true", help="batches of rows of like length, those of bert finetune")
     parser.add_argument("--keep", type=Path, default=None, help="where training is saved and goes on from")
     parser.add_argument("--best", action="store_true", help="made as fast as it gets: huge pages, one kernel an update")
@@ -147,7 +147,7 @@ def glue(arguments: Any) -> dict[str, Any]:
     def collate(rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         return {**padded(rows, TEXT), "labels": torch.tensor([row["label"] for row in rows])}
 
-    seconds = train(model, rows_of("train", arguments.max_train_rows), collate, arguments)
+    seconds = train(model, rows_of("train", arguments.max_train_samples), collate, arguments)
     model.eval()
     dev, answered = rows_of("dev"), []
     with torch.no_grad():
@@ -172,7 +172,7 @@ def ner(arguments: Any) -> dict[str, Any]:
 
     def rows_of(split: str) -> list[dict[str, Any]]:
         made = []
-        for words, tags in read[split][: arguments.max_train_rows if split == "train" else None]:
+        for words, tags in read[split][: arguments.max_train_samples if split == "train" else None]:
             encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=length)
             places, before = encoded.word_ids(), None
             chosen = []
@@ -233,7 +233,7 @@ def squad(arguments: Any) -> dict[str, Any]:
         questions = questions_of(arguments.data / f"{split}.json")[:most]
         return questions, windows(tokenizer, questions, length, arguments.doc_stride)
 
-    _, rows = labelled("train", arguments.max_train_rows)
+    _, rows = labelled("train", arguments.max_train_samples)
 
     def collate(some: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         ends = {f"{end}_positions": torch.tensor([row[key] for row in some]) for end, key in ENDS}

@@ -114,12 +114,12 @@ def recipe(model: ModelConfig, length: int, **training: object) -> PretrainConfi
 
 OPTIONS = {
     "pre-LN": {"pre_layer_norm": True},
-    "fixed positions": {"position_embedding": "sinusoidal"},
+    "fixed positions": {"position_embedding_type": "sinusoidal"},
     "untied decoder": {"tie_word_embeddings": False},
     "narrow embeddings": {"embedding_size": 8},
     "all at once": {
         "pre_layer_norm": True,
-        "position_embedding": "sinusoidal",
+        "position_embedding_type": "sinusoidal",
         "tie_word_embeddings": False,
         "embedding_size": 8,
     },

@@ -51,10 +51,10 @@ def text_options(config_class: type, prefix: str = "") -> dict[str, object]:
 
 
 NO_PATHS = {
-    "output_bias", "task", "data.language", "data.objective", "data.broken_tags", "data.misplaced_answers",
-    "data.header", "data.labels", "data.metrics", "model.hidden_act", "model.position_init",
-    "model.position_embedding", "optimizer.name", "training.dtype", "training.preset", "training.attention",
-    "training.dropout_rng", "training.mesh", "training.remat",
+    "mlm_bias_init", "task", "data.language", "data.objective", "data.invalid_tags", "data.misaligned_answers",
+    "data.column_names", "data.labels", "data.metrics", "model.hidden_act", "model.position_embedding_init",
+    "model.position_embedding_type", "optimizer.name", "training.dtype", "training.preset",
+    "training.attention_implementation", "training.dropout_rng", "training.mesh", "training.remat",
 }  # fmt: skip
 
 

@@ -129,7 +129,7 @@ def test_hidden_files_of_the_user_stay(tmp_path: Path) -> None:
 
 
 def test_seeds_are_locked_one_by_one(tmp_path: Path) -> None:
-    seeds = FinetuneConfig(output_dir=str(tmp_path), init="none", seeds=2)
+    seeds = FinetuneConfig(output_dir=str(tmp_path), init="none", num_seeds=2)
     alone = FinetuneConfig(output_dir=str(tmp_path / "seed-0"), init="none")
     with open_run(seeds), open_run(alone), pytest.raises(UserError, match="seed-0 is in use"), open_run(alone):
         pass

@@ -53,17 +53,17 @@ def forward_flops(
 
 
 def training_flops(
-    forward: Mapping[str, float], num_hidden_layers: int, frozen_layers: int = 0, frozen: Collection[str] = ()
+    forward: Mapping[str, float], num_hidden_layers: int, num_frozen_layers: int = 0, frozen: Collection[str] = ()
 ) -> float:
     """Operations a token of a training step: thrice the forward pass, once where nothing is learned.
 
     Args:
         forward: as `forward_flops` gives it.
         num_hidden_layers: layers of the encoder.
-        frozen_layers: how many of them stay as they are.
+        num_frozen_layers: how many of them stay as they are.
         frozen: other parts that stay as they are.
     """
-    learned = 1 - frozen_layers / num_hidden_layers
+    learned = 1 - num_frozen_layers / num_hidden_layers
     total = 0.0
     for name, flops in forward.items():
         share = learned if name.startswith("layers/") else float(name not in frozen)

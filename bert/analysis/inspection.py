@@ -98,24 +98,24 @@ def summarize(source: str | Path, length: int | None = None) -> Facts:
 
 
 def _is_single_seed(config: RunConfig) -> bool:
-    return not isinstance(config, FinetuneConfig) or config.seeds == 1
+    return not isinstance(config, FinetuneConfig) or config.num_seeds == 1
 
 
 def _expected_parameters(config: RunConfig) -> tuple[str, Shapes]:
     """Architecture and shapes that a run without a checkpoint is going to have."""
-    labels, feature_layers = 0, None
+    labels, num_feature_layers = 0, None
     if isinstance(config, PretrainConfig):
         labelled = OBJECTIVES[config.data.objective].label
         architecture = "BertForPreTraining" if labelled else "BertForMaskedLM"
     else:
-        task, feature_layers = make_task(config), config.feature_layers
+        task, num_feature_layers = make_task(config), config.num_feature_layers
         architecture, labels = HEADS[task.head].__name__, task.num_labels
     # A head that is not in the table of names has no known shape before there is a checkpoint.
     listed = architecture if architecture in names.ARCHITECTURES else "Bert"
     shapes = expected_shapes(config.model, listed, labels)
     heads = names.ARCHITECTURES[listed]
-    if feature_layers is not None:
-        shapes = {**shapes, "classifier/kernel": (feature_layers * config.model.hidden_size, labels)}
+    if num_feature_layers is not None:
+        shapes = {**shapes, "classifier/kernel": (num_feature_layers * config.model.hidden_size, labels)}
     kept = {}
     for name, shape in shapes.items():
         part = names.POOLER if name.startswith(f"{names.POOLER}/") else name.split("/")[0]
@@ -152,12 +152,12 @@ def _parts(
         if path[0] not in ("bert", PREDICTIONS) and path[-1] == "kernel"
     }
     forward = forward_flops(model, tokens, parameters, predictions, outputs)
-    frozen_layers = 0
+    num_frozen_layers = 0
     frozen: tuple[str, ...] = ()
     if isinstance(config, FinetuneConfig):
-        frozen_layers = config.frozen_layers or 0
-        if config.feature_layers is not None:
-            frozen_layers, frozen = model.num_hidden_layers, (POOLER,)
+        num_frozen_layers = config.num_frozen_layers or 0
+        if config.num_feature_layers is not None:
+            num_frozen_layers, frozen = model.num_hidden_layers, (POOLER,)
     return {
         "parameters": sum(parameters.values()),
         "parts": [
@@ -168,7 +168,7 @@ def _parts(
             "sequence_length": tokens,
             "predictions": predictions if PREDICTIONS in parameters else 0,
             "forward": sum(forward.values()),
-            "training": training_flops(forward, model.num_hidden_layers, frozen_layers, frozen),
+            "training": training_flops(forward, model.num_hidden_layers, num_frozen_layers, frozen),
             "formula": {part: text for part, text in FORMULA.items() if part in parameters},
         },
     }
@@ -216,7 +216,7 @@ def _vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> Facts:
 def _initial_weights(config: RunConfig) -> str:
     """The source of a run's initial weights."""
     if config.init is None or config.init == "none":
-        sizes_from = getattr(config, "like", None)
+        sizes_from = getattr(config, "architecture_from", None)
         return "random weights" + (f" of the sizes of {sizes_from}" if sizes_from else "")
     source = Path(config.init)
     if (source / "config.yaml").is_file():

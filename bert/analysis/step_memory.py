@@ -107,7 +107,7 @@ def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
     micro_batches = config.training.gradient_accumulation_steps
     rows = config.training.batch_size // micro_batches
     length, special = config.data.sequence_length, range(5)
-    most = config.data.max_examples_per_row
+    most = config.data.max_sequences_per_pack
     examples: tuple[int, ...] = (1, most) if config.data.packing else (1,)
     row = {
         "input_ids": np.full((1, length), len(special)),

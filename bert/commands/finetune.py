@@ -60,7 +60,7 @@ def _train(run: RunFolder[FinetuneConfig]) -> int:
     from bert.training.finetuning import finetune
     from bert.training.seeds import finetune_seeds
 
-    several = run.config.seeds > 1
+    several = run.config.num_seeds > 1
     try:
         results = finetune_seeds(run) if several else finetune(run)
     except Interrupted as stop:

@@ -115,7 +115,7 @@ def _print_estimate(config: PretrainConfig, spec: DeviceSpec) -> None:
     print(f"{math.prod(shape)} x {spec.kind}, mesh {axes}; {training.dtype}; nothing compiles here for these devices")
     _print_state(config, AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES)))
     itemsize = 2 if training.dtype == "bfloat16" else 4
-    stores_scores = training.preset != "fast" or training.attention == "xla"
+    stores_scores = training.preset != "fast" or training.attention_implementation == "xla"
     for number, phase in enumerate(phase_configs(config), 1):
         print(_phase_title(config, phase, number))
         for remat in ("none", "full"):

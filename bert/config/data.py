@@ -28,12 +28,12 @@ class DataConfig:
     """Corpus: files, globs or folders of .txt (an empty line ends a document), of .jsonl with a "text" field, either
     also as .gz, .bz2, .xz or .zst, of .parquet with a "text" column; folders that datasets saved;
     hub:ORG/NAME[:CONFIG][:SPLIT]; "stdlib:" is the prose of Python's own standard library."""
-    weights: list[float] | None = None
+    mixture_weights: list[float] | None = None
     """Share of the training text for each entry of data.train: those that have less are repeated; null takes each
     document once."""
     eval: list[str] | str | None = None
     """Held-out corpus in the same forms; null holds out a share of data.train instead."""
-    held_out: float = 0.05
+    eval_fraction: float = 0.05
     """Share of the documents of data.train that is held out when data.eval is null."""
     one_sentence_per_line: bool = False
     """The corpus already has one sentence a line: do not look for sentence boundaries."""
@@ -51,9 +51,9 @@ class DataConfig:
     """Share of a row's tokens that are predicted."""
     whole_word_masking: bool = False
     """Mask whole words or none of their pieces; each piece is still replaced as 80/10/10 has it."""
-    frozen_masks: bool = False
-    """Mask a row in the same way at every visit; with duplicates each copy has masks of its own."""
-    duplicates: int = 1
+    static_masking: bool = False
+    """Mask a row in the same way at every visit; with dupe_factor each copy has masks of its own."""
+    dupe_factor: int = 1
     """Times the training text is made into examples, each time with other pairs (Google's dupe_factor); full rows get
     other frozen masks."""
     short_seq_prob: float = 0.1
@@ -61,7 +61,7 @@ class DataConfig:
     packing: bool = False
     """Put several short examples into one training row (histogram packing): each sees itself alone, begins at position
     0, and has its own [CLS], label and masks. Held-out rows stay one example each, so that runs compare."""
-    max_examples_per_row: int = 8
+    max_sequences_per_pack: int = 8
     """Most examples K of a packed row; more of them where examples are shorter than an eighth of sequence_length."""
     seed: int = 12345
     """Seed of the document order, the held-out share and the sentence pairs; the examples are cached by it."""
@@ -92,12 +92,12 @@ class DataConfig:
             raise UserError(f"data.objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")
         check_at_least("data.sequence_length", self.sequence_length, 8)
         check_at_least("data.max_predictions_per_sequence", self.max_predictions_per_sequence, 1)
-        check_at_least("data.duplicates", self.duplicates, 1)
-        check_at_least("data.max_examples_per_row", self.max_examples_per_row, 2)
-        if self.duplicates > 1 and not self.frozen_masks and self.objective in ("full_sentences", "doc_sentences"):
+        check_at_least("data.dupe_factor", self.dupe_factor, 1)
+        check_at_least("data.max_sequences_per_pack", self.max_sequences_per_pack, 2)
+        if self.dupe_factor > 1 and not self.static_masking and self.objective in ("full_sentences", "doc_sentences"):
             raise UserError(
-                f"data.duplicates is {self.duplicates}, and data.objective {self.objective} has no pairs that would "
-                "differ: leave duplicates out (masks are drawn again at every visit), or set data.frozen_masks"
+                f"data.dupe_factor is {self.dupe_factor}, and data.objective {self.objective} has no pairs that would "
+                "differ: remove data.dupe_factor (masks are drawn again at every visit), or set data.static_masking"
             )
         if self.packing and self.objective == "full_sentences":
             raise UserError(
@@ -106,9 +106,9 @@ class DataConfig:
             )
         check_fraction("data.masked_lm_prob", self.masked_lm_prob)
         check_fraction("data.short_seq_prob", self.short_seq_prob)
-        check_fraction("data.held_out", self.held_out)
-        if self.held_out == 0 and self.eval is None:
-            raise UserError("data.held_out is 0 and data.eval is not set: name a held-out corpus or hold out a share")
+        check_fraction("data.eval_fraction", self.eval_fraction)
+        if self.eval_fraction == 0 and self.eval is None:
+            raise UserError("data.eval_fraction is 0 and data.eval is not set: set one of them")
         check_seed("data.seed", self.seed)
         if self.num_workers is not None:
             check_at_least("data.num_workers", self.num_workers, 1)
@@ -118,7 +118,7 @@ class DataConfig:
         sources = [("data.train", self.train)]
         if isinstance(self.language, list) and self.eval is not None:
             sources.append(("data.eval", self.eval))
-        for name, values in (("data.weights", self.weights), ("data.language", self.language)):
+        for name, values in (("data.mixture_weights", self.mixture_weights), ("data.language", self.language)):
             for key, source in sources if name == "data.language" else sources[:1]:
                 entries = len(source) if isinstance(source, list) else 1
                 if isinstance(values, list) and len(values) != entries:
@@ -126,5 +126,5 @@ class DataConfig:
                         f"{name} has {len(values)} values and {key} {entries}: give one for each (quote globs, so that "
                         "the shell does not make many of one)"
                     )
-        if self.weights is not None and not all(0 < weight < float("inf") for weight in self.weights):
-            raise UserError(f"data.weights is {self.weights}: every weight must be above 0")
+        if self.mixture_weights is not None and not all(0 < weight < float("inf") for weight in self.mixture_weights):
+            raise UserError(f"data.mixture_weights is {self.mixture_weights}: every weight must be above 0")

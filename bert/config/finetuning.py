@@ -23,8 +23,8 @@ class ColumnsConfig:
     id: str | None = None
     """What predictions are numbered by, each once; null counts the rows from 0."""
     words: str | None = None
-    """Tagging: in JSONL the list of a sentence's words, null takes words; in columns that data.header or their own
-    first row names, the one with the word, null takes words or the first."""
+    """Tagging: in JSONL the list of a sentence's words, null takes words; in columns named by
+    data.column_names or their own first row, the one with the word, null takes words or the first."""
     tags: str | None = None
     """Tagging: the list of its tags, null takes tags; or the column with the tag, null takes tags or the last."""
     question: str = "question"
@@ -49,10 +49,10 @@ class TaskDataConfig:
     or .jsonl, also as .gz, .bz2, .xz, .zst; of a data set the split; null takes train with any of these ends."""
     dev: str | None = None
     """Its file to choose checkpoints by; null takes dev with any end, of a data set the split validation; without one,
-    dev_share of the training rows are held out."""
+    dev_fraction of the training rows are held out."""
     test: str | None = None
     """Its file to predict, and to score where it has labels; null takes test with any end where there is one."""
-    header: list[str] | None = None
+    column_names: list[str] | None = None
     """Names of the columns of TSV and CSV files whose first line does not tell them."""
     metrics: list[str] | None = None
     """Scores, the first one chooses the best checkpoint; classification: accuracy, f1 (of the second of two labels),
@@ -66,11 +66,11 @@ class TaskDataConfig:
     of tagging are read through several rows."""
     buckets: list[int] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
     """Lengths that batches are padded to: each costs one compilation and saves padding."""
-    max_train_rows: int | None = None
+    max_train_samples: int | None = None
     """Train on a random sample of so many training rows; of questions, sentences or choices likewise."""
-    max_dev_rows: int | None = None
+    max_dev_samples: int | None = None
     """Score on a random sample of so many dev rows."""
-    dev_share: float | None = None
+    dev_fraction: float | None = None
     """Hold out this share of the training rows as dev, and read no dev file; questions about one context stay together.
     null reads the dev file; a custom task without one holds out 0.1."""
     sample_seed: int | None = None
@@ -78,7 +78,7 @@ class TaskDataConfig:
     labels: list[str] | None = None
     """Labels in the order of their numbers, for tasks that have none of their own; null takes the training file's, in
     the order of the alphabet or of numbers."""
-    broken_tags: str = "error"
+    invalid_tags: str = "error"
     """Tagging: tags that the file's scheme does not allow there, such as I-PER after O, are an error, or counted
     (count) and read as conlleval reads them."""
     doc_stride: int = 128
@@ -87,12 +87,12 @@ class TaskDataConfig:
     """SQuAD: longest question in tokens; longer ones are cut."""
     max_answer_length: int = 30
     """SQuAD: longest answer in tokens."""
-    n_best: int = 20
+    n_best_size: int = 20
     """SQuAD: most answers listed for each question in nbest_predictions.json."""
-    null_threshold: float | None = None
+    null_score_diff_threshold: float | None = None
     """SQuAD v2.0: no answer is given where its score is better than the best answer's by more than this; null tunes it
     for the best F1 on dev and writes it into results.json."""
-    misplaced_answers: str = "skip"
+    misaligned_answers: str = "skip"
     """SQuAD: training questions whose answers do not stand where the file says are skipped and counted (skip), or an
     error (error), in dev too."""
 
@@ -103,23 +103,26 @@ class TaskDataConfig:
         check_at_least("data.max_length", self.max_length, 8)
         if not self.buckets or min(self.buckets) < 1:
             raise UserError(f"data.buckets is {self.buckets}: list at least one length above 0")
-        for name in ("max_train_rows", "max_dev_rows"):
+        for name in ("max_train_samples", "max_dev_samples"):
             if getattr(self, name) is not None:
                 check_at_least(f"data.{name}", getattr(self, name), 1)
-        if self.dev_share is not None and not 0 < self.dev_share < 1:
-            raise UserError(f"data.dev_share is {self.dev_share}: set it between 0 and 1, for example 0.1")
-        if self.dev_share is not None and self.dev is not None:
-            raise UserError("data.dev and data.dev_share are both set: remove one of them")
+        if self.dev_fraction is not None and not 0 < self.dev_fraction < 1:
+            raise UserError(f"data.dev_fraction is {self.dev_fraction}: set it between 0 and 1, for example 0.1")
+        if self.dev_fraction is not None and self.dev is not None:
+            raise UserError("data.dev and data.dev_fraction are both set: remove one of them")
         if self.sample_seed is not None:
             check_seed("data.sample_seed", self.sample_seed)
-        for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best"):
+        for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best_size"):
             check_at_least(f"data.{name}", getattr(self, name), 1)
-        if self.null_threshold is not None and self.null_threshold != self.null_threshold:
-            raise UserError("data.null_threshold is nan: leave it out or give a number")
-        for name, values in (("broken_tags", ("error", "count")), ("misplaced_answers", ("skip", "error"))):
+        if (
+            self.null_score_diff_threshold is not None
+            and self.null_score_diff_threshold != self.null_score_diff_threshold
+        ):
+            raise UserError("data.null_score_diff_threshold is nan: leave it out or give a number")
+        for name, values in (("invalid_tags", ("error", "count")), ("misaligned_answers", ("skip", "error"))):
             if getattr(self, name) not in values:
                 raise UserError(f"data.{name} is {getattr(self, name)!r}: choose {' or '.join(values)}")
-        for name in ("header", "labels", "metrics"):
+        for name in ("column_names", "labels", "metrics"):
             values = getattr(self, name)
             if values is not None and not 0 < len(values) == len(set(values)):
                 raise UserError(f"data.{name} is {values}: list each name once, or leave it out")
@@ -142,28 +145,28 @@ class FinetuneConfig:
     init: str | None = None
     """Run, Hugging Face folder, folder of google-research/bert or hub name to start from; "none" trains from random
     weights, the control that shows what pretraining gave."""
-    like: str | None = None
+    architecture_from: str | None = None
     """With init none: the run or model whose sizes and vocabulary to take, without its weights."""
     seed: int = 0
     """Seed of the head's initialisation, order of data and dropout."""
-    seeds: int = 1
+    num_seeds: int = 1
     """Runs of this many seeds, the first one seed, each in a sub-folder; results.json tells mean and deviation."""
     patience: int | None = None
     """Stop after so many evaluations in a row without a better main metric; null trains to the end."""
     classifier_dropout: float | None = None
     """Dropout before the classifier; null takes hidden_dropout_prob."""
-    frozen_layers: int | None = None
+    num_frozen_layers: int | None = None
     """Lower encoder layers that stay as they are, and with them the embeddings (0: these alone); null trains all."""
-    feature_layers: int | None = None
+    num_feature_layers: int | None = None
     """Train the head alone, on the outputs of so many last layers side by side (4 in the paper); null trains all."""
     profile: bool = False
     """Write a trace of a few early steps to profile/ in the run's folder, for TensorBoard and Perfetto."""
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
     """the labelled data"""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    """the vocabulary, where init is none and like is not set"""
+    """the vocabulary, where init is none and architecture_from is not set"""
     model: ModelConfig = field(default_factory=ModelConfig)
-    """the encoder, where init is none and like is not set"""
+    """the encoder, where init is none and architecture_from is not set"""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """the optimizer"""
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -181,29 +184,31 @@ class FinetuneConfig:
             raise UserError(
                 "init is not set: name the run to start from, --init runs/X, or --init none for random weights"
             )
-        if self.like is not None and self.init != "none":
-            raise UserError("like is set, but init is not none: like only says what random weights look like")
-        source = "like" if self.like is not None else None if self.init == "none" else "init"
+        if self.architecture_from is not None and self.init != "none":
+            raise UserError(
+                "architecture_from is set, but init is not none: set init to none, or remove architecture_from"
+            )
+        source = "architecture_from" if self.architecture_from is not None else None if self.init == "none" else "init"
         for name, value in vars(self.tokenizer).items():
             if source is not None and value != getattr(TokenizerConfig(), name):
                 raise UserError(f"tokenizer.{name} is {value}: leave it out, the vocabulary comes with {source}")
         if self.classifier_dropout is not None:
             check_fraction("classifier_dropout", self.classifier_dropout)
-        check_at_least("seeds", self.seeds, 1)
-        check_seed("seed + seeds - 1", self.seed + self.seeds - 1)
-        for name, least in (("patience", 1), ("frozen_layers", 0), ("feature_layers", 1)):
+        check_at_least("num_seeds", self.num_seeds, 1)
+        check_seed("seed + num_seeds - 1", self.seed + self.num_seeds - 1)
+        for name, least in (("patience", 1), ("num_frozen_layers", 0), ("num_feature_layers", 1)):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), least)
-        if self.frozen_layers is not None and self.feature_layers is not None:
+        if self.num_frozen_layers is not None and self.num_feature_layers is not None:
             raise UserError(
-                "frozen_layers and feature_layers are both set, and feature_layers freezes the whole encoder: "
-                "leave one out"
+                "num_frozen_layers and num_feature_layers are both set, and the latter freezes the whole encoder: "
+                "remove one of them"
             )
 
     def check_model(self) -> None:
         """Raises UserError if the model, once its sizes are known, has too few layers, or rows are too long for it."""
         self.model.check_length("data.max_length", self.data.max_length)
-        for name in ("frozen_layers", "feature_layers"):
+        for name in ("num_frozen_layers", "num_feature_layers"):
             if (getattr(self, name) or 0) > self.model.num_hidden_layers:
                 raise UserError(
                     f"{name} is {getattr(self, name)}, but the model has {self.model.num_hidden_layers} layers: "

@@ -39,7 +39,7 @@ class ModelConfig:
     """Number of segments."""
     initializer_range: float = 0.02
     """Standard deviation of the truncated-normal initialisation."""
-    position_init: str = "normal"
+    position_embedding_init: str = "normal"
     """How the learned position table starts: as random numbers (normal), or as sinusoids of the same deviation."""
     layer_norm_eps: float = 1e-12
     """Epsilon of LayerNorm."""
@@ -48,7 +48,7 @@ class ModelConfig:
     embedding_size: int | None = None
     """Width E of the embeddings and of the MLM head's decoder, with a projection to hidden_size (ALBERT); null makes
     it hidden_size, without one."""
-    position_embedding: str = "learned"
+    position_embedding_type: str = "learned"
     """Positions by a learned table (learned), or by fixed sinusoids that are no parameters (sinusoidal)."""
     pre_layer_norm: bool = False
     """LayerNorm before attention and feed-forward, and one after the last layer; false has it after each (the paper's),
@@ -92,10 +92,14 @@ class ModelConfig:
             )
         if self.hidden_act not in ACTIVATIONS:
             raise UserError(f"model.hidden_act is {self.hidden_act!r}: choose one of {', '.join(ACTIVATIONS)}")
-        if self.position_init not in ("normal", "sinusoidal"):
-            raise UserError(f"model.position_init is {self.position_init!r}: choose normal or sinusoidal")
-        if self.position_embedding not in ("learned", "sinusoidal"):
-            raise UserError(f"model.position_embedding is {self.position_embedding!r}: choose learned or sinusoidal")
+        if self.position_embedding_init not in ("normal", "sinusoidal"):
+            raise UserError(
+                f"model.position_embedding_init is {self.position_embedding_init!r}: choose normal or sinusoidal"
+            )
+        if self.position_embedding_type not in ("learned", "sinusoidal"):
+            raise UserError(
+                f"model.position_embedding_type is {self.position_embedding_type!r}: choose learned or sinusoidal"
+            )
         if self.embedding_size is not None:
             check_at_least("model.embedding_size", self.embedding_size, 1)
         if not 0 < self.layer_norm_eps < math.inf:
@@ -122,9 +126,9 @@ class TokenizerConfig:
     """Remove accents; null does so exactly when lower-casing, as BERT's own vocabularies do."""
     min_frequency: int = 2
     """Rarest pair of pieces that is still merged, and rarest character that is kept, when a vocabulary is trained."""
-    unused: int = 0
+    num_unused_tokens: int = 0
     """Slots [unused0], [unused1], ... of a trained vocabulary, for words that are added later without new weights."""
-    alphabet: int | None = None
+    limit_alphabet: int | None = None
     """Most characters that a trained vocabulary knows, the most common; null takes what fits a quarter of it."""
 
     def check(self) -> None:
@@ -132,10 +136,11 @@ class TokenizerConfig:
         if not 32 <= self.vocab_size < 2**24:
             raise UserError(f"tokenizer.vocab_size is {self.vocab_size}: it must be at least 32 and below 2**24")
         check_at_least("tokenizer.min_frequency", self.min_frequency, 1)
-        check_at_least("tokenizer.unused", self.unused, 0)
-        if self.unused > self.vocab_size - 32:
+        check_at_least("tokenizer.num_unused_tokens", self.num_unused_tokens, 0)
+        if self.num_unused_tokens > self.vocab_size - 32:
             raise UserError(
-                f"tokenizer.unused is {self.unused}: tokenizer.vocab_size ({self.vocab_size}) leaves no room for pieces"
+                f"tokenizer.num_unused_tokens is {self.num_unused_tokens}: tokenizer.vocab_size ({self.vocab_size}) "
+                "leaves no room for tokens, use a smaller number"
             )
-        if self.alphabet is not None:
-            check_at_least("tokenizer.alphabet", self.alphabet, 1)
+        if self.limit_alphabet is not None:
+            check_at_least("tokenizer.limit_alphabet", self.limit_alphabet, 1)

@@ -16,7 +16,7 @@ VOCAB_MULTIPLE = 64
 
 
 def apply_preset(config: Config, own: Collection[str] = ()) -> Config:
-    """The configuration with what ``training.preset`` stands for; as it is with the faithful one.
+    """The configuration with what ``training.preset`` stands for; as it is with the reference one.
 
     Args:
         config: as it was written.
@@ -24,7 +24,7 @@ def apply_preset(config: Config, own: Collection[str] = ()) -> Config:
     """
     if not isinstance(config, PretrainConfig | FinetuneConfig) or config.training.preset != "fast":
         return config
-    sets: dict[str, Any] = {"dtype": "bfloat16", "vocab_multiple": VOCAB_MULTIPLE}
+    sets: dict[str, Any] = {"dtype": "bfloat16", "pad_vocab_to_multiple_of": VOCAB_MULTIPLE}
     training = dataclasses.replace(
         config.training, **{name: value for name, value in sets.items() if f"training.{name}" not in own}
     )
@@ -34,6 +34,6 @@ def apply_preset(config: Config, own: Collection[str] = ()) -> Config:
         model = dataclasses.replace(model, attention_probs_dropout_prob=0.0)
     packed = isinstance(config, PretrainConfig) and config.data.packing  # whose mask no length tells
     no_kernel = packed or model.attention_probs_dropout_prob > 0 or training.dtype != "bfloat16"
-    if training.attention is None and no_kernel:
-        training = dataclasses.replace(training, attention="xla")
+    if training.attention_implementation == "auto" and no_kernel:
+        training = dataclasses.replace(training, attention_implementation="xla")
     return dataclasses.replace(run, training=training, model=model)

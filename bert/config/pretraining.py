@@ -25,8 +25,8 @@ class PretrainConfig:
     starts from random weights."""
     seed: int = 0
     """Seed of initialisation, order of data, masks and dropout."""
-    output_bias: str = "frequencies"
-    """How the MLM head's output bias starts: at the log frequencies of the pieces, or, as published, at zeros."""
+    mlm_bias_init: str = "unigram"
+    """How the MLM head's output bias starts: at the log unigram of the pieces, or, as published, at zeros."""
     phases: list[PhaseConfig] | None = None
     """Phases of the run, one after the other, each with rows and batches of its own; null is a single one. In YAML a
     list, each phase with some of the keys below; null on the command line drops a recipe's."""
@@ -51,8 +51,8 @@ class PretrainConfig:
         self.training.check_warmup(self.optimizer)
         self.training.check_attention(self.model.attention_probs_dropout_prob, self.data.packing)
         check_seed("seed", self.seed)
-        if self.output_bias not in ("frequencies", "zeros"):
-            raise UserError(f"output_bias is {self.output_bias!r}: choose frequencies or zeros")
+        if self.mlm_bias_init not in ("unigram", "zeros"):
+            raise UserError(f"mlm_bias_init is {self.mlm_bias_init!r}: use unigram or zeros")
         self.model.check_length("data.sequence_length", self.data.sequence_length)
         if self.data.sequence_length > self.model.max_position_embeddings:
             raise UserError(

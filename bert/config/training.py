@@ -9,7 +9,7 @@ from bert.config.validation import check_at_least, check_fraction
 from bert.errors import UserError
 
 REMAT = ("none", "dots", "full")
-PRESETS = ("faithful", "fast")
+PRESETS = ("reference", "fast")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class OptimizerConfig:
     """Correct the moments' bias towards zero; Google's BERT does not."""
     max_grad_norm: float = 1.0
     """Clip the gradient to this global norm; 0 turns clipping off."""
-    layer_decay: float = 1.0
+    layerwise_lr_decay: float = 1.0
     """Factor of the learning rate from each encoder layer to the one below; 1 gives all layers the same rate."""
 
     def check(self) -> None:
@@ -50,8 +50,10 @@ class OptimizerConfig:
             check_at_least("optimizer.warmup_steps", self.warmup_steps, 0)
         for name in ("weight_decay", "max_grad_norm", "epsilon"):
             check_at_least(f"optimizer.{name}", getattr(self, name), 0)
-        if not 0 < self.layer_decay <= 1:
-            raise UserError(f"optimizer.layer_decay is {self.layer_decay}: it must be above 0 and at most 1")
+        if not 0 < self.layerwise_lr_decay <= 1:
+            raise UserError(
+                f"optimizer.layerwise_lr_decay is {self.layerwise_lr_decay}: it must be above 0 and at most 1"
+            )
         check_fraction("optimizer.beta1", self.beta1)
         check_fraction("optimizer.beta2", self.beta2)
 
@@ -84,14 +86,14 @@ class TrainingConfig:
     """Split each batch into this many micro-batches, one after the other, to save memory."""
     dtype: str = "float32"
     """Computation in float32 or bfloat16; parameters stay float32."""
-    preset: str = "faithful"
-    """faithful keeps the paper's computation; fast sets dtype to bfloat16, model.attention_probs_dropout_prob to 0 and
-    vocab_multiple to 64, each unless it is given beside the preset, and takes attention as one kernel, cuDNN's on
-    NVIDIA GPUs."""
-    attention: str | None = None
+    preset: str = "reference"
+    """reference keeps the paper's computation; fast sets dtype to bfloat16, model.attention_probs_dropout_prob to 0 and
+    pad_vocab_to_multiple_of to 64, each unless it is set next to the preset, and computes attention in one kernel,
+    cuDNN's on NVIDIA GPUs."""
+    attention_implementation: str = "auto"
     """Attention as xla compiles it, or by cuDNN's kernel (cudnn): bfloat16, no dropout on the weights, no packed rows;
-    null leaves it to preset."""
-    vocab_multiple: int = 1
+    auto leaves it to preset."""
+    pad_vocab_to_multiple_of: int = 1
     """The masked-LM head decodes to a multiple of this, which GPUs multiply faster; what is beyond the vocabulary has
     no probability, no parameters, and no place in checkpoints and exports."""
     dropout_rng: str = "hash"
@@ -110,10 +112,10 @@ class TrainingConfig:
     """Steps between two evaluations; null: at every epoch in fine-tuning, at every checkpoint in pretraining."""
     checkpoint_every: int = 1000
     """Steps between two checkpoints."""
-    keep_checkpoints: int | None = None
+    max_to_keep: int | None = None
     """Checkpoints kept that a run can resume from, the newest ones; null: 3 in pretraining, 1 in fine-tuning, which
     keeps the parameters of the best checkpoint besides."""
-    max_skipped_steps: int = 10
+    max_consecutive_nonfinite_steps: int = 10
     """Stop after so many steps in a row whose loss, gradient or update was NaN or infinite; fewer are skipped, and
     their batches written to nonfinite/ in the run's folder."""
 
@@ -131,10 +133,10 @@ class TrainingConfig:
             "gradient_accumulation_steps",
             "log_every",
             "checkpoint_every",
-            "max_skipped_steps",
+            "max_consecutive_nonfinite_steps",
         ):
             check_at_least(f"training.{name}", getattr(self, name), 1)
-        for name in ("eval_every", "eval_batch_size", "keep_checkpoints"):
+        for name in ("eval_every", "eval_batch_size", "max_to_keep"):
             if getattr(self, name) is not None:
                 check_at_least(f"training.{name}", getattr(self, name), 1)
         if self.batch_size % self.gradient_accumulation_steps:
@@ -146,9 +148,11 @@ class TrainingConfig:
             raise UserError(f"training.dtype is {self.dtype!r}: choose float32 or bfloat16")
         if self.preset not in PRESETS:
             raise UserError(f"training.preset is {self.preset!r}: choose one of {', '.join(PRESETS)}")
-        if self.attention not in (None, "xla", "cudnn"):
-            raise UserError(f"training.attention is {self.attention!r}: choose xla or cudnn, or null")
-        check_at_least("training.vocab_multiple", self.vocab_multiple, 1)
+        if self.attention_implementation not in ("auto", "xla", "cudnn"):
+            raise UserError(
+                f"training.attention_implementation is {self.attention_implementation!r}: use auto, xla or cudnn"
+            )
+        check_at_least("training.pad_vocab_to_multiple_of", self.pad_vocab_to_multiple_of, 1)
         if self.dropout_rng not in ("hash", "threefry"):
             raise UserError(f"training.dropout_rng is {self.dropout_rng!r}: choose hash or threefry")
         if self.mesh is not None and self.mesh_shape is None:
@@ -172,7 +176,7 @@ class TrainingConfig:
 
     def check_attention(self, dropout: float, packing: bool = False) -> None:
         """Raises UserError where cuDNN's kernel does not do what is asked of attention: its dropout, its mask."""
-        if self.attention != "cudnn":
+        if self.attention_implementation != "cudnn":
             return
         for name, value, fix, wrong in (
             ("training.dtype", self.dtype, "bfloat16", self.dtype != "bfloat16"),
@@ -181,5 +185,6 @@ class TrainingConfig:
         ):
             if wrong:
                 raise UserError(
-                    f"{name} is {value}, which training.attention cudnn cannot do: set it to {fix}, or the other to xla"
+                    f"{name} is {value}, which training.attention_implementation cudnn cannot do: set it to {fix}, "
+                    "or the other to xla"
                 )

@@ -12,8 +12,8 @@ MAX_LENGTH = 2**16 - 1
 
 
 PATHS = (
-    "output_dir", "init", "like", "tokenizer.path", "data.dir", "data.train", "data.dev", "data.test", "data.eval",
-    "data.cache_dir",
+    "output_dir", "init", "architecture_from", "tokenizer.path", "data.dir", "data.train", "data.dev", "data.test",
+    "data.eval", "data.cache_dir",
 )  # fmt: skip
 """Options that take a path, of pretraining and of fine-tuning."""
 

@@ -88,7 +88,7 @@ def read_records(path: Path, header: Sequence[str] | None = None) -> Records:
         raise UserError(f"{path} is empty: it needs a line for each row, below one that names the columns")
     if len(set(names)) < len(names):
         raise UserError(f"{path}, line 1: the columns are {', '.join(map(repr, names))[:200]}: give each its own name")
-    rows = _table_rows(path, cells, names, "the header" if header is None else "data.header")
+    rows = _table_rows(path, cells, names, "the header" if header is None else "data.column_names")
     return Records(str(path), rows, names, notes=notes)
 
 

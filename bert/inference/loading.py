@@ -87,13 +87,21 @@ def _is_run(folder: Path) -> bool:
 def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pretrained:
     read = hf.read_hf_model(folder, say) if hf.is_hf_folder(folder) else google.read_google_model(folder, say)
     task = published_task(
-        HEAD_BY_ARCHITECTURE.get(read.architecture), name, read.labels, read.problem_type, read.null_threshold
+        HEAD_BY_ARCHITECTURE.get(read.architecture),
+        name,
+        read.labels,
+        read.problem_type,
+        read.null_score_diff_threshold,
     )
     longest = read.config.max_position_embeddings
     length = min(DEFAULT_QA_LENGTH, longest) if task is not None and task.windows else longest
     data = TaskDataConfig(max_length=length, max_query_length=min(TaskDataConfig.max_query_length, length // 2))
     task = published_task(
-        HEAD_BY_ARCHITECTURE.get(read.architecture), name, read.labels, read.problem_type, read.null_threshold
+        HEAD_BY_ARCHITECTURE.get(read.architecture),
+        name,
+        read.labels,
+        read.problem_type,
+        read.null_score_diff_threshold,
     )
     return Pretrained(**{**vars(read), "source": name}, task=task, data=data)
 
@@ -103,12 +111,12 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
 
     kind = config_class_of_run(path)
     config: PretrainConfig | FinetuneConfig = load_config(kind, path / "config.yaml")
-    if isinstance(config, FinetuneConfig) and config.seeds > 1:
+    if isinstance(config, FinetuneConfig) and config.num_seeds > 1:
         raise UserError(
-            f"{path} holds the runs of {config.seeds} seeds: name one of them, for example "
+            f"{path} holds the runs of {config.num_seeds} seeds: name one of them, for example "
             f"{path / f'seed-{config.seed}'} (results.json tells the best one)"
         )
-    with Checkpointer(path / "checkpoints", config.training.keep_checkpoints, say) as checkpoints:
+    with Checkpointer(path / "checkpoints", config.training.max_to_keep, say) as checkpoints:
         restored = checkpoints.restore_best_params() if kind is FinetuneConfig else checkpoints.restore_params()
     if restored is None:
         raise UserError(f"{path} has no checkpoint yet: let the run reach its first one")
@@ -118,7 +126,7 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
         tuned = (read_results(path) or {}).get("tuned", {})
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, **tuned))
         task = make_task(config)
-        own = {key: getattr(config, key) for key in ("data", "feature_layers", "classifier_dropout")}
+        own = {key: getattr(config, key) for key in ("data", "num_feature_layers", "classifier_dropout")}
     architecture = pretraining_architecture(set(params)) if task is None else HEADS[task.head].__name__
     return Pretrained(
         config=config.model,
@@ -130,11 +138,11 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
         architecture=architecture,
         labels=task.output_names if task is not None and architecture in ARCHITECTURES_WITH_LABELS else (),
         problem_type=None if task is None else task.problem_type,
-        null_threshold=_null_threshold(task),
+        null_score_diff_threshold=_null_threshold(task),
         **own,
     )
 
 
 def _null_threshold(task: Task | None) -> float | None:
     """The threshold of a question answering task with unanswerable questions; None for any other task."""
-    return (task.null_threshold or 0.0) if isinstance(task, SquadTask) and task.may_be_impossible else None
+    return (task.null_score_diff_threshold or 0.0) if isinstance(task, SquadTask) and task.may_be_impossible else None

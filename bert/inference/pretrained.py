@@ -72,13 +72,13 @@ class Pretrained(ModelBundle):
     Attributes:
         task: the task it was fine-tuned for, or None.
         data: how the task's rows were made.
-        feature_layers: of a head over a frozen encoder: how many last layers it reads; else None.
+        num_feature_layers: of a head over a frozen encoder: how many last layers it reads; else None.
     """
 
     architecture: str = "BertForPreTraining"
     task: Task | None = None
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
-    feature_layers: int | None = None
+    num_feature_layers: int | None = None
 
     def __repr__(self) -> str:
         """A few lines: source, architecture, sizes, parameters, vocabulary, task and labels."""
@@ -283,10 +283,10 @@ class Pretrained(ModelBundle):
                 f"{self.source} has the head {self.architecture}, which has no names outside of this toolkit: give it "
                 "some as CONTRIBUTING.md tells"
             )
-        if self.feature_layers is not None:
+        if self.num_feature_layers is not None:
             raise UserError(
-                f"{self.source} has a head over {self.feature_layers} layers of a frozen encoder, which no format of "
-                "others has: fine-tune without feature_layers"
+                f"{self.source} has a head over {self.num_feature_layers} layers of a frozen encoder, which no export "
+                "format has: fine-tune without num_feature_layers"
             )
         if format == "stablehlo":
             from bert.interchange.writers import stablehlo
@@ -373,7 +373,7 @@ class Pretrained(ModelBundle):
     @cached_property
     def _head(self) -> Callable[..., Any]:
         task = require(self.task, "the task")
-        model = HEADS[task.head](self.config, task.num_labels, feature_layers=self.feature_layers)
+        model = HEADS[task.head](self.config, task.num_labels, num_feature_layers=self.num_feature_layers)
         return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
 
 

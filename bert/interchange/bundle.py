@@ -26,8 +26,8 @@ class ModelBundle:
         labels: names of the classes of a classifier, by number; () without one.
         problem_type: of a sequence classifier, as in config.json; None where it says nothing.
         classifier_dropout: rate before a task's dense layer in training; None for ``hidden_dropout_prob``.
-        null_threshold: of a model that answers questions: above this difference of the null score from the best
-            answer's there is no answer; None where it always answers.
+        null_score_diff_threshold: of a model that answers questions: there is no
+            answer above this difference of the null score from the best answer's; None if it always answers.
         pooling: how embeddings are made, as a sentence-transformers folder declares it; None for any other.
         source: the folder or hub name the model was read from.
         step: the checkpoint it was read from; None if it is not a run's.
@@ -40,7 +40,7 @@ class ModelBundle:
     labels: tuple[str, ...] = ()
     problem_type: str | None = None
     classifier_dropout: float | None = None
-    null_threshold: float | None = None
+    null_score_diff_threshold: float | None = None
     pooling: Pooling | None = None
     source: str = ""
     step: int | None = None

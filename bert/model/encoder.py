@@ -212,7 +212,7 @@ class Embeddings(nn.Module):
             return nn.Embed(rows, config.embedding_width, embedding_init=init(config), name=name)
 
         self.word = table(config.known_vocab_size, "word", truncated_normal_init)
-        if config.position_embedding == "learned":
+        if config.position_embedding_type == "learned":
             positions = config.position_offset + config.max_position_embeddings
             self.position = table(positions, "position", position_initializer)
         self.segment = table(config.type_vocab_size, "segment", truncated_normal_init)
@@ -235,7 +235,7 @@ class Embeddings(nn.Module):
         def rows(table: nn.Embed, ids: Int[Array, "B T"]) -> Float[Array, "B T E"]:
             return jnp.take(all_gather_fsdp(table.embedding, "tensor"), ids, axis=0)
 
-        if config.position_embedding == "learned":
+        if config.position_embedding_type == "learned":
             position = rows(self.position, position_ids)
         else:
             position = sinusoidal_position_table(config)[position_ids]

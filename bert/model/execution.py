@@ -23,13 +23,13 @@ class LayerExecution:
             has its own parameters to optimizer, checkpoints and exports.
         attention: "written" out, with dropout, any mask and its weights to look at; or one kernel with neither
             (`bert.model.attention.fused_attention`), "cudnn" or "xla".
-        vocab_multiple: of the width that the MLM head decodes to; pieces beyond the vocabulary have no probability.
+        pad_vocab_to_multiple_of: of the MLM head's logits; tokens beyond the vocabulary have no probability.
     """
 
     remat: str = "none"
     scan: bool = False
     attention: str = "written"
-    vocab_multiple: int = 1
+    pad_vocab_to_multiple_of: int = 1
 
     @classmethod
     def from_config(
@@ -47,14 +47,18 @@ class LayerExecution:
         """
         largest = max_cudnn_head_dim(jax.local_devices()) if cudnn_head is None else cudnn_head
         cudnn = largest > 0 and (head_size is None or (head_size % 8 == 0 and head_size <= largest))
-        if config.attention == "cudnn" and not cudnn:
+        if config.attention_implementation == "cudnn" and not cudnn:
             reason = (
                 f"whose heads have a multiple of 8 features and at most {largest} on these devices, and the model's "
                 f"have {head_size} (model.hidden_size / model.num_attention_heads)"
                 if largest
                 else "which is for NVIDIA GPUs of compute capability 8.0 or more, and the devices are none"
             )
-            raise UserError(f"training.attention is cudnn, {reason}: set it to xla, or leave it to training.preset")
-        kernel = "cudnn" if config.attention == "cudnn" or (config.preset == "fast" and cudnn) else "xla"
-        fused = config.attention == "cudnn" or (config.preset == "fast" and config.attention is None)
-        return cls(config.remat, config.scan_layers, kernel if fused else "written", config.vocab_multiple)
+            raise UserError(
+                f"training.attention_implementation is cudnn, {reason}: set it to xla, or leave it to training.preset"
+            )
+        kernel = "cudnn" if config.attention_implementation == "cudnn" or (config.preset == "fast" and cudnn) else "xla"
+        fused = config.attention_implementation == "cudnn" or (
+            config.preset == "fast" and config.attention_implementation == "auto"
+        )
+        return cls(config.remat, config.scan_layers, kernel if fused else "written", config.pad_vocab_to_multiple_of)

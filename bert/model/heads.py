@@ -27,13 +27,13 @@ class MaskedLMHead(nn.Module):
     otherwise.
 
     Attributes:
-        vocab_multiple: the logits are padded to a multiple of so many, with the least float: products of an even width
-            are quicker on GPUs. The parameters are not.
+        pad_vocab_to_multiple_of: pads the logits, with the lowest float, since products of an even width are
+            faster on GPUs. The parameters are not padded.
     """
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
-    vocab_multiple: int = 1
+    pad_vocab_to_multiple_of: int = 1
 
     @nn.compact
     def __call__(
@@ -47,7 +47,7 @@ class MaskedLMHead(nn.Module):
         decoder = word_embedding
         if not config.tie_word_embeddings:
             decoder = self.param("decoder", truncated_normal_init(config), word_embedding.shape, jnp.float32)
-        if extra := -len(bias) % self.vocab_multiple:
+        if extra := -len(bias) % self.pad_vocab_to_multiple_of:
             decoder = jnp.pad(decoder, ((0, extra), (0, 0)))
             bias = jnp.pad(bias, (0, extra), constant_values=jnp.finfo(jnp.float32).min)
         return constrain_activation(tied_logits(x, decoder, bias, jnp.dtype(self.dtype)), None, "tensor")
@@ -72,7 +72,7 @@ class BertForPreTraining(nn.Module):
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, execution=self.execution)
-        self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.vocab_multiple)
+        self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.pad_vocab_to_multiple_of)
         self.seq_relationship = dense(self.config, 2, self.dtype, "seq_relationship")
 
     def __call__(
@@ -103,7 +103,7 @@ class BertForMaskedLM(nn.Module):
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
-        self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.vocab_multiple)
+        self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.pad_vocab_to_multiple_of)
 
     def __call__(
         self,
@@ -154,14 +154,14 @@ class BertForSequenceClassification(nn.Module):
     Attributes:
         num_labels: L; 1 for a regression.
         classifier_dropout: rate before the dense layer; None takes ``hidden_dropout_prob``.
-        feature_layers: as `concat_last_layers` takes it; the dense layer then reads the first token's features.
+        num_feature_layers: as `concat_last_layers` takes it; the dense layer then reads the first token's features.
     """
 
     config: ModelConfig
     num_labels: int
     classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
-    feature_layers: int | None = None
+    num_feature_layers: int | None = None
     execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
@@ -178,7 +178,7 @@ class BertForSequenceClassification(nn.Module):
     ) -> Float[Array, "B L"]:
         """[B, T] -> [B, L] float32 logits."""
         inputs = (input_ids, token_type_ids, attention_mask)
-        if dropout is not None and self.config.position_offset and self.feature_layers is None:
+        if dropout is not None and self.config.position_offset and self.num_feature_layers is None:
             first = self.bert(*inputs, dropout=dropout).last_hidden_state[:, 0]
             read = self.bert.pool(drop_classifier_input(self, first, dropout, "pooler"))
         else:
@@ -204,16 +204,16 @@ def concat_last_layers(bert: Bert, inputs: Inputs, layers: int) -> Float[Array, 
 
 def sentence_features(head: nn.Module, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B features"]:
     """What the head of a whole row reads: the pooled output [B, D], or the first token's features [B, layers * D]."""
-    if head.feature_layers is None:
+    if head.num_feature_layers is None:
         return head.bert(*inputs, dropout=dropout).pooled_output
-    return concat_last_layers(head.bert, inputs, head.feature_layers)[:, 0]
+    return concat_last_layers(head.bert, inputs, head.num_feature_layers)[:, 0]
 
 
 def token_features(head: nn.Module, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B T features"]:
     """What the head of every token reads: hidden states [B, T, D], or features [B, T, layers * D]."""
-    if head.feature_layers is None:
+    if head.num_feature_layers is None:
         return head.bert(*inputs, dropout=dropout).last_hidden_state
-    return concat_last_layers(head.bert, inputs, head.feature_layers)
+    return concat_last_layers(head.bert, inputs, head.num_feature_layers)
 
 
 def drop_classifier_input(
@@ -232,14 +232,14 @@ class BertForTokenClassification(nn.Module):
     Attributes:
         num_labels: L.
         classifier_dropout: rate before the dense layer; None takes ``hidden_dropout_prob``.
-        feature_layers: as `concat_last_layers` takes it.
+        num_feature_layers: as `concat_last_layers` takes it.
     """
 
     config: ModelConfig
     num_labels: int
     classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
-    feature_layers: int | None = None
+    num_feature_layers: int | None = None
     execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
@@ -266,14 +266,14 @@ class BertForQuestionAnswering(nn.Module):
     Attributes:
         num_labels: 2, the start and the end.
         classifier_dropout: rate before the dense layer; None has none there, as google-research/bert (run_squad.py).
-        feature_layers: as `concat_last_layers` takes it.
+        num_feature_layers: as `concat_last_layers` takes it.
     """
 
     config: ModelConfig
     num_labels: int = 2
     classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
-    feature_layers: int | None = None
+    num_feature_layers: int | None = None
     execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
@@ -301,14 +301,14 @@ class BertForMultipleChoice(nn.Module):
     Attributes:
         num_labels: 1, the score of a choice.
         classifier_dropout: rate before the dense layer; None takes ``hidden_dropout_prob``.
-        feature_layers: as in `BertForSequenceClassification`.
+        num_feature_layers: as in `BertForSequenceClassification`.
     """
 
     config: ModelConfig
     num_labels: int = 1
     classifier_dropout: float | None = None
     dtype: Dtype = jnp.float32
-    feature_layers: int | None = None
+    num_feature_layers: int | None = None
     execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
@@ -345,7 +345,7 @@ HEADS: dict[str, type[nn.Module]] = {
 }
 """The models of fine-tuning tasks by the names that tasks give.
 
-All are made from (config, num_labels, classifier_dropout, dtype, feature_layers), have the encoder as ``bert``, and
+All are made from (config, num_labels, classifier_dropout, dtype, num_feature_layers), have the encoder as ``bert``, and
 are called with (input_ids, token_type_ids, attention_mask, dropout=...). For training.remat and training.scan_layers
 they take the field ``execution`` as well, and hand it to the encoder.
 """

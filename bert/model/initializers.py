@@ -29,7 +29,7 @@ def position_initializer(config: ModelConfig) -> nn.initializers.Initializer:
     With sinusoids "the token before" is one and the same rotation at every position, so that all positions teach a
     head together; random rows are learned one by one.
     """
-    if config.position_init == "normal":
+    if config.position_embedding_init == "normal":
         return truncated_normal_init(config)
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype: Dtype = jnp.float32) -> jax.Array:

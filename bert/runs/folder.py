@@ -29,7 +29,7 @@ MODEL_KEYS_KEPT_WITH_INIT = (
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
     "initializer_range",
-    "position_init",
+    "position_embedding_init",
 )
 """`model` fields that a run may override when it is initialized from another model."""
 
@@ -39,24 +39,24 @@ MODEL_KEYS_KEPT_WITH_INIT = (
 RESUMABLE_KEYS = (
     "output_dir",
     "profile",
-    "seeds",
+    "num_seeds",
     "data.num_workers",
     "data.cache_dir",
     "training.log_every",
     "training.eval_every",
     "training.checkpoint_every",
-    "training.keep_checkpoints",
-    "training.max_skipped_steps",
+    "training.max_to_keep",
+    "training.max_consecutive_nonfinite_steps",
     "training.eval_batch_size",
     "training.gradient_accumulation_steps",
     "training.mesh",
     "training.remat",
     "training.scan_layers",
-    "training.vocab_multiple",
+    "training.pad_vocab_to_multiple_of",
     "phases.gradient_accumulation_steps",
 )
 
-DERIVED_KEYS = ("model.vocab_size", "data.labels", "data.dev_share")
+DERIVED_KEYS = ("model.vocab_size", "data.labels", "data.dev_fraction")
 """Keys that default to null and are filled in from the data; config.yaml records the resolved value."""
 
 
@@ -186,7 +186,7 @@ def _has_checkpoint(path: Path) -> bool:
 def _difference(asked: Config, stored: Config) -> tuple[str, Any, Any] | None:
     """The first key in which two runs differ, and its values in the stored and in the asked-for one."""
     # A run that starts from another one has that one's sizes, whatever the recipe says.
-    source = asked.init not in (None, "none") or getattr(asked, "like", None) is not None
+    source = asked.init not in (None, "none") or getattr(asked, "architecture_from", None) is not None
     theirs, ours = _flat(to_dict(stored)), _flat(to_dict(asked))
     for key, value in ours.items():
         section, _, name = key.rpartition(".")
@@ -194,7 +194,7 @@ def _difference(asked: Config, stored: Config) -> tuple[str, Any, Any] | None:
         if key == "tokenizer.path" and isinstance(asked, PretrainConfig):
             comes_along = False  # the source's vocabulary may be extended
         taken = (source and comes_along) or re.sub(r"^phases\.\d+\.", "phases.", key) in RESUMABLE_KEYS
-        if key == "seeds":  # more of several may come; one run and several are different folders
+        if key == "num_seeds":  # more of several may come; one run and several are different folders
             taken = (value > 1) == (theirs[key] > 1)
         resolved = key in DERIVED_KEYS and value is None
         if not taken and not resolved and value != theirs.get(key):

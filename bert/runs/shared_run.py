@@ -142,7 +142,7 @@ class MultihostReport:
 
 def make_checkpointer(run: RunFolder[Any], say: Callable[[str], None]) -> Checkpointer | MultihostCheckpointer:
     """The checkpoints of a run, for one host or for several."""
-    own = Checkpointer(run.checkpoints, run.config.training.keep_checkpoints, say)
+    own = Checkpointer(run.checkpoints, run.config.training.max_to_keep, say)
     return MultihostCheckpointer(own) if is_multihost() else own
 
 

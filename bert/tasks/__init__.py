@@ -31,7 +31,7 @@ BUILT_IN = tuple(task for module in MODULES for task in module.TASKS)
 
 TASKS: dict[str, Task] = {task.name: task for task in BUILT_IN}
 
-CUSTOM_TASK_KEYS = ("train", "dev", "test", "header", "columns", "metrics", "score_range")
+CUSTOM_TASK_KEYS = ("train", "dev", "test", "column_names", "columns", "metrics", "score_range")
 """Keys of ``data`` that only some tasks read (`Task.data_keys`)."""
 
 

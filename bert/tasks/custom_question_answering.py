@@ -37,7 +37,7 @@ class CustomQuestionAnswering(SquadTask):
 
     @property
     def unnamed_table_columns(self) -> tuple[str, ...]:
-        return tuple(self.data.header or ())
+        return tuple(self.data.column_names or ())
 
     def records(self, folder: Path, split: str) -> Records:
         """The rows of a split, under the names that the columns have."""
@@ -55,7 +55,7 @@ class CustomQuestionAnswering(SquadTask):
     def from_config(self, data: TaskDataConfig) -> Self:
         """A threshold, once found, says that questions may be impossible."""
         return dataclasses.replace(
-            super().from_config(data), data=data, may_be_impossible=data.null_threshold is not None
+            super().from_config(data), data=data, may_be_impossible=data.null_score_diff_threshold is not None
         )
 
 

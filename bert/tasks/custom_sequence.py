@@ -45,7 +45,7 @@ class _FromColumns(SentenceTask):
 
     @property
     def unnamed_table_columns(self) -> tuple[str, ...]:
-        return tuple(self.data.header or ())
+        return tuple(self.data.column_names or ())
 
     def records(self, folder: Path, split: str) -> Records:
         """The rows of a split, with the texts, the label and the id under the names that the columns have."""

@@ -65,7 +65,7 @@ class CustomTokenClassification(TaggingTask):
 
     def _read_columns(self, folder: Path, split: str, broken: Literal["error", "count"]) -> Sentences:
         path = split_path(folder, split, self.data, KINDS)
-        delimiter, found = _rows_of(path, self.data.header)
+        delimiter, found = _rows_of(path, self.data.column_names)
         rows = list(found)
         names = self._names(folder, split, path, rows)
         if names is None:
@@ -91,7 +91,7 @@ class CustomTokenClassification(TaggingTask):
         number, cells = _first(rows)
         if not cells:
             return None
-        if self.data.header is not None:
+        if self.data.column_names is not None:
             names = self._given_names(split, f"{path}, line {number}", len(cells))
             if cells == names:
                 rows.remove((number, cells))
@@ -107,7 +107,7 @@ class CustomTokenClassification(TaggingTask):
                     return None
                 raise UserError(
                     f"{path}, line {number}: no {name!r} among {_listed(cells)}: set data.columns.{key} to the right "
-                    "one, or name them all in their order as data.header"
+                    "one, or name them all in their order as data.column_names"
                 )
         if len(set(cells)) < len(cells):
             raise UserError(f"{path}, line {number}: the columns are {_listed(cells)}: give each its own name")
@@ -115,10 +115,10 @@ class CustomTokenClassification(TaggingTask):
         return cells
 
     def _given_names(self, split: str, place: str, width: int) -> list[str]:
-        """data.header, for a test file of one column less without that of the tag."""
-        names = list(self.data.header or ())
+        """data.column_names, for a test file of one column less without that of the tag."""
+        names = list(self.data.column_names or ())
         if width != len(names) and not (split == "test" and width == len(names) - 1):
-            raise UserError(f"{place}: {width} columns, and data.header names {len(names)}: name each of them")
+            raise UserError(f"{place}: {width} columns, and data.column_names names {len(names)}: name each of them")
         if width < len(names):
             del names[self._place("tags", width, names)]
         return names
@@ -128,7 +128,7 @@ class CustomTokenClassification(TaggingTask):
         if name is None:
             return names.index(key) if key in names else default
         if name not in names:
-            raise UserError(f"data.columns.{key} is {name!r}, which is not in data.header: {', '.join(names)}")
+            raise UserError(f"data.columns.{key} is {name!r}, which is not in data.column_names: {', '.join(names)}")
         return names.index(name)
 
     def _has_tags(self, folder: Path, names: list[str]) -> bool:
@@ -141,7 +141,7 @@ class CustomTokenClassification(TaggingTask):
         if not self._in_columns(folder, "train"):
             return []
         path = split_path(folder, "train", self.data, KINDS)
-        return _first(_rows_of(path, self.data.header)[1])[1]
+        return _first(_rows_of(path, self.data.column_names)[1])[1]
 
     def _train_word(self, folder: Path) -> str | None:
         """What the training file calls the column of words; None where its columns have no names."""
@@ -187,7 +187,7 @@ def _refuse_header(path: Path, rows: list[Row]) -> None:
     if cells and cells[0].lower() in NAMES_OF_WORDS and sum(row[-1:] == cells[-1:] for _, row in rows) == 1:
         raise UserError(
             f"{path}, line {number}: {cells[0]!r} and {cells[-1]!r} look like names of columns: set data.columns.words "
-            "and data.columns.tags to them, or, where they are none, name the columns as data.header"
+            "and data.columns.tags to them, or, where they are none, name the columns as data.column_names"
         )
 
 

@@ -70,7 +70,7 @@ def published_task(
     name: str,
     outputs: tuple[str, ...],
     problem_type: str | None,
-    null_threshold: float | None = None,
+    null_score_diff_threshold: float | None = None,
 ) -> Task | None:
     """The task of a model of others, as far as it can be asked.
 
@@ -80,7 +80,7 @@ def published_task(
       outputs: names of its outputs.
       problem_type: of a sequence classifier, as config.json has it; null means regression for one output, else one of
         several labels.
-      null_threshold: of a model that answers questions: None where it always answers.
+      null_score_diff_threshold: of a model that answers questions: None where it always answers.
 
     Returns:
       None for what has no answer here: another head, no output, or several labels at once.
@@ -90,9 +90,11 @@ def published_task(
     if head == "tagging" and outputs:
         return TaggingTask(name=name, labels=outputs)
     if head == "span":
-        if null_threshold is None:
+        if null_score_diff_threshold is None:
             return SquadTask(name=name, version="1.1")
-        return SquadTask(name=name, version="2.0", may_be_impossible=True, null_threshold=null_threshold)
+        return SquadTask(
+            name=name, version="2.0", may_be_impossible=True, null_score_diff_threshold=null_score_diff_threshold
+        )
     return MultipleChoiceTask(name=name) if head == "choices" else None
 
 

@@ -125,14 +125,14 @@ def references(examples: Sequence[Example]) -> dict[str, list[str]]:
 
 def write_predictions(folder: Path, answers: Answers) -> list[Path]:
     """Writes predictions.json, nbest_predictions.json and, for v2.0, null_odds.json, as run_squad.py does."""
-    n_best = {
+    n_best_size = {
         id: [
             {name: getattr(candidate, name) for name in ("text", "probability", "start_logit", "end_logit")}
             for candidate in candidates
         ]
-        for id, candidates in answers.n_best.items()
+        for id, candidates in answers.n_best_size.items()
     }
-    files = {"predictions.json": answers.texts, "nbest_predictions.json": n_best}
+    files = {"predictions.json": answers.texts, "nbest_predictions.json": n_best_size}
     if answers.null_odds is not None:
         files["null_odds.json"] = answers.null_odds
     folder.mkdir(parents=True, exist_ok=True)
@@ -202,9 +202,9 @@ class SquadTask(Task):
     name: str
     version: str
     may_be_impossible: bool = False
-    n_best: int = 20
+    n_best_size: int = 20
     max_answer_length: int = 30
-    null_threshold: float | None = None
+    null_score_diff_threshold: float | None = None
     """None until the user sets it or `tune` finds it; `predict` then takes 0."""
     strict: bool = False
     """Misplaced answers are an error."""
@@ -235,7 +235,7 @@ class SquadTask(Task):
         The official search names the odds of the last question that is answered: new questions that are ever so little
         less sure would have no answer. Where it is best never to answer, it calls that 0.
         """
-        if not self.may_be_impossible or self.null_threshold is not None:
+        if not self.may_be_impossible or self.null_score_diff_threshold is not None:
             return self
         found, right = self.predict(outputs, features, examples), references(examples.examples)
         odds_of = require(found.null_odds, "the odds of no answer")
@@ -244,20 +244,24 @@ class SquadTask(Task):
         best = (best + min((odds for odds in odds_of.values() if odds > best), default=best)) / 2
 
         def f1(threshold: float) -> float:
-            return metrics.squad_metrics(replace(found, null_threshold=threshold).texts, right, v2=True)["f1"]
+            return metrics.squad_metrics(replace(found, null_score_diff_threshold=threshold).texts, right, v2=True)[
+                "f1"
+            ]
 
-        return replace(self, null_threshold=max(best, never, key=f1))
+        return replace(self, null_score_diff_threshold=max(best, never, key=f1))
 
     def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
-        return replace(data, null_threshold=self.null_threshold) if self.may_be_impossible else data
+        return (
+            replace(data, null_score_diff_threshold=self.null_score_diff_threshold) if self.may_be_impossible else data
+        )
 
     def from_config(self, data: TaskDataConfig) -> Self:
         return replace(
             self,
-            n_best=data.n_best,
+            n_best_size=data.n_best_size,
             max_answer_length=data.max_answer_length,
-            null_threshold=data.null_threshold,
-            strict=data.misplaced_answers == "error",
+            null_score_diff_threshold=data.null_score_diff_threshold,
+            strict=data.misaligned_answers == "error",
         )
 
     @property
@@ -290,8 +294,10 @@ class SquadTask(Task):
                 if not examples:
                     raise UserError(f"{path} has no question with an answer that stands where it says: copy it again")
             notes += (told,)
-        if split == "dev" and self.may_be_impossible and self.null_threshold is not None:
-            notes += (f"data.null_threshold is {self.null_threshold}, as it was set: none is searched on dev",)
+        if split == "dev" and self.may_be_impossible and self.null_score_diff_threshold is not None:
+            notes += (
+                f"data.null_score_diff_threshold is set to {self.null_score_diff_threshold}: none is tuned on dev",
+            )
         return replace(dataset, examples=examples[:max_rows], notes=notes)
 
     def features(self, tokenizer: Tokenizer, examples: Dataset, data: TaskDataConfig) -> Windows:
@@ -300,13 +306,13 @@ class SquadTask(Task):
     def predict(self, outputs: Outputs, features: Windows, examples: Dataset) -> Answers:
         """[T, 2] logits of each window -> the best spans of each question. A diverged run answers as if from zeros."""
         logits = np.nan_to_num(pad_and_stack(outputs, (0, 2)))
-        threshold = (self.null_threshold or 0.0) if self.may_be_impossible else None
+        threshold = (self.null_score_diff_threshold or 0.0) if self.may_be_impossible else None
         return decode_answers(
             examples.examples,
             features,
             logits[..., 0],
             logits[..., 1],
-            self.n_best,
+            self.n_best_size,
             self.max_answer_length,
             threshold,
         )
@@ -383,6 +389,6 @@ TASKS = (
 
 def _found(predictions: Answers, id: str) -> AnswerPrediction:
     text = predictions.texts[id]
-    candidate = next(candidate for candidate in predictions.n_best[id] if candidate.text == text)
+    candidate = next(candidate for candidate in predictions.n_best_size[id] if candidate.text == text)
     start, end = (candidate.start, candidate.end) if text else (None, None)
     return AnswerPrediction(text, start, end, candidate.probability)

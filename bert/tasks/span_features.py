@@ -110,11 +110,11 @@ class Candidate(NamedTuple):
 class Answers:
     """What was answered, by the questions' ids."""
 
-    n_best: dict[str, list[Candidate]]
+    n_best_size: dict[str, list[Candidate]]
     """Best first, every text once; with the empty answer where questions may be impossible."""
     null_odds: dict[str, float] | None
     """Score of no answer less that of the best one; None where every question has an answer."""
-    null_threshold: float | None = None
+    null_score_diff_threshold: float | None = None
     """No answer is given where the odds are higher than this."""
 
     @cached_property
@@ -122,7 +122,7 @@ class Answers:
         """The best answer with a text for each question; the empty one where its context has no tokens."""
         return {
             id: next((candidate for candidate in candidates if candidate.text), candidates[0])
-            for id, candidates in self.n_best.items()
+            for id, candidates in self.n_best_size.items()
         }
 
     @cached_property
@@ -131,7 +131,7 @@ class Answers:
         texts = {id: candidate.text for id, candidate in self.best.items()}
         if self.null_odds is None:
             return texts
-        threshold = require(self.null_threshold, "the threshold of no answer")
+        threshold = require(self.null_score_diff_threshold, "the threshold of no answer")
         return {id: "" if self.null_odds[id] > threshold else text for id, text in texts.items()}
 
 
@@ -206,9 +206,9 @@ def decode_answers(
     windows: Windows,
     start_logits: np.ndarray,
     end_logits: np.ndarray,
-    n_best: int = 20,
+    n_best_size: int = 20,
     max_answer_length: int = 30,
-    null_threshold: float | None = None,
+    null_score_diff_threshold: float | None = None,
 ) -> Answers:
     """The best answers to each question over all its windows.
 
@@ -220,15 +220,15 @@ def decode_answers(
     Args:
       start_logits, end_logits: [R, T] in the order of ``make_qa_features``; T at least its longest row; values
         beyond a row's tokens are ignored.
-      null_threshold: a number where questions may be impossible (v2.0): no answer is given where the score of
+      null_score_diff_threshold: a number if questions may be impossible (v2.0): no answer is given if the score of
         [CLS] (start plus end, the least of all windows) is better than that of the best span by more than it.
     """
     shape = (len(windows), max(int(windows.lengths.max(initial=0)), np.shape(start_logits)[-1]))
     if not np.shape(start_logits) == np.shape(end_logits) == shape:
         raise ValueError(f"logits {np.shape(start_logits)} and {np.shape(end_logits)}, wanted {shape}")
     if not examples:
-        return Answers({}, None if null_threshold is None else {}, null_threshold)
-    rows, starts, ends, scores = _best_spans(windows, start_logits, end_logits, n_best, max_answer_length)
+        return Answers({}, None if null_score_diff_threshold is None else {}, null_score_diff_threshold)
+    rows, starts, ends, scores = _best_spans(windows, start_logits, end_logits, n_best_size, max_answer_length)
     order = np.lexsort((-scores, windows.examples[rows]))
     rows, starts, ends, scores = rows[order], starts[order], ends[order], scores[order]
     first_spans = np.searchsorted(windows.examples[rows], np.arange(len(examples) + 1)).tolist()
@@ -244,15 +244,15 @@ def decode_answers(
         found: dict[str, tuple[int, int, float, float]] = {}
         for span in range(first_spans[number], first_spans[number + 1]):
             text = example.context[char_starts[span] : char_ends[span]]
-            if len(found) < n_best and text not in found:
+            if len(found) < n_best_size and text not in found:
                 found[text] = (char_starts[span], char_ends[span], *span_logits[span])
-        if null_threshold is not None:
+        if null_score_diff_threshold is not None:
             null = min(cls_logits[first_rows[number] : first_rows[number + 1]].tolist(), key=sum)
             odds[example.id] = sum(null) - max((start + end for _, _, start, end in found.values()), default=0.0)
-            found = dict(list(found.items())[: max(n_best - 1, 1)])
+            found = dict(list(found.items())[: max(n_best_size - 1, 1)])
             found[""] = (-1, -1, *null)
         lists[example.id] = _ranked(found or {"": (-1, -1, 0.0, 0.0)})
-    return Answers(lists, None if null_threshold is None else odds, null_threshold)
+    return Answers(lists, None if null_score_diff_threshold is None else odds, null_score_diff_threshold)
 
 
 class _Tokens(NamedTuple):
@@ -321,7 +321,7 @@ def _join(parts: list[np.ndarray], dtype: type) -> np.ndarray:
 
 
 def _best_spans(
-    windows: Windows, start_logits: np.ndarray, end_logits: np.ndarray, n_best: int, max_answer_length: int
+    windows: Windows, start_logits: np.ndarray, end_logits: np.ndarray, n_best_size: int, max_answer_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(row, first place, last place, score) of the n best spans of each row; fewer where a row has fewer.
 
@@ -330,8 +330,8 @@ def _best_spans(
     found = []
     place = np.arange(start_logits.shape[1])
     offsets, lengths = windows.features.offsets, windows.lengths
-    kept_starts = min(n_best, len(place))
-    kept = min(n_best, kept_starts * max_answer_length)  # not fewer for a row read alone than next to a longer one
+    kept_starts = min(n_best_size, len(place))
+    kept = min(n_best_size, kept_starts * max_answer_length)  # not fewer for a row read alone than next to a longer one
     for first in range(0, len(windows), ROWS_SCORED_AT_ONCE):
         rows = np.arange(first, min(first + ROWS_SCORED_AT_ONCE, len(windows)))
         real = place < lengths[rows, None]

@@ -20,9 +20,9 @@ from bert.tasks.base import Task
 from bert.tasks.sequence import ClassificationTask
 
 DEV_SHARE = 0.1
-"""Share of the training rows held out as dev if there is no file for it and ``data.dev_share`` is not set."""
+"""Share of the training rows held out as dev if there is no file for it and ``data.dev_fraction`` is not set."""
 
-STREAMS = {name: 2**63 + number for number, name in enumerate(("dev_share", "max_train_rows", "max_dev_rows"))}
+STREAMS = {name: 2**63 + number for number, name in enumerate(("dev_fraction", "max_train_samples", "max_dev_samples"))}
 """Second word of the key of each random stream; the order of batches has the number of the epoch there."""
 
 MEASURED_ROWS = 5000
@@ -54,8 +54,9 @@ class Splits(NamedTuple):
 def read_splits(task: Task, config: FinetuneConfig) -> Splits:
     """Reads all splits of a task.
 
-    Dev is held out of train if ``data.dev_share`` says so, or if there is no dev file. Then ``data.max_train_rows`` and
-    ``data.max_dev_rows`` leave a sample of each. Rows keep the order and the ids of their file.
+    Dev is held out of train if ``data.dev_fraction`` says so, or if there is no dev file. Then
+    ``data.max_train_samples`` and ``data.max_dev_samples`` leave a sample of each.
+    Rows keep the order and the ids of their file.
 
     Raises:
       UserError: a file cannot be used, or too little is left to train on.
@@ -66,15 +67,19 @@ def read_splits(task: Task, config: FinetuneConfig) -> Splits:
     has_dev = "dev" in task.splits(folder)
     train = task.read(folder, "train")
     notes, examples = list(train.notes), {}
-    if data.dev_share is not None or not has_dev:
-        data = dataclasses.replace(data, dev_share=data.dev_share or DEV_SHARE)
+    if data.dev_fraction is not None or not has_dev:
+        data = dataclasses.replace(data, dev_fraction=data.dev_fraction or DEV_SHARE)
         whole = len(train)
-        rows = held_out(_groups(task, train), require(data.dev_share, "data.dev_share"), seed)
-        examples["dev"] = _take(task, train, rows, "data.dev_share")
-        train = _take(task, train, np.setdiff1d(np.arange(whole), rows), "data.dev_share")
-        share = f"data.dev_share {data.dev_share:g}" if has_dev else f"no dev file, data.dev_share {data.dev_share:g}"
+        rows = held_out(_groups(task, train), require(data.dev_fraction, "data.dev_fraction"), seed)
+        examples["dev"] = _take(task, train, rows, "data.dev_fraction")
+        train = _take(task, train, np.setdiff1d(np.arange(whole), rows), "data.dev_fraction")
+        share = (
+            f"data.dev_fraction {data.dev_fraction:g}"
+            if has_dev
+            else f"no dev file, data.dev_fraction {data.dev_fraction:g}"
+        )
         notes.append(f"dev: {len(rows):,} of the {whole:,} training rows are held out at random ({share})")
-    train = _sampled(task, train, data.max_train_rows, "max_train_rows", seed)
+    train = _sampled(task, train, data.max_train_samples, "max_train_samples", seed)
     _require_labels(task, train, data)
     task = task.fit(train)
     for name in ([] if "dev" in examples else ["dev"]) + names:
@@ -82,7 +87,7 @@ def read_splits(task: Task, config: FinetuneConfig) -> Splits:
         notes += examples[name].notes
     for name in examples:
         if name.startswith("dev"):
-            examples[name] = _sampled(task, examples[name], data.max_dev_rows, "max_dev_rows", seed)
+            examples[name] = _sampled(task, examples[name], data.max_dev_samples, "max_dev_samples", seed)
     return Splits(task, {"train": train, "dev": examples.pop("dev"), **examples}, data, tuple(notes))
 
 
@@ -103,7 +108,7 @@ def held_out(groups: Sequence[Any], share: float, seed: int) -> np.ndarray:
     if len(number_of) == 1:
         numbers = np.arange(len(groups))
     sizes = np.bincount(numbers)
-    order = _permutation(len(sizes), seed, "dev_share")
+    order = _permutation(len(sizes), seed, "dev_fraction")
     wanted = max(1, round(share * len(groups)))
     # As many groups as reach the share; the last group stays with train whatever its size.
     count = min(int(np.searchsorted(np.cumsum(sizes[order]), wanted)) + 1, len(sizes) - 1)
@@ -136,14 +141,14 @@ def _groups(task: Task, examples: Any) -> Sequence[Any]:
 
 def _require_labels(task: Task, train: Any, data: TaskDataConfig) -> None:
     """Raises UserError if sampling has left one label of several."""
-    if not isinstance(task, ClassificationTask) or data.max_train_rows is None:
+    if not isinstance(task, ClassificationTask) or data.max_train_samples is None:
         return
     found = np.unique(train.known_labels)
     words = getattr(train, "label_words", None) or task.labels
     if len(found) == 1 < len(words):
         raise UserError(
-            f"the {len(train):,} training rows that data.max_train_rows leaves all have the label "
-            f"{words[found[0]]!r}: set data.max_train_rows to a larger number, or remove it"
+            f"the {len(train):,} training rows that data.max_train_samples leaves all have the label "
+            f"{words[found[0]]!r}: set data.max_train_samples to a larger number, or remove it"
         )
 
 
@@ -184,7 +189,7 @@ def _label_warnings(
         for number in worst
     ]
     more = f", and {len(numbers) - 3} other labels differ as much" if len(numbers) > 3 else ""
-    fix = "split the data again at random" if data.max_train_rows is None else "set a larger data.max_train_rows"
+    fix = "split the data again at random" if data.max_train_samples is None else "set a larger data.max_train_samples"
     return [("warning", f"{', '.join(words)}{more}: {fix}")]
 
 

@@ -114,7 +114,7 @@ class TaggingTask(Task):
         return replace(data, labels=list(self.labels))
 
     def from_config(self, data: TaskDataConfig) -> Self:
-        return replace(self, labels=tuple(data.labels or ()), may_be_broken=data.broken_tags == "count")
+        return replace(self, labels=tuple(data.labels or ()), may_be_broken=data.invalid_tags == "count")
 
     def splits(self, folder: Path) -> list[str]:
         return split_files.splits_in(Path(folder), FILES)

@@ -74,7 +74,7 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
 
     Args:
       texts: lines or paragraphs.
-      config: vocab_size, lowercase, strip_accents, min_frequency, unused, alphabet.
+      config: vocab_size, lowercase, strip_accents, min_frequency, num_unused_tokens, limit_alphabet.
 
     Raises:
       UserError: no text, or a vocab_size too small for any vocabulary.
@@ -102,7 +102,7 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
             # The trainer numbers its special tokens first and in order: the way in for a fixed alphabet.
             special_tokens=[
                 *SPECIAL_TOKENS,
-                *map(UNUSED.format, range(config.unused)),
+                *map(UNUSED.format, range(config.num_unused_tokens)),
                 *first,
                 *(CONTINUATION + c for c in continuing),
             ],
@@ -293,14 +293,14 @@ def _alphabet(counts: np.ndarray, draft: Tokenizer, config: TokenizerConfig) -> 
     for code in np.flatnonzero(counts):
         for character in draft.normalizer.normalize_str(chr(code)).replace(" ", ""):
             normalized[character] = normalized.get(character, 0) + int(counts[code])
-    size = config.vocab_size - config.unused
+    size = config.vocab_size - config.num_unused_tokens
     room = max(size // 4, min(size - len(SPECIAL_TOKENS), 256))
     first: list[str] = []
     continuing: list[str] = []
     for character, count in sorted(normalized.items(), key=lambda item: (-item[1], item[0])):
         continues = len(draft.pre_tokenizer.pre_tokenize_str("a" + character)) == 1
         room -= 1 + continues
-        if room < 0 or len(first) == config.alphabet or (count < config.min_frequency and first):
+        if room < 0 or len(first) == config.limit_alphabet or (count < config.min_frequency and first):
             break
         first.append(character)
         if continues:

@@ -104,7 +104,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Log = print) -> dict[str, Any]
     run.check_data(train.digest())
     if run.is_writer:
         save_tokenizer(origin.tokenizer, run.path)
-    frozen = make_frozen_predicate(config.frozen_layers, config.feature_layers)
+    frozen = make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers)
     apply = _make_apply(model, frozen)
     objective = task_objective(LOSSES[task.loss], apply)
     total_steps = num_train_steps(config.training, len(train))
@@ -287,7 +287,7 @@ def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: 
         say(f"computed on one device in another way, so that the last digits may differ: {error}")
         parallel = PmapParallelism(jax.local_devices()[:1])
         head = _model(task, dataclasses.replace(config, training=TrainingConfig(dtype=config.training.dtype)))
-    apply = _make_apply(head, make_frozen_predicate(config.frozen_layers, config.feature_layers))
+    apply = _make_apply(head, make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers))
     evaluator = TaskEvaluator(apply, LOSSES[task.loss], parallel, config)
     outputs, _ = evaluator(parallel.put_state(model.params), split)
     return task.write(folder, name, task.predict(outputs, split.features, examples), examples)
@@ -312,23 +312,23 @@ def _resolved(config: FinetuneConfig, train_rows: int) -> FinetuneConfig:
         training,
         eval_every=training.eval_every or per_epoch,
         eval_batch_size=training.eval_batch_size or training.batch_size,
-        keep_checkpoints=training.keep_checkpoints or 1,
+        max_to_keep=training.max_to_keep or 1,
     )
     return dataclasses.replace(config, training=training)
 
 
 def _resolve_init(run: RunFolder[FinetuneConfig], train: Examples, say: Log) -> InitialModel:
-    """Where sizes, vocabulary and weights come from: the run itself if begun, else ``init``, ``like``, config."""
+    """Sizes, vocabulary and weights: of the run if begun, else of ``init``, ``architecture_from`` or the config."""
     config, init = run.config, require(run.config.init, "init")
-    own = Checkpointer(run.checkpoints, config.training.keep_checkpoints, say)
+    own = Checkpointer(run.checkpoints, config.training.max_to_keep, say)
     if run.resumed and multihost.broadcast_from_main(own.steps):
         return InitialModel(config.model, load_tokenizer(run.path), None, init)
     if init != "none":
         source = load(init, say)
         model = model_config_from_source(config.model, source.config, source.source)
         return InitialModel(model, source.tokenizer, source.params, source.origin)
-    if config.like is not None:
-        source = load(config.like, say)
+    if config.architecture_from is not None:
+        source = load(config.architecture_from, say)
         model = model_config_from_source(config.model, source.config, source.source)
         return InitialModel(model, source.tokenizer, None, "none")
     if config.tokenizer.path is not None:
@@ -364,7 +364,7 @@ def _model(task: Task, config: FinetuneConfig) -> nn.Module:
         task.num_labels,
         config.classifier_dropout,
         jnp.dtype(config.training.dtype),
-        config.feature_layers,
+        config.num_feature_layers,
         **_execution(config),
     )
 

@@ -137,7 +137,9 @@ def fit(
             if skipped[0]:
                 found = _skipped(finished, parallel.to_host(outcome), work)
                 listener.skipped(found)
-                hopeless = hopeless or (found if found.num_consecutive >= config.max_skipped_steps else None)
+                hopeless = hopeless or (
+                    found if found.num_consecutive >= config.max_consecutive_nonfinite_steps else None
+                )
 
     def save() -> None:
         nonlocal saved

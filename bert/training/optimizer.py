@@ -119,18 +119,18 @@ def scale_by_layer_depth(decay: float) -> optax.GradientTransformation:
 
 
 def make_frozen_predicate(
-    frozen_layers: int | None, feature_layers: int | None
+    num_frozen_layers: int | None, num_feature_layers: int | None
 ) -> Callable[[ParameterPath], bool] | None:
     """Which parameters stay as they are; None where all are trained.
 
     Args:
-        frozen_layers: the embeddings and so many lower layers; None for none.
-        feature_layers: not None freezes the whole encoder.
+        num_frozen_layers: the embeddings and so many lower layers; None for none.
+        num_feature_layers: not None freezes the whole encoder.
     """
-    if feature_layers is not None:
+    if num_feature_layers is not None:
         return lambda path: path[0] == "bert"
-    if frozen_layers is not None:
-        return lambda path: (below := layer_depth(path)) is not None and below <= frozen_layers
+    if num_frozen_layers is not None:
+        return lambda path: (below := layer_depth(path)) is not None and below <= num_frozen_layers
     return None
 
 
@@ -154,8 +154,8 @@ def make_optimizer(
     if config.name == "lamb":
         chain.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
     chain.append(optax.scale_by_learning_rate(learning_rate_schedule(config, total_steps)))
-    if config.layer_decay != 1:
-        chain.append(scale_by_layer_depth(config.layer_decay))
+    if config.layerwise_lr_decay != 1:
+        chain.append(scale_by_layer_depth(config.layerwise_lr_decay))
     whole = optax.chain(*chain)
     if frozen is None:
         return whole

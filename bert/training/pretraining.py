@@ -60,7 +60,7 @@ from bert.training.timing import Timed, timed
 Log = Callable[[str], None]
 
 KEPT = 3
-"""Checkpoints that stay if training.keep_checkpoints is null."""
+"""Checkpoints that stay if training.max_to_keep is null."""
 
 UNK_RATE_WARNING = 0.05
 """Share of unknown pieces from which on a run says so: BERT's own vocabulary has under 0.1% of them in English."""
@@ -166,7 +166,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Log = print) -> dict[str, Any]
 
         weights = None if source is None else (source.origin, source.params)
         modules = ("bert", "predictions", "seq_relationship") if rows.label else ("bert", "predictions")
-        prepare = partial(_init_mlm_bias, config.output_bias, _predictable_counts(parts[0].examples, special.all))
+        prepare = partial(_init_mlm_bias, config.mlm_bias_init, _predictable_counts(parts[0].examples, special.all))
         state = initialize_state(
             model, optimizers[0], objective.metrics, config.seed, checkpoints, weights, modules, say, prepare
         )
@@ -230,7 +230,7 @@ def _resolve_defaults(config: PretrainConfig) -> PretrainConfig:
     training = dataclasses.replace(
         training,
         eval_every=training.eval_every or training.checkpoint_every,
-        keep_checkpoints=training.keep_checkpoints or KEPT,
+        max_to_keep=training.max_to_keep or KEPT,
     )
     if config.phases is None:  # each phase evaluates by its own batch
         training = dataclasses.replace(training, eval_batch_size=training.eval_batch_size or training.batch_size)
@@ -287,7 +287,7 @@ def _parts(
             one.training.batch_size,
             one.seed,
             process,
-            frozen_masks=one.data.frozen_masks,
+            static_masking=one.data.static_masking,
             first_step=phase.first,
             first_row=used[examples.folder],
         )

@@ -19,7 +19,7 @@ from bert.training.finetuning import finetune
 
 
 def finetune_seeds(run: RunFolder[FinetuneConfig], say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Runs, or goes on with, ``seeds`` runs in seed-0, seed-1, ... and returns what stands in the results.json above.
+    """Runs or resumes ``num_seeds`` runs in seed-0, seed-1, ... and returns the content of the results.json above.
 
     A run that has ended is not run again.
 
@@ -34,9 +34,9 @@ def finetune_seeds(run: RunFolder[FinetuneConfig], say: Callable[[str], None] = 
     data = run.config.data
     if data.sample_seed is None:  # all seeds are scored on the same dev rows
         data = dataclasses.replace(data, sample_seed=run.config.seed)
-    for seed in range(run.config.seed, run.config.seed + run.config.seeds):
+    for seed in range(run.config.seed, run.config.seed + run.config.num_seeds):
         folder = run.path / f"seed-{seed}"
-        with opened(dataclasses.replace(run.config, seed=seed, seeds=1, output_dir=str(folder), data=data)) as one:
+        with opened(dataclasses.replace(run.config, seed=seed, num_seeds=1, output_dir=str(folder), data=data)) as one:
             finished = multihost.broadcast_from_main(partial(metrics_log.read_results, folder)) if one.resumed else None
             if finished is not None:
                 say(f"seed {seed} has ended before: {folder}")

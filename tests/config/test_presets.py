@@ -52,13 +52,13 @@ def test_one_kernel_and_a_padded_vocabulary_give_the_same_losses_and_gradients()
 
         return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
-    plain, fast = of(LayerExecution()), of(LayerExecution(attention="xla", vocab_multiple=64))
+    plain, fast = of(LayerExecution()), of(LayerExecution(attention="xla", pad_vocab_to_multiple_of=64))
     assert jax.tree.map(jnp.shape, fast) == jax.tree.map(jnp.shape, plain)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6), fast, plain)
 
 
 def test_what_is_beyond_the_vocabulary_is_never_predicted():
-    head = BertForPreTraining(CONFIG, execution=LayerExecution(vocab_multiple=64))
+    head = BertForPreTraining(CONFIG, execution=LayerExecution(pad_vocab_to_multiple_of=64))
     params = jax.jit(head.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
     assert params["predictions"]["bias"].shape == (99,)
     assert params["bert"]["embeddings"]["word"]["embedding"].shape[0] == 99
@@ -76,24 +76,38 @@ def test_the_fast_preset_is_one_line():
     assert fast.model == dataclasses.replace(config.model, attention_probs_dropout_prob=0.0)
     assert fast.training.dtype == "bfloat16"
     dataclasses.replace(fast, data=dataclasses.replace(fast.data, train=["corpus.txt"])).check()
-    assert LayerExecution.from_config(fast.training, 64, 128) == LayerExecution(attention="cudnn", vocab_multiple=64)
-    assert LayerExecution.from_config(fast.training, 64, 0) == LayerExecution(attention="xla", vocab_multiple=64)
+    assert LayerExecution.from_config(fast.training, 64, 128) == LayerExecution(
+        attention="cudnn", pad_vocab_to_multiple_of=64
+    )
+    assert LayerExecution.from_config(fast.training, 64, 0) == LayerExecution(
+        attention="xla", pad_vocab_to_multiple_of=64
+    )
     packed = dataclasses.replace(fast, data=dataclasses.replace(fast.data, packing=True))
-    assert LayerExecution.from_config(apply_preset(packed).training, 64, 128) == LayerExecution(vocab_multiple=64)
+    assert LayerExecution.from_config(apply_preset(packed).training, 64, 128) == LayerExecution(
+        pad_vocab_to_multiple_of=64
+    )
 
 
 @pytest.mark.parametrize(
     ("file", "arguments", "expected"),
     [
-        ("", "--training.preset fast", ("bfloat16", 64, 0.0, None)),
+        ("", "--training.preset fast", ("bfloat16", 64, 0.0, "auto")),
         ("", "--training.preset fast --training.dtype float32", ("float32", 64, 0.0, "xla")),
-        ("", "--training.preset fast --training.vocab_multiple 128", ("bfloat16", 128, 0.0, None)),
+        ("", "--training.preset fast --training.pad_vocab_to_multiple_of 128", ("bfloat16", 128, 0.0, "auto")),
         ("", "--training.preset fast --model.attention_probs_dropout_prob 0.1", ("bfloat16", 64, 0.1, "xla")),
-        ("", "--training.preset fast --training.attention cudnn", ("bfloat16", 64, 0.0, "cudnn")),
+        ("", "--training.preset fast --training.attention_implementation cudnn", ("bfloat16", 64, 0.0, "cudnn")),
         ("training: {preset: fast, dtype: float32}", "", ("float32", 64, 0.0, "xla")),
-        ("training: {preset: fast, vocab_multiple: 128}", "--training.dtype float32", ("float32", 128, 0.0, "xla")),
-        ("training: {dtype: float32, vocab_multiple: 1}", "--training.preset fast", ("bfloat16", 64, 0.0, None)),
-        ("training: {preset: faithful, dtype: float32}", "--training.preset fast", ("bfloat16", 64, 0.0, None)),
+        (
+            "training: {preset: fast, pad_vocab_to_multiple_of: 128}",
+            "--training.dtype float32",
+            ("float32", 128, 0.0, "xla"),
+        ),
+        (
+            "training: {dtype: float32, pad_vocab_to_multiple_of: 1}",
+            "--training.preset fast",
+            ("bfloat16", 64, 0.0, "auto"),
+        ),
+        ("training: {preset: reference, dtype: float32}", "--training.preset fast", ("bfloat16", 64, 0.0, "auto")),
     ],
 )
 def test_what_is_given_beside_the_preset_wins_and_the_stored_configuration_repeats_it(
@@ -109,14 +123,19 @@ def test_what_is_given_beside_the_preset_wins_and_the_stored_configuration_repea
     (tmp_path / "config.yaml").write_text(stored)
     config = load_config(PretrainConfig, tmp_path / "config.yaml")
     training = config.training
-    found = (training.dtype, training.vocab_multiple, config.model.attention_probs_dropout_prob, training.attention)
+    found = (
+        training.dtype,
+        training.pad_vocab_to_multiple_of,
+        config.model.attention_probs_dropout_prob,
+        training.attention_implementation,
+    )
     assert found == expected
     assert printed("again.yaml", stored) == stored
 
 
 def test_one_kernel_by_name_and_packed_rows_are_not_reconciled_by_the_preset(fails, tmp_path):
-    given = ["--training.preset=fast", "--training.attention=cudnn", "--data.packing=true"]
-    assert "data.packing is true, which training.attention cudnn cannot do" in fails(
+    given = ["--training.preset=fast", "--training.attention_implementation=cudnn", "--data.packing=true"]
+    assert "data.packing is true, which training.attention_implementation cudnn cannot do" in fails(
         pretrain, *given, f"--output_dir={tmp_path / 'run'}"
     )
 
@@ -151,7 +170,7 @@ def test_cudnns_attention_is_for_nvidias_gpus_since_ampere(monkeypatch, devices,
     if not largest:
         for size in (64, None):
             with pytest.raises(UserError, match=r"NVIDIA GPUs of compute capability 8\.0 or more, .*: set it to xla"):
-                LayerExecution.from_config(TrainingConfig(attention="cudnn"), size)
+                LayerExecution.from_config(TrainingConfig(attention_implementation="cudnn"), size)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +178,7 @@ def test_cudnns_attention_is_for_nvidias_gpus_since_ampere(monkeypatch, devices,
     [(64, 128, True), (128, 128, True), (136, 128, False), (256, 256, True), (264, 256, False), (12, 256, False)],
 )
 def test_heads_that_cudnn_does_not_take_are_left_to_xla_by_the_preset_and_told_else(head_size, largest, fits):
-    fast, asked = TrainingConfig(preset="fast"), TrainingConfig(attention="cudnn")
+    fast, asked = TrainingConfig(preset="fast"), TrainingConfig(attention_implementation="cudnn")
     assert LayerExecution.from_config(fast, head_size, largest).attention == ("cudnn" if fits else "xla")
     if fits:
         assert LayerExecution.from_config(asked, head_size, largest).attention == "cudnn"
@@ -173,19 +192,30 @@ def test_heads_that_cudnn_does_not_take_are_left_to_xla_by_the_preset_and_told_e
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--training.dtype=float32"], "training.dtype is float32, which training.attention cudnn cannot do"),
+        (
+            ["--training.dtype=float32"],
+            "training.dtype is float32, which training.attention_implementation cudnn cannot do",
+        ),
         (
             ["--model.attention_probs_dropout_prob=0.1"],
-            "model.attention_probs_dropout_prob is 0.1, which training.attention cudnn cannot do",
+            "model.attention_probs_dropout_prob is 0.1, which training.attention_implementation cudnn cannot do",
         ),
         (["--model.attention_probs_dropout_prob=0", "--data.packing=true"], "data.packing is true"),
-        (["--training.preset=quick"], "training.preset is 'quick': choose one of faithful, fast"),
-        (["--training.attention=flash"], "training.attention is 'flash': choose xla or cudnn, or null"),
+        (["--training.preset=quick"], "training.preset is 'quick': choose one of reference, fast"),
+        (
+            ["--training.attention_implementation=flash"],
+            "training.attention_implementation is 'flash': use auto, xla or cudnn",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_made(fails, tmp_path, arguments, sentence):
     folder = tmp_path / "run"
-    given = ["--training.attention=cudnn", "--training.dtype=bfloat16", f"--output_dir={folder}", *arguments]
+    given = [
+        "--training.attention_implementation=cudnn",
+        "--training.dtype=bfloat16",
+        f"--output_dir={folder}",
+        *arguments,
+    ]
     assert sentence in fails(pretrain, *given)
     assert not folder.exists()
 
@@ -200,7 +230,7 @@ def test_a_fast_run_ends_resumes_and_is_exported_without_padding(corpus, tmp_pat
     assert pretrain(arguments) == 0
     assert pretrain(arguments) == 0  # finds itself, and has nothing left to do
     stored = load_config(PretrainConfig, folder / "config.yaml")
-    assert (stored.training.preset, stored.training.vocab_multiple) == ("fast", 64)
+    assert (stored.training.preset, stored.training.pad_vocab_to_multiple_of) == ("fast", 64)
     model = bert.load(folder)
     size = model.tokenizer.get_vocab_size()
     assert size % 64

@@ -77,7 +77,7 @@ def test_what_is_wrong_is_one_sentence_with_file_and_line(tmp_path: Path, name, 
 
 def test_a_given_header_is_what_columns_are_counted_by(tmp_path: Path) -> None:
     message = error_of(made(tmp_path, "a.tsv", "a\tb\tc\n"), ["label", "text"])
-    assert ", line 1: 3 columns where data.header has 2" in message
+    assert ", line 1: 3 columns where data.column_names has 2" in message
     assert "does not exist" in error_of(tmp_path / "b.csv")
 
 

@@ -138,7 +138,7 @@ DOCUMENTS = [f"The {a} sat. A {b} ran.The {a} {b}.\nIt is {b}." for a, b in zip(
 def config_of(folder: Path, **settings) -> DataConfig:
     path = folder / "corpus.txt"
     path.write_text("\n\n".join(DOCUMENTS))
-    return DataConfig(train=str(path), sequence_length=72, num_workers=1, held_out=0.25, **settings)
+    return DataConfig(train=str(path), sequence_length=72, num_workers=1, eval_fraction=0.25, **settings)
 
 
 def built(folder: Path, tokenizer: Tokenizer, **settings) -> dict[str, np.ndarray]:

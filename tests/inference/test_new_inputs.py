@@ -69,7 +69,7 @@ def test_columns_of_the_tasks_of_the_toolkit(tmp_path):
 
 
 def test_names_of_the_configuration_stand_for_a_missing_header(tmp_path):
-    task = tickets(header=["queue", "message"])
+    task = tickets(column_names=["queue", "message"])
     assert [given.given for given in inputs(tmp_path / "a.csv", "x,one\ny,two\n", task)] == ["one", "two"]
     assert [given.given for given in inputs(tmp_path / "a.csv", "queue,message\ny,two\n", task)] == ["two"]
 

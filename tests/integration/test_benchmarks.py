@@ -87,10 +87,10 @@ def test_gpu_measures_every_row_and_goes_on_where_it_was(tmp_path):
         else:
             assert row["seconds"] > 0
         assert name in printed
-    assert rows["base T16 faithful"]["sequences_per_second"] > 0
+    assert rows["base T16 reference"]["sequences_per_second"] > 0
     assert {name for name in rows if "remat" in name} == {  # what would not fit, if the device were as small
         "base T16 fast, 256 tokens, remat dots",
-        "large T32 faithful, remat dots",
+        "large T32 reference, remat dots",
     }
     cells = {line.split(" | ")[0].lstrip("| "): line.split(" | ") for line in printed.splitlines() if "|" in line}
     if "error" not in rows["base T16 torch best"]:
@@ -150,7 +150,7 @@ def test_packed_steps_are_measured_in_turns_with_unpacked_ones(shared):
 def test_a_curve_is_drawn_beside_pytorch_and_not_run_twice(corpus, pretrained, tmp_path):
     pytest.importorskip("torch")
     places = [tmp_path, "--train", corpus, "--eval", corpus, "--tokenizer", pretrained]
-    sizes = ["--seeds", 1, "--steps", 12, "--eval_every", 6, "--batch_size", 2, "--eval_rows", 8, "--dropout", 0]
+    sizes = ["--num_seeds", 1, "--steps", 12, "--eval_every", 6, "--batch_size", 2, "--eval_rows", 8, "--dropout", 0]
     printed = run("curve.py", *places, *sizes)
     assert "ours seed 0: " in printed and "torch seed 0: " in printed
     for line in printed.splitlines()[-2:]:

@@ -73,7 +73,7 @@ def test_a_run_that_gets_no_better_ends_early_interrupted_or_not(pretrained, sst
 
 
 @pytest.mark.parametrize(
-    ("argument", "frozen"), [("--frozen_layers=1", ("embeddings", "encoder")), ("--feature_layers=1", ("",))]
+    ("argument", "frozen"), [("--num_frozen_layers=1", ("embeddings", "encoder")), ("--num_feature_layers=1", ("",))]
 )
 def test_what_is_frozen_stays_bit_for_bit(pretrained, sst2, tmp_path, capsys, argument, frozen) -> None:
     arguments = (f"--init={pretrained}", argument, "--training.epochs=1")
@@ -94,16 +94,19 @@ def test_what_is_frozen_stays_bit_for_bit(pretrained, sst2, tmp_path, capsys, ar
 
 def test_more_layers_than_there_are(pretrained, sst2, tmp_path, fails) -> None:
     arguments = ["--config=sst2", f"--init={pretrained}", f"--data.dir={sst2}", "--data.max_length=32"]
-    for name in ("frozen_layers", "feature_layers"):
+    for name in ("num_frozen_layers", "num_feature_layers"):
         error = fails(main, *arguments, f"--output_dir={tmp_path / name}", f"--{name}=2")
         assert f"{name} is 2, but the model has 1 layers" in error
-    both = fails(main, *arguments, f"--output_dir={tmp_path}", "--frozen_layers=1", "--feature_layers=1")
+    both = fails(main, *arguments, f"--output_dir={tmp_path}", "--num_frozen_layers=1", "--num_feature_layers=1")
     assert "both set" in both
 
 
 @pytest.mark.slow
 def test_several_seeds_interrupted_in_the_second(pretrained, sst2, tmp_path, monkeypatch, capsys, fails) -> None:
-    folder, arguments = tmp_path / "runs", (f"--init={pretrained}", "--seeds=2", "--seed=3", "--training.epochs=1")
+    folder, arguments = (
+        tmp_path / "runs",
+        (f"--init={pretrained}", "--num_seeds=2", "--seed=3", "--training.epochs=1"),
+    )
     # Of each seed 3 that check the ids, one that shows the model its shape, 5 of training, 3 of dev twice, 1 of test.
     assert interrupted_at(22, monkeypatch, folder, sst2, *arguments) == 143
     assert f"--config {folder / 'config.yaml'}" in capsys.readouterr().out
@@ -130,7 +133,7 @@ def test_several_seeds_interrupted_in_the_second(pretrained, sst2, tmp_path, mon
     again = ["--config=sst2", f"--data.dir={sst2}", f"--init={pretrained}", f"--output_dir={folder}", "--seed=3"]
     again += ["--data.max_length=32", "--data.buckets=32", "--training.batch_size=8", "--training.epochs=1"]
     assert "its seeds is 2, here 1" in fails(main, *again)
-    assert "its optimizer.learning_rate is" in fails(main, *again, "--seeds=2", "--optimizer.learning_rate=1")
+    assert "its optimizer.learning_rate is" in fails(main, *again, "--num_seeds=2", "--optimizer.learning_rate=1")
 
 
 def test_several_seeds_are_scored_on_the_same_dev_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +145,8 @@ def test_several_seeds_are_scored_on_the_same_dev_rows(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("bert.training.seeds.finetune", finetune)
     for name, seed in (("a", None), ("b", 9)):
-        data = TaskDataConfig(dir="x", dev_share=0.5, sample_seed=seed)
-        config = FinetuneConfig(init="none", output_dir=str(tmp_path / name), seed=3, seeds=2, data=data)
+        data = TaskDataConfig(dir="x", dev_fraction=0.5, sample_seed=seed)
+        config = FinetuneConfig(init="none", output_dir=str(tmp_path / name), seed=3, num_seeds=2, data=data)
         with open_run(config) as run:
             finetune_seeds(run)
     assert [(config.seed, config.data.sample_seed) for config in configs] == [(3, 3), (4, 3), (3, 9), (4, 9)]

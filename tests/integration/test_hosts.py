@@ -122,7 +122,7 @@ def test_a_mistake_ends_both_hosts_with_one_sentence(corpus: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_fine_tuning_on_two_hosts_gives_the_scores_and_files_of_one(pretrained: Path, sst2: Path, tmp_path: Path):
     options = ["--config=sst2", f"--init={pretrained}", f"--data.dir={sst2}", "--data.max_length=32", "--patience=2"]
-    options += ["--data.buckets=32", "--training.batch_size=8", "--seeds=2", "--training.log_every=1"]
+    options += ["--data.buckets=32", "--training.batch_size=8", "--num_seeds=2", "--training.log_every=1"]
     one, two = tmp_path / "one", tmp_path / "two"
     outputs([process_of("finetune.py", one, *options, devices=1)])
     first, second = outputs([process_of("finetune.py", two, *options, *place) for place in places()])

@@ -32,7 +32,7 @@ class Tagger(nn.Module):
     num_labels: int
     classifier_dropout: float | None = None
     dtype: object = jnp.float32
-    feature_layers: int | None = None
+    num_feature_layers: int | None = None
 
     @nn.compact
     def __call__(self, input_ids, token_type_ids=None, attention_mask=None, *, dropout=None):

@@ -128,9 +128,9 @@ def test_squad2_learns_and_leaves_the_official_files(squad_run: Path, squad_data
     right = {entry["id"]: [answer["text"] for answer in entry["answers"]] for entry in entries}
     scores = metrics.squad_metrics(written["predictions.json"], right)
     assert {name: dev[name] for name in scores} == scores, "the scores are those of the file, at the tuned threshold"
-    threshold = bert.load(squad_run).data.null_threshold
-    assert results["tuned"] == {"null_threshold": threshold}
-    assert yaml.safe_load((squad_run / "config.yaml").read_text())["data"]["null_threshold"] is None
+    threshold = bert.load(squad_run).data.null_score_diff_threshold
+    assert results["tuned"] == {"null_score_diff_threshold": threshold}
+    assert yaml.safe_load((squad_run / "config.yaml").read_text())["data"]["null_score_diff_threshold"] is None
     assert scores["f1"] == dev["best_f1"]
     for id, odds in written["null_odds.json"].items():
         assert (written["predictions.json"][id] == "") == (odds > threshold)
@@ -167,12 +167,12 @@ def test_answers_to_new_questions_have_their_characters(squad_run, tmp_path, cap
 
 def test_squad_without_impossible_questions(squad_data, tmp_path, capsys, fails) -> None:
     folder = tmp_path / "run"
-    arguments = ("--data.max_train_rows=32", "--patience=5")
+    arguments = ("--data.max_train_samples=32", "--patience=5")
     assert run(folder, squad_data, "squad", *arguments) == 0
     results = results_of(folder)
     assert set(results["dev"]) == {"loss", "exact_match", "f1"}
     assert results["dev"]["exact_match"] > 90
-    assert bert.load(folder).data.null_threshold is None
+    assert bert.load(folder).data.null_score_diff_threshold is None
     assert {path.name for path in (folder / "predictions").glob("*")} == {
         "predictions.json", "nbest_predictions.json", "test"}  # fmt: skip
     shutil.copytree(squad_data, tmp_path / "mixed")
@@ -191,7 +191,7 @@ def test_misplaced_answers_are_skipped_and_told_or_an_error(squad_data, tmp_path
     told = capsys.readouterr().out
     assert "1 question(s) with an answer that does not stand where the file says, q4 is the first; 1 without" in told
     error = fails(main, "--config=squad", f"--data.dir={data}", f"--output_dir={tmp_path / 'x'}", *TINY,
-                  "--data.misplaced_answers=error")  # fmt: skip
+                  "--data.misaligned_answers=error")  # fmt: skip
     assert "question q4: the answer 'Xena' does not stand at character" in error
 
 
@@ -238,7 +238,7 @@ def test_what_is_wrong_with_tags_is_told_before_anything_is_trained(ner_data, tm
     assert "valid.txt, line 3: 1 columns between spaces" in told("valid", "ba O\nri O\ntu\n")
     broken = "ba B-PER\n\nri I-PER\n\ntu B-PER\n\nlo B-LOC\nmi I-LOC\n"
     assert "valid.txt, line 3: the tag I-PER after the start of the sentence breaks" in told("valid", broken)
-    assert run(tmp_path / "y", data, "conll2003", "--data.broken_tags=count", "--training.epochs=1") == 0
+    assert run(tmp_path / "y", data, "conll2003", "--data.invalid_tags=count", "--training.epochs=1") == 0
     assert "the tags of 1 sentence(s) break the file's scheme, BIO" in capsys.readouterr().out
     assert "missing is not a folder" in fails(main, "--config=wnut17", f"--data.dir={tmp_path / 'missing'}", *TINY,
                                               f"--output_dir={tmp_path / 'z'}")  # fmt: skip
@@ -314,11 +314,11 @@ def test_every_way_to_fine_tune(recipe, data, request, tmp_path, capsys) -> None
     """Several seeds over frozen features (paper 5.3); then frozen layers with a learning rate for each layer."""
     data = request.getfixturevalue(data)
     short = ("--training.epochs=1", "--training.eval_every=3")
-    assert run(tmp_path / "seeds", data, recipe, *short, "--seeds=2", "--feature_layers=1", "--patience=1") == 0
+    assert run(tmp_path / "seeds", data, recipe, *short, "--num_seeds=2", "--num_feature_layers=1", "--patience=1") == 0
     results = results_of(tmp_path / "seeds")
     assert (results["seeds"], set(results["dev"])) == ([0, 1], {"mean", "standard_deviation"})
     assert "of which" in capsys.readouterr().out
-    frozen = ("--frozen_layers=1", "--optimizer.layer_decay=0.9")
+    frozen = ("--num_frozen_layers=1", "--optimizer.layerwise_lr_decay=0.9")
     assert run(tmp_path / "frozen", data, recipe, *short, *frozen) == 0
     assert "are trained" in capsys.readouterr().out
     bert.load(tmp_path / "seeds" / "seed-1").predict([])

@@ -173,10 +173,12 @@ def test_an_export_without_a_part_of_its_architecture_is_none(made, tmp_path: Pa
 
 
 def test_a_model_that_may_give_no_answer_keeps_its_threshold(made, tmp_path: Path) -> None:
-    task = published_task("span", "squad2", (), None, null_threshold=-1.5)
-    dataclasses.replace(made("BertForQuestionAnswering"), task=task, null_threshold=-1.5).save(tmp_path / "one")
+    task = published_task("span", "squad2", (), None, null_score_diff_threshold=-1.5)
+    dataclasses.replace(made("BertForQuestionAnswering"), task=task, null_score_diff_threshold=-1.5).save(
+        tmp_path / "one"
+    )
     again = bert.load(tmp_path / "one")
-    assert (again.task.may_be_impossible, again.task.null_threshold) == (True, -1.5)
+    assert (again.task.may_be_impossible, again.task.null_score_diff_threshold) == (True, -1.5)
     again.save(tmp_path / "two")
     assert (tmp_path / "two" / "config.json").read_bytes() == (tmp_path / "one" / "config.json").read_bytes()
     made("BertForQuestionAnswering").save(tmp_path / "always")

@@ -202,7 +202,7 @@ def test_a_sequence_over_the_position_table_is_refused() -> None:
 
 
 def test_sinusoidal_positions_are_one_rotation_a_step_at_the_asked_for_deviation() -> None:
-    config = dataclasses.replace(CONFIG, position_init="sinusoidal", initializer_range=0.05, hidden_size=16)
+    config = dataclasses.replace(CONFIG, position_embedding_init="sinusoidal", initializer_range=0.05, hidden_size=16)
     table = np.asarray(position_initializer(config)(jax.random.key(0), (40, 16)))
     assert np.mean(table**2) == pytest.approx(0.05**2, rel=1e-5)  # sin^2 + cos^2 = 1 in each pair
     # (sin a, cos a) at place n + 1 is that at place n turned by the pair's frequency, wherever n is.
@@ -292,7 +292,7 @@ def test_the_pre_ln_encoder_is_permutation_equivariant() -> None:
 
 
 def test_fixed_positions_are_those_of_vaswani_at_norm_1() -> None:
-    config = dataclasses.replace(CONFIG, position_embedding="sinusoidal", position_offset=2)
+    config = dataclasses.replace(CONFIG, position_embedding_type="sinusoidal", position_offset=2)
     table = np.asarray(sinusoidal_position_table(config))
     assert table.shape == (26, 32)
     np.testing.assert_allclose(np.linalg.norm(table, axis=1), 1, rtol=1e-5)
@@ -301,7 +301,7 @@ def test_fixed_positions_are_those_of_vaswani_at_norm_1() -> None:
     np.testing.assert_allclose(table[:, ::2] * 4, np.sin(angles), atol=1e-4)  # amplitude sqrt(2 / 32)
     np.testing.assert_allclose(table[:, 1::2] * 4, np.cos(angles), atol=1e-4)
     # The model adds exactly these: a model with a learned table that holds them answers the same.
-    learned = dataclasses.replace(config, position_embedding="learned")
+    learned = dataclasses.replace(config, position_embedding_type="learned")
     params = jax.jit(Bert(config).init)(jax.random.key(0), IDS)
     assert "position" not in params["params"]["embeddings"]
     embeddings = {**params["params"]["embeddings"], "position": {"embedding": table}}
@@ -322,7 +322,10 @@ def test_an_embedding_size_that_is_the_hidden_size_has_no_projection() -> None:
     ("changes", "said"),
     [
         ({"embedding_size": 0}, "model.embedding_size is 0: it must be at least 1"),
-        ({"position_embedding": "rotary"}, "model.position_embedding is 'rotary': choose learned or sinusoidal"),
+        (
+            {"position_embedding_type": "rotary"},
+            "model.position_embedding_type is 'rotary': choose learned or sinusoidal",
+        ),
     ],
 )
 def test_options_that_cannot_be(changes: dict, said: str) -> None:

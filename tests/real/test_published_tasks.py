@@ -18,7 +18,7 @@ from tests.conftest import SMALL_MODEL
 pytestmark = pytest.mark.real
 
 SIZES = [*SMALL_MODEL, "--model.max_position_embeddings=128", "--init=none", "--training.epochs=1",
-         "--data.max_train_rows=64", "--data.max_length=128", "--data.buckets=128", "--training.batch_size=16",
+         "--data.max_train_samples=64", "--data.max_length=128", "--data.buckets=128", "--training.batch_size=16",
          "--training.eval_batch_size=64"]  # fmt: skip
 
 

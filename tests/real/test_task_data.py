@@ -44,7 +44,7 @@ def test_right_places_give_right_answers(shared, tokenizer, name, questions, imp
     end[np.arange(len(windows)), windows.labels[:, 1]] = 10
     threshold = 0.0 if impossible else None
     whole = question_answering.decode_answers(
-        examples, windows, start, end, max_answer_length=64, null_threshold=threshold
+        examples, windows, start, end, max_answer_length=64, null_score_diff_threshold=threshold
     )
     answered = time.perf_counter()
 

@@ -33,7 +33,9 @@ def damaged(step: int) -> dict[str, np.ndarray]:
 def train(folder: Path, bad: set[int], devices: int = 1, most: int = 10, params=PARAMS, optimizer=OPTIMIZER):
     """Eight steps, those in ``bad`` with a damaged batch, as commands run them; returns the state that is saved."""
     parallel = PmapParallelism(jax.devices()[:devices])
-    config = TrainingConfig(steps=STEPS, batch_size=B, log_every=2, checkpoint_every=3, max_skipped_steps=most)
+    config = TrainingConfig(
+        steps=STEPS, batch_size=B, log_every=2, checkpoint_every=3, max_consecutive_nonfinite_steps=most
+    )
     work = LoopHooks(
         total_steps=STEPS,
         eval_every=STEPS,

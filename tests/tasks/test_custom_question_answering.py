@@ -104,7 +104,9 @@ def test_a_question_without_an_answer_in_train_makes_it_like_squad2(tmp_path: Pa
     fitted = task.fit(task.read(tmp_path, "train"))
     assert (fitted.main_metric, fitted.baseline) == ("best_f1", "no_answer")
     assert fitted.read(tmp_path, "dev").labelled
-    found = dataclasses.replace(fitted, null_threshold=-0.5).to_config(TaskDataConfig(dir="x", columns=COLUMNS))
+    found = dataclasses.replace(fitted, null_score_diff_threshold=-0.5).to_config(
+        TaskDataConfig(dir="x", columns=COLUMNS)
+    )
     assert make_task(FinetuneConfig(task="span", data=found)).may_be_impossible
 
 

@@ -72,21 +72,21 @@ def test_a_data_set_has_lists_of_class_labels(tmp_path: Path) -> None:
 def test_columns_are_named_by_the_header(tmp_path: Path) -> None:
     (tmp_path / "train.conll").write_text("1 Ann NNP B-PER\n2 left VBD O\n\n1 He PRP O\n")
     header = ["number", "word", "pos", "entity"]
-    sentences = own(header=header, columns=ColumnsConfig(words="word", tags="pos")).read(tmp_path, "train")
+    sentences = own(column_names=header, columns=ColumnsConfig(words="word", tags="pos")).read(tmp_path, "train")
     assert (sentences.words, sentences.tags) == ([["Ann", "left"], ["He"]], [["NNP", "VBD"], ["PRP"]])
     assert sentences.labels == ("NNP", "PRP", "VBD")
-    assert own(header=header, columns=ColumnsConfig(words="word")).read(tmp_path, "train").labels[1:] == (
+    assert own(column_names=header, columns=ColumnsConfig(words="word")).read(tmp_path, "train").labels[1:] == (
         "B-PER",
         "I-PER",
     )
     assert own().read(tmp_path, "train").words[0] == ["1", "2"]
-    message = error_of(own(header=header, columns=ColumnsConfig(tags="ner")), tmp_path)
-    assert message == "data.columns.tags is 'ner', which is not in data.header: number, word, pos, entity"
-    message = error_of(own(header=["a", "b"]), tmp_path)
-    assert message.endswith("train.conll, line 1: 4 columns, and data.header names 2: name each of them")
+    message = error_of(own(column_names=header, columns=ColumnsConfig(tags="ner")), tmp_path)
+    assert message == "data.columns.tags is 'ner', which is not in data.column_names: number, word, pos, entity"
+    message = error_of(own(column_names=["a", "b"]), tmp_path)
+    assert message.endswith("train.conll, line 1: 4 columns, and data.column_names names 2: name each of them")
     message = error_of(own(columns=ColumnsConfig(words="word")), tmp_path)
     assert "train.conll, line 1: no 'word' among '1', 'Ann', 'NNP', 'B-PER': set data.columns.words" in message
-    assert message.endswith("name them all in their order as data.header")
+    assert message.endswith("name them all in their order as data.column_names")
 
 
 NAMED = ColumnsConfig(words="word", tags="tag")
@@ -130,7 +130,7 @@ def test_the_header_of_tsv_is_no_word(tmp_path: Path) -> None:
     assert (sentences.words, sentences.labels, sentences.lines) == ([["New York"], ["is"]], ("NNP", "VBZ"), [2, 4])
     assert own(columns=ColumnsConfig(tags="tag")).read(tmp_path, "train") == sentences
     assert own(columns=ColumnsConfig(words="word")).read(tmp_path, "train") == sentences
-    assert own(header=["word", "tag"]).read(tmp_path, "train") == sentences, "named twice"
+    assert own(column_names=["word", "tag"]).read(tmp_path, "train") == sentences, "named twice"
     message = error_of(own(), tmp_path)
     assert message.startswith(f"{tmp_path / 'train.tsv'}, line 1: 'word' and 'tag' look like names of columns: ")
     (tmp_path / "train.tsv").write_text("tags\twords\nNNP\tAnn\n")
@@ -153,7 +153,7 @@ def test_test_tables_may_lack_the_tags(tmp_path: Path, between: str) -> None:
     test.write_text(f"tag{between}word\nO{between}a\n")
     assert own(columns=NAMED).read(tmp_path, "test").tags == [["O"]]
     test.write_text("a\nb\n")
-    assert own(header=["tag", "word"], columns=NAMED).read(tmp_path, "test").words == [["a", "b"]]
+    assert own(column_names=["tag", "word"], columns=NAMED).read(tmp_path, "test").words == [["a", "b"]]
     assert f"test{kind}, line 1: no 'word' among 'a'" in error_of(own(columns=NAMED), tmp_path, "test")
 
 
@@ -183,9 +183,9 @@ def test_csv_without_names_has_words_and_tags(tmp_path: Path) -> None:
     assert own().read(tmp_path, "train").words == [["a"]]
     (tmp_path / "train.csv").write_text("a,O\nb,O\n")
     assert "line 1: no 'words' among 'a', 'O': set data.columns.words" in error_of(own(), tmp_path)
-    assert own(header=["x", "y"]).read(tmp_path, "train").words == [["a", "b"]]
+    assert own(column_names=["x", "y"]).read(tmp_path, "train").words == [["a", "b"]]
     (tmp_path / "train.csv").write_text("x,y\na,O\n")
-    assert own(header=["x", "y"]).read(tmp_path, "train").words == [["a"]]
+    assert own(column_names=["x", "y"]).read(tmp_path, "train").words == [["a"]]
 
 
 @pytest.mark.parametrize(
@@ -208,14 +208,14 @@ def test_what_is_wrong_is_one_sentence_with_file_and_line(tmp_path: Path, row: d
 def test_broken_tags_are_counted_when_asked(tmp_path: Path) -> None:
     jsonl(tmp_path, "train", {"words": ["c", "d", "e"], "tags": ["B-X", "I-X", "B-X"]},
           {"words": ["a", "b"], "tags": ["O", "I-PER"]})  # fmt: skip
-    assert own(broken_tags="count").read(tmp_path, "train").broken == [2]
+    assert own(invalid_tags="count").read(tmp_path, "train").broken == [2]
 
 
 def test_a_fault_in_a_data_set_is_told_with_its_row(tmp_path: Path) -> None:
     rows = {"words": [["c", "d"], ["a", "b"]], "tags": [["B-X", "I-X"], ["O", "I-PER"]]}
     datasets.DatasetDict(train=datasets.Dataset.from_dict(rows)).save_to_disk(tmp_path)
     assert ", row 2: the tag I-PER after O breaks" in error_of(own(), tmp_path)
-    [note] = own(broken_tags="count").read(tmp_path, "train").notes
+    [note] = own(invalid_tags="count").read(tmp_path, "train").notes
     assert note.endswith("(row 2)")
 
 

@@ -255,7 +255,9 @@ def test_a_context_without_tokens_has_a_row_and_no_answer(tokenizer):
     assert rows(windows)[0] == ["[CLS]", "q", "[SEP]", "[SEP]"]
     logits = np.ones((2, 5))
     assert question_answering.decode_answers(examples, windows, logits, logits).texts == {"q1": "", "q2": "a"}
-    assert question_answering.decode_answers(examples, windows, logits, logits, null_threshold=9.0).texts == {
+    assert question_answering.decode_answers(
+        examples, windows, logits, logits, null_score_diff_threshold=9.0
+    ).texts == {
         "q1": "",
         "q2": "a",
     }
@@ -330,13 +332,13 @@ def test_n_best_lists_are_those_of_trying_every_span(tokenizer, monkeypatch):
     windows = question_answering.make_qa_features(tokenizer, examples, 16, 4, 1)
     start, end = random.normal(size=(2, len(windows), 20)).astype(np.float32)
     found = question_answering.decode_answers(
-        examples, windows, start, end, n_best=7, max_answer_length=5, null_threshold=0.5
+        examples, windows, start, end, n_best_size=7, max_answer_length=5, null_score_diff_threshold=0.5
     )
     for number, one in enumerate(examples):
         own = np.flatnonzero(windows.examples == number)
         best = sorted((span for row in own for span in slow_n_best(windows, row, start, end, 5)), reverse=True)[:6]
         null = min(float(start[row, 0]) + float(end[row, 0]) for row in own)
-        listed = found.n_best[one.id]
+        listed = found.n_best_size[one.id]
         scores = [candidate.start_logit + candidate.end_logit for candidate in listed]
         assert scores == pytest.approx(sorted([null, *(score for score, _, _ in best)], reverse=True))
         assert len({candidate.text for candidate in listed}) == len(listed) == len(best) + 1
@@ -350,9 +352,9 @@ def test_equal_texts_count_once_and_the_better_stays(tokenizer):
     examples = [example("a b a", "a")]
     windows = question_answering.make_qa_features(tokenizer, examples, 16, max_query_length=1)
     start = np.array([[0, 0, 0, 1.0, 0, 3.0, 0]])
-    listed = question_answering.decode_answers(examples, windows, start, np.zeros((1, 7)), max_answer_length=1).n_best[
-        "q1"
-    ]
+    listed = question_answering.decode_answers(
+        examples, windows, start, np.zeros((1, 7)), max_answer_length=1
+    ).n_best_size["q1"]
     assert [(candidate.text, candidate.start) for candidate in listed] == [("a", 4), ("b", 2)]
     assert [candidate.probability for candidate in listed] == pytest.approx([1 / (1 + np.exp(-3)), 1 / (1 + np.exp(3))])
 
@@ -364,11 +366,13 @@ def test_no_answer_is_given_where_the_odds_pass_the_threshold(tokenizer):
     start, end = np.zeros((2, 2, 8))
     start[:, 0], start[1, 4] = [5.0, 2.0], 1.0
     for threshold, text in [(0.9, ""), (1.0, "f"), (1.1, "f")]:
-        found = question_answering.decode_answers(examples, windows, start, end, 1, 1, null_threshold=threshold)
+        found = question_answering.decode_answers(
+            examples, windows, start, end, 1, 1, null_score_diff_threshold=threshold
+        )
         assert found.null_odds == {"q1": 1.0}
         assert found.texts == {"q1": text}
-        assert [candidate.text for candidate in found.n_best["q1"]] == ["", "f"]
-        assert found.n_best["q1"][0][1:3] == (-1, -1)
+        assert [candidate.text for candidate in found.n_best_size["q1"]] == ["", "f"]
+        assert found.n_best_size["q1"][0][1:3] == (-1, -1)
 
 
 def test_logits_of_other_rows_are_refused(tokenizer):
@@ -388,7 +392,7 @@ def test_the_official_files(tokenizer, tmp_path):
     assert [path.name for path in paths] == ["predictions.json", "nbest_predictions.json"]
     assert json.loads(paths[0].read_text())["q1"] == "Bob"
 
-    found = question_answering.decode_answers(examples, windows, *oracle(windows), null_threshold=0.0)
+    found = question_answering.decode_answers(examples, windows, *oracle(windows), null_score_diff_threshold=0.0)
     paths = question_answering.write_predictions(tmp_path / "v2", found)
     written = {path.name: json.loads(path.read_text()) for path in paths}
     assert written["predictions.json"] == {"q1": "Bob", "q2": ""}
@@ -401,11 +405,11 @@ def test_the_official_files(tokenizer, tmp_path):
 def test_the_best_threshold_is_found_on_answers_that_are_ones(tokenizer):
     examples = [example("a b", "a"), example("a b", None, id="q2")]
     windows = question_answering.make_qa_features(tokenizer, examples)
-    found = question_answering.decode_answers(examples, windows, *oracle(windows), null_threshold=-99.0)
+    found = question_answering.decode_answers(examples, windows, *oracle(windows), null_score_diff_threshold=-99.0)
     best = {id: candidate.text for id, candidate in found.best.items()}
     thresholds = metrics.best_null_threshold(best, found.null_odds, question_answering.references(examples))
     assert thresholds == {"best_exact": 100, "best_exact_thresh": -20, "best_f1": 100, "best_f1_thresh": -20}
-    again = Answers(found.n_best, found.null_odds, thresholds["best_f1_thresh"])
+    again = Answers(found.n_best_size, found.null_odds, thresholds["best_f1_thresh"])
     assert again.texts == {"q1": "a", "q2": ""}
 
 
@@ -429,10 +433,10 @@ def tune(config: FinetuneConfig, tokenizer: Tokenizer, null: float) -> float:
         outputs[0][0], outputs[1][0] = null - 1, null + 1
         tuned = task.tune(outputs, rows, dev)
         answers = tuned.predict(outputs, rows, dev)
-        if config.data.null_threshold is None:
+        if config.data.null_score_diff_threshold is None:
             assert tuned.score(answers, dev)["f1"] == 100, "the threshold is that of this model"
-        assert answers.null_threshold == tuned.to_config(run.config.data).null_threshold
-        return answers.null_threshold
+        assert answers.null_score_diff_threshold == tuned.to_config(run.config.data).null_score_diff_threshold
+        return answers.null_score_diff_threshold
 
 
 def test_a_repeated_run_searches_its_own_threshold(tokenizer, tmp_path):
@@ -442,7 +446,7 @@ def test_a_repeated_run_searches_its_own_threshold(tokenizer, tmp_path):
     recipe = config_of(tmp_path / "recipe.yaml", f"--output_dir={first}")
     assert tune(recipe, tokenizer, 0) == 0
     repeat = config_of(first / "config.yaml", "--seed=1", f"--output_dir={again}")
-    assert repeat.data.null_threshold is None
+    assert repeat.data.null_score_diff_threshold is None
     assert tune(repeat, tokenizer, 20) == 40
     for config in (recipe, config_of(first / "config.yaml")):  # both resume
         assert tune(config, tokenizer, 0) == 0
@@ -451,12 +455,12 @@ def test_a_repeated_run_searches_its_own_threshold(tokenizer, tmp_path):
 def test_a_threshold_that_is_set_stays_in_the_run_and_its_repeats_and_is_told(tokenizer, tmp_path):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     first, again = tmp_path / "squad2", tmp_path / "again"
-    given = config_of(tmp_path / "recipe.yaml", f"--output_dir={first}", "--data.null_threshold=-1.5")
+    given = config_of(tmp_path / "recipe.yaml", f"--output_dir={first}", "--data.null_score_diff_threshold=-1.5")
     assert tune(given, tokenizer, 0) == -1.5
     repeat = config_of(first / "config.yaml", f"--output_dir={again}")
     assert tune(repeat, tokenizer, 20) == -1.5
     write(tmp_path, entry()).rename(tmp_path / "dev-v2.0.json")
-    told = "data.null_threshold is -1.5, as it was set: none is searched on dev"
+    told = "data.null_score_diff_threshold is set to -1.5: none is tuned on dev"
     assert told in make_task(repeat).read(tmp_path, "dev").notes[-1]
     unset = FinetuneConfig(task="squad2", data=TaskDataConfig())
     assert make_task(unset).read(tmp_path, "dev").notes == ()

@@ -34,46 +34,48 @@ SORTED = rows(*["neg"] * 60, *["pos"] * 40)
 
 def test_a_sample_of_a_file_sorted_by_label_has_both_labels(tmp_path: Path) -> None:
     made_files(tmp_path, train_csv=SORTED, dev_csv=SORTED)
-    splits = splits_of(tmp_path, max_train_rows=20, max_dev_rows=30)
+    splits = splits_of(tmp_path, max_train_samples=20, max_dev_samples=30)
     train, dev = splits.examples["train"], splits.examples["dev"]
     assert (len(train), len(dev)) == (20, 30)
     assert 4 <= train.labels.sum() <= 14
     assert train.ids == sorted(train.ids, key=int), "the order of the file"
     assert train.texts_a == [f"text {number}" for number in train.ids]
-    assert splits_of(tmp_path, max_train_rows=20).examples["train"].ids == train.ids
-    assert splits_of(tmp_path, max_train_rows=20, seed=1).examples["train"].ids != train.ids
-    assert splits_of(tmp_path, max_train_rows=20, seed=1, sample_seed=0).examples["train"].ids == train.ids
-    assert set(splits_of(tmp_path, max_train_rows=30).examples["train"].ids) > set(train.ids)
-    assert len(splits_of(tmp_path, max_train_rows=1000).examples["train"]) == 100
+    assert splits_of(tmp_path, max_train_samples=20).examples["train"].ids == train.ids
+    assert splits_of(tmp_path, max_train_samples=20, seed=1).examples["train"].ids != train.ids
+    assert splits_of(tmp_path, max_train_samples=20, seed=1, sample_seed=0).examples["train"].ids == train.ids
+    assert set(splits_of(tmp_path, max_train_samples=30).examples["train"].ids) > set(train.ids)
+    assert len(splits_of(tmp_path, max_train_samples=1000).examples["train"]) == 100
 
 
 def test_a_sample_with_one_label_names_the_option(tmp_path: Path) -> None:
     made_files(tmp_path, train_csv=SORTED, dev_csv=SORTED)
-    with pytest.raises(UserError, match=r"the 1 training rows that data\.max_train_rows leaves all have the label '"):
-        splits_of(tmp_path, max_train_rows=1)
+    with pytest.raises(
+        UserError, match=r"the 1 training rows that data\.max_train_samples leaves all have the label '"
+    ):
+        splits_of(tmp_path, max_train_samples=1)
     made_files(tmp_path, train_csv=rows("pos", "pos", "pos"))
     with pytest.raises(UserError, match="every training row has the label 'pos'"):
-        splits_of(tmp_path, max_train_rows=2)
+        splits_of(tmp_path, max_train_samples=2)
 
 
 def test_labels_are_those_of_the_whole_file(tmp_path: Path) -> None:
     made_files(tmp_path, train_csv=rows(*"abcdefgh" * 3), dev_csv=rows(*"abcdefgh"))
-    assert splits_of(tmp_path, max_train_rows=3).task.labels == tuple("abcdefgh")
+    assert splits_of(tmp_path, max_train_samples=3).task.labels == tuple("abcdefgh")
 
 
 def test_dev_is_held_out_where_it_has_no_file(tmp_path: Path) -> None:
     made_files(tmp_path, train_csv=SORTED)
-    splits = splits_of(tmp_path, max_train_rows=40)
+    splits = splits_of(tmp_path, max_train_samples=40)
     train, dev = splits.examples["train"], splits.examples["dev"]
     assert (len(train), len(dev)) == (40, 10)
     assert not set(train.ids) & set(dev.ids)
-    assert splits.data.dev_share == 0.1
+    assert splits.data.dev_fraction == 0.1
     assert splits.notes == (
-        "dev: 10 of the 100 training rows are held out at random (no dev file, data.dev_share 0.1)",
+        "dev: 10 of the 100 training rows are held out at random (no dev file, data.dev_fraction 0.1)",
     )
-    again = splits_of(tmp_path, max_train_rows=40, dev_share=0.1)
+    again = splits_of(tmp_path, max_train_samples=40, dev_fraction=0.1)
     assert (again.examples["train"].ids, again.examples["dev"].ids) == (train.ids, dev.ids)
-    assert len(splits_of(tmp_path, dev_share=0.25, max_dev_rows=7).examples["dev"]) == 7
+    assert len(splits_of(tmp_path, dev_fraction=0.25, max_dev_samples=7).examples["dev"]) == 7
     made_files(tmp_path, train_csv=rows("pos"))
     with pytest.raises(UserError, match=r"the training file has 1 row, and there is no dev file: set data\.dev"):
         splits_of(tmp_path)
@@ -81,13 +83,13 @@ def test_dev_is_held_out_where_it_has_no_file(tmp_path: Path) -> None:
 
 def test_a_share_that_is_set_is_held_out_beside_a_dev_file(tmp_path: Path) -> None:
     made_files(tmp_path, train_csv=SORTED, dev_csv="broken", test_csv=SORTED)
-    splits = splits_of(tmp_path, dev_share=0.2)
+    splits = splits_of(tmp_path, dev_fraction=0.2)
     assert {name: len(examples) for name, examples in splits.examples.items()} == {"train": 80, "dev": 20, "test": 100}
-    assert splits.notes[0].endswith("held out at random (data.dev_share 0.2)")
-    with pytest.raises(UserError, match=r"data\.dev and data\.dev_share are both set: remove one of them"):
-        splits_of(tmp_path, dev="dev.csv", dev_share=0.2)
-    with pytest.raises(UserError, match=r"data\.dev_share is 1\.5: set it between 0 and 1"):
-        splits_of(tmp_path, dev_share=1.5)
+    assert splits.notes[0].endswith("held out at random (data.dev_fraction 0.2)")
+    with pytest.raises(UserError, match=r"data\.dev and data\.dev_fraction are both set: remove one of them"):
+        splits_of(tmp_path, dev="dev.csv", dev_fraction=0.2)
+    with pytest.raises(UserError, match=r"data\.dev_fraction is 1\.5: set it between 0 and 1"):
+        splits_of(tmp_path, dev_fraction=1.5)
 
 
 def test_a_missing_file_that_is_named_is_an_error(tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_questions_about_one_context_are_not_separated(tmp_path: Path) -> None:
         for number in range(80)
     ]  # fmt: skip
     made_files(tmp_path, train_jsonl="".join(json.dumps(question) + "\n" for question in questions))
-    splits = splits_of(tmp_path, "span", max_train_rows=5)
+    splits = splits_of(tmp_path, "span", max_train_samples=5)
     train, dev = splits.examples["train"].examples, splits.examples["dev"].examples
     assert (len(train), len(dev)) == (5, 8)
     assert not {example.context for example in train} & {example.context for example in dev}
@@ -123,13 +125,13 @@ def test_questions_about_one_context_are_not_separated(tmp_path: Path) -> None:
 def test_every_kind_of_examples_can_be_sampled(tmp_path: Path) -> None:
     sentences = [{"words": ["Ann", str(number)], "tags": ["B-PER", "O"]} for number in range(30)]
     made_files(tmp_path, train_jsonl="".join(json.dumps(sentence) + "\n" for sentence in sentences))
-    tagged = splits_of(tmp_path, "tagging", max_train_rows=9)
+    tagged = splits_of(tmp_path, "tagging", max_train_samples=9)
     assert [len(examples) for examples in tagged.examples.values()] == [9, 3]
     assert all(len(tagged.examples["train"].columns[row]) == 2 for row in range(9))
     header = "sent1,sent2,ending0,ending1,label\n"
     lines = "".join(f"a {number},b,c,d,{number % 2}\n" for number in range(20))
     made_files(tmp_path, train_csv=header + lines, val_csv=header + lines)
-    chosen = splits_of(tmp_path, "swag", max_train_rows=5, max_dev_rows=4).examples
+    chosen = splits_of(tmp_path, "swag", max_train_samples=5, max_dev_samples=4).examples
     assert [len(examples.choices) for examples in chosen.values()] == [5, 4]
     assert chosen["dev"].labels.tolist() == [int(id) % 2 for id in chosen["dev"].ids]
 
@@ -147,9 +149,9 @@ def test_a_label_that_train_lacks_is_a_warning(tmp_path: Path) -> None:
     [_, warning] = label_facts(splits.task, splits.examples, splits.data)
     words = "'pos' has 1% of the training rows and 40% of dev: split the data again at random"
     assert warning == ("warning", words)
-    splits = splits_of(tmp_path, labels=["neg", "pos", "new"], max_train_rows=190, dev="dev.csv")
+    splits = splits_of(tmp_path, labels=["neg", "pos", "new"], max_train_samples=190, dev="dev.csv")
     [_, (_, words)] = label_facts(splits.task, splits.examples, splits.data)
-    assert words.endswith("set a larger data.max_train_rows")
+    assert words.endswith("set a larger data.max_train_samples")
 
 
 def test_many_labels_take_one_line(tmp_path: Path) -> None:
@@ -199,9 +201,9 @@ def test_a_benchmark_without_its_dev_file_names_the_share(tmp_path: Path) -> Non
     (tmp_path / "train.tsv").write_text(
         "sentence\tlabel\n" + "".join(f"text {number}\t{number % 2}\n" for number in range(9))
     )
-    with pytest.raises(UserError, match=r"has no dev\.tsv: .*, or data\.dev_share to hold out training rows"):
+    with pytest.raises(UserError, match=r"has no dev\.tsv: .*, or data\.dev_fraction to hold out training rows"):
         splits_of(tmp_path, "sst2")
-    assert [len(examples) for examples in splits_of(tmp_path, "sst2", dev_share=0.3).examples.values()] == [6, 3]
+    assert [len(examples) for examples in splits_of(tmp_path, "sst2", dev_fraction=0.3).examples.values()] == [6, 3]
     (tmp_path / "train.txt").write_text("Ann B-PER\n\nHe O\n")
-    with pytest.raises(UserError, match=r"or data\.dev_share to hold out training rows"):
+    with pytest.raises(UserError, match=r"or data\.dev_fraction to hold out training rows"):
         splits_of(tmp_path, "ner")

@@ -83,7 +83,7 @@ def test_squad_trains_on_what_has_a_place_and_scores_everything(tmp_path, tokeni
     assert task.score(found, dev) == {"exact_match": 100, "f1": 100}
     assert not task.is_degenerate(found, dev)
     assert task.is_degenerate(task.predict(outputs_for(rows, [(3, 3), (5, 5)]), rows, dev), dev)
-    strict = task.from_config(dataclasses.replace(DATA, misplaced_answers="error"))
+    strict = task.from_config(dataclasses.replace(DATA, misaligned_answers="error"))
     with pytest.raises(UserError, match="question lost: the answer 'b' does not stand at character 0"):
         strict.read(tmp_path, "dev")
     assert len(task.read(tmp_path, "dev", max_rows=1)) == 1
@@ -105,14 +105,14 @@ def test_the_threshold_of_squad2_is_found_on_dev_and_kept(tmp_path, tokenizer):
         pytest.approx(200 / 3), 100, 50, 100)  # fmt: skip
     tuned = task.tune(outputs, rows, dev)
     assert before["best_f1_thresh"] == 3.0
-    assert tuned.null_threshold == 4.5, "half way to the question without an answer"
+    assert tuned.null_score_diff_threshold == 4.5, "half way to the question without an answer"
     found = tuned.predict(outputs, rows, dev)
     assert tuned.score(found, dev)["f1"] == 100
-    assert tuned.to_config(DATA).null_threshold == 4.5
+    assert tuned.to_config(DATA).null_score_diff_threshold == 4.5
     assert task.from_config(tuned.to_config(DATA)) == dataclasses.replace(
-        tuned, n_best=DATA.n_best, max_answer_length=DATA.max_answer_length
+        tuned, n_best_size=DATA.n_best_size, max_answer_length=DATA.max_answer_length
     )
-    given = task.from_config(dataclasses.replace(DATA, null_threshold=-7.0))
+    given = task.from_config(dataclasses.replace(DATA, null_score_diff_threshold=-7.0))
     assert given.tune(outputs, rows, dev) is given, "what the user sets stays"
     assert [answer.answer for answer in tuned.answers(found, dev)] == ["b", "d", ""]
     assert tuned.answers(found, dev)[2][1:3] == (None, None)
@@ -292,12 +292,12 @@ def test_test_files_of_multiple_choice_may_have_the_answers(tmp_path):
 
 
 def test_settings_reach_the_task_and_are_checked():
-    data = dataclasses.replace(DATA, dir="x", n_best=3, max_answer_length=7, broken_tags="count")
+    data = dataclasses.replace(DATA, dir="x", n_best_size=3, max_answer_length=7, invalid_tags="count")
     task = make_task(FinetuneConfig(task="squad2", data=data))
-    assert (task.n_best, task.max_answer_length, task.null_threshold) == (3, 7, None)
+    assert (task.n_best_size, task.max_answer_length, task.null_score_diff_threshold) == (3, 7, None)
     assert make_task(FinetuneConfig(task="wnut17", data=data)).may_be_broken
-    wrong = {"broken_tags": "skip", "misplaced_answers": "no", "n_best": 0, "doc_stride": 0, "max_query_length": 0,
-             "max_answer_length": 0, "null_threshold": float("nan")}  # fmt: skip
+    wrong = {"invalid_tags": "skip", "misaligned_answers": "no", "n_best_size": 0, "doc_stride": 0,
+             "max_query_length": 0, "max_answer_length": 0, "null_score_diff_threshold": float("nan")}  # fmt: skip
     for name, value in wrong.items():
         with pytest.raises(UserError, match=f"data.{name} is"):
             dataclasses.replace(data, **{name: value}).check()

@@ -34,7 +34,7 @@ def vocabulary(tmp_path):
 
 
 def test_unused_slots_and_alphabet() -> None:
-    tokenizer = train_tokenizer(TEXTS, TokenizerConfig(vocab_size=90, unused=3, alphabet=6))
+    tokenizer = train_tokenizer(TEXTS, TokenizerConfig(vocab_size=90, num_unused_tokens=3, limit_alphabet=6))
     pieces = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
     assert pieces[:8] == [*SPECIAL_TOKENS, "[unused0]", "[unused1]", "[unused2]"]
     letters = {piece for piece in pieces if len(piece) == 1}
@@ -42,8 +42,8 @@ def test_unused_slots_and_alphabet() -> None:
     assert "t" in letters
     assert len(pieces) <= 90
     assert not any(piece.startswith("[unused") for piece in tokenizer.encode("an [unused0] slot").tokens)
-    with pytest.raises(UserError, match=r"tokenizer\.unused is 70: .* leaves no room"):
-        TokenizerConfig(vocab_size=100, unused=70).check()
+    with pytest.raises(UserError, match=r"tokenizer\.num_unused_tokens is 70: .* leaves no room"):
+        TokenizerConfig(vocab_size=100, num_unused_tokens=70).check()
 
 
 def test_the_words_that_save_most_come_first(vocabulary) -> None:
@@ -70,7 +70,7 @@ def test_the_command_trains_and_extends(vocabulary, tmp_path, capsys, fails) -> 
     (tmp_path / "corpus.txt").write_text("\n\n".join(TEXTS))
     corpus = f"--data.train={tmp_path / 'corpus.txt'}"
     out = tmp_path / "trained"
-    assert main([corpus, f"--output={out}", "--tokenizer.vocab_size=80", "--tokenizer.unused=2"]) == 0
+    assert main([corpus, f"--output={out}", "--tokenizer.vocab_size=80", "--tokenizer.num_unused_tokens=2"]) == 0
     assert (out / "vocab.txt").read_text().splitlines()[5:7] == ["[unused0]", "[unused1]"]
     assert "use it with --tokenizer.path" in capsys.readouterr().out
     longer = tmp_path / "longer"

@@ -77,7 +77,7 @@ def test_the_encoder_starts_as_pretrained_and_the_head_afresh(pretrained: Path) 
 
 @pytest.mark.parametrize("like", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_random_weights_are_the_control(pretrained: Path, sst2: Path, tmp_path: Path, capsys, like: bool) -> None:
-    arguments = [f"--like={pretrained}"] if like else [*SMALL_MODEL, "--tokenizer.vocab_size=100"]
+    arguments = [f"--architecture_from={pretrained}"] if like else [*SMALL_MODEL, "--tokenizer.vocab_size=100"]
     assert run(tmp_path / "run", sst2, "--init=none", *arguments, "--training.epochs=1") == 0
     assert "starts from random weights" in capsys.readouterr().out
     vocabulary = (tmp_path / "run" / "vocab.txt").read_bytes()

@@ -132,7 +132,7 @@ def test_rates_fall_from_layer_to_layer(name: str) -> None:
     grads = jax.tree.map(lambda p: 0.1 * p + 0.05, ENCODER)
 
     def first_change(decay: float) -> dict:
-        config = OptimizerConfig(name, 0.1, 0, layer_decay=decay)
+        config = OptimizerConfig(name, 0.1, 0, layerwise_lr_decay=decay)
         optimizer = make_optimizer(config, 10)
         return flatten_dict(optimizer.update(grads, optimizer.init(ENCODER), ENCODER)[0], sep="/")
 
@@ -157,7 +157,7 @@ def test_depths() -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 @pytest.mark.parametrize(
-    ("frozen_layers", "feature_layers", "names"),
+    ("num_frozen_layers", "num_feature_layers", "names"),
     [
         (0, None, {"embeddings"}),
         (1, None, {"embeddings", "layer_0"}),
@@ -165,10 +165,12 @@ def test_depths() -> None:
         (None, 4, {"embeddings", "layer_0", "layer_1", "pooler"}),
     ],
 )
-def test_what_is_frozen_stays_and_the_rest_is_trained_as_if_alone(name, frozen_layers, feature_layers, names) -> None:
-    frozen = make_frozen_predicate(frozen_layers, feature_layers)
+def test_what_is_frozen_stays_and_the_rest_is_trained_as_if_alone(
+    name, num_frozen_layers, num_feature_layers, names
+) -> None:
+    frozen = make_frozen_predicate(num_frozen_layers, num_feature_layers)
     grads = path_aware_map(lambda path, p: jnp.zeros_like(p) if frozen(path) else 0.7 * p, ENCODER)
-    config = OptimizerConfig(name, 0.1, 0, weight_decay=0.1, max_grad_norm=0.5, layer_decay=0.9)
+    config = OptimizerConfig(name, 0.1, 0, weight_decay=0.1, max_grad_norm=0.5, layerwise_lr_decay=0.9)
     after, before = one_update(config, ENCODER, grads, frozen), flatten_dict(ENCODER, sep="/")
     for path, value in before.items():
         assert np.array_equal(after[path], value) == bool(names & set(path.split("/"))), path

@@ -42,21 +42,23 @@ def test_a_run_leaves_what_the_design_promises(pretrained: Path) -> None:
 def test_training_starts_at_the_unigram_baseline_unless_the_bias_starts_at_zeros(corpus, tmp_path) -> None:
     """With a learning rate of next to nothing and no noise from the encoder, the first loss is the unigram's."""
     first = {}
-    for bias in ("frequencies", "zeros"):
+    for bias in ("unigram", "zeros"):
         run = tmp_path / bias
         still = ["--training.steps=1", "--optimizer.warmup_steps=0"]
         still += ["--optimizer.learning_rate=1e-9", "--model.initializer_range=1e-6"]
-        assert main([f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, *still, f"--output_bias={bias}"]) == 0
+        assert (
+            main([f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, *still, f"--mlm_bias_init={bias}"]) == 0
+        )
         first[bias] = json.loads((run / "results.json").read_text())
-    unigram = first["frequencies"]["baselines"]["unigram"]
+    unigram = first["unigram"]["baselines"]["unigram"]
     # 1e-3: LayerNorm brings the tiny weights' signal back, and a [V, D] decoder of 1e-6 takes it away again
-    assert first["frequencies"]["eval"]["mlm_loss"] == pytest.approx(unigram["loss"], abs=1e-3)
+    assert first["unigram"]["eval"]["mlm_loss"] == pytest.approx(unigram["loss"], abs=1e-3)
     vocabulary = len((tmp_path / "zeros" / "vocab.txt").read_text().splitlines())
     assert first["zeros"]["eval"]["mlm_loss"] == pytest.approx(np.log(vocabulary), abs=1e-3)
 
 
 def test_an_unknown_output_bias_is_one_sentence(fails, tmp_path) -> None:
-    assert "output_bias is 'ones'" in fails(main, "--output_bias=ones", f"--output_dir={tmp_path / 'run'}")
+    assert "mlm_bias_init is 'ones'" in fails(main, "--mlm_bias_init=ones", f"--output_dir={tmp_path / 'run'}")
 
 
 def test_the_summary_names_model_baselines_and_what_to_type_next(corpus, tmp_path, capsys) -> None:

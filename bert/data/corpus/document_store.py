@@ -18,7 +18,7 @@ import numpy as np
 from bert.errors import UserError
 
 MAX_REPEATS = 1000
-"""Maximum repetitions of one corpus in a mixture; more indicates a mistake in `data.weights`."""
+"""Maximum repetitions of one corpus in a mixture; more indicates a mistake in `data.mixture_weights`."""
 
 _TEXT, _OFFSETS, _SOURCES, _DONE = "text", "offsets.int64", "sources.int32", "done.json"
 
@@ -73,15 +73,15 @@ class DocumentStore:
         totals = np.bincount(sources, sizes, minlength=len(weights))
         if not totals.all():
             raise UserError(
-                f"data.weights: entry {int(totals.argmin()) + 1} of data.train has no document to train on: "
+                f"data.mixture_weights: entry {int(totals.argmin()) + 1} of data.train has no document to train on: "
                 "leave it out or add text to it"
             )
         passes = np.array(weights) / totals
         passes /= passes.min()
         if passes.max() > MAX_REPEATS:
             raise UserError(
-                f"data.weights: entry {int(passes.argmax()) + 1} of data.train would be read {passes.max():,.0f} "
-                f"times, and {MAX_REPEATS:,} are the most: give it more text, or less weight"
+                f"data.mixture_weights: entry {int(passes.argmax()) + 1} of data.train would be read "
+                f"{passes.max():,.0f} times, more than {MAX_REPEATS:,}: use more text or a smaller weight"
             )
         found, done = [], 0
         while (passes > done).any():

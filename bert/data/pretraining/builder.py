@@ -255,7 +255,7 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
         "format": CACHE_VERSION,
         "corpus": corpus.corpus_fingerprint(train, cache),
         "eval_corpus": None if config.eval is None else corpus.corpus_fingerprint(config.eval, cache),
-        "held_out": config.held_out if config.eval is None else None,
+        "held_out": config.eval_fraction if config.eval is None else None,
         "tokenizer": tokenizer,
         "sequence_length": config.sequence_length,
         "short_seq_prob": config.short_seq_prob if OBJECTIVES[config.objective].uses_short_sequences else None,
@@ -266,14 +266,14 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
     }
     if config.objective != "nsp":
         settings["objective"] = config.objective
-    if config.weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
-        settings["weights"] = config.weights
+    if config.mixture_weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
+        settings["weights"] = config.mixture_weights
         settings["files"] = [len(places) for places in corpus.resolve_sources(train)]
         settings["eval_files"] = None if config.eval is None else [len(p) for p in corpus.resolve_sources(config.eval)]
-    if config.duplicates > 1:
-        settings["duplicates"] = config.duplicates
+    if config.dupe_factor > 1:
+        settings["duplicates"] = config.dupe_factor
     if config.packing:
-        settings["max_examples_per_row"] = config.max_examples_per_row
+        settings["max_examples_per_row"] = config.max_sequences_per_pack
     return settings
 
 
@@ -336,7 +336,7 @@ def _merge(tasks: list[ShardSpec], folder: Path, config: DataConfig, settings: d
     index = {
         "settings": settings,
         "vocab_size": len(counts),
-        "counts": _counts(parts, config.duplicates),
+        "counts": _counts(parts, config.dupe_factor),
         "unigram_counts": {
             "file": _COUNTS,
             "size": (folder / _COUNTS).stat().st_size,
@@ -357,7 +357,7 @@ def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[S
     order = train.order(config.seed)
     least = OBJECTIVES[config.objective].documents
     if config.eval is None:
-        held_out = max(least, round(config.held_out * train.number_of_documents))
+        held_out = max(least, round(config.eval_fraction * train.number_of_documents))
         if train.number_of_documents - held_out < least:
             reason = "two to train on and two to hold out (next-sentence pairs draw from another document)"
             reason = reason if least == 2 else "one to train on and one to hold out"
@@ -371,8 +371,8 @@ def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[S
         splits = {"eval": (own, own.order(config.seed)), "train": (train, order)}
     tasks = []
     for split, (source, numbers) in splits.items():
-        if split == "train" and config.weights is not None:
-            numbers = source.mixture_order(numbers, config.weights, config.seed)
+        if split == "train" and config.mixture_weights is not None:
+            numbers = source.mixture_order(numbers, config.mixture_weights, config.seed)
         if len(numbers) < least:
             raise UserError(
                 f"data.{split} holds {_number(source)}: at least 2 are needed, since next-sentence pairs "
@@ -382,7 +382,7 @@ def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[S
         if not order_file.exists():  # it is the same for every process, and another one may be reading it
             write_array(order_file, numbers)
         slices = list(enumerate(source.shard_ranges(numbers, SHARD_BYTES)))
-        copies = range(config.duplicates if split == "train" else 1)
+        copies = range(config.dupe_factor if split == "train" else 1)
         for copy, (number, (first, last)) in itertools.product(copies, slices):
             tasks.append(
                 ShardSpec(
@@ -399,7 +399,9 @@ def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[S
                     languages=(config.language,) if isinstance(config.language, str) else tuple(config.language),
                     one_sentence_per_line=config.one_sentence_per_line,
                     # Held-out rows stay as they are: with the same masks for all, packed and unpacked runs compare.
-                    max_examples_per_row=config.max_examples_per_row if config.packing and split == "train" else None,
+                    max_sequences_per_pack=config.max_sequences_per_pack
+                    if config.packing and split == "train"
+                    else None,
                 )
             )
     return tasks

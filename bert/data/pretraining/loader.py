@@ -43,7 +43,7 @@ class PretrainingLoader:
         batch_size: rows B of a global batch.
         seed: seed of order and masks, below 2**32.
         process: (index, count) of this host among all; it reads its contiguous share of every batch only.
-        frozen_masks: a row has the same masks at every visit, not fresh ones.
+        static_masking: a row has the same masks at every visit, not fresh ones.
         first_step: the step of the first batch, where others have made those before it.
         first_row: how many rows of the same examples others have used.
     """
@@ -53,7 +53,7 @@ class PretrainingLoader:
     batch_size: int
     seed: int
     process: tuple[int, int] = (0, 1)
-    frozen_masks: bool = False
+    static_masking: bool = False
     first_step: int = 0
     first_row: int = 0
     _permutation: Callable[[int], np.ndarray] = field(init=False, repr=False, compare=False)
@@ -70,7 +70,7 @@ class PretrainingLoader:
         local, first = len(chosen), self._first
         examples = self.rows.take(chosen)
         words_per_row = random_uint64s_per_row(self.masking, examples)
-        if self.frozen_masks:
+        if self.static_masking:
             words = philox_uint64_of_rows((_FROZEN + self.seed, 0), chosen, words_per_row)
         else:
             words = philox_uint64((_MASKS + self.seed, step), first, local, words_per_row)

@@ -62,7 +62,7 @@ class ShardSpec:
     languages: tuple[str, ...]
     """Language code of each corpus; a single entry applies to all of them."""
     one_sentence_per_line: bool
-    max_examples_per_row: int | None = None
+    max_sequences_per_pack: int | None = None
     """K where rows are packed; None where they are not."""
 
     @property
@@ -119,7 +119,7 @@ def build_shards_of(
         raise UserError(
             f"{task.name} holds copies of one document alone, and data.objective {task.objective} needs "
             f"{objective.documents}: give entry {task.spool.sources()[numbers[0]] + 1} of data.train more documents, "
-            "or less of data.weights"
+            "or less of data.mixture_weights"
         )
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
@@ -137,8 +137,8 @@ def build_shards_of(
         present = np.arange(task.sequence_length) < columns["length"][:, None]
         counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
         positive = int(columns[f"{objective.label}_label"].sum()) if objective.label else 0
-        if task.max_examples_per_row is not None:
-            columns = packed(columns, task.max_examples_per_row, pad)
+        if task.max_sequences_per_pack is not None:
+            columns = packed(columns, task.max_sequences_per_pack, pad)
         size, sha256 = _write(task.file, columns)
         summary = ShardSummary(
             file=task.file.name,

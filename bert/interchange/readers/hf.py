@@ -54,7 +54,7 @@ FLOATS = ("float16", "bfloat16", "float32")
 
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
-NULL_THRESHOLD = "null_threshold"
+NULL_THRESHOLD = "null_score_diff_threshold"
 """A key of our own in config.json, which transformers keeps and does not use: of models that may give no answer."""
 
 MAX_SIZE = 1 << 31
@@ -112,7 +112,9 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         labels=labels,
         problem_type=problem_type if labels else None,
         classifier_dropout=classifier_dropout,
-        null_threshold=_number(content, NULL_THRESHOLD, file) if architecture == "BertForQuestionAnswering" else None,
+        null_score_diff_threshold=_number(content, NULL_THRESHOLD, file)
+        if architecture == "BertForQuestionAnswering"
+        else None,
         pooling=pooling,
     )
 

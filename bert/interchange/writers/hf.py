@@ -80,13 +80,16 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
             f"{config.hidden_size}, which transformers' BERT cannot express: export it as stablehlo or onnx"
         )
     params = model.params
-    if config.position_embedding == "sinusoidal":
+    if config.position_embedding_type == "sinusoidal":
         table = np.asarray(sinusoidal_position_table(config))
         embeddings = {**params["bert"]["embeddings"], "position": {"embedding": table}}
         params = {**params, "bert": {**params["bert"], "embeddings": embeddings}}
     # What transformers has no field for, and what it would not read back
     config = dataclasses.replace(
-        config, embedding_size=None, position_embedding="learned", position_init=ModelConfig().position_init
+        config,
+        embedding_size=None,
+        position_embedding_type="learned",
+        position_embedding_init=ModelConfig().position_embedding_init,
     )
     return dataclasses.replace(model, config=config, params=params, tokenizer=published_tokenizer(model))
 

@@ -56,8 +56,8 @@ def published_config(model: ModelBundle) -> dict[str, Any]:
         content["label2id"] = {label: number for number, label in enumerate(model.labels)}
     if model.problem_type is not None:
         content["problem_type"] = model.problem_type
-    if model.null_threshold is not None:
-        content[hf.NULL_THRESHOLD] = model.null_threshold
+    if model.null_score_diff_threshold is not None:
+        content[hf.NULL_THRESHOLD] = model.null_score_diff_threshold
     if model.classifier_dropout is not None:
         content["classifier_dropout"] = model.classifier_dropout
     return content

@@ -88,7 +88,7 @@ def _recipe(source: Path) -> dict[str, Any]:
 
 def _is_public(key: str, value: Any) -> bool:
     """Whether an option for paths holds names that mean the same on every machine."""
-    if key in ("init", "like"):
+    if key in ("init", "architecture_from"):
         return value == "none" or (value is not None and is_downloaded(value))
     return value is not None and all(place.startswith((HUB_PREFIX, STDLIB_CORPUS)) for place in _listed(value))
 

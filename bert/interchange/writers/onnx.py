@@ -223,7 +223,7 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
     ids = inputs["input_ids"]
     first, axis = graph.constant([config.position_offset]), graph.constant([0])
     end = node("Add", node("Shape", ids, start=1), first)
-    if config.position_embedding == "learned":
+    if config.position_embedding_type == "learned":
         table = graph.weight(f"{path}/position/embedding")
     else:
         table = graph.array("sinusoids", np.asarray(sinusoidal_position_table(config)))

@@ -13,7 +13,7 @@ from bert.data.corpus.files import DECOMPRESSORS
 from bert.data.records import KINDS, Records, dataset_records, is_dataset, open_splits, read_records
 from bert.errors import UserError, without_surrogates
 
-KEYS = ("train", "dev", "test", "header", "columns")
+KEYS = ("train", "dev", "test", "column_names", "columns")
 """The keys of ``data`` that say where the cells are."""
 
 SPLITS = {"train": ("train",), "dev": ("validation", "dev"), "test": ("test",)}
@@ -56,7 +56,7 @@ def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
     """
     place = folder.as_posix()
     if not is_dataset(place):
-        return read_records(split_path(folder, split, data), data.header)
+        return read_records(split_path(folder, split, data), data.column_names)
     there = open_splits(place)
     default = next((name for name in SPLITS[split] if name in there), SPLITS[split][0])
     return dataset_records(place, there, getattr(data, split) or default)

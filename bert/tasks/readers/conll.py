@@ -390,7 +390,7 @@ def attach_tags(untagged: Sentences, tags: list[list[str]], broken: str = "error
                 raise UserError(
                     f"{untagged.path}, {untagged.unit} {faults[0]}: the tag {own[fault]} after {last} breaks the "
                     f"file's scheme, {scheme}: fix the tag, or read such faults as conlleval does: "
-                    "--data.broken_tags count"
+                    "--data.invalid_tags count"
                 )
     return replace(untagged, tags=[convert(sentence, "BIO") for sentence in tags], scheme=scheme, broken=faults)
 

@@ -10,7 +10,7 @@ from bert.errors import UserError
 Names = Mapping[str, Sequence[str]]
 """Names, or patterns of names with a *, that the file of each split goes by; the first that is there counts."""
 
-INSTEAD = {"dev": ", or data.dev_share to hold out training rows"}
+INSTEAD = {"dev": ", or data.dev_fraction to hold out training rows"}
 """What to set if the file of a split does not exist."""
 
 

@@ -226,7 +226,7 @@ def test_a_mixture_has_the_shares_asked_for_and_every_document(tmp_path, weights
 
 def test_an_entry_without_documents_cannot_have_a_share(tmp_path) -> None:
     found = spool_of(tmp_path, [10, 0])
-    with pytest.raises(UserError, match=r"data\.weights: entry 2 of data\.train has no document"):
+    with pytest.raises(UserError, match=r"data\.mixture_weights: entry 2 of data\.train has no document"):
         found.mixture_order(found.order(1), [0.5, 0.5], 1)
 
 
@@ -239,7 +239,7 @@ def test_of_a_large_document_a_mixture_has_what_is_nearer_to_its_share(tmp_path)
 
 def test_a_mixture_of_a_thousand_passes_is_a_mistake(tmp_path) -> None:
     found = spool_of(tmp_path, [100, 100])
-    with pytest.raises(UserError, match=r"entry 1 of data\.train would be read 10,000 times, and 1,000 are the most"):
+    with pytest.raises(UserError, match=r"entry 1 of data\.train would be read 10,000 times, more than 1,000"):
         found.mixture_order(found.order(1), [1.0, 0.0001], 1)
 
 
@@ -253,7 +253,7 @@ def test_a_repeated_document_is_never_its_own_random_partner(tmp_path) -> None:
     config = DataConfig(
         train=[str(tmp_path / "a.txt"), str(tmp_path / "b.txt")],
         eval=str(tmp_path / "b.txt"),
-        weights=[0.5, 0.5],
+        mixture_weights=[0.5, 0.5],
         sequence_length=16,
         one_sentence_per_line=True,
         num_workers=1,
@@ -303,14 +303,14 @@ def test_sentences_end_by_the_language_of_their_source(two_languages, monkeypatc
     config = DataConfig(
         train=[str(two_languages / "de.txt"), str(two_languages / "en.txt")],
         language=["de", "en"],
-        weights=[0.75, 0.25],
-        held_out=0.2,
+        mixture_weights=[0.75, 0.25],
+        eval_fraction=0.2,
         num_workers=1,
     )
     found = build_examples(config, load_tokenizer(two_languages / "vocab.txt"), two_languages / "cache")
     assert seen == {"Das ": "de", "This": "en"}
     assert len(open_rows(found.train))
-    other = DataConfig(**{**vars(config), "weights": None})
+    other = DataConfig(**{**vars(config), "mixture_weights": None})
     third = DataConfig(**{**vars(config), "language": ["en", "en"]})
     tokenizer = load_tokenizer(two_languages / "vocab.txt")
     folders = {build_examples(c, tokenizer, two_languages / "cache").folder for c in (config, other, third)}
@@ -320,11 +320,11 @@ def test_sentences_end_by_the_language_of_their_source(two_languages, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"weights": [1.0]}, r"data\.weights has 1 values and data\.train 2"),
+        ({"mixture_weights": [1.0]}, r"data\.mixture_weights has 1 values and data\.train 2"),
         ({"language": ["de"]}, r"data\.language has 1 values and data\.train 2"),
         ({"language": ["de", "en"], "eval": "x.txt"}, r"data\.language has 2 values and data\.eval 1"),
-        ({"weights": [1.0, 0.0]}, "every weight must be above 0"),
-        ({"weights": [1.0, float("nan")]}, "every weight must be above 0"),
+        ({"mixture_weights": [1.0, 0.0]}, "every weight must be above 0"),
+        ({"mixture_weights": [1.0, float("nan")]}, "every weight must be above 0"),
     ],
 )
 def test_as_many_weights_and_languages_as_entries(changes, message) -> None:

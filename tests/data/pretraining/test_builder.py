@@ -134,7 +134,7 @@ def test_second_call_finds_the_set_and_every_setting_that_matters_makes_another(
     folders = {built.folder, build_examples(config_of(place, train=str(place / "moved.txt")), tokenizer,
                                             place / "cache").folder}  # fmt: skip
     assert len(folders) == 1, "names of files do not matter"
-    for change in ({"seed": 9}, {"short_seq_prob": 0.5}, {"held_out": 0.3}, {"one_sentence_per_line": False}):
+    for change in ({"seed": 9}, {"short_seq_prob": 0.5}, {"eval_fraction": 0.3}, {"one_sentence_per_line": False}):
         folders.add(build_examples(config_of(place, **change), tokenizer, place / "cache").folder)
     (place / "other.txt").write_text(text_of(range(1, DOCUMENTS)))
     folders.add(build_examples(config_of(place, train=str(place / "other.txt")), tokenizer, place / "cache").folder)
@@ -267,7 +267,7 @@ def test_flipped_stream_is_named(built, tmp_path):
 @pytest.mark.parametrize(("number", "held_out"), [(1, 0.05), (3, 0.05), (10, 0.9)])
 def test_too_few_documents(place, tokenizer, tmp_path, number, held_out):
     (tmp_path / "few.txt").write_text(text_of(range(number)))
-    config = config_of(place, train=str(tmp_path / "few.txt"), held_out=held_out)
+    config = config_of(place, train=str(tmp_path / "few.txt"), eval_fraction=held_out)
     with pytest.raises(UserError, match=rf"data\.train holds {number} documents?: .*empty line separates documents"):
         build_examples(config, tokenizer, tmp_path)
 
@@ -276,7 +276,7 @@ def test_corpus_for_evaluation(place, tokenizer, tmp_path):
     (tmp_path / "train.txt").write_text(text_of(range(20)))
     (tmp_path / "eval.txt").write_text(text_of(range(30, 34)))
     (tmp_path / "one.txt").write_text(text_of([30]))
-    config = config_of(place, train=str(tmp_path / "train.txt"), eval=str(tmp_path / "eval.txt"), held_out=0.0)
+    config = config_of(place, train=str(tmp_path / "train.txt"), eval=str(tmp_path / "eval.txt"), eval_fraction=0.0)
     found = build_examples(config, tokenizer, tmp_path)
     assert documents_in(all_rows(found.train)) == set(range(20))
     assert documents_in(all_rows(found.eval)) == set(range(30, 34))
@@ -293,7 +293,7 @@ def test_awkward_text(place, tokenizer, tmp_path):
     ]
     text = "\n\n".join(["\n".join(lines)] * 4 + ["\u200b", "d3s1w1"])
     (tmp_path / "odd.txt").write_text(text, encoding="utf-8")
-    found = build_examples(config_of(place, train=str(tmp_path / "odd.txt"), held_out=0.34), tokenizer, tmp_path)
+    found = build_examples(config_of(place, train=str(tmp_path / "odd.txt"), eval_fraction=0.34), tokenizer, tmp_path)
     rows = all_rows([*found.train, *found.eval])
     for ids, length in zip(rows["input_ids"], rows["length"], strict=True):
         assert MASK not in ids

@@ -76,7 +76,7 @@ def test_whole_words_by_one_line_each_piece_still_80_10_10(place, whole) -> None
 @pytest.mark.parametrize("frozen", [False, True])
 def test_frozen_masks_by_one_line(place, frozen) -> None:
     seen: list[dict[bytes, bytes]] = [{}, {}]
-    for epoch, found in zip(seen, batches(place, frozen_masks=frozen), strict=True):
+    for epoch, found in zip(seen, batches(place, static_masking=frozen), strict=True):
         for batch in found:
             for row, masked in zip(originals(batch), batch["input_ids"], strict=True):
                 epoch[row.tobytes()] = masked.tobytes()
@@ -88,7 +88,7 @@ def test_frozen_masks_by_one_line(place, frozen) -> None:
 
 @pytest.mark.parametrize("objective", ["full_sentences", "doc_sentences"])
 def test_rows_without_pairs_are_not_duplicated_for_nothing(objective) -> None:
-    config = DataConfig(train="a.txt", objective=objective, duplicates=3)
-    with pytest.raises(UserError, match=rf"data\.objective {objective} has no pairs that would differ: leave"):
+    config = DataConfig(train="a.txt", objective=objective, dupe_factor=3)
+    with pytest.raises(UserError, match=rf"data\.objective {objective} has no pairs that would differ: remove"):
         config.check()
-    DataConfig(train="a.txt", objective=objective, duplicates=3, frozen_masks=True).check()
+    DataConfig(train="a.txt", objective=objective, dupe_factor=3, static_masking=True).check()

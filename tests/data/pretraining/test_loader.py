@@ -46,7 +46,8 @@ def test_masks_are_fresh_at_every_visit() -> None:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_frozen_masks_are_those_of_the_row_at_every_visit(processes: int) -> None:
     loaders = [
-        PretrainingLoader(NumberedRows(24), MASKING, 8, 1, (i, processes), frozen_masks=True) for i in range(processes)
+        PretrainingLoader(NumberedRows(24), MASKING, 8, 1, (i, processes), static_masking=True)
+        for i in range(processes)
     ]
     seen: dict[int, np.ndarray] = {}
     for step in range(9):
@@ -57,7 +58,7 @@ def test_frozen_masks_are_those_of_the_row_at_every_visit(processes: int) -> Non
     assert len(seen) == 24
     places = {tuple(np.flatnonzero(row == MASKING.mask_id)) for row in seen.values()}
     assert len(places) > 18, "each row has masks of its own"
-    other = PretrainingLoader(NumberedRows(24), MASKING, 24, 2, frozen_masks=True).batch(0)
+    other = PretrainingLoader(NumberedRows(24), MASKING, 24, 2, static_masking=True).batch(0)
     changed = [
         (seen[first] != row).any() for first, row in zip(originals(other)[:, 0], other["input_ids"], strict=True)
     ]
@@ -67,7 +68,7 @@ def test_frozen_masks_are_those_of_the_row_at_every_visit(processes: int) -> Non
 def test_frozen_masks_are_the_papers_over_the_rows() -> None:
     """15% of each row; 80/10/10; at every place alike; and no row tells of its neighbour's."""
     masking = Masking(vocab_size=500, mask_id=4, special_ids=(0, 1, 2, 3, 4), max_predictions=20)
-    batch = PretrainingLoader(NumberedRows(20_000), masking, 20_000, 1, frozen_masks=True).batch(0)
+    batch = PretrainingLoader(NumberedRows(20_000), masking, 20_000, 1, static_masking=True).batch(0)
     used, lengths = batch["masked_lm_weights"] > 0, batch["attention_mask"].sum(axis=1)
     tokens = (originals(batch) >= 5).sum(axis=1)
     np.testing.assert_array_equal(used.sum(axis=1), np.maximum(1, np.floor(0.15 * tokens + 0.5)))

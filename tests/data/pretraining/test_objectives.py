@@ -159,7 +159,7 @@ def test_rows_within_documents_end_with_them() -> None:
 @pytest.mark.parametrize("objective", ["nsp", "sop", "full_sentences", "doc_sentences"])
 def test_a_sentence_longer_than_a_row_is_cut(place, tmp_path, objective) -> None:
     (tmp_path / "long.txt").write_text("\n\n".join(" ".join(f"w{40 * d + i}" for i in range(200)) for d in range(8)))
-    found = build(place, objective, train=str(tmp_path / "long.txt"), held_out=0.25)
+    found = build(place, objective, train=str(tmp_path / "long.txt"), eval_fraction=0.25)
     assert rows_of(found.train)["length"].max() <= T
     assert rows_of(found.train)["length"].mean() > T / 2
 
@@ -178,7 +178,7 @@ def test_without_pairs_two_documents_are_enough_and_without_two_sentences_there_
 
 def test_duplicates_are_the_same_text_in_other_pairs(place, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(builder, "SHARD_BYTES", 2500)
-    once, thrice = build(place, "nsp"), build(place, "nsp", duplicates=3)
+    once, thrice = build(place, "nsp"), build(place, "nsp", dupe_factor=3)
     names = [path.name for path in thrice.train]
     assert names[: len(once.train)] == [path.name for path in once.train]
     assert len(once.train) > 2
@@ -194,5 +194,5 @@ def test_duplicates_are_the_same_text_in_other_pairs(place, tmp_path, monkeypatc
     texts = [set(copy.ravel().tolist()) for copy in rows]
     assert len(texts[0] & texts[1] & texts[2]) > 0.9 * len(texts[0])
     (tmp_path / "vocab.txt").write_bytes((place / "vocab.txt").read_bytes())
-    two = build(tmp_path, "nsp", train=str(place / "corpus.txt"), num_workers=2, duplicates=3)
+    two = build(tmp_path, "nsp", train=str(place / "corpus.txt"), num_workers=2, dupe_factor=3)
     assert [path.read_bytes() for path in two.train] == [path.read_bytes() for path in thrice.train]

@@ -263,7 +263,7 @@ def test_a_packed_set_has_the_examples_of_the_unpacked_one(objective, small_shar
 def test_bytes_do_not_depend_on_workers_parts_or_a_second_call(small_shards, place, tokenizer, tmp_path):
     one = build_examples(packing_of(place), tokenizer, tmp_path / "one")
     assert build_examples(packing_of(place, max_predictions_per_sequence=3), tokenizer, tmp_path / "one") == one
-    assert build_examples(packing_of(place, max_examples_per_row=2), tokenizer, tmp_path / "one").folder != one.folder
+    assert build_examples(packing_of(place, max_sequences_per_pack=2), tokenizer, tmp_path / "one").folder != one.folder
     assert build_shard_subset(packing_of(place), tokenizer, (2, 2), tmp_path / "parts") is None
     assert digest(build_shard_subset(packing_of(place), tokenizer, (1, 2), tmp_path / "parts")) == digest(one)
     two = build_examples(packing_of(place, num_workers=2), tokenizer, tmp_path / "two")
@@ -274,7 +274,7 @@ def test_batches_of_packed_rows_are_a_function_of_seed_step_and_place(place, tok
     rows = open_rows(build_examples(packing_of(place), tokenizer, tmp_path).train)
     masking = Masking(tokenizer.get_vocab_size(), MASK, SPECIAL, max_predictions=10)
     for frozen in (False, True):
-        whole = PretrainingLoader(rows, masking, batch_size=8, seed=1, frozen_masks=frozen)
+        whole = PretrainingLoader(rows, masking, batch_size=8, seed=1, static_masking=frozen)
         halves = [PretrainingLoader(rows, masking, 8, 1, (i, 2), frozen) for i in range(2)]
         shapes = {name: value.shape for name, value in whole.batch(0).items()}
         assert shapes["example_ids"] == shapes["position_ids"] == (8, T)
@@ -288,5 +288,5 @@ def test_batches_of_packed_rows_are_a_function_of_seed_step_and_place(place, tok
 def test_what_cannot_be_packed_is_one_sentence() -> None:
     with pytest.raises(UserError, match=r"rows of data\.objective full_sentences are full already: leave packing out"):
         DataConfig(train="stdlib:", objective="full_sentences", packing=True).check()
-    with pytest.raises(UserError, match=r"data\.max_examples_per_row is 1: it must be at least 2"):
-        DataConfig(train="stdlib:", packing=True, max_examples_per_row=1).check()
+    with pytest.raises(UserError, match=r"data\.max_sequences_per_pack is 1: it must be at least 2"):
+        DataConfig(train="stdlib:", packing=True, max_sequences_per_pack=1).check()

@@ -35,8 +35,8 @@ def small_shards(monkeypatch):
 
 
 def test_parts_in_any_order_merge_to_the_same_set(place, tokenizer, tmp_path):
-    whole = build_examples(config_of(place, duplicates=2), tokenizer, tmp_path / "whole")
-    config = config_of(place, duplicates=2)
+    whole = build_examples(config_of(place, dupe_factor=2), tokenizer, tmp_path / "whole")
+    config = config_of(place, dupe_factor=2)
     for part in ((2, 3), (3, 3), (2, 3)):
         assert build_shard_subset(config, tokenizer, part, tmp_path / "parts") is None
     found = build_shard_subset(config, tokenizer, (1, 3), tmp_path / "parts")

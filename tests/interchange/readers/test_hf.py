@@ -314,10 +314,10 @@ def test_what_transformers_cannot_express_is_not_exported(make, tmp_path: Path, 
 
 
 def test_fixed_positions_are_exported_as_the_table_that_they_are(make, tmp_path: Path) -> None:
-    model = make("BertForPreTraining", position_embedding="sinusoidal", embedding_size=24)
+    model = make("BertForPreTraining", position_embedding_type="sinusoidal", embedding_size=24)
     model.save(tmp_path / "out")
     again = bert.load(tmp_path / "out")
-    assert (again.config.position_embedding, again.config.embedding_size) == ("learned", None)
+    assert (again.config.position_embedding_type, again.config.embedding_size) == ("learned", None)
     ids = np.arange(5, 17)[None]
     ours, theirs = (bundle.build_module(m).apply({"params": m.params}, ids) for m in (model, again))
     np.testing.assert_allclose(ours.prediction_logits, theirs.prediction_logits, atol=1e-5)

@@ -31,7 +31,7 @@ CASES = {
     "choices": ("BertForMultipleChoice", {}),
     "untied gelu": ("BertForMaskedLM", {"tie_word_embeddings": False}),
     "normalised before": ("BertForPreTraining", {"pre_layer_norm": True, "num_hidden_layers": 2}),
-    "fixed positions": ("BertForMaskedLM", {"position_embedding": "sinusoidal"}),
+    "fixed positions": ("BertForMaskedLM", {"position_embedding_type": "sinusoidal"}),
     "narrow embeddings": ("BertForPreTraining", {"embedding_size": 6}),
     "gelu_tanh": ("BertForMaskedLM", {"hidden_act": "gelu_tanh"}),
     "relu": ("BertForMaskedLM", {"hidden_act": "relu"}),

@@ -44,7 +44,11 @@ FAST = [
     ("BertForSequenceClassification", {}, SIZES),
 ]
 SLOW = [
-    ("BertForPreTraining", {"pre_layer_norm": True, "position_embedding": "sinusoidal", "embedding_size": 6}, SIZES),
+    (
+        "BertForPreTraining",
+        {"pre_layer_norm": True, "position_embedding_type": "sinusoidal", "embedding_size": 6},
+        SIZES,
+    ),
     *((name, {}, CHOICES if name == "BertForMultipleChoice" else SIZES) for name in ARCHITECTURES),
     ("BertForMaskedLM", {"tie_word_embeddings": False}, SIZES),
     ("BertForMaskedLM", ROBERTA, SIZES),
