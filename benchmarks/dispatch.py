@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert.commands.cluster import parse_cluster_options
+from bert.commands.arguments import split_options
+from bert.commands.cluster import CLUSTER_OPTIONS, make_cluster
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism, psum_if_axis
 
 LEAVES, STEPS = 600, 50
@@ -43,9 +44,9 @@ def milliseconds(parallel: Parallelism) -> float:
 
 def main(argv: list[str]) -> None:
     """Measures every layout that the devices allow."""
-    _, cluster = parse_cluster_options(argv)
+    cluster = make_cluster(split_options(argv, CLUSTER_OPTIONS)[1])
     if cluster is not None:
-        cluster.join()
+        cluster.initialize()
     devices = jax.devices()
     layouts: dict[str, Parallelism] = {}
     if jax.process_count() == 1:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bert.commands.arguments import split_options
 from bert.errors import UserError
 
 CLUSTER_OPTIONS = {
@@ -28,7 +28,7 @@ class Cluster:
     num_processes: int | None = None
     process_id: int | None = None
 
-    def join(self) -> None:
+    def initialize(self) -> None:
         """Meets the others; before anything else is asked of JAX.
 
         Raises:
@@ -47,17 +47,16 @@ class Cluster:
             ) from None
 
 
-def parse_cluster_options(argv: list[str]) -> tuple[list[str], Cluster | None]:
-    """The arguments without these options, and what they say; None where they are not given.
+def make_cluster(given: Mapping[str, str]) -> Cluster | None:
+    """The hosts by the values of `CLUSTER_OPTIONS`; None if none is given.
 
     Raises:
-        UserError: one is missing or cannot be.
+        UserError: an option is missing or has a value that it cannot have.
     """
-    rest, given = split_options(argv, CLUSTER_OPTIONS)
     if not given:
-        return rest, None
+        return None
     if given == {"coordinator": "auto"}:
-        return rest, Cluster()
+        return Cluster()
     names = ("coordinator", "num_processes", "process_id")
     if missing := [f"--{name}" for name in names if name not in given]:
         raise UserError(
@@ -75,7 +74,7 @@ def parse_cluster_options(argv: list[str]) -> tuple[list[str], Cluster | None]:
         raise UserError(
             f"command line: --coordinator {given['coordinator']} is not HOST:PORT: write, for example, 10.0.0.1:8476"
         )
-    return rest, Cluster(given["coordinator"], count, process_id)
+    return Cluster(given["coordinator"], count, process_id)
 
 
 def _to_int(name: str, text: str) -> int:

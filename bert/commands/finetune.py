@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import shlex
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from bert.commands.arguments import command_name, parse, run_command
-from bert.commands.cluster import CLUSTER_OPTIONS, parse_cluster_options
+from bert.commands.arguments import run_command
+from bert.commands.training import run_training
 from bert.config import FinetuneConfig
-from bert.errors import UserError
 from bert.runs.metrics_log import scored_splits
 
 if TYPE_CHECKING:
@@ -29,52 +27,19 @@ COLLAPSED = "collapsed: it answers the same throughout, or no better than one wh
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    argv, cluster = parse_cluster_options(argv)
-    config, recipe = parse(
-        FinetuneConfig,
-        argv,
-        prog=command_name("finetune"),
-        description=DESCRIPTION,
-        default_recipe=None,
-        extra_options=CLUSTER_OPTIONS,
-    )
-    if recipe is None and config.output_dir is None:
-        raise UserError(
-            "command line: neither --config nor --output_dir is given: name a recipe, for example --config sst2"
-        )
-    if config.output_dir is None:
-        config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
-
-    if cluster is None:
-        from bert.runs.folder import open_run as opened
-    else:
-        cluster.join()
-        from bert.runs.shared_run import open_shared_run as opened
-
-    with opened(config) as run:
-        return _train(run)
+    return run_training(argv, FinetuneConfig, "finetune", DESCRIPTION, None, _train, _show)
 
 
-def _train(run: RunFolder[FinetuneConfig]) -> int:
-    from bert.runtime.interrupts import Interrupted
+def _train(run: RunFolder[FinetuneConfig]) -> dict[str, Any]:
     from bert.training.finetuning import finetune
     from bert.training.seeds import finetune_seeds
 
-    several = run.config.num_seeds > 1
-    try:
-        results = finetune_seeds(run) if several else finetune(run)
-    except Interrupted as stop:
-        if not run.is_writer:
-            return stop.status
-        print(f"interrupted and saved at step {stop.step:,}; go on with: "
-              f"{command_name('finetune')} --config {run.path / 'config.yaml'}")  # fmt: skip
-        return stop.status
-    if run.is_writer:
-        (_show_seeds if several else _show)(results, str(run.path))
-    return 0
+    return finetune_seeds(run) if run.config.num_seeds > 1 else finetune(run)
 
 
 def _show(results: dict[str, Any], path: str) -> None:
+    if "runs" in results:
+        return _show_seeds(results, path)
     print(f"\n{results['task']} dev, best of all evaluations (step {results['best_step']:,}), from {results['init']}:")
     for split in scored_splits(results):
         if split != "dev":

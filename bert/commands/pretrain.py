@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import shlex
-import time
 from typing import TYPE_CHECKING, Any
 
-from bert.commands.arguments import command_name, parse, run_command
-from bert.commands.cluster import CLUSTER_OPTIONS, parse_cluster_options
+from bert.commands.arguments import command_name, run_command
+from bert.commands.training import run_training
 from bert.config import PretrainConfig
 
 if TYPE_CHECKING:
@@ -22,47 +20,16 @@ library, in a few minutes on two CPU cores. Run again with the same output_dir, 
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    argv, cluster = parse_cluster_options(argv)
-    config, recipe = parse(
-        PretrainConfig,
-        argv,
-        prog=command_name("pretrain"),
-        description=DESCRIPTION,
-        default_recipe="quickstart",
-        extra_options=CLUSTER_OPTIONS,
-    )
-    if config.output_dir is None:
-        config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
-
-    if cluster is None:
-        from bert.runs.folder import open_run as opened
-    else:
-        cluster.join()
-        from bert.runs.shared_run import open_shared_run as opened
-
-    with opened(config) as run:
-        return _train(run)
+    return run_training(argv, PretrainConfig, "pretrain", DESCRIPTION, "quickstart", _train, _show)
 
 
-def _train(run: RunFolder[PretrainConfig]) -> int:
-    from bert.runtime.interrupts import Interrupted
+def _train(run: RunFolder[PretrainConfig]) -> dict[str, Any]:
     from bert.training.pretraining import pretrain
 
-    began = time.perf_counter()
-    try:
-        results = pretrain(run)
-    except Interrupted as stop:
-        if not run.is_writer:
-            return stop.status
-        print(f"interrupted and saved at step {stop.step:,}; go on with: "
-              f"{command_name('pretrain')} --config {run.path / 'config.yaml'}")  # fmt: skip
-        return stop.status
-    if run.is_writer:
-        _show(results, str(run.path), time.perf_counter() - began)
-    return 0
+    return pretrain(run)
 
 
-def _show(results: dict[str, Any], path: str, seconds: float) -> None:
+def _show(results: dict[str, Any], path: str) -> None:
     measured, baselines = results["eval"], results["baselines"]
     unigram = baselines["unigram"]
     print(f"\nheld-out text after {results['steps']:,} steps:")
@@ -83,8 +50,8 @@ def _show(results: dict[str, Any], path: str, seconds: float) -> None:
         guesses = ", ".join(f"{guess['token']} {_number(guess['probability']):.0%}" for guess in filled["guesses"])
         print(f"  {filled['text']}\n    -> {guesses}   (it was: {filled['truth']})")
     print(
-        f"\n{seconds:.0f} seconds; {path} holds checkpoints, tokenizer.json, vocab.txt, metrics.jsonl, curves.png, "
-        "results.json"
+        f"\n{results['seconds']:.0f} seconds; {path} holds checkpoints, tokenizer.json, vocab.txt, "
+        "metrics.jsonl, curves.png, results.json"
         f"\nnext:{_next(path, results['filled_masks'])}"
     )
 

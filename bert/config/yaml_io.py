@@ -118,7 +118,18 @@ def help_texts(config_class: type) -> dict[str, str]:
 def read_yaml(path: Path, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
     """What a YAML file gives, by dotted key. Raises UserError for anything but known keys, each once."""
     source = display_path(path)
-    text, root = _compose(path, source)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{source} cannot be read ({error.strerror}): name a YAML file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{source}: not UTF-8: {UTF8_HINT}") from None
+    return parse_yaml(text, source, keys)
+
+
+def parse_yaml(text: str, source: str, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
+    """`read_yaml` of a text; ``source`` names it in messages."""
+    root = _compose(text, source)
     if root is None:  # nothing but comments
         return {}
     if not isinstance(root, yaml.MappingNode):
@@ -171,15 +182,10 @@ def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
     return f"unknown key {prefix}{name}: did you mean {prefix}{nearest}?"
 
 
-def _compose(path: Path, source: str) -> tuple[str, yaml.Node | None]:
-    """The file's text and its YAML nodes, which know their lines, where plain dicts do not."""
+def _compose(text: str, source: str) -> yaml.Node | None:
+    """The YAML nodes of a text, which know their lines; plain dicts do not."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        return text, yaml.compose(text, Loader=yaml.SafeLoader)
-    except OSError as error:
-        raise UserError(f"{source} cannot be read ({error.strerror}): name a YAML file") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{source}: not UTF-8: {UTF8_HINT}") from None
+        return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}, line {mark.line + 1}" if mark else source

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from bert.config import FinetuneConfig, PretrainConfig, to_dict
-from bert.config.yaml_io import dump, load_config
+from bert.config.yaml_io import build_config, dump, keys_of, load_config, parse_yaml
 from bert.errors import UserError, require
 from bert.files import is_temporary, local_path, write_atomic
 from bert.locks import LOCK, exclusive_lock
@@ -107,12 +108,34 @@ class RunFolder(Generic[Config]):
 def open_run(config: Config) -> Iterator[RunFolder[Config]]:
     """Claims ``config.output_dir`` for this process alone, or finds the same run there already.
 
+    Of several hosts (`jax.distributed`), the first one claims the folder and writes; all get the same run.
+
     Args:
         config: as asked for.
 
     Raises:
         UserError: the folder cannot be written, is in use by another process, or holds something that is not this run.
     """
+    jax = sys.modules.get("jax")  # without JAX there is one host
+    if jax is None or not jax.distributed.is_initialized():
+        with _open_on_this_host(config) as run:
+            yield run
+        return
+    from bert.parallel.multihost import broadcast_from_main, is_main_process
+
+    with contextlib.ExitStack() as stack:
+        run_dict = broadcast_from_main(lambda: _to_dict(stack.enter_context(_open_on_this_host(config))))
+        keys = keys_of(type(config))
+        resolved = build_config(type(config), parse_yaml(run_dict["config"], "config.yaml", keys))
+        yield RunFolder(Path(run_dict["path"]), resolved, run_dict["resumed"], is_main_process())
+
+
+def _to_dict(run: RunFolder[Any]) -> dict[str, Any]:
+    return {"path": str(run.path), "config": dump(run.config), "resumed": run.resumed}
+
+
+@contextlib.contextmanager
+def _open_on_this_host(config: Config) -> Iterator[RunFolder[Config]]:
     path = Path(local_path(require(config.output_dir, "output_dir"), "output_dir"))
     _check_is_run_or_empty(path)  # before the lock, which writes
     try:

@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
-from bert.config import FinetuneConfig, PretrainConfig
-from bert.config.yaml_io import dump, load_config
 from bert.errors import require
 from bert.parallel.multihost import broadcast_from_main, is_main_process, is_multihost, sync_hosts
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.curves import Subject
-from bert.runs.folder import RunFolder, open_run
+from bert.runs.folder import RunFolder
 from bert.runs.metrics_log import Metrics
 from bert.runs.progress import StepCosts
 from bert.runs.report import RunReport
 from bert.runs.skipped_steps import SkippedStep
-
-Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
-
-
-@contextlib.contextmanager
-def open_shared_run(config: Config) -> Iterator[RunFolder[Config]]:
-    """`bert.runs.folder.open_run` on the first host; the same run on all, which only that one writes into."""
-    run: RunFolder[Config] | None = None
-    with contextlib.ExitStack() as held:
-
-        def opened() -> dict[str, Any]:
-            nonlocal run
-            run = held.enter_context(open_run(config))
-            return {"config": dump(run.config), "resumed": run.resumed}
-
-        found = broadcast_from_main(opened)
-        if run is None:
-            theirs = _read(type(config), found["config"])
-            run = RunFolder(Path(require(theirs.output_dir, "output_dir")), theirs, found["resumed"], is_writer=False)
-        yield run
 
 
 class MultihostCheckpointer:
@@ -158,10 +133,3 @@ def make_report(
     if run.is_writer:
         own = RunReport(run.path, total_steps, start_step, int(run.config.training.log_every), pace, subject)
     return MultihostReport(own) if is_multihost() else require(own, "the report")
-
-
-def _read(kind: type[Config], text: str) -> Config:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "config.yaml")
-        file.write_text(text, encoding="utf-8")
-        return load_config(kind, file)

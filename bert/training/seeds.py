@@ -13,7 +13,7 @@ import numpy as np
 
 from bert.config import FinetuneConfig
 from bert.parallel import multihost
-from bert.runs import metrics_log, shared_run
+from bert.runs import metrics_log
 from bert.runs.folder import RunFolder, open_run
 from bert.training.finetuning import finetune
 
@@ -29,14 +29,13 @@ def finetune_seeds(run: RunFolder[FinetuneConfig], say: Callable[[str], None] = 
     """
     began, say = time.perf_counter(), multihost.main_process_only(say)
     run = run.save_config(run.config)
-    opened = shared_run.open_shared_run if multihost.is_multihost() else open_run
     runs = []
     data = run.config.data
     if data.sample_seed is None:  # all seeds are scored on the same dev rows
         data = dataclasses.replace(data, sample_seed=run.config.seed)
     for seed in range(run.config.seed, run.config.seed + run.config.num_seeds):
         folder = run.path / f"seed-{seed}"
-        with opened(dataclasses.replace(run.config, seed=seed, num_seeds=1, output_dir=str(folder), data=data)) as one:
+        with open_run(dataclasses.replace(run.config, seed=seed, num_seeds=1, output_dir=str(folder), data=data)) as one:
             finished = multihost.broadcast_from_main(partial(metrics_log.read_results, folder)) if one.resumed else None
             if finished is not None:
                 say(f"seed {seed} has ended before: {folder}")

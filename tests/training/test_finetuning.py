@@ -140,7 +140,7 @@ def test_an_interrupted_run_ends_the_same(finetuned, pretrained, sst2, tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(Features, "batch", interrupt)
         assert run(folder, sst2, f"--init={pretrained}") == 143
-    assert "go on with: bert finetune --config" in capsys.readouterr().out
+    assert "resume with: bert finetune --config" in capsys.readouterr().out
     assert main([f"--config={folder / 'config.yaml'}"]) == 0
     assert lines_of(folder) == lines_of(finetuned)
     assert (folder / "predictions" / "dev.tsv").read_bytes() == (finetuned / "predictions" / "dev.tsv").read_bytes()

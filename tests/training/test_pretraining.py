@@ -231,7 +231,7 @@ def test_a_signal_saves_says_how_to_go_on_and_the_run_ends_the_same(corpus, tmp_
             break
     output += process.communicate()[0]
     assert process.returncode == 128 + number, output
-    assert f"go on with: python pretrain.py --config {run / 'config.yaml'}" in output
+    assert f"resume with: python pretrain.py --config {run / 'config.yaml'}" in output
     assert main([f"--config={run / 'config.yaml'}", f"--output_dir={run}"]) == 0
     assert main([f"--output_dir={tmp_path / 'whole'}", *arguments]) == 0
     assert lines_of(run) == lines_of(tmp_path / "whole")
