@@ -17,22 +17,43 @@ _M_ARENA_MAX = -8  # malloc.h
 _HUGE = "glibc.malloc.hugetlb"
 _KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
+_DEVICES = Path("/dev")
+_DEVICE_FILES = ("nvidia[0-9]*", "dxg", "accel[0-9]*", "vfio/[0-9]*")
+"""NVIDIA, NVIDIA under WSL, and TPUs of both kinds of driver."""
+_TPU_VARIABLES = ("TPU_NAME", "TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID")
+
 
 def reexec_with_huge_pages() -> None:
-    """Has the allocator take memory in pages of 2 MB where the kernel gives them on demand: starts the process again.
+    """Re-executes this program with glibc's allocator in pages of 2 MB, if it computes on a CPU and that helps.
 
     A step on a CPU takes its working memory from the system and gives it back; in pages of 4 kB that is a fifth of the
-    step's processor time. glibc (from 2.35 on) reads the setting when a process starts and at no other time, so this
-    is for the first line of a program: the same process runs the same command again, with the setting. Where the
-    environment has it, or it would change nothing, nothing happens.
+    step's processor time. glibc (from 2.35 on) reads the setting only when a process starts, so this is for the first
+    line of a program: `os.execve` keeps the process and its arguments. Nothing happens with ``BERT_NO_REEXEC=1``, with
+    the setting in ``GLIBC_TUNABLES``, with an accelerator, or if the kernel gives no huge pages on demand.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if sys.platform != "linux" or _HUGE in tunables or not _huge_pages_on_demand():
+    if os.environ.get("BERT_NO_REEXEC", "0") != "0" or _HUGE in tunables:
+        return
+    if sys.platform != "linux" or is_accelerator_visible() or not _huge_pages_on_demand():
         return
     environment = {**os.environ, "GLIBC_TUNABLES": ":".join(filter(None, [tunables, f"{_HUGE}=1"]))}
     sys.stdout.flush()
     with contextlib.suppress(OSError):  # then in small pages
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def is_accelerator_visible() -> bool:
+    """Whether JAX may find a GPU or TPU, by its environment and device files: JAX itself is not imported."""
+    if platforms := os.environ.get("JAX_PLATFORMS"):
+        return platforms.split(",")[0] != "cpu"  # the first one is the default backend
+    if any(name in os.environ for name in _TPU_VARIABLES):
+        return True
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return any(
+        next(_DEVICES.glob(pattern), None) is not None
+        for pattern in _DEVICE_FILES
+        if not (hidden and pattern.startswith("nvidia"))
+    )
 
 
 def _huge_pages_on_demand() -> bool:

@@ -11,7 +11,7 @@ import pytest
 from bert.runs.curves import plot_curves
 from bert.runs.metrics_log import MetricsLog
 from bert.runtime import malloc
-from bert.runtime.malloc import _huge_pages_on_demand, reexec_with_huge_pages
+from bert.runtime.malloc import _huge_pages_on_demand, is_accelerator_visible, reexec_with_huge_pages
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -70,10 +70,11 @@ print(os.environ.get("GLIBC_TUNABLES"), sys.argv[1:], sys.stdin.read())
 """
 
 
-def starts(folder, tunables):
+def starts(folder, tunables, **more):
     (folder / "program.py").write_text(STARTS)
     environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
-    environment |= {"PYTHONPATH": str(REPOSITORY), **({} if tunables is None else {"GLIBC_TUNABLES": tunables})}
+    environment |= {"PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu", **more}
+    environment |= {} if tunables is None else {"GLIBC_TUNABLES": tunables}
     command = [sys.executable, "-u", str(folder / "program.py"), "an argument", "--another"]
     done = subprocess.run(command, env=environment, input="text", capture_output=True, text=True, check=True)
     *began, last = done.stdout.splitlines()
@@ -87,6 +88,34 @@ def test_a_program_starts_anew_with_huge_pages_and_once(tmp_path):
     assert starts(tmp_path, None) == (2, "glibc.malloc.hugetlb=1")
     assert starts(tmp_path, "glibc.malloc.arena_max=3") == (2, "glibc.malloc.arena_max=3:glibc.malloc.hugetlb=1")
     assert starts(tmp_path, "glibc.malloc.hugetlb=0") == (1, "glibc.malloc.hugetlb=0")  # the environment decides
+    assert starts(tmp_path, None, BERT_NO_REEXEC="1") == (1, "None")
+    assert starts(tmp_path, None, JAX_PLATFORMS="cuda,cpu") == (1, "None")
+
+
+@pytest.mark.parametrize(
+    ("files", "variables", "visible"),
+    [
+        ([], {}, False),
+        (["nvidiactl", "vfio/vfio"], {}, False),
+        (["nvidia0"], {}, True),
+        (["nvidia0"], {"CUDA_VISIBLE_DEVICES": ""}, False),
+        (["nvidia0"], {"JAX_PLATFORMS": "cpu"}, False),
+        (["accel0"], {}, True),
+        (["vfio/0"], {}, True),
+        ([], {"TPU_NAME": "local"}, True),
+        ([], {"JAX_PLATFORMS": "tpu"}, True),
+    ],
+)
+def test_accelerators_are_found_without_jax(tmp_path, monkeypatch, files, variables, visible):
+    for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", *malloc._TPU_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr(malloc, "_DEVICES", tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert is_accelerator_visible() == visible
 
 
 @pytest.mark.parametrize("kernel", ["[always] madvise never", "always madvise [never]", None])
