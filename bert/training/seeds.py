@@ -35,7 +35,9 @@ def finetune_seeds(run: RunFolder[FinetuneConfig], say: Callable[[str], None] = 
         data = dataclasses.replace(data, sample_seed=run.config.seed)
     for seed in range(run.config.seed, run.config.seed + run.config.num_seeds):
         folder = run.path / f"seed-{seed}"
-        with open_run(dataclasses.replace(run.config, seed=seed, num_seeds=1, output_dir=str(folder), data=data)) as one:
+        with open_run(
+            dataclasses.replace(run.config, seed=seed, num_seeds=1, output_dir=str(folder), data=data)
+        ) as one:
             finished = multihost.broadcast_from_main(partial(metrics_log.read_results, folder)) if one.resumed else None
             if finished is not None:
                 say(f"seed {seed} has ended before: {folder}")
