@@ -5,7 +5,9 @@
 MODEL is a folder of Hugging Face's layout (MiniLM's, for example), WNUT_DIR has train.conll and dev.conll, SQUAD_DIR
 has train.json (`squad_split.py` makes it). Each run has one epoch. The rows are few, so that a run takes minutes on one
 core: the first sentences of WNUT-17; SQuAD's questions about short contexts, the first to train on and the last to
-score. The other side is `torch_peer.py`. An interrupted comparison resumes.
+score. The other side is `torch_peer.py` with the batches of `bert finetune` in their order, as the order alone changes
+the scores of so short a run by more than anything else; weights of the head and dropout are each side's own. An
+interrupted comparison resumes.
 """
 
 from __future__ import annotations
@@ -104,8 +106,9 @@ def ours(task: str, folder: Path, model: Path, seed: str) -> dict[str, float]:
 
 def peer(task: str, folder: Path, model: Path, seed: str) -> dict[str, float]:
     """Scores of a run of `torch_peer.py`."""
-    arguments = [Path(__file__).with_name("torch_peer.py"), PEER[task], model, folder, "--max_length", LENGTH]
-    arguments += ["--epochs", 1, "--batch_size", BATCH, "--learning_rate", LEARNING_RATE, "--seed", seed]
+    arguments = [Path(__file__).with_name("torch_peer.py"), PEER[task], model, folder, "--seed", seed]
+    arguments += ["--same_batches", "--max_length", LENGTH, "--epochs", 1]
+    arguments += ["--batch_size", BATCH, "--learning_rate", LEARNING_RATE]
     printed = json.loads(called(arguments).splitlines()[-1])
     return flat({split: printed[split] for split in ("dev", "test") if split in printed})
 
@@ -130,19 +133,18 @@ def flat(scores: dict[str, dict[str, float]]) -> dict[str, float]:
 
 
 def summary(task: str, runs: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """A table in Markdown: mean and standard deviation per side, their difference, and each run."""
-    of_side = {
-        side: [run for name, [run] in runs.items() if name.startswith(f"{task}, {side}") and "error" not in run]
-        for side in ("ours", "PyTorch")
-    }
-    if not all(of_side.values()):
-        return [f"{task}: a side has no result"]
-    lines = [f"| {task} | ours | PyTorch | difference | ours, each | PyTorch, each |", "|" + "---|" * 6]
-    for name in of_side["ours"][0]:
-        mine, theirs = ([run[name] for run in of_side[side]] for side in of_side)
+    """A table in Markdown: mean and standard deviation per side and of the pairs' differences, and each run."""
+    sound = {name: run for name, [run] in runs.items() if "error" not in run}
+    names = [name for name in sound if name.startswith(f"{task}, ours") and name.replace("ours", "PyTorch") in sound]
+    pairs = [(sound[name], sound[name.replace("ours", "PyTorch")]) for name in names]
+    if not pairs:
+        return [f"{task}: no seed has run on both sides"]
+    lines = [f"| {task} | ours | PyTorch | difference of pairs | ours, each | PyTorch, each |", "|" + "---|" * 6]
+    for name in pairs[0][0]:
+        mine, theirs = ([run[name] for run in side] for side in zip(*pairs, strict=True))
         digits = 4 if "loss" in name else 1
-        cells = [spread(mine, digits), spread(theirs, digits)]
-        cells.append(f"{statistics.mean(mine) - statistics.mean(theirs):+.{digits}f}")
+        columns = mine, theirs, [a - b for a, b in zip(mine, theirs, strict=True)]
+        cells = [spread(values, digits) for values in columns]
         cells += [", ".join(f"{value:.{digits}f}" for value in values) for values in (mine, theirs)]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines

@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--max_length", type=int, default=None, help="384 for squad, else 128")
     parser.add_argument("--doc_stride", type=int, default=128)
     parser.add_argument("--max_train_samples", type=int, default=None)
-    parser.add_argument("--grouped", action="store_true", help="batches of rows of like length, those of bert finetune")
+    parser.add_argument("--same_batches", action="store_true", help="those of bert finetune, in its order")
     parser.add_argument("--keep", type=Path, default=None, help="where training is saved and goes on from")
     parser.add_argument("--best", action="store_true", help="made as fast as it gets: huge pages, one kernel an update")
     arguments = parser.parse_args()
@@ -83,9 +83,9 @@ def train(model: Any, rows: Sequence[dict[str, Any]], collate: Callable[..., Any
     shuffled = np.random.default_rng(arguments.seed)
     orders = [shuffled.permutation(len(rows)) for _ in range(math.ceil(arguments.epochs))]
     batches = [order[first : first + size] for order in orders for first in range(0, len(order), size)][:steps]
-    if arguments.grouped:
-        lengths = np.array([len(row["input_ids"]) for row in rows])
-        epochs = (epoch_batches(lengths, size, arguments.seed, epoch) for epoch in range(len(orders)))
+    if arguments.same_batches:
+        lengths, by_length = np.array([len(row["input_ids"]) for row in rows]), arguments.task != "ner"
+        epochs = (epoch_batches(lengths, size, arguments.seed, epoch, by_length) for epoch in range(len(orders)))
         batches = [batch for epoch in epochs for batch in epoch][:steps]
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
     done, seconds = 0, 0.0
