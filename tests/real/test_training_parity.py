@@ -1,9 +1,10 @@
-"""Training steps against transformers under torch's AdamW: the same weights, the same batches, no dropout."""
+"""Training steps against transformers under torch's AdamW: the same weights, batches and, if any, dropout masks."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import traverse_util
@@ -11,6 +12,7 @@ from flax import traverse_util
 from bert.config import ModelConfig, OptimizerConfig
 from bert.data.batching import bucket_length, epoch_batches
 from bert.data.features import IGNORE_INDEX, Features
+from bert.model.dropout import Dropout
 from bert.model.heads import HEADS, BertForPreTraining
 from bert.parallel.backends import PmapParallelism
 from bert.training.losses import LOSSES, pretraining_objective, task_objective
@@ -192,18 +194,51 @@ def tagging_loss_of(batch: dict[str, np.ndarray], rows: int) -> Callable:
     return lambda model: model(**torch_inputs(batch, rows), labels=labels).loss
 
 
-@pytest.mark.parametrize(("head", "padded"), [("span", False), ("span", True), ("tokens", True)])
-def test_parameters_of_a_tuned_head_follow_torch(head: str, padded: bool) -> None:
-    """transformers' loss of a span has the padding in its softmax: with padding the loss here is that of the logits."""
+def keep_masks(batches: list[tuple[dict[str, np.ndarray], int]], rate: float, head: str) -> Iterator[np.ndarray]:
+    """What dropout keeps here under seed 0, in the order in which transformers asks."""
+    hidden, heads = SIZES["hidden_size"], SIZES["num_attention_heads"]
+    for step, (batch, rows) in enumerate(batches):
+        length = batch["input_ids"].shape[1]
+        source = Dropout.for_step(0, step, jnp.arange(rows))
+        yield np.array(source.keep_mask((rows, length, hidden), rate, "embeddings"))
+        for layer in map(source.fold_in, range(LAYERS)):
+            yield np.array(layer.keep_mask((rows, heads, length, length), rate, "attention_probs"))
+            yield np.array(layer.keep_mask((rows, length, hidden), rate, "attention_output"))
+            yield np.array(layer.keep_mask((rows, length, hidden), rate, "output"))
+        if head == "tokens":
+            yield np.array(source.keep_mask((rows, length, hidden), rate, "classifier"))
+
+
+@pytest.mark.parametrize(
+    ("head", "padded", "rate"),
+    [("span", False, 0.0), ("span", True, 0.0), ("tokens", True, 0.0), ("span", True, 0.1), ("tokens", True, 0.1)],
+)
+def test_parameters_of_a_tuned_head_follow_torch(
+    head: str, padded: bool, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers' loss of a span has the padding in its softmax: with padding the loss here is that of the logits.
+
+    With dropout, torch drops what is dropped here.
+    """
     torch.manual_seed(0)
-    config = transformers.BertConfig(**SIZES, num_labels=2 if head == "span" else LABELS)
+    sizes = {**SIZES, "hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}
+    config = transformers.BertConfig(
+        **sizes, num_labels=2 if head == "span" else LABELS, attn_implementation="eager" if rate else "sdpa"
+    )
     kind = "QuestionAnswering" if head == "span" else "TokenClassification"
     reference = getattr(transformers, f"BertFor{kind}")(config).train()
     before = jax.tree.map(np.array, params_of_transformers(reference))
     batches = head_batches(rows_of_heads(head, padded))
-    params, ours = tuned(head, before, [batch for batch, _ in batches])
+    params, ours = tuned(head, sizes, before, [batch for batch, _ in batches])
+    if rate:
+        masks = keep_masks(batches, rate, head)
+        monkeypatch.setattr(
+            torch.nn.functional, "dropout", lambda x, p, *_, **__: x * torch.tensor(next(masks)) / (1 - p)
+        )
     losses = [span_loss_of(*one, padded) if head == "span" else tagging_loss_of(*one) for one in batches]
     theirs = torch_updates(reference, losses, HEAD_STEPS)
+    if rate:
+        assert next(masks, None) is None, "torch has dropout in fewer places"
 
     np.testing.assert_allclose(ours, theirs, rtol=3e-6)
     assert theirs[-1] < 0.97 * theirs[0], "nothing was learned: the comparison says nothing"
@@ -216,13 +251,13 @@ def test_parameters_of_a_tuned_head_follow_torch(head: str, padded: bool) -> Non
         assert np.linalg.norm(mine - after) < 3e-5 * moved, path
 
 
-def tuned(head: str, params: dict, batches: list[dict[str, np.ndarray]]) -> tuple[dict, np.ndarray]:
+def tuned(head: str, sizes: dict, params: dict, batches: list[dict[str, np.ndarray]]) -> tuple[dict, np.ndarray]:
     """Parameters after the batches, as `bert finetune` makes its steps, and the losses."""
     settings = OptimizerConfig(
         learning_rate=PEAK, warmup_steps=WARMUP, weight_decay=DECAY, bias_correction=True, max_grad_norm=CLIP
     )
     kind, labels = {"span": ("span", 2), "tokens": ("tagging", LABELS)}[head]
-    model = HEADS[kind](ModelConfig(**SIZES), labels)
+    model = HEADS[kind](ModelConfig(**sizes), labels)
 
     def apply(params: dict, batch: dict, dropout: object) -> jax.Array:
         inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
