@@ -18,12 +18,13 @@ import numpy as np
 from gpu_steps import INPUT, Scale, jax_seconds, loader_of, step_of
 
 from bert.config import TrainingConfig
+from bert.data.pretraining.loader import PretrainingLoader
 from bert.model.attention import dot_product_attention, fused_attention, padding_mask
 from bert.model.dropout import Dropout
-from bert.runs.progress import StepCosts
+from bert.runs.report import NullReport
 from bert.runtime.interrupts import InterruptHandler
-from bert.runtime.profiling import TRACED_STEPS, WARMUP_STEPS, ProfiledStep
-from bert.training.loop import LoopHooks, fit
+from bert.runtime.profiling import TRACED_STEPS, WARMUP_STEPS, StepProfiler
+from bert.training.loop import TrainLoop
 
 
 def ceiling_shapes(scale: Scale) -> dict[str, tuple[int, int, int]]:
@@ -128,57 +129,55 @@ def projections(scale: Scale, tokens: int, glued: bool) -> dict[str, float]:
     return {**found, "tflops": 2 * 6 * tokens * width * width / found["seconds"] / 1e12}
 
 
-class Silent:
-    """A listener for the loop."""
-
-    def on_start(self, step: int, pace: StepCosts) -> None: ...
-
-    def step(self, step: int, loss: float) -> None: ...
-
-    def skipped(self, step: Any) -> None: ...
-
-    def metrics(self, step: int, split: str, metrics: dict[str, float]) -> None: ...
-
-    def evaluated(self, step: int) -> bool:
-        return True
+class NoCheckpoints:
+    """Where the loop saves nothing."""
 
     def save(self, step: int, state: Any) -> None: ...
+
+    def set_best(self, step: int) -> None: ...
+
+
+class TimedLoader:
+    """A loader that times itself: ``seconds`` of each batch."""
+
+    def __init__(self, loader: PretrainingLoader) -> None:
+        self.row_indices, self._loader = loader.row_indices, loader
+        self.seconds: list[float] = []
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        start = time.perf_counter()
+        with jax.profiler.TraceAnnotation(INPUT):
+            batch = self._loader.batch(step)
+        self.seconds.append(time.perf_counter() - start)
+        return batch
 
 
 def gaps(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int) -> dict[str, Any]:
     """The loop of `bert pretrain` with its loader, under the profiler: `gaps_of`, and ``making_a_batch``, the host's
     time for it as a share of a step: the device need not wait for it while it is below 1."""
-    step, loader = step_of(scale, sizes, True, False, "none"), loader_of(scale, length, tokens)
-    made: list[float] = []
-
-    def batch(number: int) -> dict[str, np.ndarray]:
-        start = time.perf_counter()
-        with jax.profiler.TraceAnnotation(INPUT):
-            rows_of_step = loader.batch(number)
-        made.append(time.perf_counter() - start)
-        return rows_of_step
-
+    step, loader = step_of(scale, sizes, True, False, "none"), TimedLoader(loader_of(scale, length, tokens))
+    steps, never = WARMUP_STEPS + TRACED_STEPS + 2, 1_000_000
+    config = TrainingConfig(steps=steps, log_every=never, checkpoint_every=never, eval_every=never)
     with tempfile.TemporaryDirectory() as folder:
-        profiled = ProfiledStep(step.run, Path(folder), lambda said: None)
-        steps = WARMUP_STEPS + TRACED_STEPS + 2
-        work = LoopHooks(
-            total_steps=steps,
-            eval_every=10 * steps,
-            batch=batch,
-            rows=loader.numbers,
-            train_step=profiled,
-            learning_rate=lambda number: 0.0,
-            evaluate=lambda params: {},
-        )
-        config = TrainingConfig(steps=steps, log_every=10 * steps, checkpoint_every=10 * steps)
-        with InterruptHandler() as stop:
-            fit(work, step.fresh, config, step.parallel, Silent(), Silent(), stop)
-        profiled.end()
+        with InterruptHandler() as interrupts, StepProfiler(Path(folder), lambda text: None) as profiler:
+            TrainLoop(
+                config,
+                steps,
+                loader=loader,
+                train_step=step.run,
+                schedule=lambda update: 0.0,
+                evaluate=lambda params: {},
+                parallel=step.parallel,
+                checkpoints=NoCheckpoints(),
+                report=NullReport(),
+                interrupts=interrupts,
+                profiler=profiler,
+            ).run(step.fresh)
         [trace] = Path(folder).rglob("perfetto_trace.json.gz")
         events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     placed = step.parallel.shard_batch(loader.batch(0), 1)
     found = jax_seconds(step, placed, steps=scale.steps)
-    return {**found, **gaps_of(events), "making_a_batch": statistics.median(made) / found["seconds"]}
+    return {**found, **gaps_of(events), "making_a_batch": statistics.median(loader.seconds) / found["seconds"]}
 
 
 def gaps_of(events: list[dict[str, Any]]) -> dict[str, float | None]:

@@ -50,6 +50,16 @@ def batch_of(step: int, rows: int = B) -> dict[str, np.ndarray]:
     }
 
 
+class TinyLoader:
+    """The batches of `batch_of`, as the loop asks for them."""
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        return batch_of(step)
+
+    def row_indices(self, step: int) -> np.ndarray:
+        return np.arange(B) + step * B
+
+
 def assert_same_gradients(grads, expected) -> None:
     """Equal within 1e-6 of a tensor's norm, tensor by tensor; prints the largest difference."""
 

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.experimental import topologies
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
@@ -24,13 +22,14 @@ from bert.data.pretraining.masking import Masking, philox_uint64
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.errors import UserError, require
-from bert.model.execution import LayerExecution
-from bert.model.heads import BertForMaskedLM, BertForPreTraining
 from bert.parallel.backends import MeshParallel, check_model
 from bert.parallel.sharding import partition_spec, path_str
-from bert.training.losses import Objective, pretraining_objective
+from bert.training.assembly import build_model_and_objective
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, make_train_step
+
+ANY_STEPS = 1_000_000
+"""Steps of an optimizer whose memory is planned: its state does not depend on them."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,8 @@ def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered
     training = config.training
     check_model(mesh.shape, config.model)
     mesh.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
-    _, objective, optimizer = _parts(config, mesh.cudnn_head)
+    _, objective = build_model_and_objective(config, mesh.cudnn_head)
+    optimizer = make_optimizer(config.optimizer, int(training.steps or ANY_STEPS))
     step = make_train_step(objective, optimizer, config.seed, training.dropout_rng, mesh.axis)
     return mesh.lower(step, state_shapes(config), batch_shapes(config), donate=(0,))
 
@@ -80,26 +80,15 @@ def state_shapes(config: PretrainConfig) -> TrainState:
 @functools.cache
 def _state_shapes(model: ModelConfig, optimizer: OptimizerConfig, objective: str) -> TrainState:
     data = dataclasses.replace(DataConfig(), objective=objective)
-    training = TrainingConfig(steps=1_000_000)
-    parts = _parts(PretrainConfig(data=data, model=model, optimizer=optimizer, training=training))
+    training = TrainingConfig(steps=ANY_STEPS)
+    bert, rows = build_model_and_objective(PretrainConfig(data=data, model=model, training=training))
+    transformation = make_optimizer(optimizer, ANY_STEPS)
 
     def create(key: jax.Array) -> TrainState:
-        params = parts[0].init(key, jnp.zeros((1, 8), jnp.int32))["params"]
-        return TrainState.create(params, parts[2], parts[1].metrics)
+        params = bert.init(key, jnp.zeros((1, 8), jnp.int32))["params"]
+        return TrainState.create(params, transformation, rows.metrics)
 
     return jax.eval_shape(create, jax.random.key(0))
-
-
-def _parts(
-    config: PretrainConfig, cudnn_head: int | None = None
-) -> tuple[nn.Module, Objective, optax.GradientTransformation]:
-    """Model, objective and optimizer of a run, as `bert.training.pretraining.pretrain` puts them together."""
-    training, rows = config.training, OBJECTIVES[config.data.objective]
-    heads = BertForPreTraining if rows.label else BertForMaskedLM
-    execution = LayerExecution.from_config(training, config.model.head_size, cudnn_head)
-    model = heads(config.model, jnp.dtype(training.dtype), execution)
-    optimizer = make_optimizer(config.optimizer, int(training.steps or 1_000_000))
-    return model, pretraining_objective(model.apply, rows.label, rows.metric), optimizer
 
 
 def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:

@@ -86,13 +86,13 @@ class FinetuningLoader:
             lambda number: epoch_batches(self._lengths, self._size, config.seed, number, by_length)
         )
 
-    def rows(self, step: int) -> np.ndarray:
-        """Numbers of this host's rows of a batch."""
+    def row_indices(self, step: int) -> np.ndarray:
+        """[B] indices of this host's rows of a batch."""
         index, count = self._process
         share = self._size // count
         return self._all_rows(step)[index * share : (index + 1) * share]
 
-    def __call__(self, step: int) -> dict[str, np.ndarray]:
+    def batch(self, step: int) -> dict[str, np.ndarray]:
         rows, data = self._all_rows(step), self._config.data
         length = bucket_length(int(self._lengths[rows].max()), data.buckets, data.max_length)
         batch = {**self._features.batch(rows, length, self._size), "rows": np.arange(self._size, dtype=np.int32)}

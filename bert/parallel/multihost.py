@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from bert.errors import UserError
+
+Value = TypeVar("Value")
 
 
 def is_multihost() -> bool:
@@ -28,17 +30,31 @@ def is_main_process() -> bool:
 
 
 def broadcast_from_main(make: Callable[[], Any]) -> Any:
-    """What ``make`` gives on the first host, a value that JSON has; the others do not call it.
+    """Calls ``make`` on the main process alone, and returns its value, one that JSON has, on all.
 
     Raises:
-        UserError: on all hosts, where the first one raised it.
+        UserError: on all hosts if the main process raised it.
+    """
+    return call_on_main(make, lambda value: value)[1]
+
+
+def call_on_main(make: Callable[[], Value], summarize: Callable[[Value], Any]) -> tuple[Value | None, Any]:
+    """Calls ``make`` on the main process alone.
+
+    Returns:
+        The value there and None on the other hosts; and on all what ``summarize`` gives for it, a value that JSON has.
+
+    Raises:
+        UserError: on all hosts if the main process raised it.
     """
     if not is_multihost():
-        return make()
-    message: dict[str, Any] = {}
+        value = make()
+        return value, summarize(value)
+    made, message = None, {}
     if is_main_process():
         try:
-            message = {"value": make()}
+            made = make()
+            message = {"value": summarize(made)}
         except UserError as error:
             message = {"error": str(error)}
     sync_hosts("from_first")
@@ -49,7 +65,7 @@ def broadcast_from_main(make: Callable[[], Any]) -> Any:
     message = json.loads(multihost_utils.broadcast_one_to_all(text).astype(np.uint8).tobytes())
     if "error" in message:
         raise UserError(message["error"])
-    return message["value"]
+    return made, message["value"]
 
 
 @contextlib.contextmanager

@@ -46,14 +46,6 @@ class StepCosts:
         """Seconds of the step after ``step`` alone."""
         return next((each for end, each in self.parts if step < end), self.parts[-1][1])
 
-    def scaled(self, factor: float) -> StepCosts:
-        """The pace of a machine that takes ``factor`` times as long."""
-        return StepCosts(
-            tuple((end, each * factor) for end, each in self.parts),
-            tuple((step, seconds * factor) for step, seconds in self.once),
-            tuple((end, every, seconds * factor) for end, every, seconds in self.evaluations),
-        )
-
 
 class Progress:
     """How far a run is: a bar on a terminal, otherwise a plain line at most every ``every`` steps."""

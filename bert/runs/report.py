@@ -27,7 +27,7 @@ drawn."""
 
 
 class RunReport:
-    """What `bert.training.loop.fit` tells goes to metrics.jsonl, TensorBoard, curves.png and the eyes of people."""
+    """Writes what `bert.training.loop.TrainLoop` reports to metrics.jsonl, TensorBoard, curves.png and the terminal."""
 
     def __init__(
         self,
@@ -35,15 +35,13 @@ class RunReport:
         total_steps: int,
         start_step: int,
         log_every: int,
-        pace: StepCosts | None = None,
         subject: Subject | None = None,
     ) -> None:
         self._folder, self._total_steps, self._subject = folder, total_steps, subject
-        self._pace = pace
         self._facts: dict[str, Any] = {}
         self._log = MetricsLog(folder, start_step)
         self._evaluated = {line["step"] for line in read_metrics(folder) if line["split"] == "eval"}
-        self._progress = Progress(total_steps, start_step, every=log_every, pace=pace)
+        self._progress = Progress(total_steps, start_step, every=log_every)
         self._draw_again = time.monotonic() + PLOT_INTERVAL_SECONDS
 
     def __enter__(self) -> RunReport:
@@ -60,19 +58,17 @@ class RunReport:
         """A phase begins: from here on each line of figures has these facts as well."""
         self._facts = facts
 
-    def on_start(self, step: int, pace: StepCosts) -> None:
-        """The first step is about to run, and what is to come has been timed; of several phases, this one."""
-        if self._pace is not None:
-            pace = self._pace.scaled(pace.each(step) / self._pace.each(step))
-        self._progress.follow(pace)
-        seconds = pace.cost(step, self._total_steps)
+    def on_start(self, step: int, costs: StepCosts) -> None:
+        """Takes the measured costs of the steps after ``step``, and prints when the run will end."""
+        self._progress.follow(costs)
+        seconds = costs.cost(step, self._total_steps)
         end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
         self.say(
-            f"about {pace.each(step):.3g} s a step: estimated end {end:%Y-%m-%d %H:%M}, in {format_duration(seconds)}, "
-            "with compilation and evaluations"
+            f"about {costs.each(step):.3g} s a step: estimated end {end:%Y-%m-%d %H:%M}, "
+            f"in {format_duration(seconds)}, with compilation and evaluations"
         )
 
-    def step(self, step: int, loss: float) -> None:
+    def step(self, step: int) -> None:
         """A step is finished."""
         self._progress.update(step)
 
@@ -107,3 +103,31 @@ class RunReport:
 
         plot_curves(self._folder, self._subject)
         self._draw_again = time.monotonic() + PLOT_INTERVAL_SECONDS
+
+
+class NullReport:
+    """The report of a host that writes nothing."""
+
+    def __enter__(self) -> NullReport:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def set_phase(self, facts: dict[str, Any]) -> None:
+        pass
+
+    def on_start(self, step: int, costs: StepCosts) -> None:
+        pass
+
+    def step(self, step: int) -> None:
+        pass
+
+    def skipped(self, step: SkippedStep) -> None:
+        pass
+
+    def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
+        pass
+
+    def evaluated(self, step: int) -> bool:
+        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,87 +12,56 @@ import jax
 FOLDER = "profile"
 
 WARMUP_STEPS = 5
-"""Steps before the trace: two that time the step before the run begins, and some in which caches fill."""
+"""Steps before the trace, in which caches fill."""
 
 TRACED_STEPS = 5
-"""Steps in the trace, with what the host does between them. Fewer where a batch of another length, which has to be
-compiled, or the end of the run comes before."""
-
-Step = Callable[..., Any]
+"""Steps in the trace, with what the host does between them."""
 
 
-class ProfiledStep:
-    """A train step that writes a trace of some of its calls; what it gives is the step's own.
+def make_profiler(
+    enabled: bool, folder: Path, say: Callable[[str], None]
+) -> contextlib.AbstractContextManager[StepProfiler | None]:
+    """A `StepProfiler` for the run in a folder; a context without one unless enabled."""
+    return StepProfiler(folder, say) if enabled else contextlib.nullcontext()
 
-    Args:
-        step: (state, batch) -> (state, outcome), compiled.
-        folder: the run's; the trace goes to ``profile/`` in it.
-        say: told where the trace lies and how to open it.
-        all_steps: the steps of all phases, which may be none but this one. JAX writes one trace at a time, and a
-            phase may be over before its trace is whole.
+
+class StepProfiler:
+    """Writes one trace of some early steps of a process into ``profile/`` of a run's folder.
+
+    Close it, or use it in a ``with``: a run that ends within the trace writes what it has.
     """
 
-    def __init__(
-        self, step: Step, folder: Path, say: Callable[[str], None], all_steps: Sequence[ProfiledStep] = ()
-    ) -> None:
-        self._step, self._folder, self._say, self._all = step, folder / FOLDER, say, all_steps
-        self._calls = self._traced = 0
-        self._tracing = self.done = False
-        self._compiled: set[tuple[Any, ...]] = set()
-        self._result: Any = None
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self._folder, self._say = folder / FOLDER, say
+        self._num_steps = 0
+        self._trace = contextlib.ExitStack()
 
-    def __call__(self, state: Any, batch: Any) -> Any:
-        for other in self._all:
-            if other is not self:
-                other.end()
-        self._calls += 1
-        shapes = tuple(array.shape for array in jax.tree.leaves(batch))
-        if shapes not in self._compiled:
-            self._compiled.add(shapes)
-            self.end()
-            return self._step(state, batch)
-        if self._calls > WARMUP_STEPS and not (self._tracing or self.done):
-            jax.profiler.start_trace(str(self._folder), create_perfetto_trace=True)
-            self._tracing = True
-        if not self._tracing:
-            return self._step(state, batch)
-        self._traced += 1
-        with jax.profiler.StepTraceAnnotation("train", step_num=self._traced):
-            result = self._result = self._step(state, batch)
-        if self._traced == TRACED_STEPS:
-            self.end()
-        return result
+    def __enter__(self) -> StepProfiler:
+        return self
 
-    def end(self) -> None:
-        """Writes the trace, if one has begun."""
-        if not self._tracing:
-            return
-        jax.block_until_ready(self._result)
-        jax.profiler.stop_trace()
-        self._tracing, self.done, self._result = False, True, None
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def before_step(self, state: Any) -> None:
+        """Starts the trace, or ends it once ``state``, of the step before, is computed."""
+        if self._num_steps == WARMUP_STEPS:
+            jax.block_until_ready(state)
+            self._trace.callback(self._print_path)  # after the trace is written
+            self._trace.enter_context(jax.profiler.trace(str(self._folder), create_perfetto_trace=True))
+        if self._num_steps == WARMUP_STEPS + TRACED_STEPS:
+            jax.block_until_ready(state)
+            self._trace.close()
+        self._num_steps += 1
+
+    def close(self) -> None:
+        """Writes a trace that is still open."""
+        if 0 < self._num_steps <= WARMUP_STEPS:
+            self._say(f"no step was traced: the trace starts after {WARMUP_STEPS} steps")
+        self._trace.close()
+
+    def _print_path(self) -> None:
         [*_, trace] = sorted(self._folder.rglob("perfetto_trace.json.gz"))
-        steps = f"{self._traced} step{'s' * (self._traced != 1)}"
         self._say(
-            f"the trace of {steps} is in {self._folder}: open it by tensorboard --logdir {self._folder} "
-            f"(with xprof installed), or {trace} on https://ui.perfetto.dev"
+            f"the trace is in {self._folder}: open it with tensorboard --logdir {self._folder} "
+            f"(xprof must be installed), or open {trace} on https://ui.perfetto.dev"
         )
-
-
-@contextlib.contextmanager
-def profiler(asked: bool, folder: Path, say: Callable[[str], None]) -> Iterator[Callable[[Step], Step]]:
-    """What makes a train step write a trace, if one is asked for; at the end of the block it is written in any case."""
-    made: list[ProfiledStep] = []
-
-    def profiled(step: Step) -> Step:
-        if not asked:
-            return step
-        made.append(ProfiledStep(step, folder, say, made))
-        return made[-1]
-
-    try:
-        yield profiled
-    finally:
-        for step in made:
-            step.end()
-    if made and not any(step.done for step in made):
-        say(f"no step was traced: the trace begins after {WARMUP_STEPS - 2} steps of a run")

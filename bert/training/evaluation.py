@@ -15,16 +15,14 @@ from bert.config import FinetuneConfig
 from bert.data.batching import bucket_length, evaluation_batches, local_slice
 from bert.data.features import Rows
 from bert.errors import require
-from bert.inference.pretrained import Params
-from bert.model.dropout import Dropout
 from bert.parallel.backends import Parallelism, psum_if_axis
-from bert.runs import metrics_log
-from bert.tasks.base import Examples, Outputs
+from bert.parallel.multihost import broadcast_from_main
+from bert.runs.metrics_log import Metrics, read_metrics
+from bert.runtime.interrupts import InterruptHandler
+from bert.tasks.base import Examples, Outputs, Task
 from bert.training.loop import accumulate_sums, compute_means
-from bert.training.losses import Batch, TaskLoss
+from bert.training.losses import Apply, TaskLoss
 from bert.training.timing import Timed, timed
-
-Apply = Callable[[Params, Batch, Dropout | None], jax.Array]
 
 
 class Split(NamedTuple):
@@ -40,9 +38,39 @@ def should_stop_early(scores: Sequence[float | None], patience: int, higher: boo
     return bool(before) and not any(all(metrics.is_better(score, other, higher) for other in before) for score in last)
 
 
+class EarlyStopping:
+    """Chooses the best evaluation by the main metric, and ends a run without a better one.
+
+    Starts from the evaluations in metrics.jsonl, so that a resumed run decides as an uninterrupted one. The main
+    process decides for all hosts.
+    """
+
+    def __init__(self, folder: Path, metric: str, higher_is_better: bool, patience: int | None) -> None:
+        """
+        Args:
+            folder: of the run.
+            patience: evaluations in a row without a better score that end the run; None never ends it.
+        """
+        self._metric, self._higher, self._patience = metric, higher_is_better, patience
+        lines = broadcast_from_main(partial(read_eval_metrics, folder))
+        self._scores: dict[int, float | None] = {line["step"]: line[metric] for line in lines}
+
+    def update(self, step: int, scores: Metrics) -> bool:
+        """Takes the scores of an evaluation; returns whether it is the best so far."""
+        score = broadcast_from_main(lambda: float(scores[self._metric]))
+        earlier = [other for other_step, other in self._scores.items() if other_step < step]
+        self._scores[step] = score
+        return all(metrics.is_better(score, other, self._higher) for other in earlier)
+
+    def should_stop(self, step: int) -> bool:
+        """Whether the evaluations up to ``step`` end the run there."""
+        scores = [score for other_step, score in self._scores.items() if other_step <= step]
+        return self._patience is not None and should_stop_early(scores, self._patience, self._higher)
+
+
 def read_eval_metrics(folder: Path) -> list[dict[str, Any]]:
     """The evaluation lines of a run's metrics.jsonl, in order."""
-    return [line for line in metrics_log.read_metrics(folder) if line["split"] == "eval"]
+    return [line for line in read_metrics(folder) if line["split"] == "eval"]
 
 
 def scores_of_line(line: dict[str, Any]) -> dict[str, float]:
@@ -99,3 +127,21 @@ class TaskEvaluator:
             for row, array in zip(rows, self._parallel.gather_rows(out), strict=False):
                 outputs[row] = array[: lengths[row]] if array.ndim == 2 else array
         return outputs, {"loss": compute_means(accumulate_sums(sums, self._parallel))["loss"]} if sums else {}
+
+
+class DevEvaluator:
+    """Scores of dev: parameters on the devices -> metrics.
+
+    Attributes:
+        last_outputs: of the last evaluation; None before the first one.
+    """
+
+    def __init__(self, evaluator: TaskEvaluator, task: Task, dev: Split, interrupts: InterruptHandler) -> None:
+        self._evaluator, self._task, self._dev, self._interrupts = evaluator, task, dev, interrupts
+        self.last_outputs: Outputs | None = None
+
+    def __call__(self, params: Any) -> Metrics:
+        outputs, losses = self._evaluator(params, self._dev, self._interrupts.check)
+        self.last_outputs = outputs
+        predictions = self._task.predict(outputs, self._dev.features, self._dev.examples)
+        return {**losses, **self._task.score(predictions, self._dev.examples)}

@@ -16,6 +16,7 @@ from flax import traverse_util
 from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.interchange.names import POOLER
+from bert.metrics import unigram_log_probabilities
 from bert.runs.folder import MODEL_KEYS_KEPT_WITH_INIT
 from bert.training.step import TrainState
 
@@ -194,3 +195,23 @@ def extend_embeddings(params: Params, rows: dict[int, list[int]], size: int) -> 
 
 def _copy(params: Params) -> Params:
     return {name: _copy(part) if isinstance(part, dict) else part for name, part in params.items()}
+
+
+def init_mlm_bias(method: str, counts: np.ndarray, params: Params) -> Params:
+    """The MLM head's output bias set to the log frequencies of the tokens; unchanged for the method ``zeros``.
+
+    A bias that starts at zero moves by at most the learning rate per step, and is several nats away. Meanwhile the
+    encoder learns the frequencies instead: it turns all tokens into one vector, which the tied decoder reads, and a
+    short run is spent on the way back.
+
+    Args:
+        method: ``unigram`` or ``zeros``.
+        counts: [V] occurrences of each token in the training rows.
+    """
+    if method == "zeros":
+        return params
+    predictions = params["predictions"]
+    bias = np.zeros(predictions["bias"].shape, np.float32)
+    bias[: len(counts)] = unigram_log_probabilities(counts)
+    bias[len(counts) :] = bias[: len(counts)].min()  # rows of the embedding beyond the vocabulary
+    return {**params, "predictions": {**predictions, "bias": bias}}

@@ -1,4 +1,4 @@
-"""The loop that every kind of training shares, and what it adds up."""
+"""The training loop that pretraining and fine-tuning share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -15,43 +15,40 @@ import numpy as np
 from bert.config import TrainingConfig
 from bert.errors import UserError, require
 from bert.parallel.backends import Parallelism
+from bert.parallel.multihost import broadcast_from_main
 from bert.runs.metrics_log import Metrics
-from bert.runs.progress import StepCosts
 from bert.runs.skipped_steps import SkippedStep, nonfinite_error_message
 from bert.runtime.interrupts import EvaluationInterrupted, Interrupted, InterruptHandler
 from bert.runtime.malloc import release_free_memory
+from bert.runtime.profiling import StepProfiler
 from bert.training.losses import WeightedSums
 from bert.training.step import StepMetrics, TrainState
-from bert.training.timing import Timed
+
+TrainStep = Callable[[Any, dict[str, jax.Array]], tuple[Any, StepMetrics]]
+"""(state, batch) -> (state, metrics), compiled and donating its state."""
 
 
-def compute_means(sums: dict[str, Any]) -> Metrics:
-    """(sum, weight) pairs -> means, and ``loss``: the losses' sum. A weight of 0 gives 0."""
-    means = {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}
-    return {"loss": sum(value for name, value in means.items() if name.endswith("_loss")), **means}
+class Loader(Protocol):
+    """This host's rows of each batch, as a function of the step."""
 
+    def batch(self, step: int) -> dict[str, np.ndarray]: ...
 
-def accumulate_sums(parts: Iterable[WeightedSums], parallel: Parallelism) -> dict[str, np.ndarray]:
-    """Sums of evaluation batches, added in float64."""
-    totals: dict[str, np.ndarray] = {}
-    for part in parts:
-        for name, pair in parallel.to_host(part).items():
-            totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, dtype=np.float64)
-    return totals
+    def row_indices(self, step: int) -> np.ndarray:
+        """[B] indices of the batch's rows in the training data."""
 
 
 class CheckpointWriter(Protocol):
-    """Where the loop keeps its state: `bert.runs.checkpoint.Checkpointer`."""
+    """Where the loop saves its state: `bert.runs.checkpoint.Checkpointer`."""
 
     def save(self, step: int, state: Any) -> None: ...
 
+    def set_best(self, step: int) -> None: ...
 
-class ReportCallback(Protocol):
-    """Who the loop tells: `bert.runs.report.RunReport`."""
 
-    def on_start(self, step: int, pace: StepCosts) -> None: ...
+class Report(Protocol):
+    """Where the loop reports: `bert.runs.report.RunReport`."""
 
-    def step(self, step: int, loss: float) -> None: ...
+    def step(self, step: int) -> None: ...
 
     def skipped(self, step: SkippedStep) -> None: ...
 
@@ -60,206 +57,229 @@ class ReportCallback(Protocol):
     def evaluated(self, step: int) -> bool: ...
 
 
-@dataclass(frozen=True)
-class LoopHooks:
-    """The callbacks and settings that a training mode passes to `fit`.
+class BestScore(Protocol):
+    """Chooses the best evaluation and ends a run: `bert.training.evaluation.EarlyStopping`."""
 
-    Attributes:
-        total_steps: the step to go to: the last one of the run, or of its phase.
-        eval_every: steps between evaluations; one more follows the last step.
-        batch: step -> this host's rows of its batch.
-        rows: step -> the numbers of these rows in the training data, for those who ask what was in a batch.
-        train_step: (state, batch) -> (state, outcome), compiled and donating its state.
-        learning_rate: update number -> rate, for the log.
-        evaluate: replicated parameters -> metrics; may end in `EvaluationInterrupted` between two batches.
-        is_best: called with (step, metrics) after each evaluation; says whether its state is to be kept.
-        protect_checkpoint: called with the step once the state that ``is_best`` asked for is saved.
-        should_stop_early: step -> whether the run ends early there, called at the start and after each
-            evaluation; a function of the evaluations up to that step, so that a resumed run ends where it would have
-            ended.
-        pace: (state on the host, what its next step takes) -> the time that is left, for the estimate at the start;
-            None: every step takes as long, and nothing else takes time.
+    def update(self, step: int, metrics: Metrics) -> bool:
+        """Takes the metrics of an evaluation; returns whether they are the best so far."""
+
+    def should_stop(self, step: int) -> bool:
+        """Whether the evaluations up to ``step`` end the run there: a resumed run ends at the same step."""
+
+
+class TrainLoop:
+    """Trains from a state to ``end_step``, or to the step where ``early_stopping`` ends the run.
+
+    The host never waits for the step it has just dispatched: meanwhile it makes the next batch and puts it onto the
+    devices. At most `Parallelism.steps_in_flight` steps are in flight, which bounds memory use and the delay before a
+    signal is handled. A state that is due is saved before it is evaluated: evaluations can be long, and a resumed run
+    repeats a missing one.
     """
 
-    total_steps: int
-    eval_every: int
-    batch: Callable[[int], dict[str, np.ndarray]]
-    rows: Callable[[int], np.ndarray]
-    train_step: Callable[..., Any]
-    learning_rate: Callable[[int], Any]
-    evaluate: Callable[[Any], Metrics]
-    is_best: Callable[[int, Metrics], bool] = lambda step, metrics: False
-    protect_checkpoint: Callable[[int], None] = lambda step: None
-    should_stop_early: Callable[[int], bool] = lambda step: False
-    pace: Callable[[TrainState, Timed], StepCosts] | None = None
+    def __init__(
+        self,
+        config: TrainingConfig,
+        end_step: int,
+        *,
+        loader: Loader,
+        train_step: TrainStep,
+        schedule: Callable[[int], Any],
+        evaluate: Callable[[Any], Metrics],
+        parallel: Parallelism,
+        checkpoints: CheckpointWriter,
+        report: Report,
+        interrupts: InterruptHandler,
+        early_stopping: BestScore | None = None,
+        profiler: StepProfiler | None = None,
+    ) -> None:
+        """
+        Args:
+            config: intervals, micro-batches and the limit of skipped steps.
+            end_step: the last step of the run or of its phase.
+            schedule: update number -> learning rate, for the log.
+            evaluate: parameters on the devices -> metrics; may raise `EvaluationInterrupted` between two batches.
+            early_stopping: None for a run to ``end_step`` that keeps no best checkpoint.
+            profiler: None for no trace.
+        """
+        self._config, self._end_step = config, end_step
+        self._loader, self._train_step, self._schedule, self._evaluate = loader, train_step, schedule, evaluate
+        self._parallel, self._checkpoints, self._report = parallel, checkpoints, report
+        self._interrupts, self._early_stopping, self._profiler = interrupts, early_stopping, profiler
+        self._eval_every = int(require(config.eval_every, "training.eval_every"))
+        self._in_flight: collections.deque[tuple[int, StepMetrics]] = collections.deque()
+        self._timer = ThroughputTimer()
+        self._too_many_skipped: SkippedStep | None = None
 
+    def run(self, state: TrainState) -> TrainState:
+        """Trains from a state on the host; returns the last one, on the devices.
 
-def fit(
-    work: LoopHooks,
-    state: TrainState,
-    config: TrainingConfig,
-    parallel: Parallelism,
-    saver: CheckpointWriter,
-    listener: ReportCallback,
-    stop: InterruptHandler,
-) -> Any:
-    """Runs the loop from ``state.step`` to the end, or to where it is ``enough``; returns the replicated state.
+        Raises:
+            Interrupted: after a signal, with the state saved.
+            UserError: too many consecutive steps were skipped, or data cannot be read; the state is saved.
+        """
+        self._step = self._saved_step = int(state.step)
+        self._state = self._parallel.put_state(state)
+        self._evaluate_if_missing()
+        if not self._has_ended():
+            self._load_batch()
+        while not self._has_ended():
+            self._advance()
+            if self._is_due(self._config.log_every):
+                self._log()
+            if self._is_due(self._config.checkpoint_every):
+                self._save()
+            if self._too_many_skipped is not None:
+                self._save()
+                raise UserError(nonfinite_error_message(self._too_many_skipped, self._step))
+            if not self._interrupts.after(self._step) and self._is_due(self._eval_every):
+                self._run_evaluation()
+            self._raise_if_interrupted()
+        self._save()
+        return self._state
 
-    The host never waits for the step it has just started: it makes and places the next batch meanwhile. At most two
-    steps are in flight, which bounds memory use and the delay before a signal is handled. A state that is due is saved
-    before it is evaluated: evaluations can be long, and a resumed run repeats a missing one.
+    def _is_due(self, every: int) -> bool:
+        return self._step % every == 0 or self._step == self._end_step
 
-    Raises:
-        Interrupted: after a signal, with the state saved.
-        UserError: too many steps in a row were skipped, with the state before them saved.
-    """
-    step = int(state.step)
-    done = step >= work.total_steps or work.should_stop_early(step)
-    if not done:
-        batch = work.batch(step)
-        placed = parallel.shard_batch(batch, config.gradient_accumulation_steps)
-        measured = time_step(work.train_step, parallel.put_state(state), placed)
-        alone = StepCosts(((work.total_steps, measured.call),))
-        listener.on_start(step, alone if work.pace is None else work.pace(state, measured))
-    state = parallel.put_state(state)
-    clock = _ThroughputTimer()
-    in_flight: collections.deque[tuple[int, StepMetrics]] = collections.deque()
-    saved = step
-    hopeless: SkippedStep | None = None
+    def _has_ended(self) -> bool:
+        stopped_early = self._early_stopping is not None and self._early_stopping.should_stop(self._step)
+        return self._step >= self._end_step or stopped_early
 
-    def settle(left: int) -> None:
-        """Waits for the steps in flight but for the last ones, and looks at what has become of them."""
-        nonlocal hopeless
-        while len(in_flight) > left:
-            finished, outcome = in_flight.popleft()
-            loss, skipped = parallel.to_host((outcome.loss, outcome.skipped))
-            listener.step(finished, float(loss))
-            if skipped[0]:
-                found = _skipped(finished, parallel.to_host(outcome), work)
-                listener.skipped(found)
-                hopeless = hopeless or (
-                    found if found.num_consecutive >= config.max_consecutive_nonfinite_steps else None
-                )
+    def _evaluate_if_missing(self) -> None:
+        """Evaluates a restored state if a signal or a kill came between its checkpoint and its evaluation."""
+        is_due = self._step > 0 and self._is_due(self._eval_every)
+        if is_due and not broadcast_from_main(partial(self._report.evaluated, self._step)):
+            self._run_evaluation()
+            self._raise_if_interrupted()
 
-    def save() -> None:
-        nonlocal saved
-        settle(0)  # so that what a kill leaves unsaid is said by the run that goes on
-        if saved != step:
-            with clock.paused():
-                saver.save(step, parallel.to_host(state))
+    def _load_batch(self) -> None:
+        with self._saved_on_error():
+            batch = self._loader.batch(self._step)
+        self._num_tokens = int(batch["attention_mask"].sum()) * self._parallel.process[1]
+        self._batch = self._parallel.shard_batch(batch, self._config.gradient_accumulation_steps)
+
+    def _advance(self) -> None:
+        """Dispatches a step, loads the next batch, then waits for older steps."""
+        self._timer.tokens += self._num_tokens
+        if self._profiler is not None:
+            self._profiler.before_step(self._state)
+        with jax.profiler.StepTraceAnnotation("train", step_num=self._step):
+            self._state, metrics = self._train_step(self._state, self._batch)
+        self._step += 1
+        self._in_flight.append((self._step, metrics))
+        if self._step < self._end_step:
+            self._load_batch()
+        self._drain(0 if self._is_due(self._config.log_every) else self._parallel.steps_in_flight)
+
+    def _drain(self, keep: int = 0) -> None:
+        """Waits until ``keep`` steps are in flight, and reports the others."""
+        while len(self._in_flight) > keep:
+            step, metrics = self._in_flight.popleft()
+            num_consecutive, _ = self._parallel.to_host(metrics.skipped)
+            self._report.step(step)
+            if num_consecutive:
+                self._report_skipped(step, self._parallel.to_host(metrics))
+
+    def _report_skipped(self, step: int, metrics: StepMetrics) -> None:
+        """Reports a skipped step with its batch, which is made again: batches follow from the step."""
+        skipped = SkippedStep(
+            step=step,
+            loss=float(metrics.loss),
+            norms={name: float(norm) for name, norm in metrics.norms.items()},
+            num_consecutive=int(metrics.skipped[0]),
+            num_total=int(metrics.skipped[1]),
+            rows=self._loader.row_indices(step - 1),
+            batch=self._loader.batch(step - 1),
+        )
+        self._report.skipped(skipped)
+        if self._too_many_skipped is None and skipped.num_consecutive >= self._config.max_consecutive_nonfinite_steps:
+            self._too_many_skipped = skipped
+
+    def _log(self) -> None:
+        """Reports the means since the last log line, and resets their sums in the state."""
+        sums, skipped = self._parallel.to_host((self._state.sums, self._state.skipped))
+        metrics = compute_means(sums)
+        if not sums["grad_norm"][1]:  # every step was skipped
+            metrics = dict.fromkeys(metrics, float("nan"))
+        if skipped[1]:
+            metrics["skipped_steps"] = int(skipped[1])
+        metrics["learning_rate"] = float(self._schedule(self._step - 1 - int(skipped[1])))
+        metrics["tokens_per_second"] = self._timer.lap()
+        self._report.metrics(self._step, "train", metrics)
+        zeros = {name: np.zeros(2, np.float32) for name in self._state.sums}
+        self._state = self._state.replace(sums=self._parallel.put_state(zeros))
+
+    def _save(self) -> None:
+        """Saves the state unless this step is saved already."""
+        self._drain()  # a resumed run would not report these steps
+        if self._saved_step != self._step:
+            with self._timer.paused():
+                self._checkpoints.save(self._step, self._parallel.to_host(self._state))
                 release_free_memory()
-        saved = step
+        self._saved_step = self._step
 
     @contextlib.contextmanager
-    def reading() -> Iterator[None]:
+    def _saved_on_error(self) -> Iterator[None]:
+        """Saves the state if the data can no longer be read."""
         try:
             yield
-        except UserError:  # the data can no longer be read: what is trained is not lost with it
-            save()
+        except UserError:
+            self._save()
             raise
 
-    def evaluate() -> None:
-        with clock.paused(), reading():
+    def _run_evaluation(self) -> None:
+        with self._timer.paused(), self._saved_on_error():
             try:
-                metrics = work.evaluate(state.params)
+                metrics = self._evaluate(self._state.params)
             except EvaluationInterrupted:
                 return
-        if work.is_best(step, metrics):
-            save()
-            work.protect_checkpoint(step)
+        if self._early_stopping is not None and self._early_stopping.update(self._step, metrics):
+            self._save()
+            self._checkpoints.set_best(self._step)
         release_free_memory()
-        listener.metrics(step, "eval", metrics)  # last: where this line is missing, a resumed run does it all again
+        self._report.metrics(self._step, "eval", metrics)  # last: a resumed run repeats all if this line is missing
 
-    def due(every: int) -> bool:
-        return step % every == 0 or step == work.total_steps
-
-    # A signal or a kill may have come between a checkpoint and the evaluation due at its step.
-    if step and due(work.eval_every) and not listener.evaluated(step):
-        evaluate()
-        if stop.number is not None:
-            raise Interrupted(step, stop.number)
-        done = done or work.should_stop_early(step)
-    while not done:
-        clock.tokens += int(batch["attention_mask"].sum()) * parallel.process[1]
-        state, outcome = work.train_step(state, placed)
-        step += 1
-        in_flight.append((step, outcome))
-        if step < work.total_steps:
-            with reading():
-                batch = work.batch(step)
-            placed = parallel.shard_batch(batch, config.gradient_accumulation_steps)
-        settle(0 if due(config.log_every) else parallel.steps_in_flight)
-        if due(config.log_every):
-            sums, skipped = parallel.to_host((state.sums, state.skipped))
-            metrics = compute_means(sums) if sums["grad_norm"][1] else dict.fromkeys(compute_means(sums), float("nan"))
-            if skipped[1]:
-                metrics["skipped_steps"] = int(skipped[1])
-            metrics["learning_rate"] = float(work.learning_rate(step - 1 - int(skipped[1])))
-            metrics["tokens_per_second"] = clock.lap()
-            listener.metrics(step, "train", metrics)
-            state = state.replace(sums=parallel.put_state({name: np.zeros(2, np.float32) for name in state.sums}))
-        if due(config.checkpoint_every):
-            save()
-        if hopeless is not None:
-            save()
-            raise UserError(nonfinite_error_message(hopeless, step))
-        done = step >= work.total_steps
-        if not stop.after(step) and due(work.eval_every):
-            evaluate()
-            done = done or work.should_stop_early(step)
-        if stop.number is not None:
-            save()
-            raise Interrupted(step, stop.number)
-    save()  # where the run ends early; else it is saved
-    return state
+    def _raise_if_interrupted(self) -> None:
+        if self._interrupts.number is not None:
+            self._save()
+            raise Interrupted(self._step, self._interrupts.number)
 
 
-def time_step(train_step: Callable[..., Any], state: Any, batch: dict[str, jax.Array]) -> Timed:
-    """Compiles a step and times it on a copy of the state that is thrown away: for the estimate before the start."""
-    seconds = []
-    for _ in range(2):
-        start = time.perf_counter()
-        state, outcome = train_step(state, batch)
-        outcome.loss.block_until_ready()
-        seconds.append(time.perf_counter() - start)
-    return Timed(max(seconds[0] - seconds[1], 0.0), seconds[1])
-
-
-def _skipped(step: int, outcome: StepMetrics, work: LoopHooks) -> SkippedStep:
-    """A skipped step with its batch, which is made again: batches follow from the step."""
-    return SkippedStep(
-        step=step,
-        loss=float(outcome.loss),
-        norms={name: float(norm) for name, norm in outcome.norms.items()},
-        num_consecutive=int(outcome.skipped[0]),
-        num_total=int(outcome.skipped[1]),
-        rows=work.rows(step - 1),
-        batch=work.batch(step - 1),
-    )
-
-
-class _ThroughputTimer:
-    """Tokens a second of training, without the time that evaluations and checkpoints take."""
+class ThroughputTimer:
+    """Tokens per second of training, without the time of evaluations and checkpoints."""
 
     def __init__(self) -> None:
         self.tokens = 0
-        self._start = time.perf_counter()
-        self._pause = 0.0
+        self._start, self._pause = time.perf_counter(), 0.0
 
-    def paused(self) -> _ThroughputTimer:
-        return self
-
-    def __enter__(self) -> None:
-        self._entered = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._pause += time.perf_counter() - self._entered
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._pause += time.perf_counter() - start
 
     def lap(self) -> float:
+        """Tokens per second since the last lap."""
         now = time.perf_counter()
         rate = self.tokens / max(now - self._start - self._pause, 1e-9)
         self._start, self._pause, self.tokens = now, 0.0, 0
         return rate
+
+
+def compute_means(sums: dict[str, Any]) -> Metrics:
+    """(sum, weight) pairs -> means, and ``loss``: the losses' sum. A weight of 0 gives 0."""
+    means = {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}
+    return {"loss": sum(value for name, value in means.items() if name.endswith("_loss")), **means}
+
+
+def accumulate_sums(batches: Iterable[WeightedSums], parallel: Parallelism) -> dict[str, np.ndarray]:
+    """Sums of evaluation batches, added in float64."""
+    totals: dict[str, np.ndarray] = {}
+    for sums in batches:
+        for name, pair in parallel.to_host(sums).items():
+            totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, dtype=np.float64)
+    return totals
 
 
 def count_parameters(params: Any) -> int:

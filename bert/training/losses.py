@@ -18,6 +18,8 @@ Batch = Mapping[str, Array]
 WeightedSum = tuple[Num[Array, ""], Num[Array, ""]]
 """A sum and its weight."""
 WeightedSums = dict[str, WeightedSum]
+Apply = Callable[[Any, Batch, Dropout | None], Array]
+"""(params, batch, dropout or None) -> what a task's head gives."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ LOSSES = {
 """The losses of fine-tuning tasks by the names that tasks give."""
 
 
-def task_objective(loss: TaskLoss, apply: Callable[[Any, Batch, Dropout | None], Array]) -> Objective:
+def task_objective(loss: TaskLoss, apply: Apply) -> Objective:
     """The loss of a task, of ``apply``: (params, batch, dropout or None) -> what the head gives."""
 
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
+from bert.parallel.backends import Parallelism
 from bert.runs.progress import StepCosts
 
 
@@ -36,6 +38,29 @@ def timed(call: Callable[[], Any]) -> Timed:
     return Timed(max(seconds[0] - seconds[1], 0.0), seconds[1])
 
 
+def time_train_step(
+    train_step: Callable[..., Any],
+    state: Any,
+    batch: dict[str, np.ndarray],
+    parallel: Parallelism,
+    micro_batches: int,
+) -> Timed:
+    """Compiles and times a step on a copy of the state, which is thrown away: steps donate their state.
+
+    Args:
+        state: on the host.
+        batch: this host's rows.
+    """
+    state, sharded = parallel.put_state(state), parallel.shard_batch(batch, micro_batches)
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        state, metrics = train_step(state, sharded)
+        metrics.loss.block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    return Timed(max(seconds[0] - seconds[1], 0.0), seconds[1])
+
+
 def line_through(points: dict[int, float]) -> Callable[[int], float]:
     """Length -> seconds: a line through one or two measured points; through one, in proportion to the length."""
     (first, low), (last, high) = min(points.items()), max(points.items())
@@ -45,24 +70,23 @@ def line_through(points: dict[int, float]) -> Callable[[int], float]:
     return lambda length: max(low + slope * (length - first), 0.1 * low)
 
 
-def pace_of_training(
-    lengths: Sequence[int], step: int, total_steps: int, first: Timed, measure: Callable[[int], Timed]
+def costs_of_training(
+    lengths: Sequence[int], step: int, total_steps: int, measure: Callable[[int], Timed]
 ) -> StepCosts:
     """The steps from ``step`` on, and the compilations that they still need.
 
     Args:
         lengths: [steps of an epoch] padded length of each step's batch; other epochs have about as many of each.
         step: steps done before.
-        first: what the step after these takes.
-        measure: step -> what it takes. Called for one step of the length that is farthest from the first one's.
+        measure: step -> what it takes. Called for the first step and for one of the length farthest from its length.
     """
-    ahead = [lengths[number % len(lengths)] for number in range(step, min(total_steps, step + len(lengths)))]
-    own = ahead[0]
-    other = max(set(ahead), key=lambda length: abs(length - own))
-    points, compilation = {own: first.call}, 0.0
-    if other != own:
-        another = measure(step + ahead.index(other))
-        points[other], compilation = another.call, another.compilation
+    ahead = [lengths[index % len(lengths)] for index in range(step, min(total_steps, step + len(lengths)))]
+    first = ahead[0]
+    farthest = max(set(ahead), key=lambda length: abs(length - first))
+    points, compilation = {first: measure(step).call}, 0.0
+    if farthest != first:
+        second = measure(step + ahead.index(farthest))
+        points[farthest], compilation = second.call, second.compilation
     seconds = line_through(points)
     mean = sum(seconds(length) * count for length, count in Counter(ahead).items()) / len(ahead)
     once = [(step + ahead.index(length) + 1, compilation) for length in sorted(set(ahead) - set(points))]

@@ -15,42 +15,49 @@ from bert.runs.checkpoint import Checkpointer
 from bert.runs.metrics_log import read_metrics
 from bert.runs.report import RunReport
 from bert.runs.skipped_steps import MAX_DUMPED_BATCHES, SkippedStep
-from bert.training.loop import InterruptHandler, LoopHooks, fit
+from bert.training.loop import InterruptHandler, TrainLoop
 from bert.training.optimizer import learning_rate_schedule
 from bert.training.step import TrainState, make_train_step
-from tests.tiny_training import OBJECTIVE, OPTIMIZER, PARAMS, B, batch_of
+from tests.tiny_training import OBJECTIVE, OPTIMIZER, PARAMS, B, TinyLoader, batch_of
 
 STEPS = 8
 
 
-def damaged(step: int) -> dict[str, np.ndarray]:
-    """A batch with one NaN, in its last row: of eight devices, one alone sees it."""
-    batch = batch_of(step)
-    batch["masked_lm_weights"][-1, 0] = np.nan
-    return batch
+class DamagedLoader(TinyLoader):
+    """Some batches have one NaN, in their last row: of eight devices, one alone sees it."""
+
+    def __init__(self, bad: set[int]) -> None:
+        self.bad = bad
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        batch = super().batch(step)
+        if step in self.bad:
+            batch["masked_lm_weights"][-1, 0] = np.nan
+        return batch
 
 
 def train(folder: Path, bad: set[int], devices: int = 1, most: int = 10, params=PARAMS, optimizer=OPTIMIZER):
     """Eight steps, those in ``bad`` with a damaged batch, as commands run them; returns the state that is saved."""
     parallel = PmapParallelism(jax.devices()[:devices])
-    config = TrainingConfig(
-        steps=STEPS, batch_size=B, log_every=2, checkpoint_every=3, max_consecutive_nonfinite_steps=most
-    )
-    work = LoopHooks(
-        total_steps=STEPS,
-        eval_every=STEPS,
-        batch=lambda step: damaged(step) if step in bad else batch_of(step),
-        rows=lambda step: np.arange(B) + step * B,
-        train_step=parallel.compile(make_train_step(OBJECTIVE, optimizer, seed=3), donate=(0,)),
-        learning_rate=learning_rate_schedule(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 12),
-        evaluate=lambda params: {},
-    )
+    intervals = {"log_every": 2, "checkpoint_every": 3, "eval_every": STEPS}
+    config = TrainingConfig(steps=STEPS, batch_size=B, max_consecutive_nonfinite_steps=most, **intervals)
     state = TrainState.create(params, optimizer, OBJECTIVE.metrics)
     with Checkpointer(folder / "checkpoints", 2, print) as checkpoints, InterruptHandler() as stop:
         restored = checkpoints.restore(state)
         state = state if restored is None else restored[1]
         with RunReport(folder, STEPS, int(state.step), 1) as listener:
-            fit(work, state, config, parallel, checkpoints, listener, stop)
+            TrainLoop(
+                config,
+                STEPS,
+                loader=DamagedLoader(bad),
+                train_step=parallel.compile(make_train_step(OBJECTIVE, optimizer, seed=3), donate=(0,)),
+                schedule=learning_rate_schedule(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 12),
+                evaluate=lambda params: {},
+                parallel=parallel,
+                checkpoints=checkpoints,
+                report=listener,
+                interrupts=stop,
+            ).run(state)
     return saved(folder)
 
 
@@ -100,7 +107,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace_in_the_weights(tmp_path: Path
     assert facts["rows"] == (np.arange(B) + 3 * B).tolist()
     assert {"bert/embeddings", "bert/encoder/layer_0", "bert/pooler", "predictions", "update"} <= set(facts["norms"])
     with np.load(tmp_path / "nonfinite" / "4.npz") as arrays:
-        np.testing.assert_array_equal(arrays["masked_lm_weights"], damaged(3)["masked_lm_weights"])
+        np.testing.assert_array_equal(arrays["masked_lm_weights"], DamagedLoader({3}).batch(3)["masked_lm_weights"])
         np.testing.assert_array_equal(arrays["input_ids"], batch_of(3)["input_ids"])
 
 
@@ -108,7 +115,11 @@ def test_every_device_decides_alike() -> None:
     parallel = PmapParallelism(jax.devices()[:8])
     step_fn = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3), donate=(0,))
     state = parallel.put_state(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics))
-    for batch, skipped in ((damaged(0), [1, 1]), (damaged(1), [2, 2]), (batch_of(2), [0, 2])):
+    for batch, skipped in (
+        (DamagedLoader({0}).batch(0), [1, 1]),
+        (DamagedLoader({1}).batch(1), [2, 2]),
+        (batch_of(2), [0, 2]),
+    ):
         state, outcome = step_fn(state, parallel.shard_batch(batch, 1))
         for leaf in jax.tree.leaves(state):
             np.testing.assert_array_equal(leaf, np.broadcast_to(np.asarray(leaf)[:1], leaf.shape))

@@ -27,6 +27,7 @@ from bert.data.pretraining.loader import PretrainingLoader
 from bert.errors import UserError
 from bert.runs.progress import StepCosts
 from bert.training import pretraining
+from bert.training.loop import TrainLoop
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from tests.conftest import SMALL_MODEL
 from tests.helpers import MASKING, NumberedRows, assert_same_but_for_rounding, lines_of, originals, state_of
@@ -212,7 +213,7 @@ def run_of_two(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("phases") / "whole"
     before: list[int] = []
     traced: list[int] = []
-    make, fit, said = pretraining.make_train_step, pretraining.fit, io.StringIO()
+    make, run, said = pretraining.make_train_step, TrainLoop.run, io.StringIO()
 
     def counting(*arguments) -> Callable:
         body = make(*arguments)
@@ -223,14 +224,14 @@ def run_of_two(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
         return step
 
-    def fitting(*arguments):
+    def running(loop, state):
         if not before:
             before.extend(traced)
-        return fit(*arguments)
+        return run(loop, state)
 
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         patch.setattr(pretraining, "make_train_step", counting)
-        patch.setattr(pretraining, "fit", fitting)
+        patch.setattr(TrainLoop, "run", running)
         assert main([f"--data.train={corpus}", f"--output_dir={folder}", *TWO]) == 0
     return Run(folder, said.getvalue(), before, traced)
 
@@ -288,8 +289,8 @@ def test_stopped_before_at_and_after_the_boundary(
         return batch(loader, number)
 
     training: list[bool] = []
-    fit = pretraining.fit
-    monkeypatch.setattr(pretraining, "fit", lambda *arguments: (training.append(True), fit(*arguments))[1])
+    loop = TrainLoop.run
+    monkeypatch.setattr(TrainLoop, "run", lambda *arguments: (training.append(True), loop(*arguments))[1])
     monkeypatch.setattr(PretrainingLoader, "batch", interrupting)
     assert main([f"--data.train={corpus}", f"--output_dir={run}", *TWO]) == 143
     monkeypatch.undo()
@@ -348,7 +349,7 @@ def test_what_is_said_of_the_phases(run_of_two: Run) -> None:
     assert "phase 1            steps 1 to 6: 6 (" in said
     assert "128 (8 x 16), up to 3 predicted a row, peak learning rate 0.01" in said
     assert "128 (4 x 32), up to 6 predicted a row, peak learning rate 0.004" in said
-    assert said.count("estimated end") == 2
+    assert said.count("estimated end") == 1
     assert "step 4/10 (40%)  phase 1  sequence_length 16" in said
     assert "step 8/10 (80%)  phase 2  sequence_length 32" in said
 

@@ -16,9 +16,8 @@ from bert.model.dropout import Dropout
 from bert.model.heads import BertForSequenceClassification
 from bert.parallel.backends import AXIS, PmapParallelism
 from bert.runs.checkpoint import Checkpointer
-from bert.runs.progress import StepCosts
 from bert.runs.skipped_steps import SkippedStep
-from bert.training.loop import Interrupted, InterruptHandler, LoopHooks, compute_means, fit, num_train_steps
+from bert.training.loop import Interrupted, InterruptHandler, TrainLoop, compute_means, num_train_steps
 from bert.training.losses import LOSSES, task_objective
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.step import (
@@ -28,7 +27,7 @@ from bert.training.step import (
     make_eval_step,
     make_train_step,
 )
-from tests.tiny_training import CONFIG, OBJECTIVE, OPTIMIZER, PARAMS, B, T, assert_same_gradients, batch_of
+from tests.tiny_training import CONFIG, OBJECTIVE, OPTIMIZER, PARAMS, B, T, TinyLoader, assert_same_gradients, batch_of
 
 
 @functools.cache
@@ -137,10 +136,7 @@ class Memory:
         self.skips: list[SkippedStep] = []
         self.past = evaluated
 
-    def on_start(self, step: int, pace: StepCosts) -> None:
-        assert pace.each(step) > 0
-
-    def step(self, step: int, loss: float) -> None:
+    def step(self, step: int) -> None:
         self.steps.append(step)
 
     def skipped(self, step: SkippedStep) -> None:
@@ -153,37 +149,51 @@ class Memory:
         return step in self.past
 
 
+class StoppingLoader(TinyLoader):
+    """Sends SIGTERM while it makes the batch of a step."""
+
+    def __init__(self, stop_at: int | None) -> None:
+        self.stop_at = stop_at
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        if step == self.stop_at:
+            signal.raise_signal(signal.SIGTERM)
+        return super().batch(step)
+
+
 def train(folder: Path, devices: int = 1, stop_at: int | None = None, micro_batches: int = 1, steps: int = 12):
     """A run of 12 steps, or what is left of it; ``stop_at`` sends SIGTERM before that step."""
     parallel = PmapParallelism(jax.devices()[:devices])
     config = TrainingConfig(
-        steps=steps, batch_size=B, gradient_accumulation_steps=micro_batches, log_every=4, checkpoint_every=5
+        steps=steps,
+        batch_size=B,
+        gradient_accumulation_steps=micro_batches,
+        log_every=4,
+        checkpoint_every=5,
+        eval_every=6,
     )
     listener = Memory()
     with Checkpointer(folder, keep=2, say=lambda text: None) as checkpoints, InterruptHandler() as stop:
-
-        def batch(step: int) -> dict[str, np.ndarray]:
-            if step == stop_at:
-                signal.raise_signal(signal.SIGTERM)
-            return batch_of(step)
-
-        work = LoopHooks(
-            total_steps=steps,
-            eval_every=6,
-            batch=batch,
-            rows=lambda step: np.arange(B) + step * B,
+        loop = TrainLoop(
+            config,
+            steps,
+            loader=StoppingLoader(stop_at),
             train_step=parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3), donate=(0,)),
-            learning_rate=learning_rate_schedule(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 12),
+            schedule=learning_rate_schedule(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 12),
             evaluate=lambda params: {
                 "norm": float(sum(np.abs(p).sum() for p in jax.tree.leaves(parallel.to_host(params))))
             },
+            parallel=parallel,
+            checkpoints=checkpoints,
+            report=listener,
+            interrupts=stop,
         )
         state = TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics)
         restored = checkpoints.restore(state)
         if restored is not None:
             state = restored[1]
         try:
-            params = parallel.to_host(fit(work, state, config, parallel, checkpoints, listener, stop)).params
+            params = parallel.to_host(loop.run(state)).params
         except Interrupted as interrupted:
             assert interrupted.status == 143
             params = None

@@ -66,7 +66,7 @@ class PretrainingLoader:
 
         ``rows`` numbers the rows within the global batch, so that dropout can be drawn for a row wherever it runs.
         """
-        chosen = self.numbers(step)
+        chosen = self.row_indices(step)
         local, first = len(chosen), self._first
         examples = self.rows.take(chosen)
         words_per_row = random_uint64s_per_row(self.masking, examples)
@@ -76,8 +76,8 @@ class PretrainingLoader:
             words = philox_uint64((_MASKS + self.seed, step), first, local, words_per_row)
         return masked_batch(examples, self.masking, words, first)
 
-    def numbers(self, step: int) -> np.ndarray:
-        """The numbers, among all ``rows``, of this host's rows of the batch of ``step``, [B]."""
+    def row_indices(self, step: int) -> np.ndarray:
+        """[B] indices, among all ``rows``, of this host's rows of the batch of ``step``."""
         local = self.batch_size // self.process[1]
         first = self.first_row + (step - self.first_step) * self.batch_size + self._first
         places = np.arange(first, first + local)

@@ -12,7 +12,7 @@ from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.loader import Batch
 from bert.errors import UserError
 from bert.tokenizer.wordpiece import SPECIAL_TOKENS, load_tokenizer
-from bert.training.pretraining import _parts
+from bert.training.pretraining_data import open_phases
 from tests.helpers import originals
 
 B, T = 32, 64
@@ -41,9 +41,9 @@ def batches(place, **data) -> list[list[Batch]]:
     )
     tokenizer = load_tokenizer(place / "vocab.txt")
     examples = build_examples(config.data, tokenizer, place / "cache")
-    [part] = _parts(config, tokenizer, [examples], (0, 1))
+    [phase] = open_phases(config, tokenizer, [examples], (0, 1))
     steps = examples.counts["train_rows"] // B
-    return [[part.loader.batch(step) for step in range(epoch * steps, (epoch + 1) * steps)] for epoch in (0, 1)]
+    return [[phase.loader.batch(step) for step in range(epoch * steps, (epoch + 1) * steps)] for epoch in (0, 1)]
 
 
 def predicted(batch: Batch) -> np.ndarray:

@@ -1,0 +1,174 @@
+"""A fine-tuning run before its first step: task, splits, initial model, objective and optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import flax.linen as nn
+import optax
+from tokenizers import Tokenizer
+
+from bert.config import FinetuneConfig, ModelConfig
+from bert.data.features import Rows
+from bert.errors import UserError, require
+from bert.inference.loading import load
+from bert.inference.pretrained import Params
+from bert.model.execution import LayerExecution
+from bert.parallel import multihost
+from bert.parallel.backends import Parallelism, make_parallelism
+from bert.runs.checkpoint import Checkpointer
+from bert.runs.folder import RunFolder
+from bert.tasks import make_task
+from bert.tasks.base import Examples, Task
+from bert.tasks.splits import read_splits
+from bert.tokenizer.wordpiece import (
+    embedding_rows,
+    load_tokenizer,
+    require_embedding_rows,
+    save_tokenizer,
+    train_tokenizer,
+)
+from bert.training.assembly import build_task_model, make_apply
+from bert.training.evaluation import Split, TaskEvaluator
+from bert.training.initialization import model_config_from_source, with_vocab_size
+from bert.training.loop import num_train_steps
+from bert.training.losses import LOSSES, Objective, task_objective
+from bert.training.optimizer import ParameterPath, make_frozen_predicate, make_optimizer
+
+Log = Callable[[str], None]
+
+
+class InitialModel(NamedTuple):
+    """What the encoder starts as: sizes, vocabulary, and weights (None for random ones)."""
+
+    config: ModelConfig
+    tokenizer: Tokenizer
+    params: Params | None
+    name: str
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run whose data is read.
+
+    Attributes:
+        run: its configuration without null.
+        parallel: its devices.
+        task: with what its training examples tell.
+        splits: as rows for the model, ``train`` and ``dev`` among them.
+        init_model: sizes, vocabulary and weights.
+        model: the encoder with the task's head.
+    """
+
+    run: RunFolder[FinetuneConfig]
+    parallel: Parallelism
+    task: Task
+    splits: dict[str, Split]
+    init_model: InitialModel
+    model: nn.Module
+
+    @property
+    def train(self) -> Rows:
+        return self.splits["train"].features
+
+    @property
+    def dev(self) -> Split:
+        return self.splits["dev"]
+
+
+def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
+    """Reads the data and the initial model, fills in the defaults, and writes the run's first files.
+
+    Raises:
+        UserError: the devices, the data and the model do not fit each other.
+    """
+    LayerExecution.from_config(run.config.training)  # before data is read
+    task, examples, data, notes = read_splits(make_task(run.config), run.config)
+    _ = task.higher_main_is_better  # raises UserError unless the task declares it
+    for note in notes:
+        say(note)
+    init_model = _load_init_model(run, examples["train"], say)
+    require_embedding_rows(init_model.tokenizer, init_model.config.known_vocab_size, init_model.name)
+    data = task.to_config(data)
+    if data.max_length > init_model.config.max_position_embeddings:
+        raise UserError(
+            f"data.max_length ({data.max_length}) is over the model's position table "
+            f"({init_model.config.max_position_embeddings}): shorten it"
+        )
+    splits = {name: Split(split, task.features(init_model.tokenizer, split, data)) for name, split in examples.items()}
+    train = splits["train"].features
+    config = _resolve_defaults(dataclasses.replace(run.config, data=data, model=init_model.config), len(train))
+    config.check_model()
+    model, parallel = build_task_model(task, config), make_parallelism(config.training, config.model)
+    _check_batches(parallel, config)
+    run = run.save_config(config)  # before other files: a folder without config.yaml belongs to no run
+    run.check_data(train.digest())
+    if run.is_writer:
+        save_tokenizer(init_model.tokenizer, run.path)
+    return Setup(run, parallel, task, splits, init_model, model)
+
+
+def _resolve_defaults(config: FinetuneConfig, num_train_rows: int) -> FinetuneConfig:
+    training = config.training
+    steps_per_epoch = -(-num_train_rows // training.batch_size)
+    training = dataclasses.replace(
+        training,
+        eval_every=training.eval_every or steps_per_epoch,
+        eval_batch_size=training.eval_batch_size or training.batch_size,
+        max_to_keep=training.max_to_keep or 1,
+    )
+    return dataclasses.replace(config, training=training)
+
+
+def _check_batches(parallel: Parallelism, config: FinetuneConfig) -> None:
+    """Raises UserError if the devices cannot share the batches."""
+    training = config.training
+    parallel.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
+    eval_batch_size = require(training.eval_batch_size, "training.eval_batch_size")
+    parallel.check_batch("training.eval_batch_size", eval_batch_size)
+
+
+def _load_init_model(run: RunFolder[FinetuneConfig], train: Examples, say: Log) -> InitialModel:
+    """Sizes, vocabulary and weights: of the run if begun, else of ``init``, ``architecture_from`` or the config."""
+    config, init = run.config, require(run.config.init, "init")
+    own = Checkpointer(run.checkpoints, config.training.max_to_keep, say)
+    if run.resumed and multihost.broadcast_from_main(own.steps):
+        return InitialModel(config.model, load_tokenizer(run.path), None, init)
+    if init != "none":
+        source = load(init, say)
+        model = model_config_from_source(config.model, source.config, source.source)
+        return InitialModel(model, source.tokenizer, source.params, source.origin)
+    if config.architecture_from is not None:
+        source = load(config.architecture_from, say)
+        model = model_config_from_source(config.model, source.config, source.source)
+        return InitialModel(model, source.tokenizer, None, "none")
+    if config.tokenizer.path is not None:
+        tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
+    else:
+        tokenizer = train_tokenizer(train.sentences(), config.tokenizer)
+    return InitialModel(with_vocab_size(config.model, embedding_rows(tokenizer)), tokenizer, None, "none")
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a run trains with, and what it scores a split with."""
+
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    frozen: Callable[[ParameterPath], bool] | None
+    total_steps: int
+    evaluator: TaskEvaluator
+
+
+def build_program(setup: Setup) -> Program:
+    """Objective, optimizer and evaluator of a run."""
+    config, loss = setup.run.config, LOSSES[setup.task.loss]
+    frozen = make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers)
+    apply = make_apply(setup.model, frozen)
+    total_steps = num_train_steps(config.training, len(setup.train))
+    optimizer = make_optimizer(config.optimizer, total_steps, frozen)
+    evaluator = TaskEvaluator(apply, loss, setup.parallel, config)
+    return Program(task_objective(loss, apply), optimizer, frozen, total_steps, evaluator)

@@ -1,0 +1,160 @@
+"""What a pretraining run reads: its vocabulary, and the training and evaluation rows of each phase."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert.config import PretrainConfig
+from bert.config.pretraining import Phase, phase_configs, phases_of
+from bert.data.corpus.vocabulary import corpus_vocabulary
+from bert.data.pretraining.builder import PretrainingDataset, build_examples, open_rows
+from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, held_out_batches, make_masking
+from bert.inference.pretrained import Pretrained
+from bert.parallel import multihost
+from bert.runs import progress
+from bert.runs.folder import RunFolder
+from bert.tokenizer.wordpiece import (
+    embedding_rows,
+    load_tokenizer,
+    require_embedding_rows,
+    save_tokenizer,
+    special_ids,
+)
+from bert.training.initialization import with_vocab_size
+from bert.training.loop import num_train_steps
+
+Log = Callable[[str], None]
+
+UNK_RATE_WARNING = 0.05
+"""Share of unknown tokens above which a run warns: BERT's own vocabulary has under 0.1% of them in English."""
+
+
+@dataclass(frozen=True)
+class PhaseData:
+    """A phase with its rows.
+
+    Attributes:
+        phase: its steps and its configuration.
+        examples: of its length.
+        loader: of its training batches.
+        eval_rows: its held-out rows.
+    """
+
+    phase: Phase
+    examples: PretrainingDataset
+    loader: PretrainingLoader
+    eval_rows: RowSource
+
+    @property
+    def eval_batch_size(self) -> int:
+        training = self.phase.config.training
+        return training.eval_batch_size or training.batch_size
+
+    @property
+    def num_eval_batches(self) -> int:
+        return -(-len(self.eval_rows) // self.eval_batch_size)
+
+    def eval_batches(self, process: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
+        """Every held-out row once, or this host's share of each batch; masked the same way each time."""
+        return held_out_batches(self.eval_rows, self.loader.masking, self.eval_batch_size, process)
+
+
+@dataclass(frozen=True)
+class PretrainingData:
+    """The vocabulary of a run and the data of its phases."""
+
+    tokenizer: Tokenizer
+    phases: Sequence[PhaseData]
+
+    @property
+    def total_steps(self) -> int:
+        return self.phases[-1].phase.end
+
+
+def prepare_data(
+    run: RunFolder[PretrainConfig], init_model: Pretrained | None, process: tuple[int, int], say: Log
+) -> tuple[RunFolder[PretrainConfig], PretrainingData]:
+    """Chooses the vocabulary, and builds or finds the examples of each phase; the main process does so first.
+
+    Returns:
+        The run with ``model.vocab_size`` resolved, and its data.
+
+    Raises:
+        UserError: the corpus or the vocabulary cannot be used, or the run began with other data.
+    """
+    config = run.config
+    with multihost.main_process_first():
+        tokenizer = _choose_tokenizer(run, init_model, say)
+        if init_model is None:
+            config = dataclasses.replace(config, model=with_vocab_size(config.model, embedding_rows(tokenizer)))
+        else:
+            source = config.tokenizer.path or init_model.source
+            require_embedding_rows(tokenizer, config.model.known_vocab_size, source)
+        on_progress = progress.progress_lines(say)
+        datasets = [build_examples(phase.data, tokenizer, progress=on_progress) for phase in phase_configs(config)]
+        run.check_data(" ".join(dict.fromkeys(examples.folder.name for examples in datasets)))
+        _warn_of_unknown_tokens(datasets[0], tokenizer, say)
+        if run.is_writer:
+            save_tokenizer(tokenizer, run.path)
+    return run.save_config(config), PretrainingData(tokenizer, open_phases(config, tokenizer, datasets, process))
+
+
+def open_phases(
+    config: PretrainConfig, tokenizer: Tokenizer, datasets: Sequence[PretrainingDataset], process: tuple[int, int]
+) -> list[PhaseData]:
+    """The phases with their data. Phases that read the same examples continue where the phase before ended."""
+    phases: list[PhaseData] = []
+    num_rows_read: Counter[Path] = Counter()
+    train_rows = [open_rows(examples.train) for examples in datasets]
+    spans = phases_of(config, num_train_steps(config.training, len(train_rows[0])))
+    for phase, examples, rows in zip(spans, datasets, train_rows, strict=True):
+        batch_size = phase.config.training.batch_size
+        loader = PretrainingLoader(
+            rows,
+            make_masking(phase.config.data, tokenizer),
+            batch_size,
+            phase.config.seed,
+            process,
+            static_masking=phase.config.data.static_masking,
+            first_step=phase.first,
+            first_row=num_rows_read[examples.folder],
+        )
+        num_rows_read[examples.folder] += (phase.end - phase.first) * batch_size
+        phases.append(PhaseData(phase, examples, loader, open_rows(examples.eval)))
+    return phases
+
+
+def predictable_counts(examples: PretrainingDataset, tokenizer: Tokenizer) -> np.ndarray:
+    """[V] occurrences of each token in the training rows; 0 for special tokens, which are never predicted."""
+    counts = examples.unigram_counts.copy()
+    counts[list(special_ids(tokenizer).all)] = 0
+    return counts
+
+
+def _choose_tokenizer(run: RunFolder[PretrainConfig], init_model: Pretrained | None, say: Log) -> Tokenizer:
+    """The run's vocabulary if it has one, else that of ``init``, else of ``tokenizer.path``, else a trained one."""
+    config = run.config
+    if (run.path / "tokenizer.json").is_file():
+        return load_tokenizer(run.path)
+    if init_model is not None:
+        return init_model.tokenizer
+    if config.tokenizer.path is not None:
+        return load_tokenizer(config.tokenizer.path, config.tokenizer)
+    return corpus_vocabulary(config.data, config.tokenizer, say)
+
+
+def _warn_of_unknown_tokens(examples: PretrainingDataset, tokenizer: Tokenizer, say: Log) -> None:
+    special = special_ids(tokenizer)
+    unknown_rate = examples.unknown_rate(special)
+    if unknown_rate > UNK_RATE_WARNING:
+        say(
+            f"warning: {unknown_rate:.1%} of the training pieces are {tokenizer.id_to_token(special.unk)}, which is "
+            "never predicted: take a vocabulary of the corpus' language and script, or train one"
+        )
