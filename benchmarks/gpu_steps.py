@@ -18,6 +18,7 @@ from flax import traverse_util
 from bert.analysis.flops import TRAINING, forward_flops
 from bert.analysis.memory_estimate import activation_bytes
 from bert.config import ModelConfig, OptimizerConfig, TrainingConfig
+from bert.config.training import Remat
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.data.pretraining.masking import Masking
 from bert.model.execution import LayerExecution
@@ -32,7 +33,7 @@ INPUT = "input"
 """Name of what the host does for a batch, in a trace."""
 
 
-def execution(is_fast: bool, scan: bool, remat: str) -> LayerExecution:
+def execution(is_fast: bool, scan: bool, remat: Remat) -> LayerExecution:
     """As `training.preset` has it on these devices, fast or reference."""
     if is_fast:
         return LayerExecution.from_config(
@@ -67,7 +68,7 @@ class Scale:
 SMALL = Scale((1, 32, 2), (2, 32, 2), 99, (16, 32), (32, 64, 256), 2, 400_000)
 
 
-def remat_of(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, is_fast: bool) -> str:
+def remat_of(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, is_fast: bool) -> Remat:
     """`LayerExecution.remat` of a row: "dots" where a step that stores everything would fill 70% of the memory.
 
     Counted are the layers, by the formula of `bert.analysis.memory_estimate`, and the logits, which take 10 bytes for
@@ -158,7 +159,7 @@ class Watched(PmapParallelism):
 class Step:
     """The train step at its sizes, with its state: each call is one step."""
 
-    def __init__(self, scale: Scale, sizes: tuple[int, int, int], is_fast: bool, scan: bool, remat: str) -> None:
+    def __init__(self, scale: Scale, sizes: tuple[int, int, int], is_fast: bool, scan: bool, remat: Remat) -> None:
         self.config = model_config(scale, sizes, 0.0 if is_fast else 0.1)
         model = BertForPreTraining(self.config, jnp.bfloat16, execution(is_fast, scan, remat))
         objective, optimizer = pretraining_objective(model.apply), make_optimizer(OptimizerConfig(), 1_000_000)

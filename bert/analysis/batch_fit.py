@@ -9,6 +9,7 @@ import jax
 
 from bert.analysis.step_memory import StepMemory, compiled_step_memory
 from bert.config import PretrainConfig
+from bert.config.training import Remat
 from bert.parallel.backends import MeshParallel
 
 
@@ -23,13 +24,13 @@ class BatchFit:
         memory: memory of a step with these rows; with one row if none fits, None if the compiler refuses even that.
     """
 
-    remat: str
+    remat: Remat
     rows: int
     micro_batches: int
     memory: StepMemory | None
 
 
-def fit_rows(config: PretrainConfig, mesh: MeshParallel, memory: int, remat: str) -> BatchFit:
+def fit_rows(config: PretrainConfig, mesh: MeshParallel, memory: int, remat: Remat) -> BatchFit:
     """Finds the fewest micro-batches that fit into ``memory`` bytes of a device, by compiling the step.
 
     The whole batch is tried first, then rows are bisected: a batch of 2^n rows takes at most n + 1 compilations.

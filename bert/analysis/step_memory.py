@@ -17,6 +17,7 @@ from jax.experimental import topologies
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, TrainingConfig
+from bert.config.data import Objective as ObjectiveName
 from bert.data.pretraining.loader import masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import Masking, philox_uint64
 from bert.data.pretraining.objectives import OBJECTIVES
@@ -78,7 +79,7 @@ def state_shapes(config: PretrainConfig) -> TrainState:
 
 
 @functools.cache
-def _state_shapes(model: ModelConfig, optimizer: OptimizerConfig, objective: str) -> TrainState:
+def _state_shapes(model: ModelConfig, optimizer: OptimizerConfig, objective: ObjectiveName) -> TrainState:
     data = dataclasses.replace(DataConfig(), objective=objective)
     training = TrainingConfig(steps=ANY_STEPS)
     bert, rows = build_model_and_objective(PretrainConfig(data=data, model=model, training=training))

@@ -7,11 +7,12 @@ import importlib.util
 import math
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from bert.commands.arguments import parse, run_command, split_options
-from bert.config import REMAT, PretrainConfig
+from bert.config import PretrainConfig
 from bert.config.pretraining import phase_configs
+from bert.config.training import Remat
 from bert.errors import UserError
 from bert.parallel.devices import TPU_MEMORY_GIB, DeviceSpec, parse_device_spec
 
@@ -92,7 +93,7 @@ def _print_compiled(config: PretrainConfig, devices: Sequence[Device], memory: i
         print(_phase_title(config, phase, number))
         print(f"  {'remat':6}{'rows at once':>13}{'micro-batches':>15}{'activations, gradients':>24}{'peak':>12}")
         fits = []
-        for remat in REMAT:
+        for remat in get_args(Remat):
             fit = fit_rows(phase, mesh, memory, remat)
             fits.append(fit)
             rows = str(fit.rows) if fit.rows else "1 is over"

@@ -11,17 +11,15 @@ from typing import Any
 
 from bert.config.data import HUB_PREFIX, OBJECTIVES, STDLIB_CORPUS, DataConfig
 from bert.config.finetuning import ColumnsConfig, FinetuneConfig, TaskDataConfig
-from bert.config.model import ACTIVATIONS, ModelConfig, TokenizerConfig
+from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.presets import apply_preset
 from bert.config.pretraining import PretrainConfig
-from bert.config.training import REMAT, OptimizerConfig, TrainingConfig
+from bert.config.training import OptimizerConfig, TrainingConfig
 from bert.errors import UserError
 
 __all__ = [
-    "ACTIVATIONS",
     "HUB_PREFIX",
     "OBJECTIVES",
-    "REMAT",
     "STDLIB_CORPUS",
     "ColumnsConfig",
     "DataConfig",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-from bert.config.validation import check_at_least, check_fraction, check_seed
+from bert.config.validation import check_at_least, check_choices, check_fraction, check_seed
 from bert.errors import UserError
 
 STDLIB_CORPUS = "stdlib:"
@@ -17,7 +18,8 @@ HUB_PREFIX = "hub:"
 LANGUAGE = re.compile("[a-z]{2,3}(-[a-z]+)*")
 """Of a code of a language. To one that is unknown the rules of English apply."""
 
-OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences")
+Objective = Literal["nsp", "sop", "full_sentences", "doc_sentences"]
+OBJECTIVES: tuple[str, ...] = get_args(Objective)
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class DataConfig:
     """The corpus already has one sentence a line: do not look for sentence boundaries."""
     language: list[str] | str = "en"
     """Language code by which sentence boundaries are found; several: one for each entry of data.train."""
-    objective: str = "nsp"
+    objective: Objective = "nsp"
     """What is learned beside masked words: nsp (does B follow A, or is it from another document, as in half of the rows
     of long documents and in more of short ones), sop (are two consecutive segments swapped, as in ALBERT), or nothing,
     with rows full of whole sentences as in RoBERTa: across documents (full_sentences) or within one (doc_sentences)."""
@@ -79,6 +81,7 @@ class DataConfig:
 
     def check(self) -> None:
         """Raises UserError for values no example can be built with."""
+        check_choices("data.", self)
         if self.train is None:
             raise UserError(
                 "data.train is not set: name a corpus, for example --data.train 'corpus/*.txt' "
@@ -88,8 +91,6 @@ class DataConfig:
         for language in [self.language] if isinstance(self.language, str) else self.language:
             if not LANGUAGE.fullmatch(language):
                 raise UserError(f"data.language is {language!r}: give a code in lower case, such as en, de or pt-br")
-        if self.objective not in OBJECTIVES:
-            raise UserError(f"data.objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")
         check_at_least("data.sequence_length", self.sequence_length, 8)
         check_at_least("data.max_predictions_per_sequence", self.max_predictions_per_sequence, 1)
         check_at_least("data.dupe_factor", self.dupe_factor, 1)

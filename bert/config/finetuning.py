@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.training import OptimizerConfig, TrainingConfig
-from bert.config.validation import check_at_least, check_fraction, check_seed, local_paths
+from bert.config.validation import check_at_least, check_choices, check_fraction, check_seed, local_paths
 from bert.errors import UserError
 
 
@@ -78,7 +79,7 @@ class TaskDataConfig:
     labels: list[str] | None = None
     """Labels in the order of their numbers, for tasks that have none of their own; null takes the training file's, in
     the order of the alphabet or of numbers."""
-    invalid_tags: str = "error"
+    invalid_tags: Literal["error", "count"] = "error"
     """Tagging: tags that the file's scheme does not allow there, such as I-PER after O, are an error, or counted
     (count) and read as conlleval reads them."""
     doc_stride: int = 128
@@ -92,12 +93,13 @@ class TaskDataConfig:
     null_score_diff_threshold: float | None = None
     """SQuAD v2.0: no answer is given where its score is better than the best answer's by more than this; null tunes it
     for the best F1 on dev and writes it into results.json."""
-    misaligned_answers: str = "skip"
+    misaligned_answers: Literal["skip", "error"] = "skip"
     """SQuAD: training questions whose answers do not stand where the file says are skipped and counted (skip), or an
     error (error), in dev too."""
 
     def check(self) -> None:
         """Raises UserError for values no feature can be built with."""
+        check_choices("data.", self)
         if self.dir is None and self.train is None:
             raise UserError("data.dir is not set: name the folder of the task's train and dev files, --data.dir DIR")
         check_at_least("data.max_length", self.max_length, 8)
@@ -119,9 +121,6 @@ class TaskDataConfig:
             and self.null_score_diff_threshold != self.null_score_diff_threshold
         ):
             raise UserError("data.null_score_diff_threshold is nan: leave it out or give a number")
-        for name, values in (("invalid_tags", ("error", "count")), ("misaligned_answers", ("skip", "error"))):
-            if getattr(self, name) not in values:
-                raise UserError(f"data.{name} is {getattr(self, name)!r}: choose {' or '.join(values)}")
         for name in ("column_names", "labels", "metrics"):
             values = getattr(self, name)
             if values is not None and not 0 < len(values) == len(set(values)):

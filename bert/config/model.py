@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-from bert.config.validation import MAX_LENGTH, at_most, check_at_least, check_fraction
+from bert.config.validation import MAX_LENGTH, at_most, check_at_least, check_choices, check_fraction
 from bert.errors import UserError, require
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class ModelConfig:
     """Attention heads N a layer; must divide hidden_size."""
     intermediate_size: int = 512
     """Width F of the feed-forward layer; 4 x hidden_size in the paper."""
-    hidden_act: str = "gelu"
+    hidden_act: Activation = "gelu"
     """Activation: gelu (the erf form), gelu_tanh (as Google's code computes it), relu, silu, tanh."""
     hidden_dropout_prob: float = 0.1
     """Dropout after embeddings, attention output and feed-forward output."""
@@ -39,7 +40,7 @@ class ModelConfig:
     """Number of segments."""
     initializer_range: float = 0.02
     """Standard deviation of the truncated-normal initialisation."""
-    position_embedding_init: str = "normal"
+    position_embedding_init: Literal["normal", "sinusoidal"] = "normal"
     """How the learned position table starts: as random numbers (normal), or as sinusoids of the same deviation."""
     layer_norm_eps: float = 1e-12
     """Epsilon of LayerNorm."""
@@ -48,7 +49,7 @@ class ModelConfig:
     embedding_size: int | None = None
     """Width E of the embeddings and of the MLM head's decoder, with a projection to hidden_size (ALBERT); null makes
     it hidden_size, without one."""
-    position_embedding_type: str = "learned"
+    position_embedding_type: Literal["learned", "sinusoidal"] = "learned"
     """Positions by a learned table (learned), or by fixed sinusoids that are no parameters (sinusoidal)."""
     pre_layer_norm: bool = False
     """LayerNorm before attention and feed-forward, and one after the last layer; false has it after each (the paper's),
@@ -80,7 +81,8 @@ class ModelConfig:
             )
 
     def check(self) -> None:
-        """Raises UserError where the sizes cannot be built."""
+        """Raises UserError if the sizes cannot be built."""
+        check_choices("model.", self)
         for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
                      "max_position_embeddings", "type_vocab_size"):  # fmt: skip
             check_at_least(f"model.{name}", getattr(self, name), 1)
@@ -89,16 +91,6 @@ class ModelConfig:
             raise UserError(
                 f"model.hidden_size ({self.hidden_size}) is not divisible by model.num_attention_heads "
                 f"({self.num_attention_heads}): change one of them"
-            )
-        if self.hidden_act not in ACTIVATIONS:
-            raise UserError(f"model.hidden_act is {self.hidden_act!r}: choose one of {', '.join(ACTIVATIONS)}")
-        if self.position_embedding_init not in ("normal", "sinusoidal"):
-            raise UserError(
-                f"model.position_embedding_init is {self.position_embedding_init!r}: choose normal or sinusoidal"
-            )
-        if self.position_embedding_type not in ("learned", "sinusoidal"):
-            raise UserError(
-                f"model.position_embedding_type is {self.position_embedding_type!r}: choose learned or sinusoidal"
             )
         if self.embedding_size is not None:
             check_at_least("model.embedding_size", self.embedding_size, 1)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass, field
+from typing import Literal
 
 from bert.config.data import DataConfig
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.phases import PhaseConfig
 from bert.config.training import OptimizerConfig, TrainingConfig
-from bert.config.validation import check_seed, local_paths
+from bert.config.validation import check_choices, check_seed, local_paths
 from bert.errors import UserError
 
 
@@ -25,7 +26,7 @@ class PretrainConfig:
     starts from random weights."""
     seed: int = 0
     """Seed of initialisation, order of data, masks and dropout."""
-    mlm_bias_init: str = "unigram"
+    mlm_bias_init: Literal["unigram", "zeros"] = "unigram"
     """How the MLM head's output bias starts: at the log unigram of the pieces, or, as published, at zeros."""
     phases: list[PhaseConfig] | None = None
     """Phases of the run, one after the other, each with rows and batches of its own; null is a single one. In YAML a
@@ -46,13 +47,12 @@ class PretrainConfig:
     def check(self) -> None:
         """Raises UserError at the first value, or pair of values, that cannot work."""
         local_paths(self)
+        check_choices("", self)
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
         self.training.check_warmup(self.optimizer)
         self.training.check_attention(self.model.attention_probs_dropout_prob, self.data.packing)
         check_seed("seed", self.seed)
-        if self.mlm_bias_init not in ("unigram", "zeros"):
-            raise UserError(f"mlm_bias_init is {self.mlm_bias_init!r}: use unigram or zeros")
         self.model.check_length("data.sequence_length", self.data.sequence_length)
         if self.data.sequence_length > self.model.max_position_embeddings:
             raise UserError(

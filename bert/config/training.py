@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
-from bert.config.validation import check_at_least, check_fraction
+from bert.config.validation import check_at_least, check_choices, check_fraction
 from bert.errors import UserError
 
-REMAT = ("none", "dots", "full")
-PRESETS = ("reference", "fast")
+Remat = Literal["none", "dots", "full"]
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
     """The optimizer and its learning rate over time."""
 
-    name: str = "adamw"
+    name: Literal["adamw", "lamb"] = "adamw"
     """adamw (BERT's) or lamb (for batches of thousands)."""
     learning_rate: float = 1e-4
     """Peak learning rate."""
@@ -41,8 +41,7 @@ class OptimizerConfig:
 
     def check(self) -> None:
         """Raises UserError for values that cannot train."""
-        if self.name not in ("adamw", "lamb"):
-            raise UserError(f"optimizer.name is {self.name!r}: choose adamw or lamb")
+        check_choices("optimizer.", self)
         if not self.learning_rate > 0:
             raise UserError(f"optimizer.learning_rate is {self.learning_rate}: it must be above 0")
         check_fraction("optimizer.warmup_ratio", self.warmup_ratio)
@@ -84,24 +83,24 @@ class TrainingConfig:
     """Rows of one evaluation batch, over all devices; null takes batch_size."""
     gradient_accumulation_steps: int = 1
     """Split each batch into this many micro-batches, one after the other, to save memory."""
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     """Computation in float32 or bfloat16; parameters stay float32."""
-    preset: str = "reference"
+    preset: Literal["reference", "fast"] = "reference"
     """reference keeps the paper's computation; fast sets dtype to bfloat16, model.attention_probs_dropout_prob to 0 and
     pad_vocab_to_multiple_of to 64, each unless it is set next to the preset, and computes attention in one kernel,
     cuDNN's on NVIDIA GPUs."""
-    attention_implementation: str = "auto"
+    attention_implementation: Literal["auto", "xla", "cudnn"] = "auto"
     """Attention as xla compiles it, or by cuDNN's kernel (cudnn): bfloat16, no dropout on the weights, no packed rows;
     auto leaves it to preset."""
     pad_vocab_to_multiple_of: int = 1
     """The masked-LM head decodes to a multiple of this, which GPUs multiply faster; what is beyond the vocabulary has
     no probability, no parameters, and no place in checkpoints and exports."""
-    dropout_rng: str = "hash"
+    dropout_rng: Literal["hash", "threefry"] = "hash"
     """Dropout bits from a counter hash (fast) or from JAX's threefry (the reference)."""
     mesh: str | None = None
     """Devices as DATAxFSDPxTENSOR, 2x4x1 say: rows over the first two axes, parameters and optimizer state over the
     second, heads and feed-forward over the third; null keeps a copy of the model on every device (pmap)."""
-    remat: str = "none"
+    remat: Remat = "none"
     """What the backward pass computes again instead of storing: none; all but the results of linear layers (dots); each
     layer from its input (full)."""
     scan_layers: bool = False
@@ -121,6 +120,7 @@ class TrainingConfig:
 
     def check(self) -> None:
         """Raises UserError for values that contradict each other."""
+        check_choices("training.", self)
         if (self.steps is None) == (self.epochs is None):
             state = "are both null" if self.steps is None else "are both set"
             raise UserError(f"training.steps and training.epochs {state}: set exactly one of them")
@@ -144,24 +144,12 @@ class TrainingConfig:
                 f"training.batch_size ({self.batch_size}) is not divisible by "
                 f"training.gradient_accumulation_steps ({self.gradient_accumulation_steps}): change one of them"
             )
-        if self.dtype not in ("float32", "bfloat16"):
-            raise UserError(f"training.dtype is {self.dtype!r}: choose float32 or bfloat16")
-        if self.preset not in PRESETS:
-            raise UserError(f"training.preset is {self.preset!r}: choose one of {', '.join(PRESETS)}")
-        if self.attention_implementation not in ("auto", "xla", "cudnn"):
-            raise UserError(
-                f"training.attention_implementation is {self.attention_implementation!r}: use auto, xla or cudnn"
-            )
         check_at_least("training.pad_vocab_to_multiple_of", self.pad_vocab_to_multiple_of, 1)
-        if self.dropout_rng not in ("hash", "threefry"):
-            raise UserError(f"training.dropout_rng is {self.dropout_rng!r}: choose hash or threefry")
         if self.mesh is not None and self.mesh_shape is None:
             raise UserError(
                 f"training.mesh is {self.mesh!r}: write the devices along data, fsdp and tensor with an x between, "
                 "such as 2x4x1"
             )
-        if self.remat not in REMAT:
-            raise UserError(f"training.remat is {self.remat!r}: choose one of {', '.join(REMAT)}")
 
     def check_warmup(self, optimizer: OptimizerConfig) -> None:
         """Raises UserError for a warm-up that is not shorter than the run, if the number of steps is set."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from typing import Any
 
 from bert.errors import UserError
@@ -16,6 +17,14 @@ PATHS = (
     "data.eval", "data.cache_dir",
 )  # fmt: skip
 """Options that take a path, of pretraining and of fine-tuning."""
+
+
+def check_choices(section: str, config: object) -> None:
+    """Raises UserError for the first field of a dataclass whose value is none of those that its Literal type lists."""
+    for name, hint in typing.get_type_hints(type(config)).items():
+        choices, value = typing.get_args(hint), getattr(config, name)
+        if typing.get_origin(hint) is typing.Literal and value not in choices:
+            raise UserError(f"{section}{name} is {value!r}: use one of {', '.join(choices)}")
 
 
 def check_at_least(name: str, value: float, least: float) -> None:

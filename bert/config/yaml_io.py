@@ -10,7 +10,6 @@ import ast
 import contextlib
 import dataclasses
 import difflib
-import functools
 import inspect
 import itertools
 import os
@@ -73,7 +72,6 @@ class UserValue(NamedTuple):
         return self.source if self.line is None else f"{self.source}, line {self.line}"
 
 
-@functools.cache
 def fields_of(config_class: Any) -> Mapping[str, ConfigField]:
     """The fields of a dataclass; a section has its dataclass as type."""
     hints, fields = typing.get_type_hints(config_class), {}
@@ -334,10 +332,7 @@ def _wrong_type(entry: UserValue, field: ConfigField) -> UserError:
         list[float]: "a list of numbers",
         type(None): "null",
     }
-    expected: list[str] = []
-    for member in field.members:
-        if typing.get_origin(member) is typing.Literal:
-            expected += typing.get_args(member)
-        else:
-            expected.append(names.get(member, "a list of sections in a file"))
+    if typing.get_origin(field.type) is typing.Literal:
+        return UserError(f"{entry.where}: {entry.shown}: use one of {', '.join(typing.get_args(field.type))}")
+    expected = (names.get(member, "a list of sections in a file") for member in field.members)
     return UserError(f"{entry.where}: {entry.shown}: {' or '.join(expected)} is expected")

@@ -201,10 +201,10 @@ def test_heads_that_cudnn_does_not_take_are_left_to_xla_by_the_preset_and_told_e
             "model.attention_probs_dropout_prob is 0.1, which training.attention_implementation cudnn cannot do",
         ),
         (["--model.attention_probs_dropout_prob=0", "--data.packing=true"], "data.packing is true"),
-        (["--training.preset=quick"], "training.preset is 'quick': choose one of reference, fast"),
+        (["--training.preset=quick"], "--training.preset quick: use one of reference, fast"),
         (
             ["--training.attention_implementation=flash"],
-            "training.attention_implementation is 'flash': use auto, xla or cudnn",
+            "--training.attention_implementation flash: use one of auto, xla, cudnn",
         ),
     ],
 )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def test_an_objective(corpus, tmp_path, monkeypatch) -> None:
 
     line = objectives._paired(longer_pairs, "longer", "longer", 1, ("A is longer", "B is longer"))
     monkeypatch.setitem(objectives.OBJECTIVES, "longer", line)
-    monkeypatch.setattr(bert.config.data, "OBJECTIVES", (*bert.config.OBJECTIVES, "longer"))
+    monkeypatch.setattr(bert.config.data, "Objective", Literal[(*bert.config.OBJECTIVES, "longer")])
     from bert.commands.pretrain import main
 
     folder = tmp_path / "run"

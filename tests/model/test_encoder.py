@@ -324,7 +324,7 @@ def test_an_embedding_size_that_is_the_hidden_size_has_no_projection() -> None:
         ({"embedding_size": 0}, "model.embedding_size is 0: it must be at least 1"),
         (
             {"position_embedding_type": "rotary"},
-            "model.position_embedding_type is 'rotary': choose learned or sinusoidal",
+            "model.position_embedding_type is 'rotary': use one of learned, sinusoidal",
         ),
     ],
 )

@@ -13,6 +13,7 @@ import numpy as np
 from flax import traverse_util
 
 from bert.config import ModelConfig, TokenizerConfig
+from bert.config.model import Activation
 from bert.errors import UserError
 from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
@@ -38,7 +39,7 @@ OPTIMIZER = re.compile(
 HEADS = {"BertForSequenceClassification": "output_weights", "BertForQuestionAnswering": "cls/squad/output_weights"}
 """The modules that Google's scripts fine-tune, run_classifier.py and run_squad.py, and the tensor that tells each."""
 
-ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "tanh": "tanh"}
+ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu_tanh", "relu": "relu", "tanh": "tanh"}
 """``hidden_act`` as modeling.py's ``get_activation`` reads it -> ours: its gelu is the tanh form."""
 
 _SIZES = (

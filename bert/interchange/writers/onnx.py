@@ -138,7 +138,7 @@ class Graph:
         return self.node("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon)
 
     def activation(self, x: str, name: str) -> str:
-        """One of `bert.config.ACTIVATIONS`; both forms of gelu are spelt out, as operator set 17 has none."""
+        """One of `bert.config.model.Activation`; both forms of gelu are spelt out, as operator set 17 has none."""
         if name == "silu":
             return self.node("Mul", x, self.node("Sigmoid", x))
         if name in ("relu", "tanh"):

@@ -64,7 +64,7 @@ def documents_of(ids: np.ndarray) -> np.ndarray:
 
 def test_the_configuration_names_every_objective() -> None:
     assert tuple(OBJECTIVES) == config.OBJECTIVES
-    with pytest.raises(UserError, match=r"data\.objective is 'rtd': choose one of nsp, sop, full_sentences"):
+    with pytest.raises(UserError, match=r"data\.objective is 'rtd': use one of nsp, sop, full_sentences"):
         DataConfig(train="stdlib:", objective="rtd").check()
 
 
