@@ -7,7 +7,7 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,13 @@ def write_array(path: Path, array: np.ndarray) -> None:
     content = io.BytesIO()
     np.save(content, array, allow_pickle=False)
     write_atomic(path, content.getvalue())
+
+
+def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> Path:
+    """Writes cells with tabs between them, a line for each row; the folder is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8", newline="\n")
+    return path
 
 
 @contextlib.contextmanager

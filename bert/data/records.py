@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,15 +47,15 @@ class Records:
     """The fields that every row has; None where each row names its own."""
     unit: str = "line"
     """What the rows' numbers count, from 1."""
-    notes: tuple[str, ...] = ()
-    """Sentences on how the file is read, where its name does not tell."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences for the user on how the file is read; complete once all rows are."""
 
     def error(self, number: int, what: str) -> UserError:
         """The error for a row."""
         return UserError(f"{self.place}, {self.unit} {number}: {what}")
 
-    def require(self, number: int, fields: Sequence[str], wanted: Mapping[str, str]) -> None:
-        """Raises UserError where a row (or, number 1, the header) lacks a field.
+    def require(self, number: int, fields: Collection[str], wanted: Mapping[str, str]) -> None:
+        """Raises UserError if a row (or, number 1, the header) lacks a field.
 
         Args:
           fields: the names that are there.
@@ -62,15 +63,26 @@ class Records:
         """
         for name, key in wanted.items():
             if name not in fields:
-                there = ", ".join(map(repr, fields))
-                raise self.error(number, f"no {name!r} among {there[:200]}: set {key} to the right one")
+                there, fix = ", ".join(map(repr, fields)), f"set {key} to the right one"
+                if key == "task" and self.unit == "line":
+                    fix += f", or name {', '.join(map(repr, wanted))} in the first line, with a tab between two names"
+                raise self.error(number, f"no {name!r} among {there[:200]}: {fix}")
 
 
-def read_records(path: Path, header: Sequence[str] | None = None) -> Records:
+def read_records(
+    path: Path,
+    header: Sequence[str] | None = None,
+    header_if: Collection[str] = (),
+    literal_quotes: bool = False,
+    skip_short_rows: bool = False,
+) -> Records:
     """The rows of a ``.tsv`` (or ``.txt``), ``.csv`` or ``.jsonl`` file, packed or not.
 
     Args:
       header: the columns of a file whose first line does not name them.
+      header_if: words by which a first line is known to name the columns in spite of ``header``.
+      literal_quotes: whether the file has tabs and no quoting, whatever its quotes look like.
+      skip_short_rows: whether to leave out rows with too few columns, and empty lines, and to count them in a note.
 
     Raises:
       UserError: a name of another kind, an empty file; while reading: the line, what is wrong with it, and the fix.
@@ -82,14 +94,18 @@ def read_records(path: Path, header: Sequence[str] | None = None) -> Records:
         raise UserError(f"{path} does not exist or is not a file: name one of {', '.join(KINDS)}, plain or packed")
     if kind == ".jsonl":
         return Records(str(path), _json_rows(path))
-    cells, notes = table_cells(path, header)
-    names = tuple(header or (name.strip() for name in next(cells, (1, ()))[1]))
-    if not names:
+    rows, notes = table_rows(path, header, literal_quotes, skip_short_rows)
+    first = next(rows, None)
+    if first is None:
         raise UserError(f"{path} is empty: it needs a line for each row, below one that names the columns")
+    if header and not (header_if and set(header_if) <= set(first[1])):
+        names, rows = tuple(header), itertools.chain([first], rows)
+        source = "the original" if header_if else "data.column_names"
+    else:
+        names, source = tuple(name.strip() for name in first[1]), "the header"
     if len(set(names)) < len(names):
         raise UserError(f"{path}, line 1: the columns are {', '.join(map(repr, names))[:200]}: give each its own name")
-    rows = _table_rows(path, cells, names, "the header" if header is None else "data.column_names")
-    return Records(str(path), rows, names, notes=notes)
+    return Records(str(path), _named_rows(path, rows, names, source, skip_short_rows, notes), names, notes=notes)
 
 
 def kind_of(path: Path) -> str:
@@ -146,27 +162,44 @@ def _names_of(feature: Any) -> Callable[[Any], Any] | None:
     return None if inner is None else lambda values: [inner(value) for value in values]
 
 
-def _table_rows(path: Path, cells: Table, names: tuple[str, ...], source: str) -> Rows:
-    for number, row in cells:
-        if len(row) != len(names):
-            columns = "1 column" if len(row) == 1 else f"{len(row)} columns"
+def _named_rows(
+    path: Path, rows: Table, names: tuple[str, ...], source: str, skip_short_rows: bool, notes: list[str]
+) -> Rows:
+    short = []
+    for number, cells in rows:
+        if skip_short_rows and len(cells) < len(names):
+            short.append(str(number))
+        elif len(cells) != len(names):
+            columns = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
             raise UserError(f"{path}, line {number}: {columns} where {source} has {len(names)}: fix or remove the line")
-        yield number, dict(zip(names, row, strict=True))
+        else:
+            yield number, dict(zip(names, cells, strict=True))
+    if short:
+        lines = ", ".join(short[:10]) + (", ..." if len(short) > 10 else "")
+        counted = "1 row" if len(short) == 1 else f"{len(short)} rows"
+        notes.append(f"{path}: {counted} of too few columns left out (line {lines})")
 
 
-def table_cells(path: Path, header: Sequence[str] | None = None) -> tuple[Table, tuple[str, ...]]:
-    """The rows of a ``.tsv``, ``.txt`` or ``.csv`` file, the header among them, and notes on an unusual dialect."""
-    dialect = table_dialect(path, header)
+def table_rows(
+    path: Path, header: Sequence[str] | None = None, literal_quotes: bool = False, keep_empty: bool = False
+) -> tuple[Table, list[str]]:
+    """The rows of a ``.tsv``, ``.txt`` or ``.csv`` file, the header among them, and notes on an unusual dialect.
+
+    Args:
+      header, literal_quotes: as for `read_records`.
+      keep_empty: whether an empty line between others is a row of one empty cell, and not an error.
+    """
+    dialect = Dialect("\t", quoted=False) if literal_quotes else table_dialect(path, header)
     if not dialect.quoted:
-        cells = _unquoted_cells(path)
+        rows = _unquoted_rows(path, keep_empty)
     else:
-        cells = csv_rows(csv_reader((f"{line}\n" for _, line in _sound_lines(path)), dialect.delimiter), path)
+        rows = _csv_rows(csv_reader((f"{line}\n" for _, line in _sound_lines(path)), dialect.delimiter), path)
     notes = []
     if dialect.delimiter != "," and kind_of(path) == ".csv":
         notes = [f"{path}: read as columns between {DELIMITERS[dialect.delimiter]}"]
     if dialect.delimiter == "\t" and dialect.quoted:
         notes.append(f"{path}: read as quoted in the way of CSV: the quotes around cells are removed")
-    return cells, tuple(notes)
+    return rows, notes
 
 
 def table_dialect(path: Path, header: Sequence[str] | None = None) -> Dialect:
@@ -182,18 +215,20 @@ def _sound_lines(path: Path) -> Iterator[tuple[int, str]]:
         yield number, line
 
 
-def _unquoted_cells(path: Path) -> Table:
-    empty = None
+def _unquoted_rows(path: Path, keep_empty: bool) -> Table:
+    empty: list[int] = []  # lines, not counted where they end the file
     for number, line in _sound_lines(path):
         if not line:
-            empty = empty or number
-        elif empty:
-            raise UserError(f"{path}, line {empty}: the line is empty: remove it")
-        else:
-            yield number, line.split("\t")
+            empty.append(number)
+            continue
+        if empty and (not keep_empty or empty[0] == 1):
+            raise UserError(f"{path}, line {empty[0]}: the line is empty: remove it")
+        yield from ((before, [""]) for before in empty)
+        empty = []
+        yield number, line.split("\t")
 
 
-def csv_rows(reader: Any, path: Path) -> Table:
+def _csv_rows(reader: Any, path: Path) -> Table:
     """(line where it begins, cells) of each row of a `csv_reader` that is not empty.
 
     Raises:

@@ -154,8 +154,8 @@ class Task(ABC):
         predictions/ and keys of results.json."""
 
     @abstractmethod
-    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Any:
-        """The `Examples` of a split, the first ``max_rows`` of them.
+    def read(self, folder: Path, split: str) -> Any:
+        """The `Examples` of a split.
 
         Raises:
           UserError: file (and line) that is missing or not as the task needs it, and the fix.

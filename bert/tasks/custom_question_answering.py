@@ -11,7 +11,7 @@ from bert.config import ColumnsConfig, TaskDataConfig
 from bert.data.records import Records
 from bert.errors import without_surrogates
 from bert.tasks.question_answering import Dataset, SquadTask
-from bert.tasks.readers.columns import KEYS, read_cells, split_names, split_records
+from bert.tasks.readers.columns import KEYS, read_columns, split_names, split_records
 from bert.tasks.span_features import Answer, Example
 
 
@@ -43,11 +43,11 @@ class CustomQuestionAnswering(SquadTask):
         """The rows of a split, under the names that the columns have."""
         return split_records(folder, split, self.data)
 
-    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Dataset:
+    def read(self, folder: Path, split: str) -> Dataset:
         records = self.records(Path(folder), split)
         may_be_impossible = self.may_be_impossible or split == "train"
         dataset = read_questions(records, self.data.columns, split != "test", self.strict, may_be_impossible)
-        return self._kept(dataset, records.place, split, max_rows)
+        return self._kept(dataset, records.place, split)
 
     def fit(self, train: Dataset) -> CustomQuestionAnswering:
         return dataclasses.replace(self, may_be_impossible=self.may_be_impossible or train.may_be_impossible)
@@ -60,7 +60,7 @@ class CustomQuestionAnswering(SquadTask):
 
 
 def read_questions(
-    records: Records, columns: ColumnsConfig, needed: bool = True, strict: bool = False, may_be_impossible: bool = True
+    records: Records, names: ColumnsConfig, needed: bool = True, strict: bool = False, may_be_impossible: bool = True
 ) -> Dataset:
     """The questions of a split, R examples.
 
@@ -73,62 +73,62 @@ def read_questions(
     Raises:
       UserError: place of a row that lacks a column, has an empty text, an answer without its start, or another's id.
     """
-    labels = {columns.answer: "data.columns.answer"}
-    if columns.answer_start is not None:
-        labels[columns.answer_start] = "data.columns.answer_start"
-    cells = read_cells(
+    labels = {names.answer: "data.columns.answer"}
+    if names.answer_start is not None:
+        labels[names.answer_start] = "data.columns.answer_start"
+    columns = read_columns(
         records,
-        {columns.question: "data.columns.question", columns.context: "data.columns.context"},
+        {names.question: "data.columns.question", names.context: "data.columns.context"},
         labels,
-        None if columns.id is None else (columns.id, "data.columns.id"),
+        None if names.id is None else (names.id, "data.columns.id"),
         needed=needed,
     )
     examples, misplaced = [], []
-    for row, (id, question, context) in enumerate(zip(cells.ids, *cells.texts, strict=True)):
-        if cells.labels is None:
+    for row, (id, question, context) in enumerate(zip(columns.ids, *columns.texts, strict=True)):
+        if columns.labels is None:
             examples.append(Example(id, question, context, ()))
             continue
-        number, given = cells.numbers[row], [column[row] for column in cells.labels]
-        answers = _answers(records, number, columns, context, *given)
+        number, given = columns.line_numbers[row], [column[row] for column in columns.labels]
+        answers = _answers(records, number, names, context, *given)
         if not (answers or may_be_impossible):
             raise records.error(
                 number, "no answer, but every training question has one: remove it, or train with such questions"
             )
         if wrong := next((answer for answer in answers if answer.start is None), None):
-            if strict or columns.answer_start is None:
-                where = "at its place in" if columns.answer_start is not None else "in"
+            if strict or names.answer_start is None:
+                where = "at its place in" if names.answer_start is not None else "in"
                 raise records.error(
                     number, f"the answer {wrong.text[:80]!r} does not stand {where} its context: fix the row"
                 )
             misplaced.append(id)
         examples.append(Example(id, question, context, answers, is_impossible=not answers))
     impossible = any(example.is_impossible for example in examples)
-    return Dataset(examples, misplaced, cells.labels is not None, cells.notes, impossible)
+    return Dataset(examples, misplaced, columns.labels is not None, columns.notes, impossible)
 
 
 def _answers(
-    records: Records, number: int, columns: ColumnsConfig, context: str, texts: Any, starts: Any = None
+    records: Records, number: int, names: ColumnsConfig, context: str, texts: Any, starts: Any = None
 ) -> tuple[Answer, ...]:
     """The right answers of a row; none where it has no text."""
     if not isinstance(texts, list):
         texts, starts = ([], []) if texts in (None, "") else ([texts], [starts])
     texts = [without_surrogates(text) if isinstance(text, str) else text for text in texts]
-    if columns.answer_start is None:
+    if names.answer_start is None:
         starts = [context.find(text) if isinstance(text, str) else None for text in texts]
     if not isinstance(starts, list) or len(starts) != len(texts):
         raise records.error(
             number,
-            f"{columns.answer} has {len(texts)} texts, {columns.answer_start} is {str(starts)[:40]}: give one for each",
+            f"{names.answer} has {len(texts)} texts, {names.answer_start} is {str(starts)[:40]}: give one for each",
         )
     answers = []
     for text, start in zip(texts, starts, strict=True):
         if not isinstance(text, str) or not text.strip():
-            raise records.error(number, f"{columns.answer} is {str(text)[:40]!r}: it must be a text, or empty")
+            raise records.error(number, f"{names.answer} is {str(text)[:40]!r}: it must be a text, or empty")
         try:
             start = int(start)
         except (TypeError, ValueError):
             shown = repr(start)[:40]
-            raise records.error(number, f"{columns.answer_start} is {shown}: it must be a whole number") from None
+            raise records.error(number, f"{names.answer_start} is {shown}: it must be a whole number") from None
         answers.append(Answer(text, start if start >= 0 and context.startswith(text, start) else None))
     return tuple(answers)
 

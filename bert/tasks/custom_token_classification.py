@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from bert.config import TaskDataConfig
-from bert.data.records import Records, is_dataset, kind_of, table_cells, table_dialect
+from bert.data.records import Records, is_dataset, kind_of, table_dialect, table_rows
 from bert.errors import UserError
 from bert.tasks.readers import conll
 from bert.tasks.readers.columns import KEYS, label_text, split_names, split_path, split_records
@@ -46,7 +46,7 @@ class CustomTokenClassification(TaggingTask):
         """The rows of a split that is not in columns, under the names that the configuration gives them."""
         return split_records(folder, split, self.data)
 
-    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Sentences:
+    def read(self, folder: Path, split: str) -> Sentences:
         folder = Path(folder)
         broken: Literal["error", "count"] = "count" if self.may_be_broken else "error"
         if self._in_columns(folder, split):
@@ -55,8 +55,7 @@ class CustomTokenClassification(TaggingTask):
             columns = self.data.columns
             names = (columns.words or "words", columns.tags or "tags")
             sentences = read_sentences(self.records(folder, split), *names, needed=split != "test", broken=broken)
-        labels = conll.label_names(sentences) if sentences.labelled else ()
-        return dataclasses.replace(sentences.first(max_rows), labels=labels)
+        return dataclasses.replace(sentences, labels=conll.label_names(sentences) if sentences.labelled else ())
 
     def _in_columns(self, folder: Path, split: str) -> bool:
         if is_dataset(folder.as_posix()):
@@ -160,7 +159,7 @@ def _rows_of(path: Path, header: list[str] | None) -> tuple[str, Iterator[Row]]:
 def _csv_rows(path: Path, header: list[str] | None) -> Iterator[Row]:
     """Rows without any text are without cells, and so is what stands for the lines that the csv module leaves out."""
     last = 0
-    for number, given in table_cells(path, header)[0]:
+    for number, given in table_rows(path, header)[0]:
         if broken := next((cell for cell in given if set(cell) & set("\t\r\n")), None):
             raise UserError(f"{path}, line {number}: the cell {broken[:40]!r} has a tab or a line end: take it out")
         if number > last + 1:

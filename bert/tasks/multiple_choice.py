@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import sys
@@ -17,15 +16,14 @@ from tokenizers import Tokenizer
 from bert import metrics
 from bert.config import TaskDataConfig
 from bert.data import features
-from bert.data.dialects import csv_reader
 from bert.data.features import ChoiceFeatures
 from bert.data.inputs import as_texts
-from bert.data.json_text import parse_json
-from bert.data.records import csv_rows
-from bert.errors import UserError, convert, require
+from bert.data.records import read_records
+from bert.errors import UserError, require
+from bert.files import write_tsv
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.readers import split_files
-from bert.tasks.readers.tsv import write_rows
+from bert.tasks.readers.columns import label_text
 
 FILES: split_files.Names = {
     "train": ("train.csv", "train.jsonl", "train_rand_split.jsonl"),
@@ -78,36 +76,88 @@ class Examples:
         yield from itertools.chain.from_iterable(self.choices)
 
 
-def read(path: Path, labelled: bool = True, max_rows: int | None = None) -> Examples:
-    """Reads SWAG's layout from a ``.csv`` file, CommonsenseQA's from any other.
+def read(path: Path, labelled: bool | None = True) -> Examples:
+    """Reads a file in SWAG's layout, CommonsenseQA's, or one with a text ``question`` and a list ``choices`` a row.
 
     SWAG: the context is sent1; a choice is sent2 and an ending (ending0, ending1, ...: as many as the header has).
     CommonsenseQA: the context is question.stem; a choice is the text of one of question.choices.
 
+    Args:
+      labelled: whether there are right choices; None: if the first question has one.
+
     Raises:
       UserError: the file and line, what is wrong, and the fix.
     """
-    path = Path(path)
-    questions = (_read_csv if path.suffix == ".csv" else _read_jsonl)(path, labelled)
-    found = []
-    lines: dict[str, int] = {}
-    for question in itertools.islice(questions, max_rows):
-        if question.id in lines:
-            raise UserError(
-                f"{path}, line {question.line}: the id {question.id} stands on line {lines[question.id]} already: "
-                "give every question an id of its own"
+    records = read_records(Path(path))
+    examples, labels = Examples([], [], [], None, []), []
+    line_of_id: dict[str, int] = {}
+    for number, fields in records.rows:
+        key = "label" if "sent1" in fields else "answerKey"
+        labelled = fields.get(key) not in (None, "") if labelled is None else labelled
+        try:
+            context, choices, names = parse_question(fields)
+        except ValueError as error:
+            raise records.error(number, str(error)) from None
+        if labelled:
+            if key not in fields:
+                raise records.error(number, f"no {key!r}: give every question its right choice")
+            answer = str(fields[key]).strip()
+            if answer not in names:
+                raise records.error(number, f"{key} is {answer[:40]!r}: it must be one of {', '.join(names)}")
+            labels.append(names.index(answer))
+        id = label_text(records, number, "id", fields.get("id", len(examples)))
+        if (before := line_of_id.setdefault(id, number)) != number:
+            raise records.error(
+                number, f"the id {id} stands on line {before} already: give every question an id of its own"
             )
-        lines[question.id] = question.line
-        found.append(question)
-    if not found:
+        examples.contexts.append(context)
+        examples.choices.append(choices)
+        examples.names.append(names)
+    if not len(examples):
         raise UserError(f"{path} holds no questions: copy it again")
-    return Examples(
-        contexts=[question.context for question in found],
-        choices=[question.choices for question in found],
-        names=[question.names for question in found],
-        labels=np.array([question.label for question in found], np.int32) if labelled else None,
-        ids=[question.id for question in found],
-    )
+    right = np.array(labels, np.int32) if labelled else None
+    return replace(examples, labels=right, ids=list(line_of_id), notes=tuple(records.notes))
+
+
+def parse_question(fields: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
+    """The context, its choices, and the names that the file has for them: A, B, ... or 0, 1, ...
+
+    Raises:
+      ValueError: what is wrong with the row, and how to fix it.
+    """
+    context: Any
+    texts: list[Any]
+    names: list[Any]
+    if "sent1" in fields and "sent2" in fields:
+        context, endings = fields["sent1"], [fields[name] for name in _ending_columns(fields)]
+        texts = [f"{fields['sent2']} {ending}".strip() if ending else None for ending in endings]
+        names = [str(index) for index in range(len(texts))]
+    elif "question" in fields:
+        context, listed = fields["question"], fields.get("choices")
+        if isinstance(context, Mapping):
+            context, listed = context.get("stem"), context.get("choices")
+        entries = listed if isinstance(listed, list) else []
+        texts = [entry.get("text") if isinstance(entry, dict) else entry for entry in entries]
+        names = [entry.get("label") if isinstance(entry, dict) else str(index) for index, entry in enumerate(entries)]
+    else:
+        there = ", ".join(map(repr, fields))[:200]
+        raise ValueError(
+            f"no 'question' among {there}: name it and 'choices' as in CommonsenseQA, or 'sent1', 'sent2', 'ending0', "
+            "'ending1' as in SWAG"
+        )
+    if not isinstance(context, str) or not context.strip():
+        raise ValueError("the question is empty or not a text: write it or remove the row")
+    if len(texts) < 2 or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError("fewer than two choices, or one that is empty or not a text: write two or more texts")
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise ValueError(f"the labels of the choices are {json.dumps(names)[:80]}: give each choice a text of its own")
+    return context, texts, names
+
+
+def _ending_columns(names: Collection[str]) -> list[str]:
+    """The columns of SWAG's endings, in the order of their numbers."""
+    endings = [name for name in names if name.startswith("ending") and name[len("ending") :].isdecimal()]
+    return sorted(endings, key=lambda name: int(name[len("ending") :]))
 
 
 def tokenize(tokenizer: Tokenizer, examples: Examples, max_length: int) -> ChoiceFeatures:
@@ -139,119 +189,7 @@ def write_predictions(
     for number, (id, names, choice) in enumerate(zip(examples.ids, examples.names, predictions, strict=True)):
         right = [] if examples.labels is None else [names[examples.labels[number]]]
         rows.append([id, names[choice], *right, f"{probabilities[number][choice]:.6f}"])
-    return write_rows(path, rows)
-
-
-@dataclass(frozen=True)
-class _Question:
-    line: int
-    id: str
-    context: str
-    choices: list[str]
-    names: list[str]
-    label: int
-
-
-def _read_csv(path: Path, labelled: bool) -> Iterator[_Question]:
-    rows = csv_rows(csv_reader(io.StringIO(_text(path), newline="")), path)
-    _, header = next(rows, (1, []))
-    endings = _endings(header)
-    wanted = ["sent1", "sent2", *endings]
-    wanted += ["label"] if labelled else []
-    if missing := [name for name in wanted if name not in header]:
-        raise UserError(
-            f"{path}, line 1: no column {missing[0]!r} among {', '.join(map(repr, header))[:200]}: "
-            f"the first line must name {', '.join(map(repr, wanted))}"
-        )
-    places = {name: header.index(name) for name in wanted}
-    names = [str(number) for number in range(len(endings))]
-    for number, (line, cells) in enumerate(rows):
-        if len(cells) != len(header):
-            raise UserError(
-                f"{path}, line {line}: {len(cells)} columns where the header has {len(header)}: "
-                "quote texts that hold a comma, or remove the line"
-            )
-        first, second = cells[places["sent1"]], cells[places["sent2"]]
-        texts = [cells[places[name]] for name in endings]
-        if not first.strip():
-            raise UserError(f"{path}, line {line}: sent1 is empty: write it or remove the line")
-        if not all(text.strip() for text in texts):
-            raise UserError(f"{path}, line {line}: an ending is empty: write it or remove the line")
-        label = cells[places["label"]].strip() if labelled else names[0]
-        if label not in names:
-            raise UserError(f"{path}, line {line}: label is {label!r}: it must be one of {', '.join(names)}")
-        choices = [f"{second} {text}".strip() for text in texts]
-        yield _Question(line, str(number), first, choices, names, names.index(label))
-
-
-def _endings(names: Collection[str]) -> list[str]:
-    """The columns of SWAG's endings, in the order of their numbers; at least two, there or not."""
-    endings = [name for name in names if name.startswith("ending") and name[len("ending") :].isdecimal()]
-    endings.sort(key=lambda name: int(name[len("ending") :]))
-    return endings if len(endings) > 1 else ["ending0", "ending1"]
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _read_jsonl(path: Path, labelled: bool) -> Iterator[_Question]:
-    for line, text in enumerate(_text(path).split("\n"), start=1):
-        if not text.strip():
-            continue
-        try:
-            entry = parse_json(text)
-        except ValueError as error:
-            reason = getattr(error, "msg", error)
-            raise UserError(f"{path}, line {line}: not JSON ({reason}): fix or remove the line") from None
-        question = _get(entry, "question", dict, path, line)
-        stem = _get(question, "stem", str, path, line)
-        if not stem.strip():
-            raise UserError(f"{path}, line {line}: the question is empty: write it or remove the line")
-        choices = _get(question, "choices", list, path, line)
-        texts = [_get(choice, "text", str, path, line) for choice in choices]
-        names = [_get(choice, "label", str, path, line) for choice in choices]
-        if len(names) < 2 or len(set(names)) < len(names) or not all(text.strip() for text in texts):
-            raise UserError(
-                f"{path}, line {line}: the choices are {json.dumps(choices)[:80]}: "
-                "a question needs two or more, each with a text and a label of its own"
-            )
-        answer = _get(entry, "answerKey", str, path, line) if labelled else names[0]
-        if answer not in names:
-            raise UserError(f"{path}, line {line}: answerKey is {answer!r}: it must be one of {', '.join(names)}")
-        id = _get(entry, "id", str, path, line) if isinstance(entry, dict) and "id" in entry else str(line - 1)
-        yield _Question(line, id, stem, texts, names, names.index(answer))
-
-
-_KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
-
-
-def _get(entry: Any, key: str, kind: type, path: Path, line: int) -> Any:
-    if not isinstance(entry, dict) or key not in entry:
-        raise UserError(f"{path}, line {line}: no {key!r}: the line must follow CommonsenseQA's layout")
-    if not isinstance(entry[key], kind):
-        raise UserError(f"{path}, line {line}: {key!r} is {str(entry[key])[:40]!r}: it must be {_KINDS[kind]}")
-    return entry[key]
-
-
-def has_labels(path: Path) -> bool:
-    """Whether a file to predict comes with the right choices, by its first line."""
-    first = next((line for line in _text(path).split("\n") if line.strip()), "")
-    if path.suffix == ".csv":
-        return "label" in next(csv_reader([first], strict=False))
-    return '"answerKey"' in first
-
-
-def _text(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): name a .csv or .jsonl file") from None
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}, line {line}: not UTF-8: {convert(content)}") from None
+    return write_tsv(path, rows)
 
 
 class Chosen(NamedTuple):
@@ -290,9 +228,9 @@ class MultipleChoiceTask(Task):
     def splits(self, folder: Path) -> list[str]:
         return split_files.splits_in(Path(folder), FILES)
 
-    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Examples:
+    def read(self, folder: Path, split: str) -> Examples:
         path = split_files.find_split_file(folder, FILES, split, "multiple choice")
-        return read(path, split != "test" or has_labels(path), max_rows)
+        return read(path, None if split == "test" else True)
 
     def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> ChoiceFeatures:
         return tokenize(tokenizer, examples, data.max_length)
@@ -341,28 +279,12 @@ class MultipleChoiceTask(Task):
         """SWAG's columns, or those of CommonsenseQA and of lines of `parse_line`."""
         if "sent1" not in names:
             return super().columns_among(names)
-        wanted = ("sent1", "sent2", *_endings(names))
-        if missing := [name for name in wanted if name not in names]:
-            raise ValueError(f"no {missing[0]!r}: name the columns {', '.join(map(repr, wanted))} as in SWAG")
-        return wanted
+        return ("sent1", "sent2", *_ending_columns(names))
 
     def input_of_row(self, fields: Mapping[str, Any]) -> tuple[str, ...]:
-        """A row of SWAG's layout, an object of CommonsenseQA's, or a text ``question`` and a list ``choices``."""
-        if "sent1" in fields:
-            names = self.columns_among(fields)
-            context, *endings = (self.text_of(name, fields[name]) for name in names if name != "sent2")
-            return (context, *(f"{fields['sent2']} {ending}".strip() for ending in endings))
-        question, choices = fields.get("question"), fields.get("choices")
-        if isinstance(question, dict):
-            listed = _as_list(question.get("choices"))
-            choices = [choice.get("text") if isinstance(choice, dict) else None for choice in listed]
-            question = question.get("stem")
-        if question is None:
-            self.columns_among(fields)
-        texts = [self.text_of("a choice", choice) for choice in _as_list(choices)]
-        if len(texts) < 2:
-            raise ValueError("fewer than two choices: write a question and a list of two or more choices")
-        return (self.text_of("question", question), *texts)
+        """A row as `read` takes it."""
+        context, choices, _ = parse_question(fields)
+        return (context, *choices)
 
     def input_fields(self, given: tuple[str, ...]) -> dict[str, Any]:
         return {"question": given[0], "choices": list(given[1:])}

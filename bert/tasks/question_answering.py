@@ -272,14 +272,14 @@ class SquadTask(Task):
     def splits(self, folder: Path) -> list[str]:
         return split_files.splits_in(Path(folder), self._files)
 
-    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Dataset:
+    def read(self, folder: Path, split: str) -> Dataset:
         """The questions; of train those that can be learned from. Those of test need no answers."""
         path = split_files.find_split_file(folder, self._files, split, f"SQuAD v{self.version}")
         dataset = read(path, self.strict, split != "test", self.may_be_impossible)
-        return self._kept(dataset, str(path), split, max_rows)
+        return self._kept(dataset, str(path), split)
 
-    def _kept(self, dataset: Dataset, path: str, split: str, max_rows: int | None) -> Dataset:
-        """The first ``max_rows`` questions, of train those that can be learned from; with notes on the others."""
+    def _kept(self, dataset: Dataset, path: str, split: str) -> Dataset:
+        """The questions, of train those that can be learned from; with notes on the others."""
         notes = dataset.notes
         examples = dataset.examples
         if dataset.misplaced and dataset.labelled:
@@ -298,7 +298,7 @@ class SquadTask(Task):
             notes += (
                 f"data.null_score_diff_threshold is set to {self.null_score_diff_threshold}: none is tuned on dev",
             )
-        return replace(dataset, examples=examples[:max_rows], notes=notes)
+        return replace(dataset, examples=examples, notes=notes)
 
     def features(self, tokenizer: Tokenizer, examples: Dataset, data: TaskDataConfig) -> Windows:
         return make_qa_features(tokenizer, examples.examples, data.max_length, data.doc_stride, data.max_query_length)

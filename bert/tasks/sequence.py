@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -19,14 +19,15 @@ from bert.config import TaskDataConfig
 from bert.data import features
 from bert.data.features import Features
 from bert.data.inputs import as_texts
+from bert.data.records import Records, read_records
 from bert.data.windows import Text
 from bert.errors import UserError, require
+from bert.files import write_tsv
 from bert.runs.confusion_matrix import draw_confusion_matrix
 from bert.tasks.base import Outputs, Task
-from bert.tasks.readers.columns import read_cells
+from bert.tasks.readers import split_files
+from bert.tasks.readers.columns import Columns, label_text, read_columns
 from bert.tasks.readers.glue_datasets import glue_records, is_glue
-from bert.tasks.readers.split_files import INSTEAD
-from bert.tasks.readers.tsv import read_table, write_rows
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class Examples:
     ids: list[str]
     """As the file numbers its rows where it has no labels, else counted from 0."""
     notes: tuple[str, ...] = ()
-    """Sentences on rows that were left out."""
+    """Sentences on how the file was read."""
+    label_words: tuple[str, ...] = ()
+    """The labels that there are, as words of the files; () for scores."""
 
     def __len__(self) -> int:
         return len(self.texts_a)
@@ -159,79 +162,68 @@ class SentenceTask(Task):
         return value if self.may_be_empty and isinstance(value, str) else super().text_of(name, value)
 
     @abstractmethod
-    def _label(self, cell: str) -> float:
-        """The number that a cell of the label column means. Raises ValueError with fault and fix."""
+    def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+        """[R] labels as the loss takes them, and the labels that there are. Raises UserError for an unknown one."""
 
-    @abstractmethod
-    def _labels(self, numbers: list[float]) -> np.ndarray:
-        """[R] labels as the loss takes them."""
+    @property
+    def _paths(self) -> split_files.Names:
+        """The names of each split's file, in the folder or in the one that GLUE's archive has."""
+        return {
+            split: [path for name in names for path in (name, f"{self.folder_name}/{name}")]
+            for split, names in self.files.items()
+        }
 
     def splits(self, folder: Path) -> list[str]:
-        folder = Path(folder)
+        if not is_glue(Path(folder), self.name):
+            return split_files.splits_in(Path(folder), self._paths)
+        return [
+            split
+            for split in self.files
+            if split in ("train", "dev") or glue_records(Path(folder), self.name, split) is not None
+        ]
+
+    def records(self, folder: Path, split: str) -> Records:
+        """The rows of a split of a data set, or of the file in ``folder`` or in its subfolder named as GLUE's."""
         if is_glue(folder, self.name):
-            there = [name for name in self.files if glue_records(folder, self.name, name) is not None]
-        else:
-            there = [name for name in self.files if self._find(folder, name)]
-        return [name for name in self.files if name in ("train", "dev") or name in there]
-
-    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Examples:
-        """Reads ``split`` from ``folder``, from its subfolder named as in GLUE's archive, or from a data set."""
-        if is_glue(Path(folder), self.name):
-            return self._read_dataset(Path(folder), split, max_rows)
-        path = self._find(Path(folder), split)
-        if path is None:
-            raise self._not_found(Path(folder), split)
+            if (records := glue_records(folder, self.name, split)) is not None:
+                return records
+            raise UserError(
+                f"{folder.as_posix()} has no split for {split}: set data.dir to {self.folder_name} as a whole"
+            )
         labelled = split not in self.submissions
-        skips_short_rows = self.skips_short_rows and labelled
-        wanted = (*self.text_columns, self.label_column if labelled else self.id_column)
-        # A line feed in a text breaks its row into short ones, and two of them make an empty line.
-        table = read_table(path, self.folder_name, self.unnamed_columns if labelled else (), wanted, skips_short_rows)
-        *text_places, label_place = table.places(path, wanted)
-        id_place = table.names.index(self.id_column) if self.id_column in table.names else None
-
-        columns: list[list[str]] = [[] for _ in text_places]
-        labels: list[float] = []
-        line_of_id: dict[str, int] = {}
-        short: list[int] = []
-        rows = 0
-        for number, cells in table.rows:
-            if max_rows is not None and rows >= max_rows:
-                break
-            if skips_short_rows and len(cells) < len(table.names):
-                short.append(number)
-                continue
-            if len(cells) != len(table.names):
-                raise UserError(
-                    f"{path}, line {number}: {_count(len(cells), 'column')} where {table.described}: "
-                    "fix or remove the line"
-                )
-            if id_place is not None and (before := line_of_id.setdefault(cells[id_place], number)) != number:
-                fix = "remove one of the two, or" if labelled else "the leaderboard takes one answer for each,"
-                raise UserError(
-                    f"{path}, line {number}: {self.id_column} {cells[id_place]!r} stands on line {before} already: "
-                    f"{fix} copy the file again"
-                )
-            if labelled:
-                try:
-                    labels.append(self._label(cells[label_place]))
-                except ValueError as error:
-                    wrong = f"{self.label_column} is {cells[label_place]!r}"
-                    raise UserError(f"{path}, line {number}: {wrong}: {error}") from None
-            for column, name, place in zip(columns, self.text_columns, text_places, strict=True):
-                if not (cells[place].strip() or self.may_be_empty):
-                    raise UserError(f"{path}, line {number}: {name} is empty: fix the line, or copy the file again")
-                column.append(cells[place])
-            rows += 1
-        if not rows:
-            raise UserError(f"{path} has a header but no rows: copy it again from the original {self.folder_name} data")
-        lines = ", ".join(map(str, short[:10])) + (", ..." if len(short) > 10 else "")
-        return Examples(
-            texts_a=columns[0],
-            texts_b=columns[1] if len(columns) > 1 else None,
-            labels=self._labels(labels) if labelled else None,
-            ids=[str(row) for row in range(rows)] if labelled else list(line_of_id),
-            notes=(f"{path}: {_count(len(short), 'row')} of too few columns left out (line {lines})",) if short else (),
+        return read_records(
+            split_files.find_split_file(folder, self._paths, split, self.folder_name),
+            self.unnamed_columns if labelled else None,
+            header_if=(*self.text_columns, self.label_column),
+            literal_quotes=True,
+            # A line feed in a text breaks its row into short ones, and two of them make an empty line.
+            skip_short_rows=self.skips_short_rows and labelled,
         )
+
+    def read(self, folder: Path, split: str) -> Examples:
+        records = self.records(Path(folder), split)
+        columns = self._read_columns(records, split)
+        texts_b = columns.texts[1] if len(columns.texts) > 1 else None
+        examples = Examples(columns.texts[0], texts_b, None, columns.ids, columns.notes)
+        if columns.labels is None:
+            return examples
+        labels, label_words = self._encode(records, columns, split == "train")
+        return dataclasses.replace(examples, labels=labels, label_words=label_words)
+
+    def _read_columns(self, records: Records, split: str) -> Columns:
+        """The columns as GLUE's files name them, else as its data sets do. Rows with labels are numbered from 0."""
+        names, labelled = records.names or (), split not in self.submissions
+        texts = next((texts for texts in self.table_columns if set(texts) <= set(names)), self.text_columns)
+        label = next((name for name in (self.label_column, "label") if name in names), self.label_column)
+        id = next((name for name in self.id_columns if name in names), self.id_column)
+        columns = read_columns(
+            records,
+            dict.fromkeys(texts, "task"),
+            {label: "task"} if labelled else {},
+            None if labelled and self.id_column not in names else (id, "task"),
+            may_be_empty=self.may_be_empty,
+        )
+        return columns._replace(ids=[str(row) for row in range(len(columns.ids))]) if labelled else columns
 
     def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> Features:
         return features.tokenize(tokenizer, examples.texts, data.max_length, examples.labels)
@@ -250,40 +242,6 @@ class SentenceTask(Task):
         columns = [[row[column] for row in rows] for column in range(count)]
         return Examples(columns[0], columns[1] if count == 2 else None, None, [str(row) for row in range(len(rows))])
 
-    def _read_dataset(self, folder: Path, split: str, max_rows: int | None) -> Examples:
-        records = glue_records(folder, self.name, split)
-        if records is None:
-            raise UserError(
-                f"{folder.as_posix()} has no split for {split}: set data.dir to {self.folder_name} as a whole"
-            )
-        labelled = split not in self.submissions
-        cells = read_cells(
-            records,
-            dict.fromkeys(self.hub_columns or self.text_columns, "task"),
-            {"label": "task"} if labelled else {},
-            None if labelled else ("idx", "task"),
-            max_rows,
-            may_be_empty=self.may_be_empty,
-        )
-        labels = []
-        for number, label in (
-            zip(cells.numbers, require(cells.labels, "the labels")[0], strict=True) if labelled else ()
-        ):
-            try:
-                labels.append(self._label(self._file_word(label)))
-            except ValueError as error:
-                raise records.error(number, f"label is {label!r}: {error}") from None
-        return Examples(
-            texts_a=cells.texts[0],
-            texts_b=cells.texts[1] if len(cells.texts) > 1 else None,
-            labels=self._labels(labels) if labelled else None,
-            ids=cells.ids,
-        )
-
-    def _file_word(self, label: Any) -> str:
-        """What the original files write for a label of a data set."""
-        return str(label)
-
     def _write(
         self, folder: Path, split: str, examples: Examples, words: Sequence[str], more: Mapping[str, Sequence[str]]
     ) -> list[Path]:
@@ -294,16 +252,6 @@ class SentenceTask(Task):
         if not examples.labelled and official is not None and official not in files:
             files = {official: both, **(files if more else {})}
         return [_write_columns(folder / name, columns) for name, columns in files.items()]
-
-    def _find(self, folder: Path, split: str) -> Path | None:
-        places = (place / name for name in self.files[split] for place in (folder, folder / self.folder_name))
-        return next((path for path in places if path.is_file()), None)
-
-    def _not_found(self, folder: Path, split: str) -> UserError:
-        wrong = f"{folder} has no {self.files[split][0]}" if folder.is_dir() else f"{folder} is not a folder"
-        names = ", ".join(names[0] for names in self.files.values())
-        instead = INSTEAD.get(split, "")
-        return UserError(f"{wrong}: set data.dir to the folder with {names} of {self.folder_name}{instead}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,7 +322,7 @@ class ClassificationTask(SentenceTask):
             names = [self.label_names[number] for number in (labels[row], predictions.labels[row])]
             cells = (" ".join(re.split(r"[\t\r\n]+", cell)) for cell in (*texts, *names))
             rows.append((*cells, f"{shares[row]:.6f}"))
-        errors = write_rows(folder / f"{start}errors.tsv", rows)
+        errors = write_tsv(folder / f"{start}errors.tsv", rows)
         matrix = np.array(self.details(predictions, examples)["confusion_matrix"])
         title = f"{self.name}, {split}: {len(wrong):,} errors in {len(labels):,} rows"
         picture = draw_confusion_matrix(folder / f"{start}confusion_matrix.png", matrix, self.label_names, title)
@@ -386,16 +334,19 @@ class ClassificationTask(SentenceTask):
             for number, shares in zip(predictions.labels, predictions.probabilities, strict=True)
         ]
 
-    def _file_word(self, label: Any) -> str:
-        return self.labels[self.label_names.index(label)] if label in self.label_names else str(label)
-
-    def _label(self, cell: str) -> float:
-        if cell not in self.labels:
-            raise ValueError(f"{self.name} has the labels {', '.join(self.labels)}")
-        return self.labels.index(cell)
-
-    def _labels(self, numbers: list[float]) -> np.ndarray:
-        return np.array(numbers, np.int32)
+    def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+        """A label is one of the files' words or, in data sets, its name. A training split may tell the labels."""
+        pairs = zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True)
+        # A blank next to a label is nobody's intention, and nobody sees it.
+        words = [label_text(records, number, self.label_column, label).strip() for number, label in pairs]
+        labels = self.labels or (_in_order(words) if is_train else ())
+        class_of = {word: label for words in (self.label_names, labels) for label, word in enumerate(words)}
+        for number, word in zip(columns.line_numbers, words, strict=True):
+            if word not in class_of:
+                fix = "fix it" if self.folder_name else "fix it, or list all labels as data.labels"
+                known = ", ".join(map(repr, labels))[:200]
+                raise records.error(number, f"{self.label_column} is {word!r}, and the labels are {known}: {fix}")
+        return np.array([class_of[word] for word in words], np.int32), labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -446,25 +397,25 @@ class RegressionTask(SentenceTask):
     def _within(self, scores: np.ndarray) -> np.ndarray:
         return np.clip(scores, self.lowest, self.highest)
 
-    def _label(self, cell: str) -> float:
+    def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
         scale = f"{self.name} has scores from {self.lowest:g} to {self.highest:g}"
         if math.isinf(self.highest):
             scale = f"{self.name} has finite numbers"
-        try:
-            score = float(cell)
-        except ValueError:
-            raise ValueError(f"no number, {scale}") from None
-        if not (math.isfinite(score) and self.lowest <= score <= self.highest):
-            raise ValueError(f"out of range, {scale}")
-        return score
-
-    def _labels(self, numbers: list[float]) -> np.ndarray:
-        return np.array(numbers, np.float32)
+        scores = []
+        for number, label in zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True):
+            place = f"{self.label_column} is {str(label)[:40]!r}"
+            try:
+                scores.append(float(str(label)))
+            except ValueError:
+                raise records.error(number, f"{place}: no number, {scale}: fix it") from None
+            if not (math.isfinite(scores[-1]) and self.lowest <= scores[-1] <= self.highest):
+                raise records.error(number, f"{place}: out of range, {scale}: fix it")
+        return np.array(scores, np.float32), ()
 
 
 def _write_columns(path: Path, columns: Sequence[tuple[str, Sequence[str]]]) -> Path:
     """A line of names, and one for each row."""
-    return write_rows(path, [[name for name, _ in columns], *zip(*(cells for _, cells in columns), strict=True)])
+    return write_tsv(path, [[name for name, _ in columns], *zip(*(cells for _, cells in columns), strict=True)])
 
 
 def _exact(score: np.floating) -> str:
@@ -472,5 +423,10 @@ def _exact(score: np.floating) -> str:
     return np.format_float_positional(score, trim="-")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _in_order(words: Iterable[str]) -> tuple[str, ...]:
+    """Each word once; numbers in their order, words in the alphabet's."""
+    distinct = set(words)
+    try:
+        return tuple(sorted(distinct, key=lambda word: (int(word), word)))
+    except ValueError:
+        return tuple(sorted(distinct))

@@ -19,11 +19,11 @@ from bert.config import TaskDataConfig
 from bert.data.features import pad_and_stack
 from bert.data.inputs import as_texts
 from bert.errors import require
+from bert.files import write_tsv
 from bert.metrics.tagging_schemes import OUTSIDE, SCHEMES, convert, is_span_tag, join_tag, split_tag
 from bert.tasks.base import Outputs, Task
 from bert.tasks.readers import conll, split_files
 from bert.tasks.readers.conll import Rows, Sentences
-from bert.tasks.readers.tsv import write_rows
 
 FILES: split_files.Names = {
     "train": ("train.txt", "eng.train", "train.conll", "wnut17train.conll", "train.tsv"),
@@ -119,14 +119,12 @@ class TaggingTask(Task):
     def splits(self, folder: Path) -> list[str]:
         return split_files.splits_in(Path(folder), FILES)
 
-    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Sentences:
-        """The first ``max_rows`` sentences; labels are those of the whole file. A test file with as many columns as
-        the training file has its tags."""
+    def read(self, folder: Path, split: str) -> Sentences:
+        """A test file with as many columns as the training file has its tags."""
         path = split_files.find_split_file(folder, FILES, split, "CoNLL columns")
         labelled = split != "test" or conll.width(path) == conll.width(self._train(folder))
         sentences = conll.read(path, labelled, "count" if self.may_be_broken else "error")
-        labels = conll.label_names(sentences) if labelled else ()
-        return replace(sentences.first(max_rows), labels=labels)
+        return replace(sentences, labels=conll.label_names(sentences) if labelled else ())
 
     def features(self, tokenizer: Tokenizer, examples: Sentences, data: TaskDataConfig) -> Rows:
         return conll.tokenize(tokenizer, examples, self.labels, data.max_length)
@@ -247,7 +245,7 @@ def _write_types(path: Path, tags: Sequence[Sequence[str]], right: Sequence[Sequ
     rows: list[tuple[str, ...]] = [("type", *names)]
     for type, scores in metrics.entities_by_type(tags, right).items():
         rows.append((type, *(f"{scores[name]:.6g}" for name in names)))
-    return write_rows(path, rows)
+    return write_tsv(path, rows)
 
 
 TASKS = tuple(TaggingTask(name=name) for name in ("ner", "conll2003", "wnut17"))

@@ -119,10 +119,10 @@ def test_the_delimiter_of_csv_is_that_of_its_first_row(tmp_path: Path, delimiter
     path = made(tmp_path, "a.csv", f"text{delimiter}label\nso, so{delimiter}1\n")
     records = read_records(path)
     assert list(records.rows) == [(2, {"text": "so, so", "label": "1"})]
-    assert records.notes == (f"{path}: read as columns between {word}",)
+    assert records.notes == [f"{path}: read as columns between {word}"]
     unnamed = read_records(made(tmp_path, "b.csv", f"so, so, so{delimiter}1\n"), ["text", "label"])
     assert list(unnamed.rows) == [(1, {"text": "so, so, so", "label": "1"})]
-    assert read_records(made(tmp_path, "c.csv", "text,label\na;b\tc,1\n")).notes == ()
+    assert read_records(made(tmp_path, "c.csv", "text,label\na;b\tc,1\n")).notes == []
     assert list(read_records(made(tmp_path, "d.csv", "text\na, b\n")).names) == ["text"]
 
 

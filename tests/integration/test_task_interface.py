@@ -94,8 +94,8 @@ class Letters(Task):
     def splits(self, folder: Path) -> list[str]:
         return ["train", "dev", "test"]
 
-    def read(self, folder: Path, split: str, max_rows: int | None = None) -> Lines:
-        lines = [line.split(" ", 1) for line in (folder / f"{split}.txt").read_text().splitlines()[:max_rows]]
+    def read(self, folder: Path, split: str) -> Lines:
+        lines = [line.split(" ", 1) for line in (folder / f"{split}.txt").read_text().splitlines()]
         return Lines([text for _, text in lines], None if split == "test" else [letter for letter, _ in lines])
 
     def features(self, tokenizer, examples: Lines, data: TaskDataConfig) -> Features:

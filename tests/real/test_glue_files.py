@@ -9,7 +9,7 @@ import pytest
 from tokenizers import BertWordPieceTokenizer, Tokenizer
 
 from bert.config import TaskDataConfig
-from bert.data.records import table_cells
+from bert.data.records import table_rows
 from bert.tasks import TASKS
 from bert.tasks.sequence import Examples
 
@@ -53,9 +53,9 @@ def test_quotes_of_the_original_files_are_characters(shared: Path) -> None:
     """Also for a task that names columns, which decides on quotes by the file."""
     for path in sorted((shared / "data" / "glue").glob("*/*.tsv")):
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-        cells, notes = table_cells(path)
-        assert notes == ()
-        assert list(cells) == [(number, line.split("\t")) for number, line in enumerate(lines, 1) if line], path
+        rows, notes = table_rows(path)
+        assert notes == []
+        assert list(rows) == [(number, line.split("\t")) for number, line in enumerate(lines, 1) if line], path
 
 
 def test_majority_classes_are_the_known_ones(shared):

@@ -69,8 +69,8 @@ def test_a_test_file_has_ids_and_no_labels(tmp_path):
     examples = SST2.read(tmp_path, "test")
     assert examples.labels is None
     assert examples.ids == ["10", "11"]
-    assert "no column 'label'" in error_of(write(tmp_path / "x", b"index\tsentence\n1\ta\n"))
-    assert "no column 'index'" in error_of(write(tmp_path / "x", b"sentence\na\n", "test.tsv"), "test")
+    assert "no 'label' among" in error_of(write(tmp_path / "x", b"index\tsentence\n1\ta\n"))
+    assert "no 'index' among" in error_of(write(tmp_path / "x", b"sentence\na\n", "test.tsv"), "test")
 
 
 def test_text_may_hold_anything_but_tabs_and_line_feeds(tmp_path):
@@ -100,12 +100,6 @@ def test_empty_lines_end_a_file_but_do_not_interrupt_it(tmp_path):
     assert "train.tsv, line 3: the line is empty" in error_of(write(tmp_path, HEADER + b"a\t1\n\n\nb\t0\n"))
 
 
-def test_max_rows_takes_the_first_and_looks_no_further(tmp_path):
-    write(tmp_path, HEADER + b"a\t1\nb\t0\nbroken\n")
-    assert SST2.read(tmp_path, "train", max_rows=2).texts_a == ["a", "b"]
-    assert len(SST2.read(write(tmp_path, HEADER + b"a\t1\n"), "train", max_rows=9).texts_a) == 1
-
-
 def test_the_folder_above_will_do(tmp_path):
     write(tmp_path / "SST-2", HEADER + b"a\t1\n")
     assert SST2.read(tmp_path, "train").texts_a == ["a"]
@@ -116,22 +110,18 @@ def test_the_folder_above_will_do(tmp_path):
     [
         (b"", "is empty"),
         (b"\n\n", "is empty"),
-        (HEADER, "has a header but no rows"),
-        (b"text\tlabel\na\t1\n", "line 1: no column 'sentence' among 'text', 'label'"),
-        (b"a charming film\t1\nbleak\t0\n", "line 1: no column 'sentence'"),
+        (HEADER, "has no rows: it needs a line for each example"),
+        (b"text\tlabel\na\t1\n", "line 1: no 'sentence' among 'text', 'label'"),
+        (b"a charming film\t1\nbleak\t0\n", "line 1: no 'sentence' among"),
         (b"sentence,label\na,1\n", "with a tab between two names"),
         (HEADER + b"a\t1\nb\n", "line 3: 1 column where the header has 2"),
         (HEADER + b"a\tb\t1\n", "line 2: 3 columns where the header has 2"),
-        (HEADER + b"a\t1\nb\t2\n", "line 3: label is '2': sst2 has the labels 0, 1"),
-        (HEADER + b"a\tpositive\n", "line 2: label is 'positive'"),
+        (HEADER + b"a\t1\nb\t2\n", "line 3: label is '2', and the labels are '0', '1': fix it"),
+        (HEADER + b"a\tgood\n", "line 2: label is 'good'"),
         (HEADER + b"a\t\n", "line 2: label is ''"),
-        (HEADER + b"a\t1\n\t0\n", "line 3: sentence is empty: fix the line, or copy the file again"),
+        (HEADER + b"a\t1\n\t0\n", "line 3: sentence is empty: write it or remove the line"),
         (HEADER + b" \xe2\x80\xa8\t1\n", "line 2: sentence is empty"),
-        (HEADER + b"a\t1\ncaf\xe9\t1\n", "line 3: byte 0xe9 is not UTF-8"),
-        (
-            b"\xff\xfes\x00e\x00\n\x00",
-            "for example with iconv -f UTF-16 -t UTF-8",
-        ),
+        (HEADER + b"a\t1\ncaf\xe9\t1\n", "line 3: not UTF-8"),
         (HEADER + b"a\x00b\t1\n", "line 2: a NUL character"),
     ],
 )

@@ -74,24 +74,19 @@ def test_commonsenseqa(tmp_path):
     assert (unlabelled.labels, unlabelled.ids) == (None, ["0"])
 
 
-def test_max_rows_takes_the_first_and_looks_no_further(tmp_path):
-    path = write(tmp_path, line() + line() + "broken\n", "dev.jsonl")
-    assert len(multiple_choice.read(path, max_rows=2).contexts) == 2
-    assert "line 3" in error_of(path)
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "line 1: no column 'sent1'"),
+        ("", "is empty"),
         (HEADER, "holds no questions"),
-        ("sent1,sent2,ending0,label\n", "line 1: no column 'ending1'"),
-        ("sent1,sent2,ending0,ending1\n", "line 1: no column 'label'"),
+        ("sent1,sent2,ending0,label\na,b,c,0\n", "line 2: fewer than two choices"),
+        ("sent1,sent2,ending0,ending1\na,b,c,d\n", "line 2: no 'label': give every question its right choice"),
+        ("sent1,sent,ending0,ending1\na,b,c,d\n", "line 2: no 'question' among 'sent1', 'sent'"),
         (HEADER + '0,v,"a\nb",b,c,d,e,f,1\n0,v,a,b,c,d,e,1\n', "line 4: 8 columns where the header has 9"),
         (HEADER + "0,v,a,b,c,d,e,f,4\n", "line 2: label is '4': it must be one of 0, 1, 2, 3"),
         (HEADER + "0,v,a,b,c,d,e,f,\n", "line 2: label is ''"),
-        (HEADER + "0,v, ,b,c,d,e,f,1\n", "line 2: sent1 is empty"),
-        (HEADER + "0,v,a,b,c,,e,f,1\n", "line 2: an ending is empty"),
+        (HEADER + "0,v, ,b,c,d,e,f,1\n", "line 2: the question is empty"),
+        (HEADER + "0,v,a,b,c,,e,f,1\n", "line 2: fewer than two choices, or one that is empty"),
         (HEADER + '0,v,"a"x,b,c,d,e,f,1\n', "line 2: not CSV"),
         (HEADER + '0,v,"a,b,c,d,e,f,1\n', "line 2: not CSV"),
         (HEADER.encode() + b"0,v,a,b,c,d,e,f,1\n0,v,\xe9,b,c,d,e,f,1\n", "line 3: not UTF-8"),
@@ -106,19 +101,20 @@ def test_what_is_wrong_in_csv_is_told_with_file_and_line(tmp_path, content, word
     [
         ("\n", "holds no questions"),
         (line() + "{", "line 2: not JSON"),
-        ("[]", "line 1: no 'question'"),
-        ('{"question": "who"}', "line 1: 'question' is 'who': it must be an object"),
-        ('{"question": {"choices": []}}', "line 1: no 'stem'"),
-        ('{"question": {"stem": "s"}}', "line 1: no 'choices'"),
+        ("[]", "line 1: no object of named fields"),
+        ("{}", "line 1: no 'question'"),
+        ('{"question": "who"}', "line 1: fewer than two choices"),
+        ('{"question": {"choices": []}}', "line 1: the question is empty or not a text"),
+        ('{"question": {"stem": "s"}}', "line 1: fewer than two choices"),
         (line(" "), "line 1: the question is empty"),
-        (line(choices="x"), "line 1: the choices are"),
-        (line(choices="x "), "line 1: the choices are"),
-        (line().replace('"B"', '"A"'), "line 1: the choices are"),
-        (line().replace('"label": "B", ', ""), "line 1: no 'label'"),
+        (line(choices="x"), "line 1: fewer than two choices"),
+        (line(choices="x "), "line 1: fewer than two choices, or one that is empty"),
+        (line().replace('"B"', '"A"'), "line 1: the labels of the choices are"),
+        (line().replace('"label": "B", ', ""), "line 1: the labels of the choices are"),
         (line() + line(answer=None), "line 2: no 'answerKey'"),
         (line(answer="D"), "line 1: answerKey is 'D': it must be one of A, B, C"),
         (line(id="one") + line(id="one"), "line 2: the id one stands on line 1 already"),
-        (line(id=1), "line 1: 'id' is '1': it must be a text"),
+        (line(id=[]), "line 1: id is []: it must be a text"),
     ],
 )
 def test_what_is_wrong_in_jsonl_is_told_with_file_and_line(tmp_path, content, words):
@@ -126,7 +122,7 @@ def test_what_is_wrong_in_jsonl_is_told_with_file_and_line(tmp_path, content, wo
 
 
 def test_missing_files_are_named(tmp_path):
-    assert "cannot be read (No such file or directory)" in error_of(tmp_path / "x.csv")
+    assert "does not exist or is not a file" in error_of(tmp_path / "x.csv")
 
 
 @pytest.fixture

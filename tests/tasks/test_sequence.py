@@ -101,18 +101,18 @@ def test_empty_lines_within_questions_of_qqp_are_short_rows(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "old", "new", "words"),
     [
-        ("cola", "\t0\t*", "\t2\t*", "train.tsv, line 2: label is '2': cola has the labels 0, 1"),
-        ("cola", "\t*\tThem", "\tThem", "train.tsv, line 2: 3 columns where there should be 4"),
+        ("cola", "\t0\t*", "\t2\t*", "train.tsv, line 2: label is '2', and the labels are '0', '1': fix it"),
+        ("cola", "\t*\tThem", "\tThem", "train.tsv, line 2: 3 columns where the original has 4"),
         ("stsb", "3.800", "5.001", "train.tsv, line 2: score is '5.001': out of range, stsb has scores from 0 to 5"),
         ("stsb", "3.800", "-0.1", "score is '-0.1': out of range"),
         ("stsb", "3.800", "nan", "score is 'nan': out of range"),
         ("stsb", "3.800", "high", "score is 'high': no number, stsb has scores from 0 to 5"),
-        ("mnli", "neutral\n", "-\n", "gold_label is '-': mnli has the labels entailment, neutral, contradiction"),
-        ("rte", "not_entailment", "1", "label is '1': rte has the labels entailment, not_entailment"),
-        ("rte", "\ta\tb\t", "\t\tb\t", "train.tsv, line 2: sentence1 is empty: fix the line, or copy the file again"),
+        ("mnli", "neutral\n", "-\n", "gold_label is '-', and the labels are 'entailment', 'neutral', 'contradiction'"),
+        ("rte", "not_entailment", "1", "label is '1', and the labels are 'entailment', 'not_entailment'"),
+        ("rte", "\ta\tb\t", "\t\tb\t", "train.tsv, line 2: sentence1 is empty: write it or remove the line"),
         ("rte", "\ta\tb\t", "\ta\t \t", "train.tsv, line 2: sentence2 is empty"),
         ("qnli", "q?", "", "train.tsv, line 2: question is empty"),
-        ("qnli", "question", "query", "train.tsv, line 1: no column 'question' among 'index', 'query'"),
+        ("qnli", "question", "query", "train.tsv, line 1: no 'question' among 'index', 'query'"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_with_file_and_line(tmp_path: Path, name, old, new, words) -> None:
@@ -136,7 +136,7 @@ def test_ids_that_are_there_twice_are_refused(tmp_path: Path) -> None:
 )
 def test_ids_of_labelled_rows_that_are_there_twice_are_refused(tmp_path: Path, name, more, words) -> None:
     message = error_of(made(tmp_path, name, dev=LAYOUTS[name]["dev.tsv"][0] + more), name, "dev")
-    assert words + "remove one of the two, or copy the file again" in message
+    assert words + "give each row an id of its own, or copy the file again" in message
 
 
 def test_labelled_files_without_ids_are_read(tmp_path: Path) -> None:

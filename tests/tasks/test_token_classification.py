@@ -86,7 +86,6 @@ def test_squad_trains_on_what_has_a_place_and_scores_everything(tmp_path, tokeni
     strict = task.from_config(dataclasses.replace(DATA, misaligned_answers="error"))
     with pytest.raises(UserError, match="question lost: the answer 'b' does not stand at character 0"):
         strict.read(tmp_path, "dev")
-    assert len(task.read(tmp_path, "dev", max_rows=1)) == 1
     assert list(dev.sentences()) == ["a b c", "q", "q"]
 
 
@@ -151,7 +150,7 @@ def test_labels_of_tagging_are_those_of_the_whole_training_file(tmp_path, tokeni
     write_columns(tmp_path, "test", "a\nb")
     task = find_task("ner")
     assert task.splits(tmp_path) == ["train", "dev", "test"]
-    train = task.read(tmp_path, "train", max_rows=1)
+    train = task.read(tmp_path, "train").take([0])
     assert len(train) == 1
     fitted = task.fit(train)
     assert fitted.labels == ("O", "B-X", "I-X", "B-Y", "I-Y")

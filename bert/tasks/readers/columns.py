@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,27 +69,27 @@ def _found(folder: Path, split: str, kinds: Sequence[str]) -> list[Path]:
 class Columns(NamedTuple):
     """What the rows of a split hold, R of each."""
 
-    numbers: list[int]
-    """Line, or row, of each."""
+    line_numbers: list[int]
+    """Line, or row of a data set, of each."""
     texts: list[list[str]]
     """[columns of text][R]."""
     labels: list[list[Any]] | None
-    """[columns of labels][R] as they are given; None where the first row has none."""
+    """[columns of labels][R] as they are given; None if the split has none."""
     ids: list[str]
+    """As the rows have them, else counted from 0."""
     notes: tuple[str, ...] = ()
     """Sentences on how the file is read."""
 
 
-def read_cells(
+def read_columns(
     records: Records,
     texts: Mapping[str, str],
     labels: Mapping[str, str],
     id: tuple[str, str] | None = None,
-    max_rows: int | None = None,
     needed: bool = True,
     may_be_empty: bool = False,
 ) -> Columns:
-    """The cells of the wanted columns.
+    """Reads the wanted columns of all rows.
 
     Args:
       texts, labels: column -> configuration key that names it.
@@ -101,33 +100,35 @@ def read_cells(
     Raises:
       UserError: place of a row that lacks a column, has a text that is none, or the id of another one.
     """
-    cells = Columns([], [[] for _ in texts], [[] for _ in labels], [], records.notes)
+    columns = Columns([], [[] for _ in texts], [[] for _ in labels], [])
     line_of_id: dict[str, int] = {}
-    wanted = {**texts, **dict([id] if id else [])}
     labelled = bool(labels)
-    for number, fields in itertools.islice(records.rows, max_rows):
-        if labelled and not (needed or cells.numbers):
+    for number, fields in records.rows:
+        is_first = not columns.line_numbers
+        if is_first and not needed:
             labelled = any(fields.get(name) not in (None, "") for name in labels)
-        if not cells.numbers or records.names is None:
+        if is_first or records.names is None:
             header = 1 if records.names and records.unit == "line" else number
-            records.require(header, list(fields), {**wanted, **(labels if labelled else {})})
-        for column, name in zip(cells.texts, texts, strict=True):
+            records.require(header, fields, {**texts, **(labels if labelled else {}), **dict([id] if id else [])})
+        for column, name in zip(columns.texts, texts, strict=True):
             column.append(_text(records, number, name, fields[name], may_be_empty))
-        for column, name in zip(cells.labels or (), labels if labelled else (), strict=False):
+        for column, name in zip(columns.labels or (), labels if labelled else (), strict=False):
             column.append(fields[name])
+        row_id = str(len(columns.ids))
         if id:
-            own = label_text(records, number, id[0], fields[id[0]])
-            if (before := line_of_id.setdefault(own, number)) != number:
-                fix = f", or leave {id[1]} out" if id[1].startswith("data.") else ""
+            row_id = label_text(records, number, id[0], fields[id[0]])
+            if (before := line_of_id.setdefault(row_id, number)) != number:
+                fix = f"leave {id[1]} out" if id[1].startswith("data.") else "copy the file again"
                 raise records.error(
                     number,
-                    f"{id[0]} {own!r} stands on {records.unit} {before} already: give each row an id of its own{fix}",
+                    f"{id[0]} {row_id!r} stands on {records.unit} {before} already: give each row an id of its own, "
+                    f"or {fix}",
                 )
-        cells.ids.append(own if id else str(len(cells.ids)))
-        cells.numbers.append(number)
-    if not cells.numbers:
+        columns.ids.append(row_id)
+        columns.line_numbers.append(number)
+    if not columns.line_numbers:
         raise UserError(f"{records.place} has no rows: it needs a {records.unit} for each example")
-    return cells if labelled else cells._replace(labels=None)
+    return columns._replace(labels=columns.labels if labelled else None, notes=tuple(records.notes))
 
 
 def _text(records: Records, number: int, name: str, value: Any, may_be_empty: bool) -> str:

@@ -103,10 +103,6 @@ class Sentences:
         """The words: equal sentences stay together."""
         return [tuple(words) for words in self.words]
 
-    def first(self, count: int | None) -> Sentences:
-        """So many sentences from the start; all of them if None."""
-        return self.take(range(len(self))[:count])
-
     def take(self, rows: Sequence[int]) -> Sentences:
         """The sentences of these numbers."""
         taken: dict[str, Any] = {

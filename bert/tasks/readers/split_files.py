@@ -26,12 +26,13 @@ def find(folder: Path, names: Sequence[str]) -> Path | None:
       UserError: a pattern fits several files.
     """
     for name in names:
-        found = sorted(path for path in folder.glob(name) if path.is_file())
-        if len(found) > 1:
-            several = ", ".join(path.name for path in found)
+        paths = sorted(folder.glob(name)) if "*" in name else [folder / name]
+        paths = [path for path in paths if path.is_file()]
+        if len(paths) > 1:
+            several = ", ".join(path.name for path in paths)
             raise UserError(f"{folder} has {several}: call the one that is meant {name.replace('*', '')}")
-        if found:
-            return found[0]
+        if paths:
+            return paths[0]
     return None
 
 
