@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Self
@@ -39,7 +39,6 @@ class _FromColumns(SentenceTask):
         return tuple(self.data.column_names or ())
 
     def records(self, folder: Path, split: str) -> Records:
-        """The rows of a split, with the texts, the label and the id under the names that the columns have."""
         return split_records(folder, split, self.data)
 
     def from_config(self, data: TaskDataConfig) -> Self:
@@ -76,10 +75,8 @@ class CustomClassification(_FromColumns, ClassificationTask):
     """One label a row. The labels are those of ``data.labels``, else those of the training file."""
 
     name: str = "classification"
-    folder_name: str = ""
     text_columns: tuple[str, ...] = ("text",)
     label_column: str = "label"
-    submissions: Mapping[str, str] = field(default_factory=lambda: {"test": "test.tsv"})
     labels: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("accuracy",)
@@ -108,10 +105,8 @@ class CustomRegression(_FromColumns, RegressionTask):
     """One score a row, within ``data.score_range`` where that is set."""
 
     name: str = "regression"
-    folder_name: str = ""
     text_columns: tuple[str, ...] = ("text",)
     label_column: str = "label"
-    submissions: Mapping[str, str] = field(default_factory=lambda: {"test": "test.tsv"})
     metrics: tuple[str, ...] = ("pearson", "spearman")
     main_metric: str = "pearson"
     lowest: float = -math.inf

@@ -2,12 +2,134 @@
 
 from __future__ import annotations
 
-from bert.tasks.sequence import ClassificationTask, RegressionTask
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bert.data.records import Records, read_records
+from bert.errors import UserError
+from bert.files import write_tsv
+from bert.tasks.readers import split_files
+from bert.tasks.readers.columns import Columns, read_columns
+from bert.tasks.readers.glue_datasets import glue_records, is_glue
+from bert.tasks.sequence import ClassificationTask, Examples, RegressionTask, SentenceTask
 
 ENTAILMENT = ("entailment", "not_entailment")
 
+
+@dataclass(frozen=True, kw_only=True)
+class GlueTask(SentenceTask):
+    """What the original files are called and hold, and how they differ from other tables."""
+
+    folder_name: str
+    """Folder in GLUE's own archive."""
+    files: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)}
+    )
+    """Names that the file of each split goes by."""
+    submissions: Mapping[str, str]
+    """File that the leaderboard wants for each split without labels."""
+    id_column: str = "index"
+    """Column that numbers the rows: of a split without labels, and of one with them if its file has it."""
+    unnamed_table_columns: tuple[str, ...] = ()
+    """Columns of the files with labels, if these have no header."""
+    skips_short_rows: bool = False
+    """Whether rows of too few columns in files with labels are a known flaw of the original."""
+    may_be_empty: bool = False
+    """Whether some texts of the original are empty."""
+    hub_columns: tuple[str, ...] = ()
+    """What data sets call the texts, if that is not ``text_columns``."""
+
+    @property
+    def table_columns(self) -> tuple[tuple[str, ...], ...]:
+        """As in the task's files, and as in its data sets."""
+        return (self.text_columns, self.hub_columns) if self.hub_columns else (self.text_columns,)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        """As in the task's files, and as in its data sets."""
+        return (self.id_column, "idx")
+
+    def text_of(self, name: str, value: Any) -> str:
+        """A text of a row, which of some tasks may be empty."""
+        return value if self.may_be_empty and isinstance(value, str) else super().text_of(name, value)
+
+    @property
+    def _paths(self) -> split_files.Names:
+        """The names of each split's file, in the folder or in the one that GLUE's archive has."""
+        return {
+            split: [path for name in names for path in (name, f"{self.folder_name}/{name}")]
+            for split, names in self.files.items()
+        }
+
+    def splits(self, folder: Path) -> list[str]:
+        if not is_glue(Path(folder), self.name):
+            return split_files.splits_in(Path(folder), self._paths)
+        return [
+            split
+            for split in self.files
+            if split in ("train", "dev") or glue_records(Path(folder), self.name, split) is not None
+        ]
+
+    def records(self, folder: Path, split: str) -> Records:
+        """The rows of a split of a data set, or of the file in ``folder`` or in its subfolder named as GLUE's."""
+        if is_glue(folder, self.name):
+            if (records := glue_records(folder, self.name, split)) is not None:
+                return records
+            raise UserError(
+                f"{folder.as_posix()} has no split for {split}: set data.dir to {self.folder_name} as a whole"
+            )
+        labelled = split not in self.submissions
+        return read_records(
+            split_files.find_split_file(folder, self._paths, split, self.folder_name),
+            self.unnamed_table_columns if labelled else None,
+            header_if=(*self.text_columns, self.label_column),
+            literal_quotes=True,
+            # A line feed in a text breaks its row into short ones, and two of them make an empty line.
+            skip_short_rows=self.skips_short_rows and labelled,
+        )
+
+    def _read_columns(self, records: Records, split: str) -> Columns:
+        """The columns as GLUE's files name them, else as its data sets do. Rows with labels are numbered from 0."""
+        names, labelled = records.names or (), split not in self.submissions
+        texts = next((texts for texts in self.table_columns if set(texts) <= set(names)), self.text_columns)
+        label = next((name for name in (self.label_column, "label") if name in names), self.label_column)
+        id = next((name for name in self.id_columns if name in names), self.id_column)
+        columns = read_columns(
+            records,
+            dict.fromkeys(texts, "task"),
+            {label: "task"} if labelled else {},
+            None if labelled and self.id_column not in names else (id, "task"),
+            may_be_empty=self.may_be_empty,
+        )
+        return columns._replace(ids=[str(row) for row in range(len(columns.ids))]) if labelled else columns
+
+    def _write(
+        self, folder: Path, split: str, examples: Examples, words: Sequence[str], more: Mapping[str, Sequence[str]]
+    ) -> list[Path]:
+        """Of a split without labels the leaderboard's file, and SPLIT.tsv if there is more to tell."""
+        if examples.labelled or split not in self.submissions:
+            return super()._write(folder, split, examples, words, more)
+        rows = [("index", "prediction"), *zip(examples.ids, words, strict=True)]
+        official = write_tsv(folder / self.submissions[split], rows)
+        return [official, *(super()._write(folder, split, examples, words, more) if more else [])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueClassification(GlueTask, ClassificationTask):
+    """One label a row."""
+
+    unknown_label_fix = "fix it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueRegression(GlueTask, RegressionTask):
+    """One score a row."""
+
+
 TASKS = (
-    ClassificationTask(
+    GlueClassification(
         name="sst2",
         folder_name="SST-2",
         text_columns=("sentence",),
@@ -18,7 +140,7 @@ TASKS = (
         main_metric="accuracy",
         submissions={"test": "SST-2.tsv"},
     ),
-    ClassificationTask(
+    GlueClassification(
         name="mrpc",
         folder_name="MRPC",
         text_columns=("#1 String", "#2 String"),
@@ -30,7 +152,7 @@ TASKS = (
         main_metric="f1",
         submissions={"test": "MRPC.tsv"},
     ),
-    ClassificationTask(
+    GlueClassification(
         name="cola",
         folder_name="CoLA",
         text_columns=("sentence",),
@@ -40,9 +162,9 @@ TASKS = (
         metrics=("matthews", "accuracy"),
         main_metric="matthews",
         submissions={"test": "CoLA.tsv"},
-        unnamed_columns=("source", "label", "mark", "sentence"),
+        unnamed_table_columns=("source", "label", "mark", "sentence"),
     ),
-    RegressionTask(
+    GlueRegression(
         name="stsb",
         folder_name="STS-B",
         text_columns=("sentence1", "sentence2"),
@@ -53,7 +175,7 @@ TASKS = (
         main_metric="pearson",
         submissions={"test": "STS-B.tsv"},
     ),
-    ClassificationTask(
+    GlueClassification(
         name="qqp",
         folder_name="QQP",
         text_columns=("question1", "question2"),
@@ -67,7 +189,7 @@ TASKS = (
         skips_short_rows=True,
         may_be_empty=True,  # question2 of two training rows
     ),
-    ClassificationTask(
+    GlueClassification(
         name="mnli",
         folder_name="MNLI",
         text_columns=("sentence1", "sentence2"),
@@ -89,7 +211,7 @@ TASKS = (
         },
         submissions={"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv", "diagnostic": "AX.tsv"},
     ),
-    ClassificationTask(
+    GlueClassification(
         name="qnli",
         folder_name="QNLI",
         text_columns=("question", "sentence"),
@@ -100,7 +222,7 @@ TASKS = (
         main_metric="accuracy",
         submissions={"test": "QNLI.tsv"},
     ),
-    ClassificationTask(
+    GlueClassification(
         name="rte",
         folder_name="RTE",
         text_columns=("sentence1", "sentence2"),
@@ -111,7 +233,7 @@ TASKS = (
         main_metric="accuracy",
         submissions={"test": "RTE.tsv"},
     ),
-    ClassificationTask(
+    GlueClassification(
         name="wnli",
         folder_name="WNLI",
         text_columns=("sentence1", "sentence2"),

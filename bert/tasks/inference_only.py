@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bert.data.inputs import as_text_or_pair
+from bert.data.records import Records
 from bert.data.windows import Text
 from bert.tasks.base import Task
 from bert.tasks.multiple_choice import MultipleChoiceTask
 from bert.tasks.question_answering import SquadTask
+from bert.tasks.readers.columns import Columns
 from bert.tasks.sequence import ClassificationTask, Examples, RegressionTask
 from bert.tasks.token_classification import TaggingTask
 
@@ -23,6 +26,16 @@ class _FlexibleInputs:
         texts = [as_text_or_pair(given, number) for number, given in enumerate(inputs, 1)]
         first = [text if isinstance(text, str) else text[0] for text in texts]
         return _MixedExamples(first, None, None, [str(row) for row in range(len(texts))], given=texts)
+
+    def splits(self, folder: Path) -> list[str]:
+        """None: such a model is not trained."""
+        return []
+
+    def records(self, folder: Path, split: str) -> Records:
+        raise NotImplementedError("a model for inference has no files")
+
+    def _read_columns(self, records: Records, split: str) -> Columns:
+        raise NotImplementedError("a model for inference has no files")
 
     @property
     def table_columns(self) -> tuple[tuple[str, ...], ...]:
@@ -99,7 +112,7 @@ def published_task(
 
 
 def _classifier(name: str, outputs: tuple[str, ...], problem_type: str | None) -> Task | None:
-    unknown: dict[str, Any] = {"name": name, "folder_name": name, "text_columns": ("text",), "label_column": "label"}
+    unknown: dict[str, Any] = {"name": name, "text_columns": ("text",), "label_column": "label"}
     unknown |= {"metrics": (), "main_metric": ""}
     if len(outputs) == 1 and problem_type in (None, "regression"):
         return _PublishedRegression(**unknown, lowest=-math.inf, highest=math.inf)

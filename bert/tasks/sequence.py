@@ -1,4 +1,4 @@
-"""Tasks over sentences and pairs of sentences: one label or one score a row, in tab-separated files."""
+"""Tasks over sentences and pairs of sentences: one label or one score for each row of a table."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -19,15 +19,13 @@ from bert.config import TaskDataConfig
 from bert.data import features
 from bert.data.features import Features
 from bert.data.inputs import as_texts
-from bert.data.records import Records, read_records
+from bert.data.records import Records
 from bert.data.windows import Text
-from bert.errors import UserError, require
+from bert.errors import require
 from bert.files import write_tsv
 from bert.runs.confusion_matrix import draw_confusion_matrix
 from bert.tasks.base import Outputs, Task
-from bert.tasks.readers import split_files
-from bert.tasks.readers.columns import Columns, label_text, read_columns
-from bert.tasks.readers.glue_datasets import glue_records, is_glue
+from bert.tasks.readers.columns import Columns, label_text
 
 
 @dataclass(frozen=True)
@@ -107,35 +105,17 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceTask(Task):
-    """What its files are called and hold, and how it is measured."""
+    """Texts or pairs of texts. A subclass gives the rows (``splits``, ``records``) and what the labels mean."""
 
     name: str
-    folder_name: str
-    """Folder in GLUE's own archive."""
     text_columns: tuple[str, ...]
-    """Header names of the one or two texts."""
+    """Names of the one or two columns of text."""
     label_column: str
     metrics: tuple[str, ...]
-    """Names in `bert.metrics.METRICS`, GLUE's official ones."""
+    """Names in `bert.metrics.METRICS`."""
     main_metric: str
-    files: Mapping[str, tuple[str, ...]] = field(
-        default_factory=lambda: {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)}
-    )
-    """Names that the file of each split goes by."""
-    submissions: Mapping[str, str] = field(default_factory=dict)
-    """File that the leaderboard wants for each split without labels."""
-    id_column: str = "index"
-    """Column that numbers the rows: of a split without labels, and of one with them where its file has it."""
     written_id: str = "index"
     """What SPLIT.tsv calls the column of ids."""
-    unnamed_columns: tuple[str, ...] = ()
-    """Columns of the files with labels, where these have no header."""
-    skips_short_rows: bool = False
-    """Whether rows of too few columns in files with labels are a known flaw of the original: left out, and told."""
-    may_be_empty: bool = False
-    """Whether empty texts are one: they are read as they are."""
-    hub_columns: tuple[str, ...] = ()
-    """What data sets call the texts, where that is not ``text_columns``."""
     head: str = "classification"
 
     @property
@@ -144,61 +124,19 @@ class SentenceTask(Task):
 
     @property
     def table_columns(self) -> tuple[tuple[str, ...], ...]:
-        """As in the task's files, and as in its data sets."""
-        return (self.text_columns, self.hub_columns) if self.hub_columns else (self.text_columns,)
+        return (self.text_columns,)
 
-    @property
-    def id_columns(self) -> tuple[str, ...]:
-        """As in the task's files, and as in its data sets."""
-        return (self.id_column, "idx")
+    @abstractmethod
+    def records(self, folder: Path, split: str) -> Records:
+        """The rows of a split, with texts, label and id under the names of their columns."""
 
-    @property
-    def unnamed_table_columns(self) -> tuple[str, ...]:
-        """Those of the files with labels."""
-        return self.unnamed_columns
-
-    def text_of(self, name: str, value: Any) -> str:
-        """A text of a row, which of some tasks may be empty."""
-        return value if self.may_be_empty and isinstance(value, str) else super().text_of(name, value)
+    @abstractmethod
+    def _read_columns(self, records: Records, split: str) -> Columns:
+        """One or two columns of text; one column of labels, or None."""
 
     @abstractmethod
     def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
         """[R] labels as the loss takes them, and the labels that there are. Raises UserError for an unknown one."""
-
-    @property
-    def _paths(self) -> split_files.Names:
-        """The names of each split's file, in the folder or in the one that GLUE's archive has."""
-        return {
-            split: [path for name in names for path in (name, f"{self.folder_name}/{name}")]
-            for split, names in self.files.items()
-        }
-
-    def splits(self, folder: Path) -> list[str]:
-        if not is_glue(Path(folder), self.name):
-            return split_files.splits_in(Path(folder), self._paths)
-        return [
-            split
-            for split in self.files
-            if split in ("train", "dev") or glue_records(Path(folder), self.name, split) is not None
-        ]
-
-    def records(self, folder: Path, split: str) -> Records:
-        """The rows of a split of a data set, or of the file in ``folder`` or in its subfolder named as GLUE's."""
-        if is_glue(folder, self.name):
-            if (records := glue_records(folder, self.name, split)) is not None:
-                return records
-            raise UserError(
-                f"{folder.as_posix()} has no split for {split}: set data.dir to {self.folder_name} as a whole"
-            )
-        labelled = split not in self.submissions
-        return read_records(
-            split_files.find_split_file(folder, self._paths, split, self.folder_name),
-            self.unnamed_columns if labelled else None,
-            header_if=(*self.text_columns, self.label_column),
-            literal_quotes=True,
-            # A line feed in a text breaks its row into short ones, and two of them make an empty line.
-            skip_short_rows=self.skips_short_rows and labelled,
-        )
 
     def read(self, folder: Path, split: str) -> Examples:
         records = self.records(Path(folder), split)
@@ -209,21 +147,6 @@ class SentenceTask(Task):
             return examples
         labels, label_words = self._encode(records, columns, split == "train")
         return dataclasses.replace(examples, labels=labels, label_words=label_words)
-
-    def _read_columns(self, records: Records, split: str) -> Columns:
-        """The columns as GLUE's files name them, else as its data sets do. Rows with labels are numbered from 0."""
-        names, labelled = records.names or (), split not in self.submissions
-        texts = next((texts for texts in self.table_columns if set(texts) <= set(names)), self.text_columns)
-        label = next((name for name in (self.label_column, "label") if name in names), self.label_column)
-        id = next((name for name in self.id_columns if name in names), self.id_column)
-        columns = read_columns(
-            records,
-            dict.fromkeys(texts, "task"),
-            {label: "task"} if labelled else {},
-            None if labelled and self.id_column not in names else (id, "task"),
-            may_be_empty=self.may_be_empty,
-        )
-        return columns._replace(ids=[str(row) for row in range(len(columns.ids))]) if labelled else columns
 
     def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> Features:
         return features.tokenize(tokenizer, examples.texts, data.max_length, examples.labels)
@@ -245,13 +168,9 @@ class SentenceTask(Task):
     def _write(
         self, folder: Path, split: str, examples: Examples, words: Sequence[str], more: Mapping[str, Sequence[str]]
     ) -> list[Path]:
-        """SPLIT.tsv with ``more`` columns; before it GLUE's official file, of a split without labels."""
-        both = [("index", examples.ids), ("prediction", words)]
-        files = {f"{split}.tsv": [(self.written_id, examples.ids), both[1], *more.items()]}
-        official = self.submissions.get(split)
-        if not examples.labelled and official is not None and official not in files:
-            files = {official: both, **(files if more else {})}
-        return [_write_columns(folder / name, columns) for name, columns in files.items()]
+        """SPLIT.tsv with ids, predictions and ``more`` columns."""
+        columns = {self.written_id: examples.ids, "prediction": words, **more}
+        return [write_tsv(folder / f"{split}.tsv", [list(columns), *zip(*columns.values(), strict=True)])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,6 +183,7 @@ class ClassificationTask(SentenceTask):
     """The labels for people."""
     loss: str = "cross_entropy"
     baseline: str = "majority_class"
+    unknown_label_fix: ClassVar[str] = "fix it, or list all labels as data.labels"
 
     @property
     def num_labels(self) -> int:
@@ -343,9 +263,9 @@ class ClassificationTask(SentenceTask):
         class_of = {word: label for words in (self.label_names, labels) for label, word in enumerate(words)}
         for number, word in zip(columns.line_numbers, words, strict=True):
             if word not in class_of:
-                fix = "fix it" if self.folder_name else "fix it, or list all labels as data.labels"
                 known = ", ".join(map(repr, labels))[:200]
-                raise records.error(number, f"{self.label_column} is {word!r}, and the labels are {known}: {fix}")
+                wrong = f"{self.label_column} is {word!r}, and the labels are {known}"
+                raise records.error(number, f"{wrong}: {self.unknown_label_fix}")
         return np.array([class_of[word] for word in words], np.int32), labels
 
 
@@ -411,11 +331,6 @@ class RegressionTask(SentenceTask):
             if not (math.isfinite(scores[-1]) and self.lowest <= scores[-1] <= self.highest):
                 raise records.error(number, f"{place}: out of range, {scale}: fix it")
         return np.array(scores, np.float32), ()
-
-
-def _write_columns(path: Path, columns: Sequence[tuple[str, Sequence[str]]]) -> Path:
-    """A line of names, and one for each row."""
-    return write_tsv(path, [[name for name, _ in columns], *zip(*(cells for _, cells in columns), strict=True)])
 
 
 def _exact(score: np.floating) -> str:
