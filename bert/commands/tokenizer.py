@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     from bert.tokenizer.extension import add_words, select_new_words
     from bert.tokenizer.wordpiece import embedding_rows, save_tokenizer, train_tokenizer
 
-    lines = (line for document in documents(config.data.known_train) for line in document)
+    lines = (line for document in documents(config.data.train) for line in document)
     if extend is None:
         tokenizer = train_tokenizer(lines, config.tokenizer)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from bert.config.validation import check_at_least, check_choices, check_fraction, check_seed
@@ -26,7 +26,7 @@ OBJECTIVES: tuple[str, ...] = get_args(Objective)
 class DataConfig:
     """The corpus, and the examples made of it."""
 
-    train: list[str] | str | None = None
+    train: list[str] | str = field(default_factory=list)
     """Corpus: files, globs or folders of .txt (an empty line ends a document), of .jsonl with a "text" field, either
     also as .gz, .bz2, .xz or .zst, of .parquet with a "text" column; folders that datasets saved;
     hub:ORG/NAME[:CONFIG][:SPLIT]; "stdlib:" is the prose of Python's own standard library."""
@@ -72,17 +72,10 @@ class DataConfig:
     cache_dir: str | None = None
     """Folder for built examples; null takes bert-jax/examples in the user's cache folder."""
 
-    @property
-    def known_train(self) -> list[str] | str:
-        """``train``, of a configuration that is checked."""
-        if self.train is None:
-            raise ValueError("data.train is not known yet")
-        return self.train
-
     def check(self) -> None:
         """Raises UserError for values no example can be built with."""
         check_choices("data.", self)
-        if self.train is None:
+        if not self.train:
             raise UserError(
                 "data.train is not set: name a corpus, for example --data.train 'corpus/*.txt' "
                 '(or "stdlib:" for the embedded one)'

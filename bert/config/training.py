@@ -157,6 +157,11 @@ class TrainingConfig:
             optimizer.warmup_of(int(self.steps))
 
     @property
+    def rows_per_evaluation(self) -> int:
+        """Rows of one evaluation batch: ``eval_batch_size``, or ``batch_size`` if that is null."""
+        return self.eval_batch_size or self.batch_size
+
+    @property
     def mesh_shape(self) -> tuple[int, int, int] | None:
         """``mesh`` as numbers; None where it is null, or no three numbers."""
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", self.mesh or "")

@@ -14,7 +14,6 @@ from bert import metrics
 from bert.config import FinetuneConfig
 from bert.data.batching import bucket_length, evaluation_batches, local_slice
 from bert.data.features import Rows
-from bert.errors import require
 from bert.parallel.backends import Parallelism, psum_if_axis
 from bert.parallel.multihost import broadcast_from_main
 from bert.runs.metrics_log import Metrics, read_metrics
@@ -88,7 +87,7 @@ class TaskEvaluator:
     def batches(self, split: Split) -> list[tuple[np.ndarray, int]]:
         """Rows and padded length of each batch of a split."""
         data, lengths = self._config.data, split.features.lengths
-        size = require(self._config.training.eval_batch_size, "training.eval_batch_size")
+        size = self._config.training.rows_per_evaluation
         return [
             (rows, bucket_length(int(lengths[rows].max()), data.buckets, data.max_length))
             for rows in evaluation_batches(lengths, size)
@@ -96,7 +95,7 @@ class TaskEvaluator:
 
     def place(self, split: Split, rows: np.ndarray, length: int) -> dict[str, jax.Array]:
         """A batch on the devices."""
-        size = require(self._config.training.eval_batch_size, "training.eval_batch_size")
+        size = self._config.training.rows_per_evaluation
         return self._parallel.shard_batch(local_slice(split.features.batch(rows, length, size), self._parallel.process))
 
     def time(self, params: Any, split: Split) -> tuple[int, Timed]:

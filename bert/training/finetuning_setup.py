@@ -117,7 +117,6 @@ def _resolve_defaults(config: FinetuneConfig, num_train_rows: int) -> FinetuneCo
     training = dataclasses.replace(
         training,
         eval_every=training.eval_every or steps_per_epoch,
-        eval_batch_size=training.eval_batch_size or training.batch_size,
         max_to_keep=training.max_to_keep or 1,
     )
     return dataclasses.replace(config, training=training)
@@ -127,8 +126,7 @@ def _check_batches(parallel: Parallelism, config: FinetuneConfig) -> None:
     """Raises UserError if the devices cannot share the batches."""
     training = config.training
     parallel.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
-    eval_batch_size = require(training.eval_batch_size, "training.eval_batch_size")
-    parallel.check_batch("training.eval_batch_size", eval_batch_size)
+    parallel.check_batch("training.eval_batch_size", training.rows_per_evaluation)
 
 
 def _load_init_model(run: RunFolder[FinetuneConfig], train: Examples, say: Log) -> InitialModel:

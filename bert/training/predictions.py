@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from bert.config import FinetuneConfig, TrainingConfig
-from bert.errors import UserError, require
+from bert.errors import UserError
 from bert.inference.pretrained import Params, Pretrained
 from bert.parallel.backends import PmapParallelism, make_parallelism
 from bert.tasks.base import Outputs
@@ -103,9 +103,7 @@ def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: 
     split = Split(examples, task.features(model.tokenizer, examples, config.data))
     try:
         parallel = make_parallelism(config.training, config.model)
-        parallel.check_batch(
-            "training.eval_batch_size", require(config.training.eval_batch_size, "training.eval_batch_size")
-        )
+        parallel.check_batch("training.eval_batch_size", config.training.rows_per_evaluation)
         head = build_task_model(task, config)
     except UserError as error:
         say(f"computed on one device in another way, so that the last digits may differ: {error}")

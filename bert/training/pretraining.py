@@ -112,8 +112,6 @@ def _resolve_defaults(config: PretrainConfig) -> PretrainConfig:
         eval_every=training.eval_every or training.checkpoint_every,
         max_to_keep=training.max_to_keep or DEFAULT_MAX_TO_KEEP,
     )
-    if config.phases is None:  # each phase evaluates by its own batch
-        training = dataclasses.replace(training, eval_batch_size=training.eval_batch_size or training.batch_size)
     return dataclasses.replace(config, training=training)
 
 
@@ -122,8 +120,7 @@ def _check_batches(parallel: Parallelism, config: PretrainConfig) -> None:
     for number, phase in enumerate(phase_configs(config), 1):
         name = "training.batch_size" if config.phases is None else f"phases.{number}.batch_size"
         parallel.check_batch(name, phase.training.batch_size, phase.training.gradient_accumulation_steps)
-    if config.training.eval_batch_size is not None:
-        parallel.check_batch("training.eval_batch_size", config.training.eval_batch_size)
+        parallel.check_batch("training.eval_batch_size", phase.training.rows_per_evaluation)
 
 
 def _load_init_model(run: RunFolder[PretrainConfig], say: Log) -> Pretrained:

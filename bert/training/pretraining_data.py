@@ -53,17 +53,13 @@ class PhaseData:
     eval_rows: RowSource
 
     @property
-    def eval_batch_size(self) -> int:
-        training = self.phase.config.training
-        return training.eval_batch_size or training.batch_size
-
-    @property
     def num_eval_batches(self) -> int:
-        return -(-len(self.eval_rows) // self.eval_batch_size)
+        return -(-len(self.eval_rows) // self.phase.config.training.rows_per_evaluation)
 
     def eval_batches(self, process: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
         """Every held-out row once, or this host's share of each batch; masked the same way each time."""
-        return held_out_batches(self.eval_rows, self.loader.masking, self.eval_batch_size, process)
+        rows = self.phase.config.training.rows_per_evaluation
+        return held_out_batches(self.eval_rows, self.loader.masking, rows, process)
 
 
 @dataclass(frozen=True)

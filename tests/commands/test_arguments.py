@@ -241,7 +241,7 @@ def test_mistakes_on_the_command_line(argv, parts):
         ("seed:\n", 1, ["seed: null", "a whole number"]),
         ("seed: {a: 1}\n", 1, ["seed: {a: 1}", "a whole number"]),
         ("output_dir: [a, b]\n", 1, ["output_dir: [a, b]", "a text or null"]),
-        ("data:\n  train:\n  - [a]\n", 2, ["data.train: - [a]", "a list of texts or a text or null"]),
+        ("data:\n  train:\n  - [a]\n", 2, ["data.train: - [a]", "a list of texts or a text is expected"]),
         ("training: 5\n", 1, ["training is 5", "section", "indent"]),
         ("training: [5]\n", 1, ["training is [5]", "section"]),
         ("model:\n  hidden_size: 3\n  hidden_size: 4\n", 3, ["model.hidden_size", "line 2", "keep one"]),

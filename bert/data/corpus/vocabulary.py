@@ -26,8 +26,7 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
     from bert.tokenizer.wordpiece import load_tokenizer, save_tokenizer, train_tokenizer
 
     cache = cache_folder(data)
-    train = data.known_train
-    settings = [corpus_fingerprint(train, cache), to_dict(config)]
+    settings = [corpus_fingerprint(data.train, cache), to_dict(config)]
     folder = cache / "vocabularies" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)
@@ -36,7 +35,7 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
         with blocking_lock(folder, lambda: say("waiting for another process that trains the same vocabulary")):
             if not (folder / "tokenizer.json").is_file():
                 say(f"training a vocabulary of up to {config.vocab_size:,} pieces")
-                tokenizer = train_tokenizer((line for document in documents(train) for line in document), config)
+                tokenizer = train_tokenizer((line for document in documents(data.train) for line in document), config)
                 folder.mkdir(exist_ok=True)
                 save_tokenizer(tokenizer, folder)
     except OSError as error:

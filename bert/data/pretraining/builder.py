@@ -250,10 +250,9 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
 
     What came later stands in it only where it is set, so that sets built before it are still found.
     """
-    train = config.known_train
     settings = {
         "format": CACHE_VERSION,
-        "corpus": corpus.corpus_fingerprint(train, cache),
+        "corpus": corpus.corpus_fingerprint(config.train, cache),
         "eval_corpus": None if config.eval is None else corpus.corpus_fingerprint(config.eval, cache),
         "held_out": config.eval_fraction if config.eval is None else None,
         "tokenizer": tokenizer,
@@ -268,7 +267,7 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
         settings["objective"] = config.objective
     if config.mixture_weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
         settings["weights"] = config.mixture_weights
-        settings["files"] = [len(places) for places in corpus.resolve_sources(train)]
+        settings["files"] = [len(places) for places in corpus.resolve_sources(config.train)]
         settings["eval_files"] = None if config.eval is None else [len(p) for p in corpus.resolve_sources(config.eval)]
     if config.dupe_factor > 1:
         settings["duplicates"] = config.dupe_factor
@@ -353,7 +352,7 @@ def _merge(tasks: list[ShardSpec], folder: Path, config: DataConfig, settings: d
 def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardSpec]:
     """The shards of a set: they depend on corpus, seed and held-out share only. The caller holds the set's lock."""
     work = folder / _WORK
-    train = _open_or_write_store(work / "spool", config.known_train, "data.train", progress)
+    train = _open_or_write_store(work / "spool", config.train, "data.train", progress)
     order = train.order(config.seed)
     least = OBJECTIVES[config.objective].documents
     if config.eval is None:
