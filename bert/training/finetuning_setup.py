@@ -19,7 +19,7 @@ from bert.inference.pretrained import Params
 from bert.model.execution import LayerExecution
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
-from bert.runs.checkpoint import Checkpointer
+from bert.runs.checkpoint_directory import CheckpointDirectory
 from bert.runs.folder import RunFolder
 from bert.tasks import make_task
 from bert.tasks.base import Examples, Task
@@ -132,8 +132,7 @@ def _check_batches(parallel: Parallelism, config: FinetuneConfig) -> None:
 def _load_init_model(run: RunFolder[FinetuneConfig], train: Examples, say: Log) -> InitialModel:
     """Sizes, vocabulary and weights: of the run if begun, else of ``init``, ``architecture_from`` or the config."""
     config, init = run.config, require(run.config.init, "init")
-    own = Checkpointer(run.checkpoints, config.training.max_to_keep, say)
-    if run.resumed and multihost.broadcast_from_main(own.steps):
+    if run.resumed and multihost.broadcast_from_main(CheckpointDirectory(run.checkpoints).steps):
         return InitialModel(config.model, load_tokenizer(run.path), None, init)
     if init != "none":
         source = load(init, say)

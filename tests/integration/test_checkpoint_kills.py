@@ -19,7 +19,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from bert.runs import checkpoint
+from bert.runs import checkpoint, checkpoint_directory, orbax_io
 
 folder, place = Path(sys.argv[1]), sys.argv[2]
 state = lambda value: {"params": {"w": np.full((64, 64), value, np.float32)}}
@@ -29,23 +29,23 @@ def kill(*_, **__):
 saver = checkpoint.Checkpointer(folder, 1, print)
 saver.save(2, state(2), wait=True)
 if place == "in orbax":
-    checkpoint.ocp.CompositeCheckpointHandler.finalize = kill
+    orbax_io.ocp.CompositeCheckpointHandler.finalize = kill
 if place == "in the manifest":
     checkpoint.write_manifest = kill
 rename = os.replace
 # The second one is between, as saving step 2 again first renames the old one.
 if place in ("before the rename", "between the renames"):
-    checkpoint.os.replace = lambda a, b: kill() if str(a).endswith(".saving") else rename(a, b)
+    checkpoint_directory.os.replace = lambda a, b: kill() if str(a).endswith(".saving") else rename(a, b)
 if place == "in the deletion":
-    checkpoint.shutil.rmtree = kill
+    checkpoint_directory.shutil.rmtree = kill
 if "reduction" in place:
     saver.set_best(2)
 if place == "in the reduction":
-    checkpoint.write_partial_manifest = kill
+    checkpoint_directory.write_partial_manifest = kill
 if place == "between the reduction's renames":
-    checkpoint.os.replace = lambda a, b: kill() if str(a).endswith("2.saving") else rename(a, b)
+    checkpoint_directory.os.replace = lambda a, b: kill() if str(a).endswith("2.saving") else rename(a, b)
 if place == "in the reduction's deletion":
-    checkpoint._remove = kill
+    checkpoint_directory.remove = kill
 saver.save(2 if place == "between the renames" else 3, state(3), wait=True)
 """
 

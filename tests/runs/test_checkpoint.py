@@ -16,8 +16,9 @@ import optax
 import pytest
 
 from bert.errors import UserError
-from bert.runs import checkpoint
+from bert.runs import checkpoint, orbax_io
 from bert.runs.checkpoint import Checkpointer
+from bert.runs.checkpoint_directory import CheckpointDirectory
 from bert.runs.manifest import MANIFEST, verify_manifest, write_manifest
 
 
@@ -306,21 +307,21 @@ def test_a_later_checkpoint_of_an_abandoned_line_does_not_push_out_the_new_one(s
 def test_the_newest_and_the_protected_are_kept(tmp_path, said):
     folder = tmp_path / "checkpoints"
     with Checkpointer(folder, 2, said) as checkpointer:
-        assert checkpointer.protected is None
+        assert CheckpointDirectory(checkpointer.folder).best is None
         for step in (1, 2, 3, 4):
             checkpointer.save(step, make_state(step))
             if step == 1:
                 checkpointer.set_best(1)
         checkpointer.wait()
         assert checkpointer.steps() == [1, 3, 4]
-        assert checkpointer.protected == 1
+        assert CheckpointDirectory(checkpointer.folder).best == 1
     with Checkpointer(folder, 2, said) as checkpointer:  # a resumed process knows it too
         checkpointer.save(5, make_state(5), wait=True)
         assert checkpointer.steps() == [1, 4, 5]
         checkpointer.set_best(5)
         checkpointer.save(6, make_state(6), wait=True)
         assert checkpointer.steps() == [5, 6]
-        assert checkpointer.protected == 5
+        assert CheckpointDirectory(checkpointer.folder).best == 5
 
 
 def test_the_protected_one_keeps_its_parameters_alone(tmp_path, said):
@@ -504,7 +505,7 @@ def small_disk(tmp_path: Path):
 def test_a_full_disk_leaves_the_last_good_checkpoint_and_room(small_disk, said, caplog, monkeypatch, foreseen):
     random = np.random.default_rng(0)
     if not foreseen:  # a quota, say, or somebody else who writes at the same time
-        monkeypatch.setattr(checkpoint, "_check_space", lambda *_: None)
+        monkeypatch.setattr(orbax_io, "_check_space", lambda *_: None)
     with Checkpointer(small_disk / "checkpoints", 2, said) as checkpointer:
         checkpointer.save(1, {"params": {"w": random.random(100_000)}}, wait=True)
         large = {str(number): random.random(20_000) for number in range(24)}

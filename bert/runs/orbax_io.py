@@ -1,0 +1,173 @@
+"""Training states as orbax items on the disk, and orbax's errors in words."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from bert.errors import UserError
+from bert.runs.checkpoint_directory import TRAINING_STATE
+
+PARAMS = "params"
+"""Item with the parameters, which inference reads alone; `TRAINING_STATE` is the other one."""
+
+
+def to_items(state: Any) -> dict[str, Any]:
+    """A pytree as nested dicts of arrays, ``params`` apart: optimizer classes leave no trace in the files."""
+    tree: dict[str, Any] = {}
+    for path, leaf in _leaves(state).items():
+        node = tree
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = np.asarray(leaf)
+    items = {PARAMS: tree.pop(PARAMS, None), TRAINING_STATE: tree}
+    return {name: item for name, item in items.items() if item}
+
+
+def save_items(folder: Path, items: Mapping[str, Any]) -> None:
+    """Writes items into a new folder; a failed save ends before its writes do.
+
+    Raises OSError, or the ValueError of tensorstore.
+    """
+    _check_space(folder.parent, items)
+    with _checkpointer() as orbax:
+        orbax.save(folder, args=_composite(items, ocp.args.PyTreeSave))
+
+
+def load_items(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
+    """The items of these names that a folder has, as nested dicts of NumPy arrays."""
+    items = {name: None for name in names if (folder / name).is_dir()}
+    with quiet_orbax(), _checkpointer() as orbax:
+        restored = orbax.restore(folder, args=_composite(items, lambda _: ocp.args.PyTreeRestore()))
+    return {name: restored[name] for name in items}
+
+
+def restore_into(like: Any, state: Mapping[str, Any], checkpoint: Path) -> Any:
+    """The arrays of ``state`` in the structure of ``like``; UserError if names, shapes or dtypes differ."""
+    expected, stored = _leaves(like), _leaves(state)
+    problems = [f"{'/'.join(path)} is missing" for path in expected if path not in stored]
+    problems += [f"{'/'.join(path)} has no place" for path in stored if path not in expected]
+    leaves = []
+    for path, leaf in expected.items():
+        if path not in stored:
+            continue
+        array = stored[path]
+        if isinstance(leaf, bool | int | float):
+            leaves.append(type(leaf)(array.item()) if array.ndim == 0 else None)
+            matches, wanted = array.ndim == 0, f"a {type(leaf).__name__}"
+        else:
+            leaves.append(array)
+            matches = (array.shape, array.dtype) == (tuple(leaf.shape), np.dtype(leaf.dtype))
+            wanted = _describe_array(leaf)
+        if not matches:
+            problems.append(f"{'/'.join(path)} is {_describe_array(array)} instead of {wanted}")
+    if problems:
+        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise UserError(
+            f"checkpoint {checkpoint} does not fit this model and optimizer: {'; '.join(problems[:8])}{more}: "
+            "go on with the configuration it was saved with, or choose another output_dir"
+        )
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+@contextlib.contextmanager
+def quiet_orbax() -> Iterator[None]:
+    """Hides what orbax logs through absl, and the stack traces of writes that outlive a failed save.
+
+    The errors themselves are raised anyway. When one array cannot be written, orbax closes its event loop. Arrays
+    still on their way in tensorstore then find it closed, and each prints a stack trace into the terminal.
+    """
+    logger, previous_hook = logging.getLogger("absl"), sys.unraisablehook
+
+    def is_from_others(record: logging.LogRecord) -> bool:
+        return "orbax" not in record.pathname
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        error = unraisable.exc_value
+        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            previous_hook(unraisable)
+
+    logger.addFilter(is_from_others)
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_from_others)
+        if sys.unraisablehook is hook:
+            sys.unraisablehook = previous_hook
+
+
+def _checkpointer() -> ocp.Checkpointer:
+    # The synchronous one: the manifest has to follow in the same thread, so the thread is `Checkpointer`'s, not
+    # orbax's. By default, orbax waits for every process of a distributed run to come along; here one acts alone.
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=jax.process_index(),
+        active_processes={jax.process_index()},
+        barrier_sync_key_prefix=f"process_{jax.process_index()}",
+    )
+    items = {name: ocp.PyTreeCheckpointHandler(multiprocessing_options=alone) for name in (PARAMS, TRAINING_STATE)}
+    options = ocp.CompositeOptions(multiprocessing_options=alone)
+    handler = ocp.CompositeCheckpointHandler(composite_options=options, **items)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
+
+
+def _composite(items: Mapping[str, Any], argument: Callable[[Any], Any]) -> ocp.args.Composite:
+    return ocp.args.Composite(**{name: argument(item) for name, item in items.items()})
+
+
+def _leaves(tree: Any) -> dict[tuple[str, ...], Any]:
+    return {
+        tuple(jax.tree_util.keystr((key,), simple=True) for key in path): leaf
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+
+
+def _describe_array(array: Any) -> str:
+    return f"{np.dtype(array.dtype).name}[{','.join(map(str, array.shape))}]"
+
+
+def _check_space(folder: Path, items: Any) -> None:
+    """Raises OSError before anything is written if it cannot all be written: orbax fails slowly and untidily."""
+    needed, disk = sum(array.nbytes for array in jax.tree.leaves(items)), shutil.disk_usage(folder)
+    if disk.total and disk.free < needed:  # some network file systems report zeros
+        raise OSError(
+            errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({needed / 1e6:.1f} MB needed, {disk.free / 1e6:.1f} MB free)"
+        )
+
+
+def is_io_error(error: Exception) -> bool:
+    """Whether an error is one of files, and not a bug."""
+    # Every failure inside tensorstore is a ValueError that begins with a status such as PERMISSION_DENIED. One array
+    # that does not fit may show as another one that is NOT_FOUND: the system's own number is not always there.
+    return _errno(error) is not None or bool(re.match(r"[A-Z_]{3,}: ", str(error)))
+
+
+def describe_error(error: Exception) -> str:
+    """What went wrong in a few words: tensorstore's own text fills a page."""
+    if (code := _errno(error)) is not None:
+        text = getattr(error, "strerror", None) or os.strerror(code)
+        file = getattr(error, "filename", None)
+        return f"{text} ({file})" if file else text
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def _errno(error: Exception) -> int | None:
+    """The system's error code, if a file operation failed."""
+    if isinstance(error, OSError):
+        return error.errno
+    # tensorstore, which writes for orbax, raises ValueError, whose text has the code in one of two forms
+    match = re.search(r"(?:os_error_code='|OS error )(\d+)", str(error))
+    return int(match[1]) if match else None
