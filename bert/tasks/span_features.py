@@ -16,7 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.data.features import ROWS_AT_ONCE, Features, prose_tokenizer
-from bert.data.row_template import row_template
+from bert.data.row_template import RowTemplate, row_template
 from bert.data.windows import widest_windows
 from bert.errors import UserError, require
 from bert.tokenizer.wordpiece import special_ids
@@ -50,17 +50,18 @@ class Example:
         return next((answer for answer in self.answers if answer.start is not None), None)
 
 
-@dataclass(frozen=True)
-class Windows:
-    """R rows of a question and a window of its context, as pairs; those of a question follow each other."""
+@dataclass(frozen=True, kw_only=True)
+class Windows(Features):
+    """R rows of a question and a window of its context, as pairs; those of a question follow each other.
 
-    features: Features
-    """The tokens. Labels are [R, 2] int32, places in the row of the answer's first and last token: 0, [CLS], where the
-    window does not hold it. None where no question's answer is known."""
+    Labels are [R, 2] int32, columns of the row with the answer's first and last token: 0, [CLS], if the window does not
+    hold it. None if no question's answer is known.
+    """
+
     examples: np.ndarray
-    """[R] int32: number of the row's question, ascending; every question has a row."""
+    """[R] int32: index of the row's question, ascending; every question has a row."""
     known: np.ndarray
-    """[R] bool: whether the question's answer has a place, or the question is known to have none."""
+    """[R] bool: whether the question's answer has a position, or the question is known to have none."""
     char_starts: np.ndarray
     """[tokens of all rows] int32: first character of the context that the token covers; -1 outside the context."""
     char_ends: np.ndarray
@@ -68,28 +69,11 @@ class Windows:
     is_max_context: np.ndarray
     """[tokens of all rows] bool: of the windows that hold this token of the context, this one shows most around it."""
 
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """[R] tokens of each row."""
-        return self.features.lengths
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """[R, 2] int32 places of the answer; None where no question's answer is known."""
-        return self.features.labels
-
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
         """As `Features.batch`; a row whose answer is not known weighs nothing in the loss."""
-        batch = self.features.batch(rows, length, batch_size)
+        batch = super().batch(rows, length, batch_size)
         batch["weights"][: len(rows)] = self.known[rows] if self.labels is not None else 1
         return batch
-
-    def digest(self) -> str:
-        """Of tokens and labels."""
-        return self.features.digest()
 
 
 class Candidate(NamedTuple):
@@ -159,46 +143,74 @@ def make_qa_features(
         )
     if doc_stride < 1:
         raise UserError(f"data.doc_stride is {doc_stride}: it must be at least 1")
-    own = prose_tokenizer(tokenizer)
     texts = list(dict.fromkeys(text for example in examples for text in (example.question, example.context)))
-    tokens = dict(zip(texts, _tokenize(own, texts), strict=True))
-
-    suffix, rows = np.array(template.suffix, np.int32), _Rows()
-    outside = np.full(len(suffix), -1, np.int32)
-    for number, example in enumerate(examples):
-        query = tokens[example.question].ids[:max_query_length]
-        before = np.concatenate([template.prefix, query, template.separator]).astype(np.int32)
-        no_characters = np.full(len(before), -1, np.int32)
-        context = tokens[example.context]
-        answer = _answer_tokens(example.answer, context)
-        starts, ends = _spans(len(context.ids), max_length - len(before) - len(suffix), doc_stride)
-        widest = widest_windows(starts, ends)
-        for window, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            first, last = 0, 0
-            if answer is not None and start <= answer[0] and answer[1] < end:
-                first, last = (place - start + len(before) for place in answer)
-            rows.ids += [before, context.ids[start:end], suffix]
-            rows.char_starts += [no_characters, context.starts[start:end], outside]
-            rows.char_ends += [no_characters, context.ends[start:end], outside]
-            rows.is_max_context += [no_characters > 0, widest[start:end] == window, outside > 0]
-            length = len(before) + end - start + len(suffix)
-            rows.numbers.append((number, length, template.segment_a_length(len(query), end - start), first, last))
-    numbers = np.array(rows.numbers, np.int32).reshape(-1, 5)
+    tokens = dict(zip(texts, _tokenize(prose_tokenizer(tokenizer), texts), strict=True))
+    rows = [
+        (index, row)
+        for index, example in enumerate(examples)
+        for row in _rows_of_question(
+            tokens[example.question].ids[:max_query_length],
+            tokens[example.context],
+            example.answer,
+            template,
+            max_length,
+            doc_stride,
+        )
+    ]
     known = np.array([example.is_impossible or example.answer is not None for example in examples], bool)
+    example_of_row = np.array([index for index, _ in rows], np.int32)
     return Windows(
-        features=Features(
-            ids=_join(rows.ids, np.int32),
-            offsets=np.concatenate([[0], np.cumsum(numbers[:, 1], dtype=np.int64)]),
-            segment_a_lengths=numbers[:, 2].copy(),
-            labels=numbers[:, 3:].copy() if known.any() else None,
-            pad_token_id=special_ids(tokenizer).pad,
-        ),
-        examples=numbers[:, 0].copy(),
-        known=known[numbers[:, 0]],
-        char_starts=_join(rows.char_starts, np.int32),
-        char_ends=_join(rows.char_ends, np.int32),
-        is_max_context=_join(rows.is_max_context, bool),
+        ids=_join([row.ids for _, row in rows], np.int32),
+        offsets=np.concatenate([[0], np.cumsum([len(row.ids) for _, row in rows], dtype=np.int64)]),
+        segment_a_lengths=np.array([row.segment_a_length for _, row in rows], np.int32),
+        labels=np.array([row.answer for _, row in rows], np.int32).reshape(-1, 2) if known.any() else None,
+        pad_token_id=special_ids(tokenizer).pad,
+        examples=example_of_row,
+        known=known[example_of_row],
+        char_starts=_join([row.char_starts for _, row in rows], np.int32),
+        char_ends=_join([row.char_ends for _, row in rows], np.int32),
+        is_max_context=_join([row.is_max_context for _, row in rows], bool),
     )
+
+
+class _Row(NamedTuple):
+    """One row of `Windows`."""
+
+    ids: np.ndarray
+    char_starts: np.ndarray
+    char_ends: np.ndarray
+    is_max_context: np.ndarray
+    segment_a_length: int
+    answer: tuple[int, int]
+
+
+def _rows_of_question(
+    query: np.ndarray, context: _Tokens, answer: Answer | None, template: RowTemplate, max_length: int, doc_stride: int
+) -> Iterator[_Row]:
+    """The rows of a question's windows over its context."""
+    before = np.concatenate([template.prefix, query, template.separator]).astype(np.int32)
+    after = np.array(template.suffix, np.int32)
+    answer_tokens = _answer_tokens(answer, context)
+    starts, ends = _spans(len(context.ids), max_length - len(before) - len(after), doc_stride)
+    widest = widest_windows(starts, ends)
+
+    def framed(values: np.ndarray, fill: int) -> np.ndarray:
+        """The values of the window's tokens, with a fill value for the tokens around them."""
+        first, last = np.full(len(before), fill, values.dtype), np.full(len(after), fill, values.dtype)
+        return np.concatenate([first, values, last])
+
+    for window, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        columns = (0, 0)
+        if answer_tokens is not None and start <= answer_tokens[0] and answer_tokens[1] < end:
+            columns = (answer_tokens[0] - start + len(before), answer_tokens[1] - start + len(before))
+        yield _Row(
+            np.concatenate([before, context.ids[start:end], after]),
+            framed(context.starts[start:end], -1),
+            framed(context.ends[start:end], -1),
+            framed(widest[start:end] == window, False),
+            template.segment_a_length(len(query), end - start),
+            columns,
+        )
 
 
 def decode_answers(
@@ -232,26 +244,28 @@ def decode_answers(
     order = np.lexsort((-scores, windows.examples[rows]))
     rows, starts, ends, scores = rows[order], starts[order], ends[order], scores[order]
     first_spans = np.searchsorted(windows.examples[rows], np.arange(len(examples) + 1)).tolist()
-    char_starts = windows.char_starts[windows.features.offsets[rows] + starts].tolist()
-    char_ends = windows.char_ends[windows.features.offsets[rows] + ends].tolist()
+    char_starts = windows.char_starts[windows.offsets[rows] + starts].tolist()
+    char_ends = windows.char_ends[windows.offsets[rows] + ends].tolist()
     span_logits = np.stack([start_logits[rows, starts], end_logits[rows, ends]], axis=-1).astype(np.float64).tolist()
 
     cls_logits = np.stack([start_logits[:, 0], end_logits[:, 0]], axis=-1).astype(np.float64)
     first_rows = np.searchsorted(windows.examples, np.arange(len(examples) + 1))
     lists: dict[str, list[Candidate]] = {}
     odds: dict[str, float] = {}
-    for number, example in enumerate(examples):
-        found: dict[str, tuple[int, int, float, float]] = {}
-        for span in range(first_spans[number], first_spans[number + 1]):
+    for index, example in enumerate(examples):
+        spans_of_text: dict[str, tuple[int, int, float, float]] = {}
+        for span in range(first_spans[index], first_spans[index + 1]):
             text = example.context[char_starts[span] : char_ends[span]]
-            if len(found) < n_best_size and text not in found:
-                found[text] = (char_starts[span], char_ends[span], *span_logits[span])
+            if len(spans_of_text) < n_best_size and text not in spans_of_text:
+                spans_of_text[text] = (char_starts[span], char_ends[span], *span_logits[span])
         if null_score_diff_threshold is not None:
-            null = min(cls_logits[first_rows[number] : first_rows[number + 1]].tolist(), key=sum)
-            odds[example.id] = sum(null) - max((start + end for _, _, start, end in found.values()), default=0.0)
-            found = dict(list(found.items())[: max(n_best_size - 1, 1)])
-            found[""] = (-1, -1, *null)
-        lists[example.id] = _ranked(found or {"": (-1, -1, 0.0, 0.0)})
+            null = min(cls_logits[first_rows[index] : first_rows[index + 1]].tolist(), key=sum)
+            odds[example.id] = sum(null) - max(
+                (start + end for _, _, start, end in spans_of_text.values()), default=0.0
+            )
+            spans_of_text = dict(list(spans_of_text.items())[: max(n_best_size - 1, 1)])
+            spans_of_text[""] = (-1, -1, *null)
+        lists[example.id] = _ranked(spans_of_text or {"": (-1, -1, 0.0, 0.0)})
     return Answers(lists, None if null_score_diff_threshold is None else odds, null_score_diff_threshold)
 
 
@@ -265,21 +279,21 @@ class _Tokens(NamedTuple):
 
 def _tokenize(tokenizer: Tokenizer, texts: list[str]) -> Iterator[_Tokens]:
     for first in range(0, len(texts), ROWS_AT_ONCE):
-        part = texts[first : first + ROWS_AT_ONCE]
-        for text, encoding in zip(part, tokenizer.encode_batch(part, add_special_tokens=False), strict=True):
-            places = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-            ends = places[:, 1].copy() if text.isascii() else _with_accents(text, places)
-            yield _Tokens(np.array(encoding.ids, np.int32), places[:, 0].copy(), ends)
+        batch = texts[first : first + ROWS_AT_ONCE]
+        for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
+            offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+            ends = offsets[:, 1].copy() if text.isascii() else _with_accents(text, offsets)
+            yield _Tokens(np.array(encoding.ids, np.int32), offsets[:, 0].copy(), ends)
 
 
-def _with_accents(text: str, places: np.ndarray) -> np.ndarray:
+def _with_accents(text: str, offsets: np.ndarray) -> np.ndarray:
     """The tokens' ends, moved past accents that stand as characters of their own and belong to no token.
 
     Where accents are stripped, a token ends before such a one.
     """
     moved = []
-    limits = np.append(places[1:, 0], len(text))[: len(places)]
-    for end, limit in zip(places[:, 1].tolist(), limits.tolist(), strict=True):
+    limits = np.append(offsets[1:, 0], len(text))[: len(offsets)]
+    for end, limit in zip(offsets[:, 1].tolist(), limits.tolist(), strict=True):
         while end < limit and unicodedata.category(text[end]) == "Mn":
             end += 1
         moved.append(end)
@@ -304,65 +318,53 @@ def _spans(tokens: int, room: int, stride: int) -> tuple[list[int], list[int]]:
     return starts, [min(start + room, tokens) for start in starts]
 
 
-class _Rows:
-    """Parts of the rows, as they are collected."""
-
-    def __init__(self) -> None:
-        self.ids: list[np.ndarray] = []
-        self.char_starts: list[np.ndarray] = []
-        self.char_ends: list[np.ndarray] = []
-        self.is_max_context: list[np.ndarray] = []
-        self.numbers: list[tuple[int, int, int, int, int]] = []
-        """Example, length, length of segment A, first and last place of the answer."""
-
-
-def _join(parts: list[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+def _join(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
 
 
 def _best_spans(
     windows: Windows, start_logits: np.ndarray, end_logits: np.ndarray, n_best_size: int, max_answer_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(row, first place, last place, score) of the n best spans of each row; fewer where a row has fewer.
+    """(row, first column, last column, score) of the n best spans of each row; fewer if a row has fewer.
 
-    The n best spans start at the n places with the best spans: all others have n better ones ahead of them.
+    The n best spans start at the n columns with the best spans: all others have n better ones ahead of them.
     """
-    found = []
-    place = np.arange(start_logits.shape[1])
-    offsets, lengths = windows.features.offsets, windows.lengths
-    kept_starts = min(n_best_size, len(place))
+    blocks = []
+    columns = np.arange(start_logits.shape[1])
+    offsets, lengths = windows.offsets, windows.lengths
+    kept_starts = min(n_best_size, len(columns))
     kept = min(n_best_size, kept_starts * max_answer_length)  # not fewer for a row read alone than next to a longer one
     for first in range(0, len(windows), ROWS_SCORED_AT_ONCE):
         rows = np.arange(first, min(first + ROWS_SCORED_AT_ONCE, len(windows)))
-        real = place < lengths[rows, None]
-        tokens = (offsets[rows, None] + place)[real]
+        real = columns < lengths[rows, None]
+        tokens = (offsets[rows, None] + columns)[real]
         may_start, may_end = np.zeros(real.shape, bool), np.zeros(real.shape, bool)
         may_start[real], may_end[real] = windows.is_max_context[tokens], windows.char_starts[tokens] >= 0
         start = np.where(may_start, start_logits[rows].astype(np.float32), -np.inf)
         end = np.where(may_end, end_logits[rows].astype(np.float32), -np.inf)
         end = np.pad(end, ((0, 0), (0, max_answer_length - 1)), constant_values=-np.inf)
         ends = np.lib.stride_tricks.sliding_window_view(end, max_answer_length, axis=1)  # [rows, T, last - first]
-        best_end = end[:, : len(place)].copy()
+        best_end = end[:, : len(columns)].copy()
         for later in range(1, max_answer_length):  # several times as fast as a maximum over the strided view
-            np.maximum(best_end, end[:, later : later + len(place)], out=best_end)
+            np.maximum(best_end, end[:, later : later + len(columns)], out=best_end)
         starts = np.argpartition(-(start + best_end), kept_starts - 1, axis=1)[:, :kept_starts]
         scores = np.take_along_axis(start, starts, axis=1)[:, :, None] + ends[np.arange(len(rows))[:, None], starts]
         scores = scores.reshape(len(rows), -1)
         best = np.argpartition(-scores, kept - 1, axis=1)[:, :kept]
-        first_places = np.take_along_axis(starts, best // max_answer_length, axis=1)
+        first_columns = np.take_along_axis(starts, best // max_answer_length, axis=1)
         scores = np.take_along_axis(scores, best, axis=1)
-        part = np.stack(
-            [np.broadcast_to(rows[:, None], best.shape), first_places, first_places + best % max_answer_length]
+        spans = np.stack(
+            [np.broadcast_to(rows[:, None], best.shape), first_columns, first_columns + best % max_answer_length]
         )
         possible = np.isfinite(scores)
-        found.append((*part[:, possible], scores[possible]))
-    rows, firsts, lasts, scores = (np.concatenate(column) for column in zip(*found, strict=True))
+        blocks.append((*spans[:, possible], scores[possible]))
+    rows, firsts, lasts, scores = (np.concatenate(column) for column in zip(*blocks, strict=True))
     return rows, firsts, lasts, scores
 
 
-def _ranked(found: Mapping[str, tuple[int, int, float, float]]) -> list[Candidate]:
+def _ranked(spans_of_text: Mapping[str, tuple[int, int, float, float]]) -> list[Candidate]:
     """Candidates, best first, with the softmax of their scores."""
-    ranked = sorted(found.items(), key=lambda item: -(item[1][2] + item[1][3]))
+    ranked = sorted(spans_of_text.items(), key=lambda item: -(item[1][2] + item[1][3]))
     scores = np.array([values[2] + values[3] for _, values in ranked])
     shares = np.exp(scores - scores.max())
     shares = (shares / shares.sum()).tolist()

@@ -21,9 +21,11 @@ from bert.data.inputs import as_texts
 from bert.errors import require
 from bert.files import write_tsv
 from bert.metrics.tagging_schemes import OUTSIDE, SCHEMES, convert, is_span_tag, join_tag, split_tag
+from bert.tasks import word_features
 from bert.tasks.base import Outputs, Task
 from bert.tasks.readers import conll, split_files
-from bert.tasks.readers.conll import Rows, Sentences
+from bert.tasks.readers.conll import Sentences
+from bert.tasks.word_features import WordFeatures
 
 FILES: split_files.Names = {
     "train": ("train.txt", "eng.train", "train.conll", "wnut17train.conll", "train.tsv"),
@@ -126,19 +128,19 @@ class TaggingTask(Task):
         sentences = conll.read(path, labelled, "count" if self.may_be_broken else "error")
         return replace(sentences, labels=conll.label_names(sentences) if labelled else ())
 
-    def features(self, tokenizer: Tokenizer, examples: Sentences, data: TaskDataConfig) -> Rows:
-        return conll.tokenize(tokenizer, examples, self.labels, data.max_length)
+    def features(self, tokenizer: Tokenizer, examples: Sentences, data: TaskDataConfig) -> WordFeatures:
+        return word_features.tokenize(tokenizer, examples, self.labels, data.max_length)
 
-    def predict(self, outputs: Outputs, features: Rows, examples: Sentences) -> Tagged:
+    def predict(self, outputs: Outputs, features: WordFeatures, examples: Sentences) -> Tagged:
         """[T, L] logits of each row -> the most likely tag of each word, where the word is labelled.
 
         Tags of entities become sound BIO, for a head may well begin an entity with I-; probabilities stay as they were.
         """
         shares = metrics.softmax(np.nan_to_num(pad_and_stack(outputs, (0, self.num_labels))))
-        tags = conll.answers(examples, features, shares.argmax(-1), self.labels)
+        tags = word_features.decode_tags(examples, features, shares.argmax(-1), self.labels)
         if self.marks_entities:
             tags = [convert(sentence, "BIO") for sentence in tags]
-        best = iter(conll.gather_word_values(features, shares.max(-1)).tolist())
+        best = iter(word_features.gather_word_values(features, shares.max(-1)).tolist())
         return Tagged(tags, [[next(best) for _ in words] for words in examples.words])
 
     def score(self, predictions: Tagged, examples: Sentences) -> dict[str, float]:
@@ -194,7 +196,9 @@ class TaggingTask(Task):
         for number, (tags, shares) in enumerate(zip(*predictions, strict=True)):
             text, places = texts[number], all_places[number]
             if self.marks_entities:
-                found.append(Entities([entity._asdict() for entity in conll.entities(text, places, tags, shares)]))
+                found.append(
+                    Entities([entity._asdict() for entity in word_features.entities(text, places, tags, shares)])
+                )
                 continue
             words = zip(places, tags, shares, strict=True)
             found.append(

@@ -16,7 +16,7 @@ from bert.data.features import Features
 from bert.data.pretraining import builder
 from bert.data.row_template import RowTemplate, post_processor, row_template
 from bert.errors import UserError
-from bert.tasks import find_task, multiple_choice, span_features
+from bert.tasks import find_task, multiple_choice, span_features, word_features
 from bert.tasks.readers import conll
 from bert.tokenizer.wordpiece import literal_tokenizer, tokenizer_fingerprint
 from tests.letters import byte_level_tokenizer, letter_tokenizer
@@ -80,8 +80,8 @@ def test_a_template_lays_out_what_the_tokenizer_does(roberta, first, second) -> 
 def test_questions_have_both_separators_of_roberta(roberta) -> None:
     example = span_features.Example("1", "ab c", "a bc d", (span_features.Answer("bc", 2),))
     rows = span_features.make_qa_features(roberta, [example], max_length=16, max_query_length=4)
-    assert rows_of(roberta, rows.features) == ["<s> a b Ġc </s> </s> a Ġb c Ġd </s>"]
-    assert rows.features.ids.tolist() == roberta.encode("ab c", "a bc d").ids
+    assert rows_of(roberta, rows) == ["<s> a b Ġc </s> </s> a Ġb c Ġd </s>"]
+    assert rows.ids.tolist() == roberta.encode("ab c", "a bc d").ids
     assert not rows.batch(np.array([0]), 16, 1)["token_type_ids"].any()
     assert rows.labels is not None
     assert rows.labels.tolist() == [[7, 8]]
@@ -94,7 +94,7 @@ def test_windows_of_a_long_context_fit_with_both_separators(roberta) -> None:
         roberta, [span_features.Example("1", "abc", context, ())], 16, doc_stride=4, max_query_length=3
     )
     assert max(rows.lengths) == 16
-    assert all(row.startswith("<s> a b c </s> </s> ") for row in rows_of(roberta, rows.features))
+    assert all(row.startswith("<s> a b c </s> </s> ") for row in rows_of(roberta, rows))
     assert set(rows.char_starts[rows.char_starts >= 0].tolist()) == {*range(0, len(context), 2)}
     with pytest.raises(UserError, match="a question of 12 tokens leaves no room for its context in a row of 16"):
         span_features.make_qa_features(roberta, [], 16, max_query_length=12)
@@ -105,10 +105,10 @@ def test_windows_of_a_long_context_fit_with_both_separators(roberta) -> None:
 def test_tagged_words_keep_their_spaces(add_prefix_space) -> None:
     tokenizer = byte_level_tokenizer(add_prefix_space)
     words = [["the", "the", ".", " a", "é"]]
-    rows = conll.tokenize(tokenizer, conll.Sentences(words, [["O"] * 5]), ("O",), 32)
-    assert rows_of(tokenizer, rows.features) == ["<s> Ġt h e Ġt h e Ġ . Ġa Ġ Ã © </s>"]
+    rows = word_features.tokenize(tokenizer, conll.Sentences(words, [["O"] * 5]), ("O",), 32)
+    assert rows_of(tokenizer, rows) == ["<s> Ġt h e Ġt h e Ġ . Ġa Ġ Ã © </s>"]
     as_transformers = byte_level_tokenizer(add_prefix_space=True)  # with is_split_into_words
-    assert rows.features.ids.tolist() == as_transformers.encode(words[0], is_pretokenized=True).ids
+    assert rows.ids.tolist() == as_transformers.encode(words[0], is_pretokenized=True).ids
     assert np.flatnonzero(rows.words >= 0).tolist() == [1, 4, 7, 9, 10]
 
 
@@ -175,7 +175,7 @@ def test_pretraining_pairs_are_laid_out_as_the_tokenizer_does(roberta, tmp_path)
 
 
 def test_rows_of_another_layout_are_no_longer_found_in_the_cache(roberta, tmp_path) -> None:
-    """Rows without the spaces were kept under the hash of these settings alone."""
+    """WordFeatures without the spaces were kept under the hash of these settings alone."""
     config, cache = config_of(tmp_path, objective="doc_sentences"), tmp_path / "cache"
     for tokenizer, same in ((roberta, False), (letter_tokenizer(WORDS), True)):
         settings = builder._settings(config, cache, tokenizer_fingerprint(tokenizer))
@@ -193,4 +193,4 @@ def test_a_long_question_is_answered_within_the_row(roberta) -> None:
     task = find_task("squad")
     asked = task.examples_from_inputs([("who the", "the cat sat")])
     rows = task.features(roberta, asked, TaskDataConfig(max_length=32, max_query_length=8))
-    assert rows_of(roberta, rows.features) == ["<s> w h o Ġt h e </s> </s> t h e Ġc a t Ġs a t </s>"]
+    assert rows_of(roberta, rows) == ["<s> w h o Ġt h e </s> </s> t h e Ġc a t Ġs a t </s>"]

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from bert.config import TaskDataConfig
 from bert.data.windows import widest_windows, window_starts
-from bert.tasks import find_task, span_features
+from bert.tasks import find_task, span_features, word_features
 from bert.tasks.multiple_choice import MultipleChoiceTask
 from bert.tasks.readers import conll
 from tests.letters import letter_tokenizer
@@ -49,7 +49,7 @@ def test_a_token_belongs_to_the_window_that_shows_most_around_it(tokens, room, s
 def test_long_inputs_take_time_in_proportion_to_their_length(tokenizer: Tokenizer):
     """0.3 s here; minutes and gigabytes if every window is compared with every token."""
     start = time.process_time()
-    tagged = conll.tokenize(tokenizer, conll.Sentences([["a", "b"] * 20_000], None), (), 32)
+    tagged = word_features.tokenize(tokenizer, conll.Sentences([["a", "b"] * 20_000], None), (), 32)
     asked = span_features.make_qa_features(tokenizer, [span_features.Example("1", "a", "a b " * 20_000, ())], 32, 14, 8)
     assert time.process_time() - start < 5
     assert (tagged.words >= 0).sum() == asked.is_max_context.sum() == 40_000

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from bert import metrics
-from bert.tasks import multiple_choice, question_answering
+from bert.tasks import multiple_choice, question_answering, word_features
 from bert.tasks.readers import conll
 from bert.tokenizer.wordpiece import load_tokenizer
 
@@ -98,11 +98,11 @@ def test_every_word_of_wnut_17_is_labelled_once(shared, tokenizer):
         assert len(data.words) == sentences
         assert sum(map(len, data.words)) == words
         for max_length in (128, 24):
-            rows = conll.tokenize(tokenizer, data, labels, max_length)
+            rows = word_features.tokenize(tokenizer, data, labels, max_length)
             assert np.array_equal(np.sort(rows.words[rows.words >= 0]), np.arange(words))
             batch = rows.batch(np.arange(len(rows)), max_length, len(rows))
             assert (batch["labels"] >= 0).sum() == words
-            tags = conll.answers(data, rows, np.where(batch["labels"] >= 0, batch["labels"], -9), labels)
+            tags = word_features.decode_tags(data, rows, np.where(batch["labels"] >= 0, batch["labels"], -9), labels)
             assert tags == data.tags
         scores = metrics.entity_metrics(tags, data.tags)
         assert scores["f1"] == scores["accuracy"] == 1

@@ -195,7 +195,7 @@ def example(context: str, answer: str | None = None, question: str = "q", id: st
 
 
 def rows(windows: Windows) -> list[list[str]]:
-    return [[WORDS[id] for id in row] for row in np.split(windows.features.ids, windows.features.offsets[1:-1])]
+    return [[WORDS[id] for id in row] for row in np.split(windows.ids, windows.offsets[1:-1])]
 
 
 def test_a_short_context_is_one_row(tokenizer):
@@ -205,7 +205,7 @@ def test_a_short_context_is_one_row(tokenizer):
     assert windows.char_starts.tolist() == [-1, -1, -1, 0, 2, 3, 4, 6, -1]
     assert windows.char_ends.tolist() == [-1, -1, -1, 1, 3, 4, 5, 7, -1]
     assert windows.is_max_context.tolist() == [False] * 3 + [True] * 5 + [False]
-    assert windows.features.segment_a_lengths.tolist() == [3]
+    assert windows.segment_a_lengths.tolist() == [3]
     batch = windows.batch(np.array([0]), 12, 2)
     assert batch["token_type_ids"][0].tolist() == [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0]
     assert batch["labels"].tolist() == [[5, 6], [0, 0]]
@@ -222,7 +222,7 @@ def test_a_long_context_is_read_through_windows(tokenizer):
     # Not in the first, whole in the others.
     assert windows.labels.tolist() == [[0, 0], [7, 8], [5, 6]]
     # d has 2 tokens on its lesser side in the first window and 1 in the second; e has 1, 2 and 0; g has 1 and 2.
-    shown = [row.tolist() for row in np.split(windows.is_max_context, windows.features.offsets[1:-1])]
+    shown = [row.tolist() for row in np.split(windows.is_max_context, windows.offsets[1:-1])]
     shown = ["".join(word for word, best in zip(row, own, strict=True) if best) for row, own in
              zip(rows(windows), shown, strict=True)]  # fmt: skip
     assert shown == ["abcd", "ef", "ghij"]
@@ -265,7 +265,7 @@ def test_a_context_without_tokens_has_a_row_and_no_answer(tokenizer):
 
 def test_special_tokens_in_a_text_are_prose(tokenizer):
     windows = question_answering.make_qa_features(tokenizer, [example("a [SEP] b", "b", "[MASK]")])
-    assert np.isin(windows.features.ids, [CLS, SEP]).sum() == 3
+    assert np.isin(windows.ids, [CLS, SEP]).sum() == 3
 
 
 def test_lengths_that_leave_no_room_are_refused(tokenizer):
@@ -312,7 +312,7 @@ def test_answers_come_back_as_they_stand_in_the_context(tokenizer):
 def slow_n_best(windows: Windows, row: int, start: np.ndarray, end: np.ndarray, longest: int) -> list[tuple]:
     """Every span of a row, best first."""
     tokens = range(windows.lengths[row])
-    offset = windows.features.offsets[row]
+    offset = windows.offsets[row]
     return sorted(
         (
             (float(start[row, first] + end[row, last]), first, last)

@@ -1,24 +1,19 @@
-"""Tagging from CoNLL columns: files -> sentences -> rows of tokens; labels -> tags, entities and columns.
+"""CoNLL columns: files -> sentences with their tags; tags -> files.
 
 The first column is the word, the last its tag; an empty line ends a sentence and so does a ``-DOCSTART-`` line.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from bert.data.corpus.files import numbered_lines
-from bert.data.features import IGNORE_INDEX, ROWS_AT_ONCE, Features, prose_tokenizer
 from bert.data.records import kind_of
-from bert.data.row_template import row_template
-from bert.data.windows import widest_windows, window_starts
 from bert.errors import UserError, require
 from bert.files import write_atomic
 from bert.metrics.tagging_schemes import (
@@ -26,13 +21,11 @@ from bert.metrics.tagging_schemes import (
     SCHEMES,
     convert,
     detect_scheme,
-    extract_entities,
     first_invalid_tag,
     is_span_tag,
     join_tag,
     split_tag,
 )
-from bert.tokenizer.wordpiece import after_space, keeps_spaces, special_ids
 
 DOCUMENT_START = "-DOCSTART-"
 
@@ -111,53 +104,6 @@ class Sentences:
             if (values := getattr(self, name))
         }
         return replace(self, **taken)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """R rows of the pieces of some words, each as of one text: a long sentence has several, each word its label in one
-    of them."""
-
-    features: Features
-    """The tokens; all of segment A. Labels are those of tokens, IGNORED but where ``words`` has a word; None where
-    there are no tags."""
-    words: np.ndarray
-    """[tokens of all rows] int32: number of the word, counted through all sentences, at the one place in all rows
-    where it is labelled: its first piece, in the row that shows most around it; -1 elsewhere."""
-
-    def __len__(self) -> int:
-        return len(self.features)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """[R] tokens of each row."""
-        return self.features.lengths
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """[tokens of all rows] int32 or None."""
-        return self.features.labels
-
-    def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
-        """As `Features.batch`, labels [B, T]."""
-        return self.features.batch(rows, length, batch_size)
-
-    def digest(self) -> str:
-        """Of tokens and labels."""
-        return self.features.digest()
-
-
-class Entity(NamedTuple):
-    """An entity of a text."""
-
-    type: str
-    text: str
-    start: int
-    """First character."""
-    end: int
-    """One past the last."""
-    probability: float | None = None
-    """Mean of its words' tags'."""
 
 
 def width(path: Path) -> int:
@@ -242,87 +188,6 @@ def label_names(sentences: Sentences) -> tuple[str, ...]:
     return (OUTSIDE, *(join_tag(prefix, type) for type in types for prefix in "BI"))
 
 
-def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], max_length: int = 128) -> Rows:
-    """Sentences -> rows of at most ``max_length`` tokens; every word is labelled in exactly one place.
-
-    A sentence that does not fit is read through windows that overlap by half. A word without a piece (a control
-    character, say) is [UNK], so that it has a label too. ``tokenizer`` stays as it is.
-
-    Args:
-      labels: a tag's number is its place here.
-
-    Raises:
-      UserError: file and line of a tag that is not among ``labels``; a ``max_length`` below 4.
-    """
-    special, template = special_ids(tokenizer), row_template(tokenizer)
-    room = template.room(max_length)
-    if room < 2:
-        raise UserError(f"data.max_length is {max_length}: [CLS], [SEP] and words need at least {template.size + 2}")
-    pieces = _pieces(tokenizer, sentences.words, special.unk, room)
-    ids, numbers = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
-    before = 0
-    for words in filter(None, sentences.words):
-        parts = [pieces[word] for word in words]
-        flat = np.concatenate(parts)
-        firsts = np.cumsum([0, *map(len, parts[:-1])])
-        starts = window_starts(len(flat), room)
-        ends = np.minimum(starts + room, len(flat))
-        widest = widest_windows(starts, ends)[firsts]  # ascending, as the words are
-        bounds = np.searchsorted(widest, np.arange(len(starts) + 1))
-        for start, end, (first, last) in zip(starts, ends, itertools.pairwise(bounds), strict=True):
-            here = np.arange(first, last)
-            if len(here):
-                ids.append(template.row(flat[start:end]))
-                numbers.append(np.full(len(ids[-1]), -1, np.int32))
-                numbers[-1][firsts[here] - start + len(template.prefix)] = here + before
-        before += len(words)
-    lengths = np.array([len(row) for row in ids[1:]], np.int64)
-    of_token, of_word = np.concatenate(numbers), _label_numbers(sentences, labels)
-    features = Features(
-        ids=np.concatenate(ids),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]),
-        segment_a_lengths=lengths.astype(np.int32),
-        labels=None if of_word is None else np.append(of_word, IGNORE_INDEX)[of_token].astype(np.int32),
-        pad_token_id=special.pad,
-        token_labels=True,
-    )
-    return Rows(features, of_token)
-
-
-def answers(sentences: Sentences, rows: Rows, predictions: np.ndarray, labels: Sequence[str]) -> list[list[str]]:
-    """Predicted labels -> a tag for every word of every sentence.
-
-    Args:
-      predictions: [R, T] number of the label predicted at each token, in the order of ``rows``; T at least its
-        longest row. What is predicted where no word is labelled is ignored.
-    """
-    longest = rows.lengths.max(initial=0)
-    if np.shape(predictions)[0] != len(rows) or longest > np.shape(predictions)[1]:
-        raise ValueError(f"predictions {np.shape(predictions)} for {len(rows)} rows of up to {longest} tokens")
-    tags = iter(gather_word_values(rows, np.asarray(predictions)).tolist())
-    return [[labels[next(tags)] for _ in words] for words in sentences.words]
-
-
-def gather_word_values(rows: Rows, values: np.ndarray) -> np.ndarray:
-    """[R, T] values of the tokens -> [words] that of each word, at the place where it is labelled."""
-    flat = values[np.arange(values.shape[1]) < rows.lengths[:, None]]
-    of_word = np.empty(int(rows.words.max(initial=-1)) + 1, values.dtype)
-    of_word[rows.words[rows.words >= 0]] = flat[rows.words >= 0]
-    return of_word
-
-
-def entities(
-    text: str, places: Sequence[tuple[int, int]], tags: Sequence[str], probabilities: Sequence[float] | None = None
-) -> list[Entity]:
-    """The entities of a text, by the tags of its words, the words' places and their shares."""
-    found = []
-    for type, first, end in extract_entities(tags):
-        start, stop = places[first][0], places[end - 1][1]
-        share = None if probabilities is None else sum(probabilities[first:end]) / (end - first)
-        found.append(Entity(type, text[start:stop], start, stop, share))
-    return found
-
-
 def write_predictions(path: Path, sentences: Sentences, tags: Sequence[Sequence[str]]) -> Path:
     """Writes the file's columns with the predicted tag, in the file's scheme, as one more: what conlleval reads."""
     lines = []
@@ -396,35 +261,3 @@ def _place(sentences: Sequence[Sequence[str]], word: int) -> tuple[int, int]:
     ends = np.cumsum([len(sentence) for sentence in sentences])
     sentence = int(np.searchsorted(ends, word, side="right"))
     return sentence, word - int(ends[sentence]) + len(sentences[sentence])
-
-
-def _label_numbers(sentences: Sentences, labels: Sequence[str]) -> np.ndarray | None:
-    if sentences.tags is None:
-        return None
-    numbers = {label: number for number, label in enumerate(labels)}
-    for sentence, tags in enumerate(sentences.tags):
-        for place, tag in enumerate(tags):
-            if tag not in numbers:
-                line = f", {sentences.unit} {sentences.line(sentence, place)}" if sentences.lines else ""
-                raise UserError(
-                    f"{sentences.path or 'the sentences'}{line}: the tag {tag} does not occur in the training "
-                    f"data, whose labels are {', '.join(labels)[:200]}: fix the tag, or name all labels in data.labels"
-                )
-    return np.array([numbers[tag] for tags in sentences.tags for tag in tags], np.int32)
-
-
-def _pieces(tokenizer: Tokenizer, sentences: list[list[str]], unknown: int, room: int) -> dict[str, np.ndarray]:
-    """The ids of each distinct word, at most ``room``: a word's pieces do not depend on its neighbours.
-
-    Where tokens hold the space before a word every word has one, also the first, as in transformers' run_ner.py
-    (is_split_into_words with add_prefix_space).
-    """
-    own, spaced = prose_tokenizer(tokenizer), keeps_spaces(tokenizer)
-    words = list(dict.fromkeys(word for sentence in sentences for word in sentence))
-    pieces: dict[str, np.ndarray] = {}
-    for first in range(0, len(words), ROWS_AT_ONCE):
-        part = words[first : first + ROWS_AT_ONCE]
-        texts = [after_space(word) for word in part] if spaced else part
-        for word, encoding in zip(part, own.encode_batch_fast(texts, add_special_tokens=False), strict=True):
-            pieces[word] = np.array(encoding.ids[:room] or [unknown], np.int32)
-    return pieces
