@@ -21,7 +21,7 @@ from bert.config import TrainingConfig
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.model.attention import dot_product_attention, fused_attention, padding_mask
 from bert.model.dropout import Dropout
-from bert.runs.report import NullReport
+from bert.runs.report import Report
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import TRACED_STEPS, WARMUP_STEPS, StepProfiler
 from bert.training.loop import TrainLoop
@@ -169,7 +169,7 @@ def gaps(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int) ->
                 evaluate=lambda params: {},
                 parallel=step.parallel,
                 checkpoints=NoCheckpoints(),
-                report=NullReport(),
+                report=Report(),
                 interrupts=interrupts,
                 profiler=profiler,
             ).run(step.fresh)

@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from bert.runs import skipped_steps
 from bert.runs.metrics_log import MetricsLog, read_metrics
@@ -26,7 +26,36 @@ PLOT_INTERVAL_SECONDS = 20
 drawn."""
 
 
-class RunReport:
+class Report:
+    """Receives what happens in a run. This one ignores it, for hosts that write nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Ends the report, also after an error."""
+
+    def on_start(self, step: int, costs: StepCosts) -> None:
+        """Training starts after ``step``, at these measured costs."""
+
+    def set_phase(self, facts: dict[str, Any]) -> None:
+        """A phase begins: each line of metrics has these facts as well."""
+
+    def step(self, step: int) -> None:
+        """A step is finished."""
+
+    def skipped(self, step: SkippedStep) -> None:
+        """A step had no effect."""
+
+    def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
+        """There are new metrics, of the split ``train`` or ``eval``."""
+
+    def evaluated(self, step: int) -> bool:
+        """Whether there are metrics of ``eval`` at this step."""
+        return False
+
+
+class RunReport(Report):
     """Writes what `bert.training.loop.TrainLoop` reports to metrics.jsonl, TensorBoard, curves.png and the terminal."""
 
     def __init__(
@@ -44,7 +73,7 @@ class RunReport:
         self._progress = Progress(total_steps, start_step, every=log_every)
         self._draw_again = time.monotonic() + PLOT_INTERVAL_SECONDS
 
-    def __enter__(self) -> RunReport:
+    def __enter__(self) -> Self:
         self._progress.__enter__()
         return self
 
@@ -55,11 +84,9 @@ class RunReport:
             self._draw()
 
     def set_phase(self, facts: dict[str, Any]) -> None:
-        """A phase begins: from here on each line of figures has these facts as well."""
         self._facts = facts
 
     def on_start(self, step: int, costs: StepCosts) -> None:
-        """Takes the measured costs of the steps after ``step``, and prints when the run will end."""
         self._progress.follow(costs)
         seconds = costs.cost(step, self._total_steps)
         end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
@@ -69,17 +96,14 @@ class RunReport:
         )
 
     def step(self, step: int) -> None:
-        """A step is finished."""
         self._progress.update(step)
 
     def skipped(self, step: SkippedStep) -> None:
-        """A step had no effect: its batch is written down."""
         file = step.write(self._folder / skipped_steps.FOLDER)
         where = "as many are written down already" if file is None else f"its batch stands in {file}"
         self.say(f"step {step.step:,} was skipped: {step.diagnosis}; {where}")
 
     def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
-        """There are new figures."""
         metrics = {**self._facts, **metrics}
         self._log.write(split, step, metrics)
         if split == "train":
@@ -91,7 +115,6 @@ class RunReport:
             self._draw()
 
     def evaluated(self, step: int) -> bool:
-        """Whether metrics.jsonl has an evaluation at this step."""
         return step in self._evaluated
 
     def say(self, text: str) -> None:
@@ -103,31 +126,3 @@ class RunReport:
 
         plot_curves(self._folder, self._subject)
         self._draw_again = time.monotonic() + PLOT_INTERVAL_SECONDS
-
-
-class NullReport:
-    """The report of a host that writes nothing."""
-
-    def __enter__(self) -> NullReport:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        pass
-
-    def set_phase(self, facts: dict[str, Any]) -> None:
-        pass
-
-    def on_start(self, step: int, costs: StepCosts) -> None:
-        pass
-
-    def step(self, step: int) -> None:
-        pass
-
-    def skipped(self, step: SkippedStep) -> None:
-        pass
-
-    def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
-        pass
-
-    def evaluated(self, step: int) -> bool:
-        return False

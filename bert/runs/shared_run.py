@@ -10,7 +10,7 @@ from bert.parallel.multihost import broadcast_from_main, call_on_main, is_main_p
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.curves import Subject
 from bert.runs.folder import RunFolder
-from bert.runs.report import NullReport, RunReport
+from bert.runs.report import Report, RunReport
 
 Restored = tuple[int, Any]
 
@@ -67,10 +67,8 @@ def make_checkpointer(run: RunFolder[Any], say: Callable[[str], None]) -> Checkp
     return MultihostCheckpointer(checkpoints) if is_multihost() else checkpoints
 
 
-def make_report(
-    run: RunFolder[Any], total_steps: int, start_step: int, subject: Subject | None = None
-) -> RunReport | NullReport:
+def make_report(run: RunFolder[Any], total_steps: int, start_step: int, subject: Subject | None = None) -> Report:
     """The report of a run; on hosts that do not write, one that ignores everything."""
     if not run.is_writer:
-        return NullReport()
+        return Report()
     return RunReport(run.path, total_steps, start_step, int(run.config.training.log_every), subject)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +19,23 @@ from bert.parallel.multihost import broadcast_from_main
 from bert.runs.metrics_log import Metrics, read_metrics
 from bert.runtime.interrupts import InterruptHandler
 from bert.tasks.base import Examples, Outputs, Task
-from bert.training.loop import accumulate_sums, compute_means
-from bert.training.losses import Apply, TaskLoss
+from bert.training.losses import Apply, TaskLoss, WeightedSums
 from bert.training.timing import Timed, timed
+
+
+def compute_means(sums: dict[str, Any]) -> Metrics:
+    """(sum, weight) pairs -> means, and ``loss``: the losses' sum. A weight of 0 gives 0."""
+    means = {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}
+    return {"loss": sum(value for name, value in means.items() if name.endswith("_loss")), **means}
+
+
+def accumulate_sums(batches: Iterable[WeightedSums], parallel: Parallelism) -> dict[str, np.ndarray]:
+    """Sums of evaluation batches, added in float64."""
+    totals: dict[str, np.ndarray] = {}
+    for sums in batches:
+        for name, pair in parallel.to_host(sums).items():
+            totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, dtype=np.float64)
+    return totals
 
 
 class Split(NamedTuple):

@@ -6,29 +6,40 @@ import dataclasses
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from flax import traverse_util
 
-from bert.config import FinetuneConfig
+from bert.config import FinetuneConfig, TrainingConfig
 from bert.data.batching import FinetuningLoader
-from bert.errors import require
-from bert.inference.pretrained import Params
+from bert.errors import UserError, require
+from bert.inference.pretrained import Params, Pretrained
 from bert.parallel import multihost
+from bert.parallel.backends import PmapParallelism, make_parallelism
 from bert.runs import metrics_log, progress, shared_run
 from bert.runs.curves import Subject
 from bert.runs.folder import RunFolder
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
-from bert.tasks.splits import cut_facts, label_facts
-from bert.training.evaluation import DevEvaluator, EarlyStopping, read_eval_metrics, scores_of_line
-from bert.training.finetuning_setup import Program, Setup, build_program, resolve_setup
+from bert.tasks.base import Outputs
+from bert.tasks.splits import cut_facts, label_facts, read_splits
+from bert.training.assembly import build_task_model, make_apply
+from bert.training.evaluation import (
+    DevEvaluator,
+    EarlyStopping,
+    Split,
+    TaskEvaluator,
+    read_eval_metrics,
+    scores_of_line,
+)
+from bert.training.finetuning_setup import Setup, resolve_setup
 from bert.training.initialization import CheckpointReader, initialize_state
 from bert.training.loop import TrainLoop, TrainStep, count_parameters
 from bert.training.losses import LOSSES
-from bert.training.optimizer import ParameterPath, describe_decay, learning_rate_schedule
-from bert.training.predictions import BestCheckpoint, Scores, write_predictions
+from bert.training.optimizer import ParameterPath, describe_decay, learning_rate_schedule, make_frozen_predicate
 from bert.training.step import TrainState, compile_bucketed_train_step
 from bert.training.timing import Timed, costs_of_training, seconds_of_scoring, time_train_step
 
@@ -45,16 +56,31 @@ def finetune(run: RunFolder[FinetuneConfig], say: Log = print) -> dict[str, Any]
     start_time = time.perf_counter()
     say = multihost.main_process_only(say)
     setup = resolve_setup(run, say)
-    program = build_program(setup)
-    best = train(setup, program, say)
-    scores = write_predictions(setup, program, best)
+    best = train(setup, say)
+    scores = write_predictions(setup, best)
     results = {**_results(setup, best, scores), "seconds": round(time.perf_counter() - start_time, 1)}
     if run.is_writer:
         metrics_log.write_results(run.path, results)
     return results
 
 
-def train(setup: Setup, program: Program, say: Log) -> BestCheckpoint:
+class BestCheckpoint(NamedTuple):
+    """The best checkpoint of a run.
+
+    Attributes:
+        step: its step.
+        params: on the host.
+        lines: all evaluation lines of metrics.jsonl.
+        dev_outputs: if this process made its evaluation last; else None.
+    """
+
+    step: int
+    params: Params
+    lines: list[dict[str, Any]]
+    dev_outputs: Outputs | None
+
+
+def train(setup: Setup, say: Log) -> BestCheckpoint:
     """Trains from the run's newest checkpoint, or from the initial model, and reads the best checkpoint.
 
     Raises:
@@ -62,24 +88,24 @@ def train(setup: Setup, program: Program, say: Log) -> BestCheckpoint:
         Interrupted: a signal came; the state is saved.
     """
     run, parallel, task, config = setup.run, setup.parallel, setup.task, setup.run.config
-    total_steps = program.total_steps
+    total_steps = setup.total_steps
     with (
         shared_run.make_checkpointer(run, say) as checkpoints,
         InterruptHandler() as interrupts,
         make_profiler(config.profile and run.is_writer, run.path, say) as profiler,
     ):
-        state = _initialize(setup, program, checkpoints, say)
+        state = _initialize(setup, checkpoints, say)
         if run.is_writer:
-            _print_summary(state.params, setup, program)
+            _print_summary(state.params, setup)
         loader = FinetuningLoader(setup.train, config, parallel.process, LOSSES[task.loss].by_length)
         train_step = compile_bucketed_train_step(
-            program.objective, program.optimizer, config.seed, config.training.dropout_rng, parallel
+            setup.objective, setup.optimizer, config.seed, config.training.dropout_rng, parallel
         )
-        evaluate = DevEvaluator(program.evaluator, task, setup.dev, interrupts)
+        evaluate = DevEvaluator(setup.evaluator, task, setup.dev, interrupts)
         with shared_run.make_report(run, total_steps, int(state.step), _curves_subject(setup)) as report:
             early_stopping = EarlyStopping(run.path, task.main_metric, task.higher_main_is_better, config.patience)
             if state.step < total_steps and not early_stopping.should_stop(int(state.step)):
-                report.on_start(int(state.step), _measure_costs(setup, program, loader, train_step, state))
+                report.on_start(int(state.step), _measure_costs(setup, loader, train_step, state))
             TrainLoop(
                 config.training,
                 total_steps,
@@ -98,17 +124,16 @@ def train(setup: Setup, program: Program, say: Log) -> BestCheckpoint:
         checkpoints.thin_out()
         step, params = require(checkpoints.restore_best_params(), "the best checkpoint")
     lines = multihost.broadcast_from_main(partial(read_eval_metrics, run.path))
-    last_step = lines[-1]["step"]
-    dev_outputs = evaluate.last_outputs if step == last_step else None
-    return BestCheckpoint(step, params, lines, dev_outputs, last_step < total_steps)
+    dev_outputs = evaluate.last_outputs if step == lines[-1]["step"] else None
+    return BestCheckpoint(step, params, lines, dev_outputs)
 
 
-def _initialize(setup: Setup, program: Program, checkpoints: CheckpointReader, say: Log) -> TrainState:
+def _initialize(setup: Setup, checkpoints: CheckpointReader, say: Log) -> TrainState:
     init, train = setup.init_model, setup.train
     return initialize_state(
         setup.model,
-        program.optimizer,
-        program.objective.metrics,
+        setup.optimizer,
+        setup.objective.metrics,
         setup.run.config.seed,
         checkpoints,
         None if init.params is None else (init.name, init.params),
@@ -119,14 +144,14 @@ def _initialize(setup: Setup, program: Program, checkpoints: CheckpointReader, s
     )
 
 
-def _print_summary(params: Params, setup: Setup, program: Program) -> None:
+def _print_summary(params: Params, setup: Setup) -> None:
     """Prints the table of sizes before training."""
-    task, config, total_steps = setup.task, setup.run.config, program.total_steps
+    task, config, total_steps = setup.task, setup.run.config, setup.total_steps
     examples = {name: split.examples for name, split in setup.splits.items()}
     rows = {name: split.features for name, split in setup.splits.items()}
-    trainable = _trainable(params, program.frozen)
+    trainable = _trainable(params, setup.frozen)
     parameters = f"{count_parameters(params):,}"
-    if program.frozen is not None:
+    if setup.frozen is not None:
         parameters += f", of which {count_parameters(trainable):,} are trained"
     batch_size, length = config.training.batch_size, config.data.max_length
     epochs = total_steps / -(-len(setup.train) // batch_size)
@@ -165,11 +190,11 @@ def _curves_subject(setup: Setup) -> Subject:
 
 
 def _measure_costs(
-    setup: Setup, program: Program, loader: FinetuningLoader, train_step: TrainStep, state: TrainState
+    setup: Setup, loader: FinetuningLoader, train_step: TrainStep, state: TrainState
 ) -> progress.StepCosts:
     """The time that a run has left, by timing steps of two lengths and a batch of dev."""
-    config, parallel, evaluator = setup.run.config, setup.parallel, program.evaluator
-    step, total_steps = int(state.step), program.total_steps
+    config, parallel, evaluator = setup.run.config, setup.parallel, setup.evaluator
+    step, total_steps = int(state.step), setup.total_steps
     eval_every = int(require(config.training.eval_every, "training.eval_every"))
     micro_batches = config.training.gradient_accumulation_steps
 
@@ -187,6 +212,47 @@ def _measure_costs(
     next_evaluation = min((step // eval_every + 1) * eval_every, total_steps)
     once = (*costs.once, (next_evaluation, first_evaluation - later), (total_steps, sum(ends)))
     return dataclasses.replace(costs, once=once, evaluations=((total_steps, eval_every, later),))
+
+
+class Scores(NamedTuple):
+    """What the best checkpoint reaches.
+
+    Attributes:
+        by_split: scores of each split with labels.
+        tuned: fields of ``data`` that the task has tuned on dev.
+        collapsed: whether its predictions for dev are degenerate.
+        details: more on each split with labels, for those that have some.
+    """
+
+    by_split: dict[str, dict[str, float]]
+    tuned: dict[str, Any]
+    collapsed: bool
+    details: dict[str, dict[str, Any]]
+
+
+def write_predictions(setup: Setup, best: BestCheckpoint) -> Scores:
+    """Tunes the task on dev, and writes and scores the predictions of all splits but train."""
+    run, dev, config = setup.run, setup.dev, setup.run.config.data
+    params, folder = setup.parallel.put_state(best.params), run.path / "predictions"
+    dev_outputs = setup.evaluator(params, dev)[0] if best.dev_outputs is None else best.dev_outputs
+    task = setup.task.tune(dev_outputs, dev.features, dev.examples)
+    tuned = {name: value for name, value in vars(task.to_config(config)).items() if value != getattr(config, name)}
+    by_split, details, collapsed = {}, {}, False
+    for name, split in setup.splits.items():
+        if name == "train":
+            continue
+        outputs, losses = (dev_outputs, {}) if name == "dev" else setup.evaluator(params, split)
+        predictions = task.predict(outputs, split.features, split.examples)
+        if run.is_writer:
+            task.write(folder, name, predictions, split.examples)
+        if name == "dev":
+            collapsed = task.is_degenerate(predictions, split.examples)
+        if split.examples.labelled:
+            by_split[name] = {**losses, **task.score(predictions, split.examples)}
+            details[name] = task.details(predictions, split.examples)
+            if run.is_writer:
+                task.write_details(folder, name, predictions, split.examples)
+    return Scores(by_split, tuned, collapsed, {name: more for name, more in details.items() if more})
 
 
 def _results(setup: Setup, best: BestCheckpoint, scores: Scores) -> dict[str, Any]:
@@ -209,5 +275,37 @@ def _results(setup: Setup, best: BestCheckpoint, scores: Scores) -> dict[str, An
         **({"tuned": scores.tuned} if scores.tuned else {}),
         **({"details": scores.details} if scores.details else {}),
         "sample_input": list(task.sample(dev)),
-        "stopped_early": best.stopped_early,
+        "stopped_early": best.lines[-1]["step"] < setup.total_steps,
     }
+
+
+def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: Path, say: Log) -> list[Path]:
+    """Writes the prediction files of a split of a run's data as the run wrote them, and returns their paths.
+
+    On the devices of the run they are the same bytes: batches, lengths and precision are those of its evaluations.
+
+    Args:
+        model: the run's best checkpoint.
+        config: the run's.
+        name: of the split.
+        folder: where the files go.
+        say: told where the run's devices are not here, so that the last digits may differ.
+
+    Raises:
+        UserError: the split is not there, or not as it should be.
+    """
+    task = model.require_task()
+    examples = read_splits(task, config).examples[name]
+    split = Split(examples, task.features(model.tokenizer, examples, config.data))
+    try:
+        parallel = make_parallelism(config.training, config.model)
+        parallel.check_batch("training.eval_batch_size", config.training.rows_per_evaluation)
+        head = build_task_model(task, config)
+    except UserError as error:
+        say(f"computed on one device in another way, so that the last digits may differ: {error}")
+        parallel = PmapParallelism(jax.local_devices()[:1])
+        head = build_task_model(task, dataclasses.replace(config, training=TrainingConfig(dtype=config.training.dtype)))
+    apply = make_apply(head, make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers))
+    evaluator = TaskEvaluator(apply, LOSSES[task.loss], parallel, config)
+    outputs, _ = evaluator(parallel.put_state(model.params), split)
+    return task.write(folder, name, task.predict(outputs, split.features, examples), examples)

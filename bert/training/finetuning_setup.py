@@ -52,7 +52,7 @@ class InitialModel(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """A run whose data is read.
+    """A run before its first step.
 
     Attributes:
         run: its configuration without null.
@@ -61,6 +61,8 @@ class Setup:
         splits: as rows for the model, ``train`` and ``dev`` among them.
         init_model: sizes, vocabulary and weights.
         model: the encoder with the task's head.
+        frozen: path of a parameter -> whether it is not trained; None if all are.
+        evaluator: outputs of a split.
     """
 
     run: RunFolder[FinetuneConfig]
@@ -69,6 +71,11 @@ class Setup:
     splits: dict[str, Split]
     init_model: InitialModel
     model: nn.Module
+    frozen: Callable[[ParameterPath], bool] | None
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    evaluator: TaskEvaluator
+    total_steps: int
 
     @property
     def train(self) -> Rows:
@@ -108,7 +115,25 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
     run.check_data(train.digest())
     if run.is_writer:
         save_tokenizer(init_model.tokenizer, run.path)
-    return Setup(run, parallel, task, splits, init_model, model)
+    frozen = make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers)
+    apply, loss, total_steps = (
+        make_apply(model, frozen),
+        LOSSES[task.loss],
+        num_train_steps(config.training, len(train)),
+    )
+    return Setup(
+        run,
+        parallel,
+        task,
+        splits,
+        init_model,
+        model,
+        frozen,
+        task_objective(loss, apply),
+        make_optimizer(config.optimizer, total_steps, frozen),
+        TaskEvaluator(apply, loss, parallel, config),
+        total_steps,
+    )
 
 
 def _resolve_defaults(config: FinetuneConfig, num_train_rows: int) -> FinetuneConfig:
@@ -147,25 +172,3 @@ def _load_init_model(run: RunFolder[FinetuneConfig], train: Examples, say: Log) 
     else:
         tokenizer = train_tokenizer(train.sentences(), config.tokenizer)
     return InitialModel(with_vocab_size(config.model, embedding_rows(tokenizer)), tokenizer, None, "none")
-
-
-@dataclass(frozen=True)
-class Program:
-    """What a run trains with, and what it scores a split with."""
-
-    objective: Objective
-    optimizer: optax.GradientTransformation
-    frozen: Callable[[ParameterPath], bool] | None
-    total_steps: int
-    evaluator: TaskEvaluator
-
-
-def build_program(setup: Setup) -> Program:
-    """Objective, optimizer and evaluator of a run."""
-    config, loss = setup.run.config, LOSSES[setup.task.loss]
-    frozen = make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers)
-    apply = make_apply(setup.model, frozen)
-    total_steps = num_train_steps(config.training, len(setup.train))
-    optimizer = make_optimizer(config.optimizer, total_steps, frozen)
-    evaluator = TaskEvaluator(apply, loss, setup.parallel, config)
-    return Program(task_objective(loss, apply), optimizer, frozen, total_steps, evaluator)

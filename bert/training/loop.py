@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,11 +17,12 @@ from bert.errors import UserError, require
 from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main
 from bert.runs.metrics_log import Metrics
+from bert.runs.report import Report
 from bert.runs.skipped_steps import SkippedStep, nonfinite_error_message
 from bert.runtime.interrupts import EvaluationInterrupted, Interrupted, InterruptHandler
 from bert.runtime.malloc import release_free_memory
 from bert.runtime.profiling import StepProfiler
-from bert.training.losses import WeightedSums
+from bert.training.evaluation import EarlyStopping, compute_means
 from bert.training.step import StepMetrics, TrainState
 
 TrainStep = Callable[[Any, dict[str, jax.Array]], tuple[Any, StepMetrics]]
@@ -43,28 +44,6 @@ class CheckpointWriter(Protocol):
     def save(self, step: int, state: Any) -> None: ...
 
     def set_best(self, step: int) -> None: ...
-
-
-class Report(Protocol):
-    """Where the loop reports: `bert.runs.report.RunReport`."""
-
-    def step(self, step: int) -> None: ...
-
-    def skipped(self, step: SkippedStep) -> None: ...
-
-    def metrics(self, step: int, split: str, metrics: Metrics) -> None: ...
-
-    def evaluated(self, step: int) -> bool: ...
-
-
-class BestScore(Protocol):
-    """Chooses the best evaluation and ends a run: `bert.training.evaluation.EarlyStopping`."""
-
-    def update(self, step: int, metrics: Metrics) -> bool:
-        """Takes the metrics of an evaluation; returns whether they are the best so far."""
-
-    def should_stop(self, step: int) -> bool:
-        """Whether the evaluations up to ``step`` end the run there: a resumed run ends at the same step."""
 
 
 class TrainLoop:
@@ -89,7 +68,7 @@ class TrainLoop:
         checkpoints: CheckpointWriter,
         report: Report,
         interrupts: InterruptHandler,
-        early_stopping: BestScore | None = None,
+        early_stopping: EarlyStopping | None = None,
         profiler: StepProfiler | None = None,
     ) -> None:
         """
@@ -265,21 +244,6 @@ class ThroughputTimer:
         rate = self.tokens / max(now - self._start - self._pause, 1e-9)
         self._start, self._pause, self.tokens = now, 0.0, 0
         return rate
-
-
-def compute_means(sums: dict[str, Any]) -> Metrics:
-    """(sum, weight) pairs -> means, and ``loss``: the losses' sum. A weight of 0 gives 0."""
-    means = {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}
-    return {"loss": sum(value for name, value in means.items() if name.endswith("_loss")), **means}
-
-
-def accumulate_sums(batches: Iterable[WeightedSums], parallel: Parallelism) -> dict[str, np.ndarray]:
-    """Sums of evaluation batches, added in float64."""
-    totals: dict[str, np.ndarray] = {}
-    for sums in batches:
-        for name, pair in parallel.to_host(sums).items():
-            totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, dtype=np.float64)
-    return totals
 
 
 def count_parameters(params: Any) -> int:

@@ -30,6 +30,7 @@ from bert.runtime.profiling import make_profiler
 from bert.tokenizer.extension import decompose_new_tokens
 from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer
 from bert.training.assembly import build_model_and_objective
+from bert.training.evaluation import accumulate_sums, compute_means
 from bert.training.initialization import (
     CheckpointReader,
     extend_embeddings,
@@ -37,7 +38,7 @@ from bert.training.initialization import (
     initialize_state,
     model_config_from_source,
 )
-from bert.training.loop import TrainLoop, TrainStep, accumulate_sums, compute_means
+from bert.training.loop import TrainLoop, TrainStep
 from bert.training.losses import Objective, WeightedSums
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.pretraining_data import PhaseData, PretrainingData, predictable_counts, prepare_data
