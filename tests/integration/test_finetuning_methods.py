@@ -132,7 +132,7 @@ def test_several_seeds_interrupted_in_the_second(pretrained, sst2, tmp_path, mon
     assert "holds the runs of 2 seeds: name one of them" in fails(predict, str(folder), str(tmp_path / "texts.txt"))
     again = ["--config=sst2", f"--data.dir={sst2}", f"--init={pretrained}", f"--output_dir={folder}", "--seed=3"]
     again += ["--data.max_length=32", "--data.buckets=32", "--training.batch_size=8", "--training.epochs=1"]
-    assert "its seeds is 2, here 1" in fails(main, *again)
+    assert "its num_seeds is 2, here 1" in fails(main, *again)
     assert "its optimizer.learning_rate is" in fails(main, *again, "--num_seeds=2", "--optimizer.learning_rate=1")
 
 

@@ -290,7 +290,7 @@ def test_errors_of_data_and_start(pretrained: Path, finetuned: Path, sst2: Path,
     bad = tmp_path / "bad"
     shutil.copytree(sst2, bad)
     lines = (sst2 / "train.tsv").read_text().splitlines()
-    for line, words in (("ba ri\t7", ("line 4", "'7'", "0, 1")), ("ba ri", ("line 4", "column"))):
+    for line, words in (("ba ri\t7", ("line 4", "'7'", "'0', '1'")), ("ba ri", ("line 4", "column"))):
         (bad / "train.tsv").write_text("\n".join([*lines[:3], line, *lines[4:]]) + "\n")
         error = fine(bad, f"--init={pretrained}")
         for word in (*words, str(bad / "train.tsv")):
