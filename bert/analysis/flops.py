@@ -27,14 +27,18 @@ FORMULA = {
 
 
 def forward_flops(
-    config: ModelConfig, length: int, parts: Collection[str], predictions: int, outputs: Mapping[str, tuple[int, bool]]
+    config: ModelConfig,
+    length: int,
+    components: Collection[str],
+    predictions: int,
+    outputs: Mapping[str, tuple[int, bool]],
 ) -> dict[str, float]:
     """Operations a token of the forward pass over rows of T tokens, part by part.
 
     Args:
         config: sizes of the encoder.
         length: T.
-        parts: the parts that are there: of `FORMULA` the pooler and the MLM head may be absent.
+        components: keys of `FORMULA` that the model has; the pooler and the MLM head may be absent.
         predictions: P, positions that the MLM head decodes.
         outputs: of each further head the elements of its matrix, and whether it reads every token or one a row.
     """
@@ -43,9 +47,9 @@ def forward_flops(
         ATTENTION: layers * (8.0 * width**2 + 4.0 * length * width),
         FEED_FORWARD: layers * 4.0 * width * config.intermediate_size,
     }
-    if POOLER in parts:
+    if POOLER in components:
         flops[POOLER] = 2.0 * width**2 / length
-    if PREDICTIONS in parts:
+    if PREDICTIONS in components:
         flops[PREDICTIONS] = (2.0 * width**2 + 2.0 * width * config.known_vocab_size) * predictions / length
     for name, (elements, every_token) in outputs.items():
         flops[name] = 2.0 * elements / (1 if every_token else length)

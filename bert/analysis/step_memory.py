@@ -57,9 +57,9 @@ def compiled_step_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemo
         UserError: rows or the model cannot be sharded over the mesh.
     """
     compiled = lower_step(config, mesh).compile()
-    found = require(compiled.memory_analysis(), "the memory of the step")
-    new = found.output_size_in_bytes - found.alias_size_in_bytes
-    return StepMemory(found.argument_size_in_bytes, found.temp_size_in_bytes + new)
+    memory = require(compiled.memory_analysis(), "the memory of the step")
+    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return StepMemory(memory.argument_size_in_bytes, memory.temp_size_in_bytes + new)
 
 
 def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 from bert.config.yaml_io import ConfigField, fields_of, help_texts
 
+PLACEHOLDERS = {int: "N", float: "X", bool: "true|false"}
+
 
 def config_help(
     config_class: type, prog: str, description: str, config_text: str, extra_options: Mapping[str, str]
@@ -70,7 +72,7 @@ def _placeholder(field: ConfigField) -> str:
         return "null"
     member = field.members[0]
     if field.takes_list:
-        return "N ..." if typing.get_args(member) == (int,) else "TEXT ..."
+        return f"{PLACEHOLDERS.get(typing.get_args(member)[0], 'TEXT')} ..."
     if typing.get_origin(member) is typing.Literal:
         return "|".join(typing.get_args(member))
-    return {int: "N", float: "X", bool: "true|false"}.get(member, "TEXT")
+    return PLACEHOLDERS.get(member, "TEXT")

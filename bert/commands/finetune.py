@@ -97,6 +97,6 @@ def _number(value: float | None) -> str:
 
 
 def _baseline(results: dict[str, Any], name: str) -> str:
-    kind = results["baseline"]
-    value = results[kind].get(name) if kind else None
-    return "" if value is None else f"   ({kind.replace('_', ' ')} {value:.4f})"
+    baseline = results["baseline"]
+    value = results[baseline].get(name) if baseline else None
+    return "" if value is None else f"   ({baseline.replace('_', ' ')} {value:.4f})"

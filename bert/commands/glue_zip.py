@@ -51,12 +51,12 @@ def collect(runs: list[Path]) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for run in runs:
         folder = _best_seed(run) / "predictions"
-        found = [folder / name for name in SUBMISSIONS if (folder / name).is_file()]
-        if not found:
+        predictions = [folder / name for name in SUBMISSIONS if (folder / name).is_file()]
+        if not predictions:
             raise UserError(
                 f"{folder} holds none of GLUE's prediction files: name runs that have ended, on data with a test file"
             )
-        for path in found:
+        for path in predictions:
             if path.name in files:
                 raise UserError(f"{path.name} is in {files[path.name].parent} and in {folder}: name one run a task")
             with path.open(encoding="utf-8") as file:

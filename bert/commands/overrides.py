@@ -29,16 +29,16 @@ def override(
     kept = _without_replaced(base, changes, keys)
     values = kept | changes
 
-    def number(source: dict[str, UserValue], key: str) -> int:
+    def to_int(source: dict[str, UserValue], key: str) -> int:
         return int(convert_value(source[key], keys[key]) if key in source else keys[key].default)
 
-    if BATCH in changes and MICRO_BATCHES in base and MICRO_BATCHES not in changes and number(base, MICRO_BATCHES) > 1:
-        rows = max(number(base, BATCH) // number(base, MICRO_BATCHES), 1)
-        values[MICRO_BATCHES] = base[MICRO_BATCHES]._replace(value=str(micro_batches(number(changes, BATCH), rows)))
+    if BATCH in changes and MICRO_BATCHES in base and MICRO_BATCHES not in changes and to_int(base, MICRO_BATCHES) > 1:
+        rows = max(to_int(base, BATCH) // to_int(base, MICRO_BATCHES), 1)
+        values[MICRO_BATCHES] = base[MICRO_BATCHES]._replace(value=str(micro_batches(to_int(changes, BATCH), rows)))
     if LENGTH in changes and PREDICTIONS in base and PREDICTIONS not in changes:
-        predictions, length = number(base, PREDICTIONS), number(changes, LENGTH)
+        predictions, length = to_int(base, PREDICTIONS), to_int(changes, LENGTH)
         if predictions >= length:
-            rescaled = -(-predictions * length // max(number(base, LENGTH), 1))
+            rescaled = -(-predictions * length // max(to_int(base, LENGTH), 1))
             values[PREDICTIONS] = base[PREDICTIONS]._replace(value=str(rescaled))
     return values
 

@@ -89,8 +89,8 @@ def _print_compiled(config: PretrainConfig, devices: Sequence[Device], memory: i
     mesh = MeshParallel(config.training.mesh_shape or (len(devices), 1, 1), devices)
     print(f"{mesh.describe()}, {_size(memory)} each; {config.training.dtype}")
     _print_state(config, mesh.mesh)
-    for number, phase in enumerate(phase_configs(config), 1):
-        print(_phase_title(config, phase, number))
+    for phase_number, phase in enumerate(phase_configs(config), 1):
+        print(_phase_title(config, phase, phase_number))
         print(f"  {'remat':6}{'rows at once':>13}{'micro-batches':>15}{'activations, gradients':>24}{'peak':>12}")
         fits = []
         for remat in get_args(Remat):
@@ -99,7 +99,7 @@ def _print_compiled(config: PretrainConfig, devices: Sequence[Device], memory: i
             rows = str(fit.rows) if fit.rows else "1 is over"
             working, peak = ("-", "-") if fit.memory is None else (_size(fit.memory.working), _size(fit.memory.peak))
             print(f"  {remat:6}{rows:>13}{fit.micro_batches:>15}{working:>24}{peak:>12}  a device", flush=True)
-        print(suggestion(fits, mesh, f"phases.{number}" if config.phases else "training"))
+        print(suggestion(fits, mesh, f"phases.{phase_number}" if config.phases else "training"))
 
 
 def _print_estimate(config: PretrainConfig, spec: DeviceSpec) -> None:
@@ -117,8 +117,8 @@ def _print_estimate(config: PretrainConfig, spec: DeviceSpec) -> None:
     _print_state(config, AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES)))
     itemsize = 2 if training.dtype == "bfloat16" else 4
     stores_scores = training.preset != "fast" or training.attention_implementation == "xla"
-    for number, phase in enumerate(phase_configs(config), 1):
-        print(_phase_title(config, phase, number))
+    for phase_number, phase in enumerate(phase_configs(config), 1):
+        print(_phase_title(config, phase, phase_number))
         for remat in ("none", "full"):
             row = activation_bytes(
                 config.model, phase.data.sequence_length, itemsize, remat, stores_scores, tensor=shape[2]
@@ -137,8 +137,8 @@ def _print_state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> None:
     print(f"  optimizer state {_size(optimizer):>10}  a device (exact)")
 
 
-def _phase_title(config: PretrainConfig, phase: PretrainConfig, number: int) -> str:
-    prefix = f"phase {number}: " if config.phases else ""
+def _phase_title(config: PretrainConfig, phase: PretrainConfig, phase_number: int) -> str:
+    prefix = f"phase {phase_number}: " if config.phases else ""
     return f"{prefix}batches of {phase.training.batch_size} x {phase.data.sequence_length} tokens"
 
 

@@ -103,11 +103,11 @@ def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
 def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size: int) -> None:
     """Writes a line for each input. Raises UserError at the end if some have no answer."""
     task = model.require_task()
-    number, failed, first = 0, 0, ""
+    count, failed, first = 0, 0, ""
     with _output(output) as written:
         for inputs in read_inputs(name, task):
             for given, answer in zip(inputs, _answers(model, inputs, batch_size), strict=True):
-                number += 1
+                count += 1
                 if isinstance(answer, str):
                     failed, first = failed + 1, first or f"line {given.line}: {answer}"
                     line = given._replace(error=answer).failed()
@@ -116,20 +116,20 @@ def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size:
                 written.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
             written.flush()
     if failed:
-        place = "standard input" if name == "-" else name
-        raise UserError(f"{place}: {failed} of {number} inputs have no answer, the first on {first}")
+        source = "standard input" if name == "-" else name
+        raise UserError(f"{source}: {failed} of {count} inputs have no answer, the first on {first}")
 
 
 def _answers(model: Pretrained, inputs: list[Input], batch_size: int) -> list[Any]:
     """An answer for each input, or the sentence that says what is wrong with it."""
     answers: list[Any] = [given.error for given in inputs]
-    places = [place for place, given in enumerate(inputs) if given.error is None]
+    indices = [i for i, given in enumerate(inputs) if given.error is None]
     try:
-        found = model.predict([inputs[place].given for place in places], batch_size)
+        predictions = model.predict([inputs[i].given for i in indices], batch_size)
     except UserError:  # one of them does not fit: each by itself
-        found = [_answer(model, inputs[place].given) for place in places]
-    for place, answer in zip(places, found, strict=True):
-        answers[place] = answer
+        predictions = [_answer(model, inputs[i].given) for i in indices]
+    for i, prediction in zip(indices, predictions, strict=True):
+        answers[i] = prediction
     return answers
 
 

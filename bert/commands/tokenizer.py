@@ -57,10 +57,11 @@ def main(argv: list[str]) -> int:
         tokenizer = train_tokenizer(lines, config.tokenizer)
     else:
         published = _published(require(config.tokenizer.path, "tokenizer.path"), config.tokenizer)
-        found = select_new_words(published, lines, int(extend), config.tokenizer.min_frequency)
-        tokenizer = add_words(published, [new.word for new in found])
-        print(f"{len(found):,} new words, {sum(new.saved for new in found):,} pieces fewer in the corpus; the first:")
-        for new in found[:20]:
+        new_words = select_new_words(published, lines, int(extend), config.tokenizer.min_frequency)
+        tokenizer = add_words(published, [new.word for new in new_words])
+        saved = sum(new.saved for new in new_words)
+        print(f"{len(new_words):,} new words, {saved:,} pieces fewer in the corpus; the first:")
+        for new in new_words[:20]:
             print(f"  {new.count:8,} x {new.word}   (was {' '.join(new.pieces)})")
     save_tokenizer(tokenizer, folder)
     print(f"{folder} holds tokenizer.json and vocab.txt with {embedding_rows(tokenizer):,} pieces; "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from bert.config.validation import check_at_least, check_choices, check_fraction, check_seed
+from bert.config.validation import Fraction, Positive, Range, Seed, check_fields
 from bert.errors import UserError
 
 STDLIB_CORPUS = "stdlib:"
@@ -35,7 +35,7 @@ class DataConfig:
     document once."""
     eval: list[str] | str | None = None
     """Held-out corpus in the same forms; null holds out a share of data.train instead."""
-    eval_fraction: float = 0.05
+    eval_fraction: Fraction = 0.05
     """Share of the documents of data.train that is held out when data.eval is null."""
     one_sentence_per_line: bool = False
     """The corpus already has one sentence a line: do not look for sentence boundaries."""
@@ -45,36 +45,36 @@ class DataConfig:
     """What is learned beside masked words: nsp (does B follow A, or is it from another document, as in half of the rows
     of long documents and in more of short ones), sop (are two consecutive segments swapped, as in ALBERT), or nothing,
     with rows full of whole sentences as in RoBERTa: across documents (full_sentences) or within one (doc_sentences)."""
-    sequence_length: int = 128
+    sequence_length: Annotated[int, Range(least=8)] = 128
     """Tokens T a row, special ones included."""
-    max_predictions_per_sequence: int = 20
+    max_predictions_per_sequence: Positive = 20
     """Most predictions P a row; in packed rows, an example."""
-    masked_lm_prob: float = 0.15
+    masked_lm_prob: Fraction = 0.15
     """Share of a row's tokens that are predicted."""
     whole_word_masking: bool = False
     """Mask whole words or none of their pieces; each piece is still replaced as 80/10/10 has it."""
     static_masking: bool = False
     """Mask a row in the same way at every visit; with dupe_factor each copy has masks of its own."""
-    dupe_factor: int = 1
+    dupe_factor: Positive = 1
     """Times the training text is made into examples, each time with other pairs (Google's dupe_factor); full rows get
     other frozen masks."""
-    short_seq_prob: float = 0.1
+    short_seq_prob: Fraction = 0.1
     """Share of pairs with a random shorter target length, so that short inputs are learned too; full rows have none."""
     packing: bool = False
     """Put several short examples into one training row (histogram packing): each sees itself alone, begins at position
     0, and has its own [CLS], label and masks. Held-out rows stay one example each, so that runs compare."""
-    max_sequences_per_pack: int = 8
+    max_sequences_per_pack: Annotated[int, Range(least=2)] = 8
     """Most examples K of a packed row; more of them where examples are shorter than an eighth of sequence_length."""
-    seed: int = 12345
+    seed: Seed = 12345
     """Seed of the document order, the held-out share and the sentence pairs; the examples are cached by it."""
-    num_workers: int | None = None
+    num_workers: Positive | None = None
     """Processes that build the examples; null takes one a core. The result does not depend on it."""
     cache_dir: str | None = None
     """Folder for built examples; null takes bert-jax/examples in the user's cache folder."""
 
     def check(self) -> None:
         """Raises UserError for values no example can be built with."""
-        check_choices("data.", self)
+        check_fields("data.", self)
         if not self.train:
             raise UserError(
                 "data.train is not set: name a corpus, for example --data.train 'corpus/*.txt' "
@@ -84,10 +84,6 @@ class DataConfig:
         for language in [self.language] if isinstance(self.language, str) else self.language:
             if not LANGUAGE.fullmatch(language):
                 raise UserError(f"data.language is {language!r}: give a code in lower case, such as en, de or pt-br")
-        check_at_least("data.sequence_length", self.sequence_length, 8)
-        check_at_least("data.max_predictions_per_sequence", self.max_predictions_per_sequence, 1)
-        check_at_least("data.dupe_factor", self.dupe_factor, 1)
-        check_at_least("data.max_sequences_per_pack", self.max_sequences_per_pack, 2)
         if self.dupe_factor > 1 and not self.static_masking and self.objective in ("full_sentences", "doc_sentences"):
             raise UserError(
                 f"data.dupe_factor is {self.dupe_factor}, and data.objective {self.objective} has no pairs that would "
@@ -98,14 +94,8 @@ class DataConfig:
                 "data.packing is true, and the rows of data.objective full_sentences are full already: leave packing "
                 "out, or choose nsp, sop or doc_sentences"
             )
-        check_fraction("data.masked_lm_prob", self.masked_lm_prob)
-        check_fraction("data.short_seq_prob", self.short_seq_prob)
-        check_fraction("data.eval_fraction", self.eval_fraction)
         if self.eval_fraction == 0 and self.eval is None:
             raise UserError("data.eval_fraction is 0 and data.eval is not set: set one of them")
-        check_seed("data.seed", self.seed)
-        if self.num_workers is not None:
-            check_at_least("data.num_workers", self.num_workers, 1)
 
     def _check_entries(self) -> None:
         """What is given for each entry of data.train must be as many."""

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.training import OptimizerConfig, TrainingConfig
-from bert.config.validation import check_at_least, check_choices, check_fraction, check_seed, local_paths
+from bert.config.validation import (
+    Fraction,
+    InnerFraction,
+    NonNegative,
+    Positive,
+    Range,
+    Seed,
+    check_fields,
+    local_paths,
+)
 from bert.errors import UserError
 
 
@@ -62,19 +71,19 @@ class TaskDataConfig:
     """Least and greatest score of a regression: others are refused in files, and predictions are cut to them."""
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     """the columns of a custom task"""
-    max_length: int = 128
+    max_length: Annotated[int, Range(least=8)] = 128
     """Longest row in tokens, special ones included. Longer inputs are cut, the longer text first; those of SQuAD and
     of tagging are read through several rows."""
     buckets: list[int] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
     """Lengths that batches are padded to: each costs one compilation and saves padding."""
-    max_train_samples: int | None = None
+    max_train_samples: Positive | None = None
     """Train on a random sample of so many training rows; of questions, sentences or choices likewise."""
-    max_dev_samples: int | None = None
+    max_dev_samples: Positive | None = None
     """Score on a random sample of so many dev rows."""
-    dev_fraction: float | None = None
+    dev_fraction: InnerFraction | None = None
     """Hold out this share of the training rows as dev, and read no dev file; questions about one context stay together.
     null reads the dev file; a custom task without one holds out 0.1."""
-    sample_seed: int | None = None
+    sample_seed: Seed | None = None
     """Seed of these samples; null takes seed, for several seeds the first one, so that all have the same dev rows."""
     labels: list[str] | None = None
     """Labels in the order of their numbers, for tasks that have none of their own; null takes the training file's, in
@@ -82,13 +91,13 @@ class TaskDataConfig:
     invalid_tags: Literal["error", "count"] = "error"
     """Tagging: tags that the file's scheme does not allow there, such as I-PER after O, are an error, or counted
     (count) and read as conlleval reads them."""
-    doc_stride: int = 128
+    doc_stride: Positive = 128
     """SQuAD: tokens between the starts of two windows over a long context."""
-    max_query_length: int = 64
+    max_query_length: Positive = 64
     """SQuAD: longest question in tokens; longer ones are cut."""
-    max_answer_length: int = 30
+    max_answer_length: Positive = 30
     """SQuAD: longest answer in tokens."""
-    n_best_size: int = 20
+    n_best_size: Positive = 20
     """SQuAD: most answers listed for each question in nbest_predictions.json."""
     null_score_diff_threshold: float | None = None
     """SQuAD v2.0: no answer is given where its score is better than the best answer's by more than this; null tunes it
@@ -99,23 +108,13 @@ class TaskDataConfig:
 
     def check(self) -> None:
         """Raises UserError for values no feature can be built with."""
-        check_choices("data.", self)
+        check_fields("data.", self)
         if self.dir is None and self.train is None:
             raise UserError("data.dir is not set: name the folder of the task's train and dev files, --data.dir DIR")
-        check_at_least("data.max_length", self.max_length, 8)
         if not self.buckets or min(self.buckets) < 1:
             raise UserError(f"data.buckets is {self.buckets}: list at least one length above 0")
-        for name in ("max_train_samples", "max_dev_samples"):
-            if getattr(self, name) is not None:
-                check_at_least(f"data.{name}", getattr(self, name), 1)
-        if self.dev_fraction is not None and not 0 < self.dev_fraction < 1:
-            raise UserError(f"data.dev_fraction is {self.dev_fraction}: set it between 0 and 1, for example 0.1")
         if self.dev_fraction is not None and self.dev is not None:
             raise UserError("data.dev and data.dev_fraction are both set: remove one of them")
-        if self.sample_seed is not None:
-            check_seed("data.sample_seed", self.sample_seed)
-        for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best_size"):
-            check_at_least(f"data.{name}", getattr(self, name), 1)
         if (
             self.null_score_diff_threshold is not None
             and self.null_score_diff_threshold != self.null_score_diff_threshold
@@ -146,17 +145,17 @@ class FinetuneConfig:
     weights, the control that shows what pretraining gave."""
     architecture_from: str | None = None
     """With init none: the run or model whose sizes and vocabulary to take, without its weights."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the head's initialisation, order of data and dropout."""
-    num_seeds: int = 1
+    num_seeds: Positive = 1
     """Runs of this many seeds, the first one seed, each in a sub-folder; results.json tells mean and deviation."""
-    patience: int | None = None
+    patience: Positive | None = None
     """Stop after so many evaluations in a row without a better main metric; null trains to the end."""
-    classifier_dropout: float | None = None
+    classifier_dropout: Fraction | None = None
     """Dropout before the classifier; null takes hidden_dropout_prob."""
-    num_frozen_layers: int | None = None
+    num_frozen_layers: NonNegative | None = None
     """Lower encoder layers that stay as they are, and with them the embeddings (0: these alone); null trains all."""
-    num_feature_layers: int | None = None
+    num_feature_layers: Positive | None = None
     """Train the head alone, on the outputs of so many last layers side by side (4 in the paper); null trains all."""
     profile: bool = False
     """Write a trace of a few early steps to profile/ in the run's folder, for TensorBoard and Perfetto."""
@@ -174,11 +173,11 @@ class FinetuneConfig:
     def check(self) -> None:
         """Raises UserError at the first value, or pair of values, that cannot work."""
         local_paths(self)
+        check_fields("", self)
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
         self.training.check_warmup(self.optimizer)
         self.training.check_attention(self.model.attention_probs_dropout_prob)
-        check_seed("seed", self.seed)
         if self.init is None:
             raise UserError(
                 "init is not set: name the run to start from, --init runs/X, or --init none for random weights"
@@ -191,13 +190,8 @@ class FinetuneConfig:
         for name, value in vars(self.tokenizer).items():
             if source is not None and value != getattr(TokenizerConfig(), name):
                 raise UserError(f"tokenizer.{name} is {value}: leave it out, the vocabulary comes with {source}")
-        if self.classifier_dropout is not None:
-            check_fraction("classifier_dropout", self.classifier_dropout)
-        check_at_least("num_seeds", self.num_seeds, 1)
-        check_seed("seed + num_seeds - 1", self.seed + self.num_seeds - 1)
-        for name, least in (("patience", 1), ("num_frozen_layers", 0), ("num_feature_layers", 1)):
-            if getattr(self, name) is not None:
-                check_at_least(name, getattr(self, name), least)
+        if self.seed + self.num_seeds > 2**32:
+            raise UserError(f"seed + num_seeds is {self.seed + self.num_seeds}: it must be at most 2**32")
         if self.num_frozen_layers is not None and self.num_feature_layers is not None:
             raise UserError(
                 "num_frozen_layers and num_feature_layers are both set, and the latter freezes the whole encoder: "

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from bert.config.validation import MAX_LENGTH, at_most, check_at_least, check_choices, check_fraction
+from bert.config.validation import (
+    MAX_LENGTH,
+    Fraction,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Range,
+    check_fields,
+)
 from bert.errors import UserError, require
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
@@ -18,35 +26,35 @@ class ModelConfig:
 
     vocab_size: int | None = None
     """Rows V of the word embedding; null takes the size of the vocabulary."""
-    hidden_size: int = 128
+    hidden_size: Positive = 128
     """Width D of the hidden states."""
-    num_hidden_layers: int = 2
+    num_hidden_layers: Positive = 2
     """Number of encoder layers."""
-    num_attention_heads: int = 2
+    num_attention_heads: Positive = 2
     """Attention heads N a layer; must divide hidden_size."""
-    intermediate_size: int = 512
+    intermediate_size: Positive = 512
     """Width F of the feed-forward layer; 4 x hidden_size in the paper."""
     hidden_act: Activation = "gelu"
     """Activation: gelu (the erf form), gelu_tanh (as Google's code computes it), relu, silu, tanh."""
-    hidden_dropout_prob: float = 0.1
+    hidden_dropout_prob: Fraction = 0.1
     """Dropout after embeddings, attention output and feed-forward output."""
-    attention_probs_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: Fraction = 0.1
     """Dropout on the attention weights."""
-    max_position_embeddings: int = 512
+    max_position_embeddings: Positive = 512
     """Rows of the position table, less position_offset: the longest sequence the model can read."""
-    position_offset: int = 0
+    position_offset: NonNegative = 0
     """Row of the position table that the first token takes: 0 in BERT, one after the padding id in RoBERTa."""
-    type_vocab_size: int = 2
+    type_vocab_size: Positive = 2
     """Number of segments."""
-    initializer_range: float = 0.02
+    initializer_range: NonNegativeFloat = 0.02
     """Standard deviation of the truncated-normal initialisation."""
     position_embedding_init: Literal["normal", "sinusoidal"] = "normal"
     """How the learned position table starts: as random numbers (normal), or as sinusoids of the same deviation."""
-    layer_norm_eps: float = 1e-12
+    layer_norm_eps: PositiveFloat = 1e-12
     """Epsilon of LayerNorm."""
     tie_word_embeddings: bool = True
     """The MLM head decodes with the word embeddings, as published; false gives it a matrix of its own."""
-    embedding_size: int | None = None
+    embedding_size: Positive | None = None
     """Width E of the embeddings and of the MLM head's decoder, with a projection to hidden_size (ALBERT); null makes
     it hidden_size, without one."""
     position_embedding_type: Literal["learned", "sinusoidal"] = "learned"
@@ -72,7 +80,8 @@ class ModelConfig:
 
     def check_length(self, name: str, length: int) -> None:
         """Raises UserError for rows with more places than masks and the counter of dropout (32 bits) tell apart."""
-        at_most(name, length, MAX_LENGTH)
+        if length > MAX_LENGTH:
+            raise UserError(f"{name} is {length}: it must be at most {MAX_LENGTH:,}")
         weights = self.num_attention_heads * length**2
         if self.attention_probs_dropout_prob > 0 and weights > 2**32:
             raise UserError(
@@ -82,24 +91,12 @@ class ModelConfig:
 
     def check(self) -> None:
         """Raises UserError if the sizes cannot be built."""
-        check_choices("model.", self)
-        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-                     "max_position_embeddings", "type_vocab_size"):  # fmt: skip
-            check_at_least(f"model.{name}", getattr(self, name), 1)
-        check_at_least("model.position_offset", self.position_offset, 0)
+        check_fields("model.", self)
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"model.hidden_size ({self.hidden_size}) is not divisible by model.num_attention_heads "
                 f"({self.num_attention_heads}): change one of them"
             )
-        if self.embedding_size is not None:
-            check_at_least("model.embedding_size", self.embedding_size, 1)
-        if not 0 < self.layer_norm_eps < math.inf:
-            raise UserError(f"model.layer_norm_eps is {self.layer_norm_eps}: it must be above 0")
-        if not 0 <= self.initializer_range < math.inf:
-            raise UserError(f"model.initializer_range is {self.initializer_range}: it must be 0 or above")
-        check_fraction("model.hidden_dropout_prob", self.hidden_dropout_prob)
-        check_fraction("model.attention_probs_dropout_prob", self.attention_probs_dropout_prob)
 
 
 @dataclass(frozen=True)
@@ -110,29 +107,24 @@ class TokenizerConfig:
     """vocab.txt, tokenizer.json, or a folder that holds one (a run, say); null trains one on the corpus. With init, the
     source's vocabulary extended by new words, whose rows start as the mean of their old pieces; null takes it as it
     is."""
-    vocab_size: int = 30522
+    vocab_size: Annotated[int, Range(least=32, below=2**24)] = 30522
     """Number of pieces to train, special ones included; the result is smaller where the corpus has fewer."""
     lowercase: bool = True
     """Lower-case all text."""
     strip_accents: bool | None = None
     """Remove accents; null does so exactly when lower-casing, as BERT's own vocabularies do."""
-    min_frequency: int = 2
+    min_frequency: Positive = 2
     """Rarest pair of pieces that is still merged, and rarest character that is kept, when a vocabulary is trained."""
-    num_unused_tokens: int = 0
+    num_unused_tokens: NonNegative = 0
     """Slots [unused0], [unused1], ... of a trained vocabulary, for words that are added later without new weights."""
-    limit_alphabet: int | None = None
+    limit_alphabet: Positive | None = None
     """Most characters that a trained vocabulary knows, the most common; null takes what fits a quarter of it."""
 
     def check(self) -> None:
         """Raises UserError for a vocabulary that cannot be trained."""
-        if not 32 <= self.vocab_size < 2**24:
-            raise UserError(f"tokenizer.vocab_size is {self.vocab_size}: it must be at least 32 and below 2**24")
-        check_at_least("tokenizer.min_frequency", self.min_frequency, 1)
-        check_at_least("tokenizer.num_unused_tokens", self.num_unused_tokens, 0)
+        check_fields("tokenizer.", self)
         if self.num_unused_tokens > self.vocab_size - 32:
             raise UserError(
                 f"tokenizer.num_unused_tokens is {self.num_unused_tokens}: tokenizer.vocab_size ({self.vocab_size}) "
                 "leaves no room for tokens, use a smaller number"
             )
-        if self.limit_alphabet is not None:
-            check_at_least("tokenizer.limit_alphabet", self.limit_alphabet, 1)

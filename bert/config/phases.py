@@ -13,31 +13,29 @@ Imports no JAX.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Annotated
 
+from bert.config.validation import InnerFraction, Positive, PositiveFloat, Range, check_fields
 from bert.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
 class PhaseConfig:
     """One phase of a run; what it leaves out it takes from the rest of the configuration."""
 
-    share: float | None = None
+    share: InnerFraction | None = None
     """Share of training.steps; the last phase has neither share nor steps, and takes what is left."""
-    steps: int | None = None
+    steps: Positive | None = None
     """Steps, in place of a share."""
-    sequence_length: int | None = None
+    sequence_length: Annotated[int, Range(least=8)] | None = None
     """Tokens T a row; null takes data.sequence_length."""
-    max_predictions_per_sequence: int | None = None
+    max_predictions_per_sequence: Positive | None = None
     """Most predictions P a row; null takes data.max_predictions_per_sequence, in proportion to the lengths."""
-    batch_size: int | None = None
+    batch_size: Positive | None = None
     """Rows B of one optimizer step; null takes training.batch_size."""
-    gradient_accumulation_steps: int | None = None
+    gradient_accumulation_steps: Positive | None = None
     """Micro-batches of each batch; null takes training.gradient_accumulation_steps."""
-    learning_rate: float | None = None
+    learning_rate: PositiveFloat | None = None
     """Peak learning rate; null takes optimizer.learning_rate. Warm-up and decay are one schedule over all phases."""
 
     def check(self, name: str, is_last: bool) -> None:
@@ -48,13 +46,4 @@ class PhaseConfig:
         if not is_last and len(given) != 1:
             state = "are both set" if given else "are both null"
             raise UserError(f"{name}.share and {name}.steps {state}: set exactly one of them")
-        if self.share is not None and not 0 < self.share < 1:
-            raise UserError(f"{name}.share is {self.share}: it must be above 0 and below 1")
-        if self.learning_rate is not None and not self.learning_rate > 0:
-            raise UserError(f"{name}.learning_rate is {self.learning_rate}: it must be above 0")
-        least = {"sequence_length": 8}
-        for key in ("steps", "sequence_length", "max_predictions_per_sequence", "batch_size",
-                    "gradient_accumulation_steps"):  # fmt: skip
-            value = getattr(self, key)
-            if value is not None and value < least.get(key, 1):
-                raise UserError(f"{name}.{key} is {value}: it must be at least {least.get(key, 1)}")
+        check_fields(f"{name}.", self)

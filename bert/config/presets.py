@@ -15,22 +15,22 @@ Config = TypeVar("Config")
 VOCAB_MULTIPLE = 64
 
 
-def apply_preset(config: Config, own: Collection[str] = ()) -> Config:
+def apply_preset(config: Config, explicit: Collection[str] = ()) -> Config:
     """The configuration with what ``training.preset`` stands for; as it is with the reference one.
 
     Args:
         config: as it was written.
-        own: the keys that were set beside the preset, ``training.dtype`` say: these stay as they are.
+        explicit: keys such as ``training.dtype`` that override the preset.
     """
     if not isinstance(config, PretrainConfig | FinetuneConfig) or config.training.preset != "fast":
         return config
     sets: dict[str, Any] = {"dtype": "bfloat16", "pad_vocab_to_multiple_of": VOCAB_MULTIPLE}
     training = dataclasses.replace(
-        config.training, **{name: value for name, value in sets.items() if f"training.{name}" not in own}
+        config.training, **{name: value for name, value in sets.items() if f"training.{name}" not in explicit}
     )
     run: Any = config
     model = run.model
-    if "model.attention_probs_dropout_prob" not in own:
+    if "model.attention_probs_dropout_prob" not in explicit:
         model = dataclasses.replace(model, attention_probs_dropout_prob=0.0)
     packed = isinstance(config, PretrainConfig) and config.data.packing  # whose mask no length tells
     no_kernel = packed or model.attention_probs_dropout_prob > 0 or training.dtype != "bfloat16"

@@ -11,7 +11,7 @@ from bert.config.data import DataConfig
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.phases import PhaseConfig
 from bert.config.training import OptimizerConfig, TrainingConfig
-from bert.config.validation import check_choices, check_seed, local_paths
+from bert.config.validation import Seed, check_fields, local_paths
 from bert.errors import UserError
 
 
@@ -24,10 +24,10 @@ class PretrainConfig:
     init: str | None = None
     """Run, Hugging Face folder, folder of google-research/bert or hub name to start from: weights and vocabulary; null
     starts from random weights."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of initialisation, order of data, masks and dropout."""
     mlm_bias_init: Literal["unigram", "zeros"] = "unigram"
-    """How the MLM head's output bias starts: at the log unigram of the pieces, or, as published, at zeros."""
+    """Start of the MLM head's output bias: log frequencies of the tokens (unigram), or, as published, zeros."""
     phases: list[PhaseConfig] | None = None
     """Phases of the run, one after the other, each with rows and batches of its own; null is a single one. In YAML a
     list, each phase with some of the keys below; null on the command line drops a recipe's."""
@@ -47,23 +47,12 @@ class PretrainConfig:
     def check(self) -> None:
         """Raises UserError at the first value, or pair of values, that cannot work."""
         local_paths(self)
-        check_choices("", self)
+        check_fields("", self)
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
         self.training.check_warmup(self.optimizer)
         self.training.check_attention(self.model.attention_probs_dropout_prob, self.data.packing)
-        check_seed("seed", self.seed)
-        self.model.check_length("data.sequence_length", self.data.sequence_length)
-        if self.data.sequence_length > self.model.max_position_embeddings:
-            raise UserError(
-                f"data.sequence_length ({self.data.sequence_length}) is over model.max_position_embeddings "
-                f"({self.model.max_position_embeddings}): shorten the one or enlarge the other"
-            )
-        if self.data.max_predictions_per_sequence >= self.data.sequence_length:
-            raise UserError(
-                f"data.max_predictions_per_sequence ({self.data.max_predictions_per_sequence}) is not below "
-                f"data.sequence_length ({self.data.sequence_length}): lower the one or raise the other"
-            )
+        _check_lengths(self, "data")
         if self.phases is not None:
             check_phases(self)
 
@@ -110,36 +99,31 @@ def check_phases(config: PretrainConfig) -> None:
         phase.check(f"phases.{number}", is_last=number == len(phases))
     total = int(config.training.steps)
     first = 0
-    for number, (phase, end, alone) in enumerate(
-        zip(phases, _phase_boundaries(phases, total), phase_configs(config), strict=True), 1
-    ):
+    boundaries = _phase_boundaries(phases, total)
+    for number, (end, alone) in enumerate(zip(boundaries, phase_configs(config), strict=True), 1):
         if end <= first:
             raise UserError(
                 f"phases.{number} is left without a step, since those before it take {first:,} and training.steps is "
                 f"{total:,}: enlarge training.steps, or set phases to null"
             )
         first = end
-        _check_sizes(alone, phase, f"phases.{number}")
+        _check_lengths(alone, f"phases.{number}")
+        alone.training.check_micro_batches(f"phases.{number}")
 
 
-def _check_sizes(config: PretrainConfig, phase: PhaseConfig, name: str) -> None:
+def _check_lengths(config: PretrainConfig, section: str) -> None:
+    """Raises UserError if rows are too long for the model, or for their predictions too short."""
     length, predictions = config.data.sequence_length, config.data.max_predictions_per_sequence
-    config.model.check_length(f"{name}.sequence_length", length)
+    config.model.check_length(f"{section}.sequence_length", length)
     if length > config.model.max_position_embeddings:
         raise UserError(
-            f"{name}.sequence_length ({length}) is over model.max_position_embeddings "
+            f"{section}.sequence_length ({length}) is over model.max_position_embeddings "
             f"({config.model.max_position_embeddings}): shorten the one or enlarge the other"
         )
     if predictions >= length:
         raise UserError(
-            f"{name}.max_predictions_per_sequence ({predictions}) is not below {name}.sequence_length ({length}): "
-            "lower the one or raise the other"
-        )
-    rows, parts = config.training.batch_size, config.training.gradient_accumulation_steps
-    if rows % parts:
-        raise UserError(
-            f"{name}.batch_size ({rows}) is not divisible by {name}.gradient_accumulation_steps ({parts}): change one "
-            "of them"
+            f"{section}.max_predictions_per_sequence ({predictions}) is not below {section}.sequence_length "
+            f"({length}): lower the one or raise the other"
         )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from bert.config.validation import check_at_least, check_choices, check_fraction
+from bert.config.validation import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Range, check_fields
 from bert.errors import UserError
 
 Remat = Literal["none", "dots", "full"]
@@ -18,43 +18,30 @@ class OptimizerConfig:
 
     name: Literal["adamw", "lamb"] = "adamw"
     """adamw (BERT's) or lamb (for batches of thousands)."""
-    learning_rate: float = 1e-4
+    learning_rate: PositiveFloat = 1e-4
     """Peak learning rate."""
-    warmup_steps: int | None = None
+    warmup_steps: NonNegative | None = None
     """Steps of linear warm-up; null takes warmup_ratio of all steps."""
-    warmup_ratio: float = 0.1
+    warmup_ratio: Fraction = 0.1
     """Share of the steps that warm up, where warmup_steps is null."""
-    weight_decay: float = 0.01
+    weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay; not applied to biases and LayerNorm."""
-    beta1: float = 0.9
+    beta1: Fraction = 0.9
     """Decay of the first moment."""
-    beta2: float = 0.999
+    beta2: Fraction = 0.999
     """Decay of the second moment."""
-    epsilon: float = 1e-6
+    epsilon: NonNegativeFloat = 1e-6
     """Added to the root of the second moment."""
     bias_correction: bool = False
     """Correct the moments' bias towards zero; Google's BERT does not."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: NonNegativeFloat = 1.0
     """Clip the gradient to this global norm; 0 turns clipping off."""
-    layerwise_lr_decay: float = 1.0
+    layerwise_lr_decay: Annotated[float, Range(above=0, most=1)] = 1.0
     """Factor of the learning rate from each encoder layer to the one below; 1 gives all layers the same rate."""
 
     def check(self) -> None:
         """Raises UserError for values that cannot train."""
-        check_choices("optimizer.", self)
-        if not self.learning_rate > 0:
-            raise UserError(f"optimizer.learning_rate is {self.learning_rate}: it must be above 0")
-        check_fraction("optimizer.warmup_ratio", self.warmup_ratio)
-        if self.warmup_steps is not None:
-            check_at_least("optimizer.warmup_steps", self.warmup_steps, 0)
-        for name in ("weight_decay", "max_grad_norm", "epsilon"):
-            check_at_least(f"optimizer.{name}", getattr(self, name), 0)
-        if not 0 < self.layerwise_lr_decay <= 1:
-            raise UserError(
-                f"optimizer.layerwise_lr_decay is {self.layerwise_lr_decay}: it must be above 0 and at most 1"
-            )
-        check_fraction("optimizer.beta1", self.beta1)
-        check_fraction("optimizer.beta2", self.beta2)
+        check_fields("optimizer.", self)
 
     def warmup_of(self, total_steps: int) -> int:
         """Steps of warm-up of a run of ``total_steps``. Raises UserError if the rate would never fall."""
@@ -73,15 +60,15 @@ class OptimizerConfig:
 class TrainingConfig:
     """How long, how much at a time, and how often to look."""
 
-    steps: int | None = None
+    steps: Positive | None = None
     """Optimizer steps; null takes training.epochs."""
-    epochs: float | None = None
+    epochs: PositiveFloat | None = None
     """Passes over the training rows, where training.steps is null."""
-    batch_size: int = 32
+    batch_size: Positive = 32
     """Rows B of one optimizer step, over all devices."""
-    eval_batch_size: int | None = None
+    eval_batch_size: Positive | None = None
     """Rows of one evaluation batch, over all devices; null takes batch_size."""
-    gradient_accumulation_steps: int = 1
+    gradient_accumulation_steps: Positive = 1
     """Split each batch into this many micro-batches, one after the other, to save memory."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Computation in float32 or bfloat16; parameters stay float32."""
@@ -92,7 +79,7 @@ class TrainingConfig:
     attention_implementation: Literal["auto", "xla", "cudnn"] = "auto"
     """Attention as xla compiles it, or by cuDNN's kernel (cudnn): bfloat16, no dropout on the weights, no packed rows;
     auto leaves it to preset."""
-    pad_vocab_to_multiple_of: int = 1
+    pad_vocab_to_multiple_of: Positive = 1
     """The masked-LM head decodes to a multiple of this, which GPUs multiply faster; what is beyond the vocabulary has
     no probability, no parameters, and no place in checkpoints and exports."""
     dropout_rng: Literal["hash", "threefry"] = "hash"
@@ -105,50 +92,38 @@ class TrainingConfig:
     layer from its input (full)."""
     scan_layers: bool = False
     """Compile one layer and loop over it: quick to compile, with a stacked copy of the layers' weights in memory."""
-    log_every: int = 100
+    log_every: Positive = 100
     """Steps between two lines of training metrics."""
-    eval_every: int | None = None
+    eval_every: Positive | None = None
     """Steps between two evaluations; null: at every epoch in fine-tuning, at every checkpoint in pretraining."""
-    checkpoint_every: int = 1000
+    checkpoint_every: Positive = 1000
     """Steps between two checkpoints."""
-    max_to_keep: int | None = None
+    max_to_keep: Positive | None = None
     """Checkpoints kept that a run can resume from, the newest ones; null: 3 in pretraining, 1 in fine-tuning, which
     keeps the parameters of the best checkpoint besides."""
-    max_consecutive_nonfinite_steps: int = 10
+    max_consecutive_nonfinite_steps: Positive = 10
     """Stop after so many steps in a row whose loss, gradient or update was NaN or infinite; fewer are skipped, and
     their batches written to nonfinite/ in the run's folder."""
 
     def check(self) -> None:
         """Raises UserError for values that contradict each other."""
-        check_choices("training.", self)
+        check_fields("training.", self)
         if (self.steps is None) == (self.epochs is None):
             state = "are both null" if self.steps is None else "are both set"
             raise UserError(f"training.steps and training.epochs {state}: set exactly one of them")
-        if self.steps is not None:
-            check_at_least("training.steps", self.steps, 1)
-        if self.epochs is not None and not self.epochs > 0:
-            raise UserError(f"training.epochs is {self.epochs}: it must be above 0")
-        for name in (
-            "batch_size",
-            "gradient_accumulation_steps",
-            "log_every",
-            "checkpoint_every",
-            "max_consecutive_nonfinite_steps",
-        ):
-            check_at_least(f"training.{name}", getattr(self, name), 1)
-        for name in ("eval_every", "eval_batch_size", "max_to_keep"):
-            if getattr(self, name) is not None:
-                check_at_least(f"training.{name}", getattr(self, name), 1)
-        if self.batch_size % self.gradient_accumulation_steps:
-            raise UserError(
-                f"training.batch_size ({self.batch_size}) is not divisible by "
-                f"training.gradient_accumulation_steps ({self.gradient_accumulation_steps}): change one of them"
-            )
-        check_at_least("training.pad_vocab_to_multiple_of", self.pad_vocab_to_multiple_of, 1)
+        self.check_micro_batches("training")
         if self.mesh is not None and self.mesh_shape is None:
             raise UserError(
                 f"training.mesh is {self.mesh!r}: write the devices along data, fsdp and tensor with an x between, "
                 "such as 2x4x1"
+            )
+
+    def check_micro_batches(self, section: str) -> None:
+        """Raises UserError if a batch cannot be split evenly."""
+        if self.batch_size % self.gradient_accumulation_steps:
+            raise UserError(
+                f"{section}.batch_size ({self.batch_size}) is not divisible by "
+                f"{section}.gradient_accumulation_steps ({self.gradient_accumulation_steps}): change one of them"
             )
 
     def check_warmup(self, optimizer: OptimizerConfig) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import typing
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from bert.errors import UserError
 from bert.files import local_path
@@ -19,32 +21,53 @@ PATHS = (
 """Options that take a path, of pretraining and of fine-tuning."""
 
 
-def check_choices(section: str, config: object) -> None:
-    """Raises UserError for the first field of a dataclass whose value is none of those that its Literal type lists."""
-    for name, hint in typing.get_type_hints(type(config)).items():
-        choices, value = typing.get_args(hint), getattr(config, name)
-        if typing.get_origin(hint) is typing.Literal and value not in choices:
-            raise UserError(f"{section}{name} is {value!r}: use one of {', '.join(choices)}")
+@dataclass(frozen=True)
+class Range:
+    """The values that a number may have, as metadata of its type: ``Annotated[int, Range(least=1)]``."""
+
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    most: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            math.isfinite(value)
+            and (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+            and (self.most is None or value <= self.most)
+        )
+
+    def __str__(self) -> str:
+        limits = {"at least": self.least, "above": self.above, "below": self.below, "at most": self.most}
+        return " and ".join(f"{words} {limit:,}" for words, limit in limits.items() if limit is not None)
 
 
-def check_at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:  # so that NaN fails too
-        raise UserError(f"{name} is {value}: it must be at least {least}")
+Positive = Annotated[int, Range(least=1)]
+NonNegative = Annotated[int, Range(least=0)]
+NonNegativeFloat = Annotated[float, Range(least=0)]
+PositiveFloat = Annotated[float, Range(above=0)]
+Fraction = Annotated[float, Range(least=0, below=1)]
+InnerFraction = Annotated[float, Range(above=0, below=1)]
+Seed = Annotated[int, Range(least=0, below=2**32)]
 
 
-def check_fraction(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise UserError(f"{name} is {value}: it must be at least 0 and below 1")
+def check_fields(prefix: str, config: object) -> None:
+    """Raises UserError for the first field of a dataclass that is none of its Literal's choices, or out of its Range.
 
-
-def check_seed(name: str, value: int) -> None:
-    if not 0 <= value < 2**32:
-        raise UserError(f"{name} is {value}: it must be at least 0 and below 2**32")
-
-
-def at_most(name: str, value: float, most: float) -> None:
-    if not value <= most:
-        raise UserError(f"{name} is {value}: it must be at most {most:,}")
+    Args:
+        prefix: of the fields' names in messages, such as ``training.``.
+        config: the dataclass.
+    """
+    for name, hint in typing.get_type_hints(type(config), include_extras=True).items():
+        value = getattr(config, name)
+        if typing.get_origin(hint) is typing.Literal and value not in typing.get_args(hint):
+            raise UserError(f"{prefix}{name} is {value!r}: use one of {', '.join(typing.get_args(hint))}")
+        for member in (hint, *typing.get_args(hint)):  # a union has members
+            for limits in getattr(member, "__metadata__", ()):
+                if value is not None and value not in limits:
+                    raise UserError(f"{prefix}{name} is {value}: it must be {limits}")
 
 
 def local_paths(config: object) -> None:

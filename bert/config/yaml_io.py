@@ -202,10 +202,10 @@ def _entries(
         if name in sections and isinstance(value, yaml.MappingNode):
             yield from _entries(value, sections, lists, text, f"{name}.")
         if name in lists and isinstance(value, yaml.SequenceNode):
-            for number, item in enumerate(value.value, 1):
-                yield f"{name}.{number}", item.start_mark.line + 1, item
+            for index, item in enumerate(value.value, 1):
+                yield f"{name}.{index}", item.start_mark.line + 1, item
                 if isinstance(item, yaml.MappingNode):
-                    yield from _entries(item, sections, lists, text, f"{name}.{number}.")
+                    yield from _entries(item, sections, lists, text, f"{name}.{index}.")
 
 
 def parse_list(text: str) -> list[str] | None:
@@ -277,7 +277,7 @@ def _build_items(name: str, field: ConfigField, item_class: type, given: Mapping
         count = max(count, len(entry.value))
     elif not inside:
         return field.default
-    return [build_config(item_class, given, f"{name}.{number}.") for number in range(1, count + 1)]
+    return [build_config(item_class, given, f"{name}.{index}.") for index in range(1, count + 1)]
 
 
 def convert_value(entry: UserValue, field: ConfigField) -> Any:
@@ -315,10 +315,10 @@ def _to_int(text: str) -> int:
     """1000, 1_000 or 1e3; ValueError for anything that is not whole."""
     with contextlib.suppress(ValueError):
         return int(text)
-    number = float(text)
-    if not number.is_integer():
+    value = float(text)
+    if not value.is_integer():
         raise ValueError(f"{text} is not a whole number")
-    return int(number)
+    return int(value)
 
 
 def _wrong_type(entry: UserValue, field: ConfigField) -> UserError:

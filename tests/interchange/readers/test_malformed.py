@@ -117,7 +117,7 @@ MALFORMED = {
     "decoder without a name": (lambda f: edit(f, is_decoder=True, architectures=None), "is_decoder is True"),
     "epsilon": (lambda f: edit(f, layer_norm_eps=-1), "layer_norm_eps is -1: it must be above 0"),
     "no number": (lambda f: edit(f, layer_norm_eps=float("nan")), "layer_norm_eps is nan: it must be above 0"),
-    "deviation": (lambda f: edit(f, initializer_range=-1), "initializer_range is -1: it must be 0 or above"),
+    "deviation": (lambda f: edit(f, initializer_range=-1), "initializer_range is -1: it must be at least 0"),
     "tied": (lambda f: edit(f, tie_word_embeddings="false"), "tie_word_embeddings is 'false', set it"),
     "problem": (lambda f: edit(f, problem_type="rubbish"), "problem_type is 'rubbish': set it to one of regression"),
     "endless vocabulary": (lambda f: edit(f, vocab_size=10**15), "vocab_size is 1000000000000000: copy the file"),

@@ -1,0 +1,109 @@
+"""Statistics of a set of pretraining examples, and some of its examples as training sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert.config import PretrainConfig
+from bert.data.pretraining.builder import PretrainingDataset, open_rows
+from bert.data.pretraining.loader import make_masking, masked_batch, random_uint64s_per_row
+from bert.data.pretraining.masking import philox_uint64
+from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.packing import EXAMPLE_LENGTH
+from bert.tokenizer.wordpiece import special_ids
+
+
+class MaskedToken(NamedTuple):
+    """One token of an example as the model reads it; ``original`` is the token to predict, None if there is none."""
+
+    text: str
+    original: str | None
+    is_special: bool
+    is_segment_b: bool
+
+
+class MaskedExample(NamedTuple):
+    """An example: its row, its position in a packed row (None in others), its tokens and its label in words."""
+
+    row: int
+    position: int | None
+    tokens: list[MaskedToken]
+    label: str
+
+
+def example_statistics(dataset: PretrainingDataset, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    """Names and values: unknown pieces, and for each split documents, sentences, tokens, rows and padding."""
+    unknown = dataset.unknown_rate(special_ids(tokenizer))
+    lines = [("unknown pieces", f"{unknown:.3%} of the training pieces")]
+    for split, paths in (("train", dataset.train), ("eval", dataset.eval)):
+        documents, sentences, tokens = (
+            dataset.counts[f"{split}_{name}"] for name in ("documents", "sentences", "tokens")
+        )
+        rows = open_rows(paths)
+        blocks = (rows.take(np.arange(i, min(i + 4096, len(rows)))) for i in range(0, len(rows), 4096))
+        columns = [(block["length"], block.get(EXAMPLE_LENGTH)) for block in blocks]
+        lengths = np.concatenate([length for length, _ in columns])
+        low, middle, high = np.percentile(lengths, [10, 50, 90])
+        padding, packing = f"{_padding(lengths, dataset.sequence_length):.1%} of all positions", ""
+        if columns[0][1] is not None:
+            example_lengths = np.concatenate([length for _, length in columns])
+            unpacked = example_lengths[example_lengths > 0]
+            most = np.count_nonzero(example_lengths, axis=1).max()
+            packing = f" and {most} examples, {len(unpacked):,} in all"
+            padding += f"; with one example a row {_padding(unpacked, dataset.sequence_length):.1%}"
+        lines += [
+            (f"{split}: documents", f"{documents:,}, of {sentences / documents:,.1f} sentences and "
+                                    f"{tokens / documents:,.0f} tokens on average"),
+            (f"{split}: sentences", f"{sentences:,}, of {tokens / sentences:,.1f} tokens on average"),
+            (f"{split}: tokens", f"{tokens:,}"),
+            (f"{split}: rows", f"{len(rows):,} of up to {dataset.sequence_length} tokens{packing}; at the 10th, 50th, "
+                               f"90th percentile {low:.0f}, {middle:.0f}, {high:.0f}"),
+            (f"{split}: padding", padding),
+        ]  # fmt: skip
+    return lines
+
+
+def _padding(lengths: np.ndarray, sequence_length: int) -> float:
+    return 1 - lengths.sum() / (len(lengths) * sequence_length)
+
+
+def masked_examples(
+    dataset: PretrainingDataset, tokenizer: Tokenizer, config: PretrainConfig, count: int
+) -> Iterator[MaskedExample]:
+    """The examples of ``count`` rows spread over the training rows, masked as at a first visit."""
+    rows, masking, special = open_rows(dataset.train), make_masking(config.data, tokenizer), special_ids(tokenizer)
+    objective = OBJECTIVES[config.data.objective]
+    indices = np.unique(np.linspace(0, len(rows) - 1, count).astype(int))
+    examples = rows.take(indices)
+    random_bits = philox_uint64((config.seed, 0), 0, len(indices), random_uint64s_per_row(masking, examples))
+    batch = masked_batch(examples, masking, random_bits, 0)
+    for at, index, start, end in _spans(batch):
+        used = batch["masked_lm_weights"][at] > 0
+        positions, targets = (batch[name][at, used].tolist() for name in ("masked_lm_positions", "masked_lm_ids"))
+        originals = dict(zip(positions, map(tokenizer.id_to_token, targets), strict=True))
+        label = "no label"
+        if objective.label:
+            labels = batch[f"{objective.label}_labels"][at]
+            label = objective.answers[labels if index is None else labels[index]]
+        ids, segments = batch["input_ids"][at].tolist(), batch["token_type_ids"][at].tolist()
+        tokens = [
+            MaskedToken(tokenizer.id_to_token(ids[i]) or "", originals.get(i), ids[i] in special.all, segments[i] == 1)
+            for i in range(start, end)
+        ]
+        yield MaskedExample(int(indices[at]), index, tokens, label)
+
+
+def _spans(batch: dict[str, np.ndarray]) -> Iterator[tuple[int, int | None, int, int]]:
+    """Each example's index in the batch, index within its packed row, first position and end."""
+    for at, length in enumerate(batch["attention_mask"].sum(axis=1).tolist()):
+        if "example_ids" not in batch:
+            yield at, None, 0, length
+            continue
+        owners = batch["example_ids"][at, :length]
+        for index in range(int(owners.max())):
+            start, end = owners.searchsorted([index + 1, index + 2]).tolist()
+            yield at, index, start, end
