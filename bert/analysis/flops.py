@@ -15,7 +15,7 @@ from bert.config import ModelConfig
 ATTENTION, FEED_FORWARD, POOLER, PREDICTIONS = "layers/attention", "layers/feed_forward", "pooler", "predictions"
 
 TRAINING = 3
-"""Of the forward pass' operations: the backward pass has two products for each of its own, for weights and inputs."""
+"""Operations of a training step per operation of the forward pass: the backward pass has two products for each one."""
 
 FORMULA = {
     ATTENTION: "a layer: 8 D^2 (query, key, value, output) + 4 T D (scores and mix)",

@@ -36,10 +36,10 @@ Shapes = dict[tuple[str, ...], tuple[int, ...]]
 RunConfig = PretrainConfig | FinetuneConfig
 
 DEFAULT_MASKED_LM_PROB = 0.15
-"""Share of tokens that the MLM head decodes where no run says it (Devlin et al. 2018, section 3.1)."""
+"""Share of tokens that the MLM head decodes if there is no run configuration (Devlin et al. 2018, section 3.1)."""
 
 PUBLISHED_LENGTH = 128
-"""Tokens a row that operations are counted for where no run says it: those of the paper's first phase."""
+"""Tokens per row if there is no run configuration: those of the paper's first phase."""
 
 PART_ORDER = (
     *(f"embeddings/{table}" for table in ("word", "position", "segment", "norm")),

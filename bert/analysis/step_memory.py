@@ -38,7 +38,7 @@ class StepMemory:
     """Bytes of one device while a train step runs, as its compiler gives them.
 
     Attributes:
-        state: parameters, optimizer state and the batch, which the step gets; it hands them on in the same place.
+        state: parameters, optimizer state and the batch; the step updates them in place.
         working: gradients, stored activations and whatever else lives within the step.
     """
 
@@ -128,7 +128,7 @@ def tpu_devices(topology: str) -> Sequence[jax.Device]:
     Raises:
         UserError: libtpu is missing, or knows no such slice.
     """
-    # No TPU is asked for: without these, libtpu looks for one through the network, and complains of what it misses.
+    # No TPU is needed: without these, libtpu looks for one through the network and logs errors.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     try:

@@ -12,13 +12,13 @@ from bert.errors import UserError
 COMMANDS = {
     "pretrain": ("bert.commands.pretrain", "trains an encoder on a corpus"),
     "finetune": ("bert.commands.finetune", "trains a task's head and the encoder on labelled data"),
-    "plan": ("bert.commands.plan", "tells what a pretraining run takes of a device's memory"),
+    "plan": ("bert.commands.plan", "reports the device memory that a pretraining run needs"),
     "tokenizer": ("bert.commands.tokenizer", "trains a vocabulary on a corpus, or extends one"),
-    "examples": ("bert.commands.examples", "builds a corpus' examples as a step of its own, and shows them"),
-    "predict": ("bert.commands.predict", "answers for new inputs with a fine-tuned model"),
-    "inspect": ("bert.commands.inspect", "tells what a run or a model is made of and where it came from"),
-    "attention": ("bert.commands.attention", "shows what a model's heads look at in a text"),
-    "export": ("bert.commands.export", "hands a model to others in a form that they read"),
+    "examples": ("bert.commands.examples", "builds the examples of a corpus in advance, and shows them"),
+    "predict": ("bert.commands.predict", "predicts for new inputs with a fine-tuned model"),
+    "inspect": ("bert.commands.inspect", "prints parameters, FLOPs, vocabulary and origin of a run or model"),
+    "attention": ("bert.commands.attention", "shows the attention weights of a model over a text"),
+    "export": ("bert.commands.export", "writes a model as a Hugging Face folder, StableHLO or ONNX"),
     "glue-zip": ("bert.commands.glue_zip", "puts test predictions into one zip for gluebenchmark.com"),
 }
 
@@ -55,7 +55,7 @@ def _help() -> str:
             "Commands:",
             *lines,
             "",
-            "bert COMMAND --help explains a command, bert --version tells the version.",
+            "bert COMMAND --help explains a command, bert --version prints the version.",
         ]
     )
 

@@ -60,8 +60,8 @@ MODEL = "A run, a Hugging Face folder, a folder of google-research/bert, or a hu
 
 OUT_OF_MEMORY = (
     "the memory of a device is used up: raise --training.gradient_accumulation_steps (the same result), set "
-    "--training.remat dots or full, or deal the model out with --training.mesh; for "
-    "pretraining, bert plan with the same arguments tells what fits"
+    "--training.remat dots or full, or shard the model with --training.mesh; for pretraining, bert plan with the same "
+    "arguments reports what fits"
 )
 
 
@@ -230,7 +230,7 @@ def split_options(argv: list[str], usages: Iterable[str]) -> tuple[list[str], di
 
 
 def command_name(command: str) -> str:
-    """How this process was called, for sentences that say what to type: by a script of the clone, or as `bert`."""
+    """The name of this program in suggested commands: a script of the clone, or `bert`."""
     return f"python {command}.py" if Path(sys.argv[0]).name in ("pretrain.py", "finetune.py") else f"bert {command}"
 
 

@@ -1,4 +1,4 @@
-"""The options by which the hosts of one run find each other. Imports no JAX before they are used."""
+"""The options that connect the hosts of one run. Imports no JAX before they are used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bert.errors import UserError
 
 CLUSTER_OPTIONS = {
     "coordinator HOST:PORT": "On several hosts, with the same command on each: name and a free port of the first one. "
-    "Where JAX can tell by itself (Cloud TPU, Slurm, Open MPI, Kubernetes), auto is enough. All must see output_dir.",
+    "On Cloud TPU, Slurm, Open MPI and Kubernetes, auto is enough. All hosts must see output_dir.",
     "num_processes N": "How many hosts there are.",
     "process_id I": "Which of them this one is, counted from 0.",
 }
@@ -17,11 +17,12 @@ CLUSTER_OPTIONS = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where this process stands among those of a run.
+    """The hosts of a run, and which of them this process is.
 
     Attributes:
-        coordinator: HOST:PORT of the first one; None lets JAX find out everything.
-        num_processes, process_id: how many there are, and which one this is.
+        coordinator: HOST:PORT of the first one; None lets JAX detect everything.
+        num_processes: number of hosts.
+        process_id: index of this one.
     """
 
     coordinator: str | None = None
@@ -29,10 +30,10 @@ class Cluster:
     process_id: int | None = None
 
     def initialize(self) -> None:
-        """Meets the others; before anything else is asked of JAX.
+        """Connects to the other hosts; must come before any other use of JAX.
 
         Raises:
-            UserError: they are not to be found.
+            UserError: the connection fails.
         """
         import jax
 

@@ -1,4 +1,4 @@
-"""`bert examples`: a corpus' examples as a step of their own, shown and counted."""
+"""`bert examples`: builds, counts and prints the examples of a corpus."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXTRA_OPTIONS = {
 """The options that are not configuration keys."""
 
 MASKED_STYLE = "bold reverse"
-"""How a predicted piece is set off, in the colour of its segment."""
+"""Style of a predicted token, in the colour of its segment."""
 
 
 @run_command
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     from bert.runs.progress import print_table, progress_lines
     from bert.tokenizer.wordpiece import load_tokenizer
 
-    if config.tokenizer.path is not None:  # beside init, its vocabulary extended
+    if config.tokenizer.path is not None:  # with init, its vocabulary extended
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
     elif config.init is not None:
         from bert.inference.loading import load_vocabulary  # which imports JAX

@@ -9,10 +9,11 @@ from bert.errors import UserError
 from bert.files import local_path
 from bert.interchange import FORMATS
 
-DESCRIPTION = """Hands a model to others. hf: a folder that Hugging Face transformers reads (config.json, safetensors,
-tokenizer files, a model card with the recipe and the scores). stablehlo: one function for CPU, CUDA and TPU that JAX
-calls without this package, its weights beside it. onnx: a graph for ONNX Runtime and others, of any number of rows and
-tokens (pip install 'bert-jax[onnx]'). Each is read back, run and compared before it is called done."""
+DESCRIPTION = """Writes a model for other programs. hf: a folder that Hugging Face transformers reads (config.json,
+safetensors, tokenizer files, a model card with the recipe and the scores). stablehlo: one function for CPU, CUDA and
+TPU that JAX calls without this package, with its weights in a file. onnx: a graph for ONNX Runtime and others, of any
+number of rows and tokens (pip install 'bert-jax[onnx]'). Each is read back, run and compared before the command
+ends."""
 
 
 @run_command

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     files = collect([Path(run) for run in arguments.runs])
     with atomic_write(output) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):
-            # A date of its own would make each zip of the same predictions another one.
+            # The default date is now, which would change the bytes of a zip of the same predictions.
             archive.writestr(zipfile.ZipInfo(name), files[name].read_bytes(), zipfile.ZIP_DEFLATED)
     print(f"{output}: {', '.join(sorted(files))}")
     if missing := [name for name in SUBMISSIONS if name not in files]:

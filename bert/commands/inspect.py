@@ -9,8 +9,8 @@ from typing import Any
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.files import local_path
 
-DESCRIPTION = """Tells what a run, or anything else that bert.load takes, is made of: its parts with their parameters
-and operations a token, its vocabulary, and where its weights came from. A run need not have ended, nor have a
+DESCRIPTION = """Prints the parameters and FLOPs per token of each part of a run, or of anything else that bert.load
+takes, its vocabulary, and the origin of its weights. A run need not have ended, nor have a
 checkpoint."""
 
 TITLES = {
@@ -91,7 +91,7 @@ def _vocabulary(facts: dict[str, Any]) -> list[str]:
     vocabulary = facts["vocabulary"]
     lines = [f"vocabulary: {vocabulary['kind']}, {vocabulary['pieces']:,} pieces in {vocabulary['rows']:,} rows"]
     if vocabulary["kind"] == "WordPiece":
-        case = {True: "lower-cased", False: "cased", None: "of a normalizer of its own"}[vocabulary["lowercase"]]
+        case = {True: "lower-cased", False: "cased", None: "with a custom normalizer"}[vocabulary["lowercase"]]
         accents = ", accents removed" if vocabulary["strip_accents"] else ""
         lines.append(
             f"  {case}{accents}; {vocabulary['continuing']:,} continue a word, {vocabulary['characters']:,} are single "

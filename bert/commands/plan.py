@@ -169,7 +169,7 @@ def _memory_of(device: Device) -> int:
         stats = {}
     if "bytes_limit" not in stats:
         raise UserError(
-            f"command line: {device.device_kind} does not tell its memory: give it, for example --memory 16GiB"
+            f"command line: {device.device_kind} does not report its memory: pass it, for example --memory 16GiB"
         )
     return int(stats["bytes_limit"])
 

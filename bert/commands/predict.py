@@ -28,7 +28,7 @@ input, whose lines are answered as they come; (2) a .csv, .tsv or .jsonl file, a
 are found by the names of the columns that the run was trained on, and answers keep the id; or (3) the name of a split
 of the run's data, such as dev or test: its prediction file is computed again and printed. Long inputs are read as
 those of dev were. A line without an answer gives {"line", "text", "error"}, and the exit status is 2 at the end. A
-model of others that does not say whether it takes pairs is given each line as it is."""
+model from elsewhere whose files do not name its inputs takes each line as a single text."""
 
 
 @run_command
@@ -121,7 +121,7 @@ def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size:
 
 
 def _answers(model: Pretrained, inputs: list[Input], batch_size: int) -> list[Any]:
-    """An answer for each input, or the sentence that says what is wrong with it."""
+    """An answer for each input, or the error message for it."""
     answers: list[Any] = [given.error for given in inputs]
     indices = [i for i, given in enumerate(inputs) if given.error is None]
     try:

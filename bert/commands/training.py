@@ -26,7 +26,7 @@ def run_training(
     train: Callable[[RunFolder[Config]], dict[str, Any]],
     show: Callable[[dict[str, Any], str], None],
 ) -> int:
-    """Trains as the arguments say and returns the exit status.
+    """Trains according to the arguments and returns the exit status.
 
     Args:
         argv: arguments of the command.

@@ -1,6 +1,6 @@
 """Phases of one pretraining run: short rows for most of the steps, then long ones (Devlin et al. 2018, appendix A.2).
 
-Each phase comes to the configuration of a run of one phase, so that nothing behind it has to know of several.
+Each phase resolves to the configuration of a single-phase run, so that later code needs no phases.
 Parameters and the optimizer's moments are carried over, and steps are counted through: warm-up and decay are one
 schedule over all steps, times the phase's own peak,
 

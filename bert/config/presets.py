@@ -1,4 +1,4 @@
-"""Presets: one line that stands for several settings."""
+"""Presets: one setting that sets several others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VOCAB_MULTIPLE = 64
 
 
 def apply_preset(config: Config, explicit: Collection[str] = ()) -> Config:
-    """The configuration with what ``training.preset`` stands for; as it is with the reference one.
+    """Applies the settings of ``training.preset``; the reference preset changes nothing.
 
     Args:
         config: as it was written.

@@ -143,7 +143,7 @@ class TrainingConfig:
         return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
     def check_attention(self, dropout: float, packing: bool = False) -> None:
-        """Raises UserError where cuDNN's kernel does not do what is asked of attention: its dropout, its mask."""
+        """Raises UserError if cuDNN's kernel does not support the dropout or the mask of attention."""
         if self.attention_implementation != "cudnn":
             return
         for name, value, fix, wrong in (

@@ -145,7 +145,7 @@ def parse_yaml(text: str, source: str, keys: dict[str, ConfigField]) -> dict[str
         if known is None and not is_section:
             raise UserError(f"{where}: {unknown_key(name, near)}")
         if name in lines:
-            raise UserError(f"{where}: {name} stands on line {lines[name]} already: keep one of the two")
+            raise UserError(f"{where}: {name} is already set on line {lines[name]}: remove one of the two")
         lines[name] = line
         if known is not None:
             given[name] = UserValue(value, source, line, f"{name}: {snippet or 'null'}")

@@ -66,7 +66,7 @@ def _huge_pages_on_demand() -> bool:
 
 
 def limit_malloc_arenas() -> None:
-    """Has glibc share few heaps among the threads of this process, unless the environment says how many.
+    """Limits the number of glibc's heaps in this process, unless the environment sets it.
 
     To be called before there are threads. With one heap for all of them, the steps of a small model took half as long
     again; with two a core, no longer.

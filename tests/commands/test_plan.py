@@ -62,7 +62,7 @@ def test_sizes() -> None:
 def test_mistakes_are_sentences(fails) -> None:
     assert "--memory 16 apples is not a size" in fails(main, "--memory=16 apples")
     assert "--memory needs a value" in fails(main, "--memory")
-    assert "does not tell its memory: give it, for example --memory" in fails(main, *ARGUMENTS)
+    assert "does not report its memory: pass it, for example --memory" in fails(main, *ARGUMENTS)
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_memory_that_runs_out_is_advice_and_no_stack_trace(fails) -> None:
 
     error = fails(command)
     assert error.startswith("error: the memory of a device is used up")
-    assert "for pretraining, bert plan with the same arguments tells what fits" in error
+    assert "for pretraining, bert plan with the same arguments reports what fits" in error
 
     @run_command
     def other(argv: list[str]) -> int:
