@@ -22,10 +22,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config import DataConfig, ModelConfig, OptimizerConfig
-from bert.data.pretraining.builder import build_examples, open_rows
+from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.loader import PretrainingLoader, RowSource, make_masking
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
+from bert.data.pretraining.shards import open_rows
 from bert.model.heads import BertForMaskedLM, BertForPreTraining
 from bert.parallel.backends import PmapParallelism
 from bert.runtime.malloc import reexec_with_huge_pages

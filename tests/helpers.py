@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, settings
 
 from bert.commands.finetune import main
 from bert.config import DataConfig, ModelConfig, PretrainConfig, TokenizerConfig, TrainingConfig
-from bert.data.pretraining.builder import open_rows
 from bert.data.pretraining.masking import Masking
+from bert.data.pretraining.shards import open_rows
 from bert.runs.checkpoint import Checkpointer
 from bert.tokenizer.wordpiece import train_tokenizer
 from tests.data.pretraining.conftest import T

@@ -13,7 +13,7 @@ from bert.errors import UserError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from bert.data.pretraining.builder import PretrainingDataset
+    from bert.data.pretraining.dataset import PretrainingDataset
 
 DESCRIPTION = """Builds the examples that `bert pretrain` with the same arguments will find in its cache."""
 

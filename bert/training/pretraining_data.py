@@ -14,8 +14,10 @@ from tokenizers import Tokenizer
 from bert.config import PretrainConfig
 from bert.config.pretraining import Phase, phase_configs, phases_of
 from bert.data.corpus.vocabulary import corpus_vocabulary
-from bert.data.pretraining.builder import PretrainingDataset, build_examples, open_rows
+from bert.data.pretraining.builder import build_examples
+from bert.data.pretraining.dataset import PretrainingDataset
 from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, held_out_batches, make_masking
+from bert.data.pretraining.shards import open_rows
 from bert.inference.pretrained import Pretrained
 from bert.parallel import multihost
 from bert.runs import progress

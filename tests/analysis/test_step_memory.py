@@ -20,8 +20,9 @@ SMALL = ModelConfig(64, 16, 2, 4, 32, max_position_embeddings=16)
 
 def test_a_batch_has_the_arrays_that_the_loader_gives(pretrained) -> None:
     from bert.config.yaml_io import load_config
-    from bert.data.pretraining.builder import build_examples, open_rows
+    from bert.data.pretraining.builder import build_examples
     from bert.data.pretraining.loader import PretrainingLoader, make_masking
+    from bert.data.pretraining.shards import open_rows
     from bert.tokenizer.wordpiece import load_tokenizer
 
     config = load_config(PretrainConfig, pretrained / "config.yaml")

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, processors
 from bert.config import DataConfig, TaskDataConfig
 from bert.data.corpus.documents import split_sentences
 from bert.data.features import Features
-from bert.data.pretraining import builder
+from bert.data.pretraining import builder, shards
 from bert.data.row_template import RowTemplate, post_processor, row_template
 from bert.errors import UserError
 from bert.tasks import find_task, multiple_choice, span_features, word_features
@@ -143,7 +143,7 @@ def config_of(folder: Path, **settings) -> DataConfig:
 
 def built(folder: Path, tokenizer: Tokenizer, **settings) -> dict[str, np.ndarray]:
     found = builder.build_examples(config_of(folder, **settings), tokenizer, folder / "cache")
-    rows = builder.open_rows(found.train)
+    rows = shards.open_rows(found.train)
     return rows.take(np.arange(len(rows)))
 
 

@@ -21,7 +21,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 import bert
 from bert.commands.finetune import main
 from bert.config import DataConfig
-from bert.data.pretraining.builder import build_examples, open_rows
+from bert.data.pretraining.builder import build_examples
+from bert.data.pretraining.shards import open_rows
 from bert.tasks.token_classification import split_text
 from bert.tokenizer.wordpiece import load_tokenizer
 

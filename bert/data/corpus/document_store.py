@@ -42,13 +42,13 @@ class DocumentStore:
         """Number of the source of each document, int32 [N], mapped."""
         return np.memmap(self.folder / _SOURCES, dtype=np.int32, mode="r")
 
-    def read(self, numbers: np.ndarray) -> Iterator[list[str]]:
-        """Documents by number, as lists of lines, in the order asked for."""
+    def read(self, indices: np.ndarray) -> Iterator[list[str]]:
+        """Documents by index, as lists of lines, in the order asked for."""
         offsets = self.offsets()
         with open(self.folder / _TEXT, "rb") as file:
-            for number in numbers:
-                file.seek(offsets[number])
-                yield file.read(int(offsets[number + 1] - offsets[number])).decode("utf-8").split("\n")
+            for index in indices:
+                file.seek(offsets[index])
+                yield file.read(int(offsets[index + 1] - offsets[index])).decode("utf-8").split("\n")
 
     def order(self, seed: int) -> np.ndarray:
         """A random order of the documents, int64 [N].
@@ -66,7 +66,7 @@ class DocumentStore:
         must be, in passes one after the other, the last in part.
 
         Raises:
-          UserError: a source without a document in the order, or one that would be read more than MOST_PASSES times.
+          UserError: a source without a document in the order, or one that would be read more than MAX_REPEATS times.
         """
         offsets, sources = self.offsets(), self.sources()[order]
         sizes = np.maximum((offsets[1:] - offsets[:-1])[order], 1)
@@ -83,18 +83,18 @@ class DocumentStore:
                 f"data.mixture_weights: entry {int(passes.argmax()) + 1} of data.train would be read "
                 f"{passes.max():,.0f} times, more than {MAX_REPEATS:,}: use more text or a smaller weight"
             )
-        found, done = [], 0
+        orders, done = [], 0
         while (passes > done).any():
             words = np.random.Philox(key=np.array([seed, done], np.uint64)).random_raw(len(order))
-            places = np.argsort(words, kind="stable") if done else np.arange(len(order))
+            shuffled = np.argsort(words, kind="stable") if done else np.arange(len(order))
             keep = np.zeros(len(order), bool)
             for source, (times, total) in enumerate(zip(passes, totals, strict=True)):
-                mine = places[sources[places] == source]
+                mine = shuffled[sources[shuffled] == source]
                 # Where the last pass would end within a document, the document is in if most of it is.
                 keep[mine[np.cumsum(sizes[mine]) - sizes[mine] / 2 <= (times - done) * total]] = True
-            found.append(order[places[keep[places]]])
+            orders.append(order[shuffled[keep[shuffled]]])
             done += 1
-        return np.concatenate(found)
+        return np.concatenate(orders)
 
     def shard_ranges(self, order: np.ndarray, slice_bytes: int) -> list[tuple[int, int]]:
         """Ranges of an order: about ``slice_bytes`` of text each, all alike, at least two documents."""
@@ -102,51 +102,51 @@ class DocumentStore:
         ends = np.cumsum((offsets[1:] - offsets[:-1])[order])
         count = max(1, round(int(ends[-1]) / slice_bytes))
         step = int(ends[-1]) / count
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         start = 0
         while start < len(order):
-            stop = int(np.searchsorted(ends, step * (len(found) + 1), side="right"))
+            stop = int(np.searchsorted(ends, step * (len(ranges) + 1), side="right"))
             stop = max(stop, start + 2)
             # One document alone has no other to draw from, so it joins the slice before it.
             stop = len(order) if len(order) - stop < 2 else stop
-            found.append((start, stop))
+            ranges.append((start, stop))
             start = stop
-        return found
+        return ranges
 
 
-def write_spool(
+def write_store(
     documents: Iterable[tuple[int, list[str]]], folder: Path, progress: Callable[[int], None]
 ) -> DocumentStore:
     """Writes (number of the source, document) in their order. ``progress`` is told now and then how many they are."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _DONE).unlink(missing_ok=True)
-    number, place = 0, 0
+    count, offset = 0, 0
     with (
         open(folder / _TEXT, "wb") as text,
         open(folder / _OFFSETS, "wb") as offsets,
         open(folder / _SOURCES, "wb") as sources,
     ):
         offsets.write(np.int64(0).tobytes())
-        for number, (source, document) in enumerate(documents, start=1):
+        for count, (source, document) in enumerate(documents, start=1):
             data = "\n".join(document).encode("utf-8")
-            place += len(data)
+            offset += len(data)
             text.write(data)
-            offsets.write(np.int64(place).tobytes())
+            offsets.write(np.int64(offset).tobytes())
             sources.write(np.int32(source).tobytes())
-            if number % 1000 == 0:
-                progress(number)
+            if count % 1000 == 0:
+                progress(count)
         for file in (text, offsets, sources):
             file.flush()
             os.fsync(file.fileno())
-    # Last, so that a spool that was cut short is not taken for a whole one.
+    # Last, so that a store that was cut short is not taken for a whole one.
     temporary = folder / (_DONE + ".tmp")
-    temporary.write_text(json.dumps({"documents": number, "bytes": place}), encoding="utf-8")
+    temporary.write_text(json.dumps({"documents": count, "bytes": offset}), encoding="utf-8")
     os.replace(temporary, folder / _DONE)
-    return DocumentStore(folder, number, place)
+    return DocumentStore(folder, count, offset)
 
 
-def open_spool(folder: Path) -> DocumentStore | None:
-    """A spool that an interrupted build left whole, or None."""
+def open_store(folder: Path) -> DocumentStore | None:
+    """A store that an interrupted build left whole, or None."""
     try:
         done = json.loads((folder / _DONE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

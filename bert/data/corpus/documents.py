@@ -16,9 +16,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bert.config import HUB_PREFIX, STDLIB_CORPUS
-from bert.data.corpus import files as formats
 from bert.data.corpus import stdlib
-from bert.data.corpus.files import FOLDER_SUFFIXES, Document, require_readable_kind, unreadable
+from bert.data.corpus.files import (
+    FOLDER_SUFFIXES,
+    Document,
+    dataset_files,
+    is_dataset,
+    kind_of,
+    read_documents,
+    require_readable_kind,
+    unreadable,
+)
 from bert.errors import UserError
 from bert.files import atomic_write
 
@@ -40,14 +48,14 @@ def documents(source: list[str] | str) -> Iterator[Document]:
 
 
 def numbered_documents(source: list[str] | str) -> Iterator[tuple[int, Document]]:
-    """The same documents, each with the number of the entry of the list that it is from."""
+    """The same documents, each with the index of the entry of the list that it is from."""
     empty = True
-    for number, places in enumerate(resolve_sources(source)):
-        for place in places:
-            for document in stdlib.stdlib_documents() if place == STDLIB_CORPUS else formats.read_documents(place):
+    for entry, paths in enumerate(resolve_sources(source)):
+        for path in paths:
+            for document in stdlib.stdlib_documents() if path == STDLIB_CORPUS else read_documents(path):
                 if _has_text(document):
                     empty = False
-                    yield number, document
+                    yield entry, document
     if empty:
         raise UserError(f"{_shown(source)} holds no text: name a corpus with at least a few documents")
 
@@ -58,23 +66,23 @@ def corpus_files(source: list[str] | str) -> list[str]:
     Raises:
       UserError: a missing file, a glob that matches nothing, a folder without a corpus file.
     """
-    return [place for places in resolve_sources(source) for place in places]
+    return [path for paths in resolve_sources(source) for path in paths]
 
 
 def resolve_sources(source: list[str] | str) -> list[list[str]]:
     """The files behind every entry of a source; one that an earlier entry has named is that entry's."""
     seen: set[str] = set()
-    found: list[list[str]] = []
+    files: list[list[str]] = []
     for entry in [source] if isinstance(source, str) else source:
         no_file = entry == STDLIB_CORPUS or entry.startswith(HUB_PREFIX)
-        places: dict[str, str] = {}
+        paths: dict[str, str] = {}
         for path in [entry] if no_file else _expand(os.path.expanduser(entry)):
-            places.setdefault(entry if no_file else os.path.realpath(path), path)
-        found.append([path for key, path in places.items() if key not in seen])
-        seen |= set(places)
-    if not found:
+            paths.setdefault(entry if no_file else os.path.realpath(path), path)
+        files.append([path for key, path in paths.items() if key not in seen])
+        seen |= set(paths)
+    if not files:
         raise UserError("the corpus is an empty list: name at least one file, glob or folder")
-    return found
+    return files
 
 
 def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -> str:
@@ -83,20 +91,20 @@ def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -
     Names and times do not enter it. With a ``cache_dir``, the digest of each file is kept in a small JSON
     there under its path, size and modification time, so that the second start does not read the corpus again.
     """
-    memo = DigestCache(cache_dir)
+    cache = DigestCache(cache_dir)
     combined = hashlib.blake2b(digest_size=32)
-    for place in corpus_files(source):
-        if place == STDLIB_CORPUS:
-            digest = memo.get(stdlib.source_state(), _digest_of_docstrings)
+    for path in corpus_files(source):
+        if path == STDLIB_CORPUS:
+            digest = cache.get(stdlib.source_state(), _digest_of_docstrings)
             combined.update(f"{STDLIB_CORPUS} {digest}\n".encode())
             continue
-        kind = formats.kind_of(place)
-        if place.startswith(HUB_PREFIX):  # the split may be a share of the files
-            combined.update(f"{place}\n".encode())
-        for file in formats.dataset_files(place) if kind == "dataset" else [place]:
-            digest = memo.get(file_signature(file), lambda: _digest_of_file(file))
+        kind = kind_of(path)
+        if path.startswith(HUB_PREFIX):  # the split may be a share of the files
+            combined.update(f"{path}\n".encode())
+        for file in dataset_files(path) if kind == "dataset" else [path]:
+            digest = cache.get(file_signature(file), lambda: _digest_of_file(file))
             combined.update(f"{kind} {digest}\n".encode())
-    memo.save()
+    cache.save()
     return combined.hexdigest()
 
 
@@ -164,12 +172,12 @@ def _has_text(document: Document) -> bool:
 
 
 def _expand(entry: str) -> list[str]:
-    if formats.is_dataset(entry):
+    if is_dataset(entry):
         return [entry]
     if os.path.isdir(entry):
         inside = []
         for folder, below, names in os.walk(entry):
-            saved = sorted(name for name in below if formats.is_dataset(os.path.join(folder, name)))
+            saved = sorted(name for name in below if is_dataset(os.path.join(folder, name)))
             if "dataset_dict.json" in names:
                 listed = ", ".join(saved) or "none"
                 raise UserError(f"{folder} is a data set of splits ({listed}): name one of them, as {folder}/SPLIT")
@@ -184,9 +192,7 @@ def _expand(entry: str) -> list[str]:
         require_readable_kind(entry)
         return [entry]
     if glob.has_magic(entry):
-        matches = sorted(
-            path for path in glob.glob(entry, recursive=True) if os.path.isfile(path) or formats.is_dataset(path)
-        )
+        matches = sorted(path for path in glob.glob(entry, recursive=True) if os.path.isfile(path) or is_dataset(path))
         if not matches:
             raise UserError(f"no file matches {entry}: fix the glob (and quote it for the shell)")
         for path in matches:

@@ -1,6 +1,6 @@
 """Corpus -> examples of an objective on disk, built once and found again.
 
-    documents -> spool -> random order -> held-out share | shards -> one worker a shard -> index.json
+    documents -> store -> random order -> held-out share | shards -> one worker a shard -> index.json
 
 A set of examples is a folder named by the hash of all that decides its content. Until ``index.json`` stands
 in it, it is not a set: a build that was killed goes on with the shards that are missing. Memory holds one
@@ -11,14 +11,13 @@ often it was killed.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,28 +25,27 @@ import numpy as np
 
 from bert.config import DataConfig
 from bert.data.corpus import document_store
-from bert.data.corpus import documents as corpus
+from bert.data.corpus.document_store import DocumentStore
+from bert.data.corpus.documents import corpus_fingerprint, numbered_documents, resolve_sources
 from bert.data.pretraining import workers
+from bert.data.pretraining.dataset import (
+    COUNTS,
+    INDEX,
+    PretrainingDataset,
+    open_examples,
+    sha256_of,
+    verify_checksums,
+)
 from bert.data.pretraining.objectives import OBJECTIVES
-from bert.data.pretraining.shards import ShardReader, ShardSpec, ShardSummary, corrupt_shard_error, open_rows
+from bert.data.pretraining.shards import ShardSpec, ShardSummary
 from bert.data.row_template import RowTemplate, row_template
 from bert.errors import UserError, require
 from bert.files import user_cache_dir, write_array, write_atomic
 from bert.locks import blocking_lock
-from bert.tokenizer.wordpiece import SpecialTokenIds, keeps_spaces, special_ids, tokenizer_fingerprint
+from bert.tokenizer.wordpiece import keeps_spaces, special_ids, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-__all__ = [
-    "PretrainingDataset",
-    "ShardReader",
-    "build_examples",
-    "build_shard_subset",
-    "cache_folder",
-    "open_examples",
-    "open_rows",
-]
 
 Progress = Callable[[str, int, int | None], None]
 """Called as (what is being done, how many are done, of how many where that is known)."""
@@ -60,48 +58,7 @@ SHARD_BYTES = 4 << 20
 
 WAITING = "waiting for another process that builds the same examples"
 
-_INDEX, _COUNTS, _WORK = "index.json", "unigram_counts.npy", "work"
-
-
-@dataclass(frozen=True)
-class PretrainingDataset:
-    """A finished set of examples.
-
-    Attributes:
-      folder: where it lies.
-      train, eval: its shards, for ``open_rows``.
-      sequence_length: T.
-      vocab_size: V.
-      counts: train_rows and eval_rows, their positive_rows and unused_tokens, duplicates included; and documents,
-        sentences and tokens of the text behind either.
-    """
-
-    folder: Path
-    train: tuple[Path, ...]
-    eval: tuple[Path, ...]
-    sequence_length: int
-    vocab_size: int
-    counts: dict[str, int]
-
-    @functools.cached_property
-    def unigram_counts(self) -> np.ndarray:
-        """Occurrences of each piece in the training rows, special ones included, padding not: int64 [V]."""
-        return np.load(self.folder / _COUNTS)
-
-    def unknown_rate(self, special: SpecialTokenIds) -> float:
-        """Share of [UNK] among the training tokens, other special tokens left out.
-
-        Raises:
-          UserError: every token is [UNK], so that there is nothing to predict.
-        """
-        unknown = self.unigram_counts[special.unk]
-        known = np.delete(self.unigram_counts, list(special.all)).sum()
-        if not known:
-            raise UserError(
-                "the vocabulary has no token of data.train: use one of the corpus' language (tokenizer.path, init), "
-                "or train one"
-            )
-        return float(unknown / (known + unknown))
+_WORK = "work"
 
 
 def build_examples(
@@ -121,13 +78,13 @@ def build_examples(
     """
     progress = progress or _silent
     folder, settings = _folder_of(config, tokenizer, cache_dir, progress)
-    if not (folder / _INDEX).exists():
+    if not (folder / INDEX).exists():
         with _writing(folder), blocking_lock(folder, lambda: progress(WAITING, 0, None)):
-            if not (folder / _INDEX).exists():
+            if not (folder / INDEX).exists():
                 tasks = _shard_tasks(folder, config, progress)
                 _build(tasks, tasks, folder, config, tokenizer, progress)
                 _merge(tasks, folder, config, settings)
-    return _verified(open_examples(folder), folder.parent)
+    return verify_checksums(open_examples(folder))
 
 
 def build_shard_subset(
@@ -139,7 +96,7 @@ def build_shard_subset(
 ) -> PretrainingDataset | None:
     """Builds every n-th shard of a set, so that n processes that share only the cache folder build all of it.
 
-    They may start at any time and on any machine. The first spools the text while the others wait; which of them ends
+    They may start at any time and on any machine. The first stores the text while the others wait; which of them ends
     last puts the set together.
 
     Args:
@@ -151,14 +108,14 @@ def build_shard_subset(
     """
     progress = progress or _silent
     folder, settings = _folder_of(config, tokenizer, cache_dir, progress)
-    number, count = part
-    index = folder / _INDEX
+    shard, shard_count = part
+    index = folder / INDEX
     if not index.exists():
         with _writing(folder):
             with blocking_lock(folder, lambda: progress(WAITING, 0, None)):
                 tasks = [] if index.exists() else _shard_tasks(folder, config, progress)
             # Duplicates of a shard have its number: their text is tokenised once.
-            mine = [task for task in tasks if int(task.name[-5:]) % count == number - 1]
+            mine = [task for task in tasks if int(task.name[-5:]) % shard_count == shard - 1]
             try:
                 _build(mine, tasks, folder, config, tokenizer, progress)
             except FileNotFoundError:
@@ -169,7 +126,7 @@ def build_shard_subset(
                     if any(_finished(task, folder / _WORK) is None for task in tasks):
                         return None
                     _merge(tasks, folder, config, settings)
-    return _verified(open_examples(folder), folder.parent)
+    return verify_checksums(open_examples(folder))
 
 
 def _folder_of(
@@ -196,55 +153,6 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _verified(found: PretrainingDataset, cache: Path) -> PretrainingDataset:
-    """The set, once the bytes of its files are those that were built.
-
-    What was verified is remembered by path, size and time of change: a file is read for this once, and again when it
-    has changed or been copied, not at every start.
-
-    Raises:
-      UserError: a file with other bytes.
-    """
-    index = json.loads((found.folder / _INDEX).read_text(encoding="utf-8"))
-    memo = corpus.DigestCache(cache)
-    for entry in [*index["train"], *index["eval"], index["unigram_counts"]]:
-        path = found.folder / entry["file"]
-        state, modified = corpus.file_signature(path)
-        if memo.get((f"sha256|{state}", modified), lambda: _sha256(path)) != entry["sha256"]:
-            raise corrupt_shard_error(path, "its checksum is not that of what was built")
-    memo.save()
-    return found
-
-
-def open_examples(folder: str | Path) -> PretrainingDataset:
-    """Opens a finished set and checks the size of its files. Needs NumPy and pyarrow only.
-
-    Raises:
-      UserError: not a finished set, or one with a file that is missing or of another size.
-    """
-    folder = Path(folder)
-    try:
-        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{folder} holds no finished examples ({_INDEX} is missing): build them first") from None
-    except (OSError, ValueError) as error:
-        raise corrupt_shard_error(folder / _INDEX, str(error)) from None
-    for entry in [*index["train"], *index["eval"], index["unigram_counts"]]:
-        path = folder / entry["file"]
-        size = path.stat().st_size if path.exists() else None
-        if size != entry["size"]:
-            reason = "it is missing" if size is None else f"{size} bytes instead of {entry['size']}"
-            raise corrupt_shard_error(path, reason)
-    return PretrainingDataset(
-        folder=folder,
-        train=tuple(folder / entry["file"] for entry in index["train"]),
-        eval=tuple(folder / entry["file"] for entry in index["eval"]),
-        sequence_length=index["settings"]["sequence_length"],
-        vocab_size=index["vocab_size"],
-        counts=index["counts"],
-    )
-
-
 def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]:
     """All that decides the rows, and nothing else: masking, workers and names of files do not.
 
@@ -252,8 +160,8 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
     """
     settings = {
         "format": CACHE_VERSION,
-        "corpus": corpus.corpus_fingerprint(config.train, cache),
-        "eval_corpus": None if config.eval is None else corpus.corpus_fingerprint(config.eval, cache),
+        "corpus": corpus_fingerprint(config.train, cache),
+        "eval_corpus": None if config.eval is None else corpus_fingerprint(config.eval, cache),
         "held_out": config.eval_fraction if config.eval is None else None,
         "tokenizer": tokenizer,
         "sequence_length": config.sequence_length,
@@ -267,8 +175,8 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
         settings["objective"] = config.objective
     if config.mixture_weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
         settings["weights"] = config.mixture_weights
-        settings["files"] = [len(places) for places in corpus.resolve_sources(config.train)]
-        settings["eval_files"] = None if config.eval is None else [len(p) for p in corpus.resolve_sources(config.eval)]
+        settings["files"] = [len(places) for places in resolve_sources(config.train)]
+        settings["eval_files"] = None if config.eval is None else [len(paths) for paths in resolve_sources(config.eval)]
     if config.dupe_factor > 1:
         settings["duplicates"] = config.dupe_factor
     if config.packing:
@@ -313,7 +221,7 @@ def _build(
     done = len(tasks) - len(missing)
     progress("building examples", done, len(tasks))
     # A process takes a second to start: worth it for a shard of text each, not for less.
-    text = sum({task.spool.folder: task.spool.number_of_bytes for task in missing}.values())
+    text = sum({task.store.folder: task.store.number_of_bytes for task in missing}.values())
     own_text = text * len(tasks) / max(1, len(every))
     cores = config.num_workers or _cores()
     number_of_workers = min(cores, len(missing), round(own_text / SHARD_BYTES))
@@ -326,24 +234,24 @@ def _merge(tasks: list[ShardSpec], folder: Path, config: DataConfig, settings: d
     """Makes a set of finished shards. The caller holds its lock."""
     work = folder / _WORK
     summaries = {task.name: require(_finished(task, work), task.name) for task in tasks}
-    parts = {
+    splits = {
         split: [asdict(summary) for name, summary in summaries.items() if name.startswith(split)]
         for split in ("train", "eval")
     }
     counts = sum(np.load(work / f"{name}.npy") for name in summaries if name.startswith("train"))
-    write_array(folder / _COUNTS, counts)
+    write_array(folder / COUNTS, counts)
     index = {
         "settings": settings,
         "vocab_size": len(counts),
-        "counts": _counts(parts, config.dupe_factor),
+        "counts": _counts(splits, config.dupe_factor),
         "unigram_counts": {
-            "file": _COUNTS,
-            "size": (folder / _COUNTS).stat().st_size,
-            "sha256": _sha256(folder / _COUNTS),
+            "file": COUNTS,
+            "size": (folder / COUNTS).stat().st_size,
+            "sha256": sha256_of(folder / COUNTS),
         },
-        **parts,
+        **splits,
     }
-    write_atomic(folder / _INDEX, json.dumps(index, indent=1).encode())
+    write_atomic(folder / INDEX, json.dumps(index, indent=1).encode())
     shutil.rmtree(work, ignore_errors=True)
     for leftover in folder.glob(".*"):  # of a worker that was killed while it wrote
         leftover.unlink(missing_ok=True)
@@ -351,43 +259,29 @@ def _merge(tasks: list[ShardSpec], folder: Path, config: DataConfig, settings: d
 
 def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardSpec]:
     """The shards of a set: they depend on corpus, seed and held-out share only. The caller holds the set's lock."""
-    work = folder / _WORK
-    train = _open_or_write_store(work / "spool", config.train, "data.train", progress)
-    order = train.order(config.seed)
-    least = OBJECTIVES[config.objective].documents
-    if config.eval is None:
-        held_out = max(least, round(config.eval_fraction * train.number_of_documents))
-        if train.number_of_documents - held_out < least:
-            reason = "two to train on and two to hold out (next-sentence pairs draw from another document)"
-            reason = reason if least == 2 else "one to train on and one to hold out"
-            raise UserError(
-                f"data.train holds {_number(train)}: at least {2 * least} are needed, {reason}; "
-                "an empty line separates documents"
-            )
-        splits = {"eval": (train, order[:held_out]), "train": (train, order[held_out:])}
-    else:
-        own = _open_or_write_store(work / "spool-eval", config.eval, "data.eval", progress)
-        splits = {"eval": (own, own.order(config.seed)), "train": (train, order)}
+    work, minimum = folder / _WORK, OBJECTIVES[config.objective].documents
     tasks = []
-    for split, (source, numbers) in splits.items():
+    for split, (store, order) in _split_documents(work, config, minimum, progress).items():
         if split == "train" and config.mixture_weights is not None:
-            numbers = source.mixture_order(numbers, config.mixture_weights, config.seed)
-        if len(numbers) < least:
+            order = store.mixture_order(order, config.mixture_weights, config.seed)
+        if len(order) < minimum:
             raise UserError(
-                f"data.{split} holds {_number(source)}: at least 2 are needed, since next-sentence pairs "
+                f"data.{split} holds {_count_of_documents(store)}: at least 2 are needed, since next-sentence pairs "
                 "draw from another document; an empty line separates documents"
             )
         order_file = work / f"{split}-order.npy"
         if not order_file.exists():  # it is the same for every process, and another one may be reading it
-            write_array(order_file, numbers)
-        slices = list(enumerate(source.shard_ranges(numbers, SHARD_BYTES)))
-        copies = range(config.dupe_factor if split == "train" else 1)
-        for copy, (number, (first, last)) in itertools.product(copies, slices):
+            write_array(order_file, order)
+        ranges = list(enumerate(store.shard_ranges(order, SHARD_BYTES)))
+        duplicates = range(config.dupe_factor if split == "train" else 1)
+        # Held-out rows stay as they are: with the same masks for all, packed and unpacked runs compare.
+        max_sequences = config.max_sequences_per_pack if config.packing and split == "train" else None
+        for duplicate, (shard, (first, last)) in itertools.product(duplicates, ranges):
             tasks.append(
                 ShardSpec(
-                    name=f"{split}-{copy}-{number:05d}" if copy else f"{split}-{number:05d}",
+                    name=f"{split}-{duplicate}-{shard:05d}" if duplicate else f"{split}-{shard:05d}",
                     folder=folder,
-                    spool=source,
+                    store=store,
                     order=order_file,
                     first=first,
                     last=last,
@@ -397,51 +291,65 @@ def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[S
                     short_seq_prob=config.short_seq_prob,
                     languages=(config.language,) if isinstance(config.language, str) else tuple(config.language),
                     one_sentence_per_line=config.one_sentence_per_line,
-                    # Held-out rows stay as they are: with the same masks for all, packed and unpacked runs compare.
-                    max_sequences_per_pack=config.max_sequences_per_pack
-                    if config.packing and split == "train"
-                    else None,
+                    max_sequences_per_pack=max_sequences,
                 )
             )
     return tasks
 
 
-def _open_or_write_store(
-    folder: Path, source: list[str] | str, key: str, progress: Progress
-) -> document_store.DocumentStore:
-    if found := document_store.open_spool(folder):
+def _split_documents(
+    work: Path, config: DataConfig, minimum: int, progress: Progress
+) -> dict[str, tuple[DocumentStore, np.ndarray]]:
+    """The documents of each split, the held-out ones first, and their random order, without repetitions.
+
+    Raises:
+      UserError: fewer than ``minimum`` documents for one of the splits.
+    """
+    train = _open_or_write_store(work / "spool", config.train, "data.train", progress)
+    order = train.order(config.seed)
+    if config.eval is not None:
+        held_out = _open_or_write_store(work / "spool-eval", config.eval, "data.eval", progress)
+        return {"eval": (held_out, held_out.order(config.seed)), "train": (train, order)}
+    count = max(minimum, round(config.eval_fraction * train.number_of_documents))
+    if train.number_of_documents - count < minimum:
+        reason = "two to train on and two to hold out (next-sentence pairs draw from another document)"
+        reason = reason if minimum == 2 else "one to train on and one to hold out"
+        raise UserError(
+            f"data.train holds {_count_of_documents(train)}: at least {2 * minimum} are needed, {reason}; "
+            "an empty line separates documents"
+        )
+    return {"eval": (train, order[:count]), "train": (train, order[count:])}
+
+
+def _open_or_write_store(folder: Path, source: list[str] | str, key: str, progress: Progress) -> DocumentStore:
+    if found := document_store.open_store(folder):
         return found
-    documents = corpus.numbered_documents(source)
-    return document_store.write_spool(documents, folder, lambda number: progress(f"reading {key}", number, None))
+    documents = numbered_documents(source)
+    return document_store.write_store(documents, folder, lambda number: progress(f"reading {key}", number, None))
 
 
-def _counts(parts: dict[str, list[dict[str, Any]]], duplicates: int) -> dict[str, int]:
+def _counts(splits: dict[str, list[dict[str, Any]]], dupe_factor: int) -> dict[str, int]:
     counts = {}
-    for split, part in parts.items():
+    for split, shards in splits.items():
         for name in ("rows", "documents", "sentences", "tokens", "unused_tokens", "positive_rows"):
-            counts[f"{split}_{name}"] = sum(summary[name] for summary in part)
+            counts[f"{split}_{name}"] = sum(shard[name] for shard in shards)
     for name in ("documents", "sentences", "tokens"):  # every duplicate is made of the same text
-        counts[f"train_{name}"] //= duplicates
+        counts[f"train_{name}"] //= dupe_factor
     return counts
 
 
-def _number(source: document_store.DocumentStore) -> str:
-    return f"{source.number_of_documents} document{'s' * (source.number_of_documents != 1)}"
+def _count_of_documents(store: DocumentStore) -> str:
+    return f"{store.number_of_documents} document{'s' * (store.number_of_documents != 1)}"
 
 
 def _finished(task: ShardSpec, work: Path) -> ShardSummary | None:
     """The summary of a shard that stands whole on disk, or None."""
     try:
         summary = ShardSummary(**json.loads((work / f"{task.name}.json").read_text(encoding="utf-8")))
-        whole = _sha256(task.file) == summary.sha256
+        whole = sha256_of(task.file) == summary.sha256
     except (OSError, ValueError, TypeError):
         return None
     return summary if whole else None
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _cores() -> int:

@@ -26,7 +26,7 @@ Batch = dict[str, np.ndarray]
 
 
 class RowSource(Protocol):
-    """Rows that can be fetched by number: `bert.data.pretraining.builder.ShardReader`, or a stand-in."""
+    """Rows that can be fetched by number: `bert.data.pretraining.shards.ShardReader`, or a stand-in."""
 
     def __len__(self) -> int: ...
 

@@ -1,4 +1,4 @@
-"""One shard of examples: documents of a spool -> tokens -> rows of an objective in an Arrow stream; and reading
+"""One shard of examples: documents of a store -> tokens -> rows of an objective in an Arrow stream; and reading
 rows back.
 
 A shard is built by one process from (seed, its name) alone, so how many processes share the work changes
@@ -14,20 +14,20 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from bert.data.corpus import documents as corpus
 from bert.data.corpus.document_store import DocumentStore
+from bert.data.corpus.documents import split_sentences
 from bert.data.pretraining import segments
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, packed
-from bert.data.row_template import row_template
+from bert.data.row_template import RowTemplate, row_template
 from bert.errors import UserError
 from bert.files import write_atomic
-from bert.tokenizer.wordpiece import keeps_spaces, special_ids
+from bert.tokenizer.wordpiece import embedding_rows, keeps_spaces, special_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -49,9 +49,9 @@ class ShardSpec:
     """train-00000 or eval-00000, train-1-00000 in the first duplicate: the name of the file and, with the seed, the key
     of its random stream."""
     folder: Path
-    spool: DocumentStore
+    store: DocumentStore
     order: Path
-    """The numbers of the split's documents in their order, int64 .npy."""
+    """The indices of the split's documents in their order, int64 .npy."""
     first: int
     last: int
     """Range of the document order."""
@@ -87,6 +87,19 @@ class ShardSummary:
     """Rows, or examples of packed rows, whose label is 1: B from another document, or swapped."""
 
 
+class _Text(NamedTuple):
+    """The tokens of a shard's documents. Sentences without a token and documents without a sentence are left out."""
+
+    tokens: np.ndarray
+    """All tokens, one after the other."""
+    sentences: list[int]
+    """Offsets of the sentences in ``tokens``, one more than there are."""
+    documents: list[int]
+    """Offsets of the documents in the sentences, one more than there are."""
+    indices: list[int]
+    """Of each document, its index in the store."""
+
+
 def build_shards_of(
     tasks: list[ShardSpec], tokenizer: Tokenizer
 ) -> Iterator[tuple[ShardSpec, ShardSummary, np.ndarray]]:
@@ -97,7 +110,7 @@ def build_shards_of(
       tokenizer: as ``bert.tokenizer.wordpiece.literal_tokenizer`` gives it.
 
     Yields:
-      Each task with its summary, and how often each piece stands in its rows, special ones included and padding not:
+      Each task with its summary, and how often each token stands in its rows, special ones included and padding not:
       int64 [V].
 
     Raises:
@@ -105,95 +118,102 @@ def build_shards_of(
     """
     task = tasks[0]
     # Copy instead of mapping: another process may replace the file, and some file systems then invalidate the mapping.
-    asked = np.array(np.load(task.order, mmap_mode="r")[task.first : task.last])
-    objective = OBJECTIVES[task.objective]
-    template, pad = row_template(tokenizer, objective.pair), special_ids(tokenizer).pad
-    tokens, sentences, documents, numbers = _tokenized(task, asked, tokenizer, template.room(task.sequence_length))
-    if len(documents) - 1 < objective.documents:
-        raise UserError(
-            f"only {len(documents) - 1} of {len(asked)} documents of {task.name} hold more than control "
-            f"characters, and data.objective {task.objective} needs {objective.documents}: "
-            "remove the empty ones from the corpus"
-        )
-    if len(set(numbers)) < objective.documents:
-        raise UserError(
-            f"{task.name} holds copies of one document alone, and data.objective {task.objective} needs "
-            f"{objective.documents}: give entry {task.spool.sources()[numbers[0]] + 1} of data.train more documents, "
-            "or less of data.mixture_weights"
-        )
-    vocab_size = max(tokenizer.get_vocab().values()) + 1
-    dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
-    ends = np.array(sentences)[documents]
+    indices = np.array(np.load(task.order, mmap_mode="r")[task.first : task.last])
+    template = row_template(tokenizer, OBJECTIVES[task.objective].pair)
+    text = _tokenized(task, indices, tokenizer, template.room(task.sequence_length))
+    _check_documents(task, text, len(indices))
+    pad, vocab_size = special_ids(tokenizer).pad, embedding_rows(tokenizer)
     for task in tasks:
-        draw = segments.make_rng(task.seed, task.name)
-        found = objective.draw(sentences, documents, task.sequence_length, template, task.short_seq_prob, draw, numbers)
-        if not len(found):
-            raise UserError(
-                f"no document of {task.name} has two sentences, which data.objective {task.objective} needs: "
-                "take data.objective nsp or doc_sentences for such a corpus"
-            )
-        padding = np.full((len(found), task.sequence_length), pad, dtype)
-        columns = objective.to_columns(tokens, ends, found, template, padding)
-        present = np.arange(task.sequence_length) < columns["length"][:, None]
-        counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
-        positive = int(columns[f"{objective.label}_label"].sum()) if objective.label else 0
-        if task.max_sequences_per_pack is not None:
-            columns = packed(columns, task.max_sequences_per_pack, pad)
-        size, sha256 = _write(task.file, columns)
-        summary = ShardSummary(
-            file=task.file.name,
-            rows=len(columns["length"]),
-            size=size,
-            sha256=sha256,
-            documents=len(documents) - 1,
-            sentences=len(sentences) - 1,
-            tokens=len(tokens),
-            unused_tokens=_unused(found, len(tokens)),
-            positive_rows=positive,
+        yield task, *_build_shard(task, text, template, pad, vocab_size)
+
+
+def _check_documents(task: ShardSpec, text: _Text, count: int) -> None:
+    """Raises UserError if the objective needs more documents than have text, of ``count``, or more different ones."""
+    minimum, documents = OBJECTIVES[task.objective].documents, len(text.indices)
+    if documents < minimum:
+        raise UserError(
+            f"only {documents} of {count} documents of {task.name} hold more than control characters, and "
+            f"data.objective {task.objective} needs {minimum}: remove the empty ones from the corpus"
         )
-        yield task, summary, counts
+    if len(set(text.indices)) < minimum:
+        raise UserError(
+            f"{task.name} holds copies of one document alone, and data.objective {task.objective} needs {minimum}: "
+            f"give entry {task.store.sources()[text.indices[0]] + 1} of data.train more documents, or less of "
+            "data.mixture_weights"
+        )
 
 
-def _tokenized(
-    task: ShardSpec, asked: np.ndarray, tokenizer: Tokenizer, longest: int
-) -> tuple[np.ndarray, list[int], list[int], list[int]]:
-    """Flat tokens, boundaries of the sentences in them, of the documents among the sentences, and their numbers.
+def _build_shard(
+    task: ShardSpec, text: _Text, template: RowTemplate, pad: int, vocab_size: int
+) -> tuple[ShardSummary, np.ndarray]:
+    """Writes one shard. Returns its summary and the counts of its tokens."""
+    tokens, sentences, documents, indices = text
+    objective, rng = OBJECTIVES[task.objective], segments.make_rng(task.seed, task.name)
+    ranges = objective.draw(sentences, documents, task.sequence_length, template, task.short_seq_prob, rng, indices)
+    if not len(ranges):
+        raise UserError(
+            f"no document of {task.name} has two sentences, which data.objective {task.objective} needs: "
+            "use data.objective nsp or doc_sentences for such a corpus"
+        )
+    padding = np.full((len(ranges), task.sequence_length), pad, np.uint16 if vocab_size <= 1 << 16 else np.int32)
+    columns = objective.to_columns(tokens, np.array(sentences)[documents], ranges, template, padding)
+    present = np.arange(task.sequence_length) < columns["length"][:, None]
+    counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
+    positive_rows = int(columns[f"{objective.label}_label"].sum()) if objective.label else 0
+    if task.max_sequences_per_pack is not None:
+        columns = packed(columns, task.max_sequences_per_pack, pad)
+    size, sha256 = _write(task.file, columns)
+    summary = ShardSummary(
+        file=task.file.name,
+        rows=len(columns["length"]),
+        size=size,
+        sha256=sha256,
+        documents=len(documents) - 1,
+        sentences=len(sentences) - 1,
+        tokens=len(tokens),
+        unused_tokens=_unused(ranges, len(tokens)),
+        positive_rows=positive_rows,
+    )
+    return summary, counts
 
-    Sentences without a token and documents without a sentence vanish. A sentence of more than ``longest`` tokens, as
-    many as fit a row, is cut into even pieces of about half that: where a corpus has no punctuation, truncation would
-    throw most of it away.
+
+def _tokenized(task: ShardSpec, indices: np.ndarray, tokenizer: Tokenizer, longest: int) -> _Text:
+    """Tokenizes the documents of these indices.
+
+    A sentence of more than ``longest`` tokens, as many as fit a row, is cut into even pieces of about half that: if a
+    corpus has no punctuation, truncation would throw most of it away.
     """
-    parts: list[np.ndarray] = []
+    batches: list[np.ndarray] = []
     lengths: list[int] = []
     owners: list[int] = []
-    for batch, batch_owners in _batches_of_sentences(task, asked, keeps_spaces(tokenizer)):
+    for batch, batch_owners in _batches_of_sentences(task, indices, keeps_spaces(tokenizer)):
         ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
-        parts.append(np.fromiter(itertools.chain.from_iterable(ids), np.int32))
+        batches.append(np.fromiter(itertools.chain.from_iterable(ids), np.int32))
         lengths += map(len, ids)
         owners += batch_owners
-    tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    tokens = np.concatenate(batches) if batches else np.zeros(0, np.int32)
     length, owner = np.array(lengths, np.int64), np.array(owners, np.int64)
     pieces = np.where(length > longest, -(-length // (longest // 2)), np.minimum(length, 1))
-    each, owner = np.repeat(np.arange(len(pieces)), pieces), np.repeat(owner, pieces)
-    within = np.arange(len(each)) - (np.cumsum(pieces) - pieces)[each]
-    length = length[each] // pieces[each] + (within < length[each] % pieces[each])
+    sentence, owner = np.repeat(np.arange(len(pieces)), pieces), np.repeat(owner, pieces)
+    piece = np.arange(len(sentence)) - (np.cumsum(pieces) - pieces)[sentence]
+    length = length[sentence] // pieces[sentence] + (piece < length[sentence] % pieces[sentence])
     starts = np.flatnonzero(np.diff(owner)) + 1
     documents = [0, *starts.tolist(), len(owner)] if len(owner) else [0]
-    return tokens, [0, *np.cumsum(length).tolist()], documents, asked[owner[documents[:-1]]].tolist()
+    return _Text(tokens, [0, *np.cumsum(length).tolist()], documents, indices[owner[documents[:-1]]].tolist())
 
 
 def _batches_of_sentences(
-    task: ShardSpec, numbers: np.ndarray, keep_space: bool
+    task: ShardSpec, indices: np.ndarray, keep_space: bool
 ) -> Iterator[tuple[list[str], list[int]]]:
-    """Sentences in their order, and which document each is from."""
+    """Sentences in their order, and the position in ``indices`` of the document that each is from."""
     sentences: list[str] = []
     owners: list[int] = []
-    of = task.spool.sources() if len(task.languages) > 1 else None
-    for owner, paragraphs in enumerate(task.spool.read(numbers)):
-        language = task.languages[0 if of is None else of[numbers[owner]]]
-        found = corpus.split_sentences(paragraphs, language, task.one_sentence_per_line, keep_space)
-        sentences += found
-        owners += [owner] * len(found)
+    sources = task.store.sources() if len(task.languages) > 1 else None
+    for owner, paragraphs in enumerate(task.store.read(indices)):
+        language = task.languages[0 if sources is None else sources[indices[owner]]]
+        document = split_sentences(paragraphs, language, task.one_sentence_per_line, keep_space)
+        sentences += document
+        owners += [owner] * len(document)
         while len(sentences) >= BATCH_OF_SENTENCES:
             yield sentences[:BATCH_OF_SENTENCES], owners[:BATCH_OF_SENTENCES]
             del sentences[:BATCH_OF_SENTENCES], owners[:BATCH_OF_SENTENCES]
@@ -201,12 +221,12 @@ def _batches_of_sentences(
         yield sentences, owners
 
 
-def _unused(found: np.ndarray, number_of_tokens: int) -> int:
-    """Tokens that stand in no row [R, ...] of ranges: cut off where A and B were too long together."""
-    steps = np.zeros(number_of_tokens + 1, np.int64)
-    for start in range(0, found.shape[1] - 1, 2):
-        np.add.at(steps, found[:, start], 1)
-        np.add.at(steps, found[:, start + 1], -1)
+def _unused(ranges: np.ndarray, token_count: int) -> int:
+    """Tokens that stand in no row [R, ...] of ranges: cut off if A and B were too long together."""
+    steps = np.zeros(token_count + 1, np.int64)
+    for start in range(0, ranges.shape[1] - 1, 2):
+        np.add.at(steps, ranges[:, start], 1)
+        np.add.at(steps, ranges[:, start + 1], -1)
     return int((np.cumsum(steps)[:-1] == 0).sum())
 
 
@@ -217,8 +237,8 @@ def _write(file: Path, columns: dict[str, np.ndarray]) -> tuple[int, str]:
 
     features, arrays = {}, {}
     for name, values in columns.items():
-        kind = Value(str(values.dtype))
-        features[name] = kind if values.ndim == 1 else List(kind, length=values.shape[1])
+        dtype = Value(str(values.dtype))
+        features[name] = dtype if values.ndim == 1 else List(dtype, length=values.shape[1])
         flat = pa.array(values.reshape(-1))
         arrays[name] = flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
     sink = pa.BufferOutputStream()
@@ -282,15 +302,15 @@ class ShardReader:
         out = [np.empty((len(indices), *shape), np.int32) for shape in shapes]
         shard = np.searchsorted(self._starts, indices, side="right") - 1
         within = indices - self._starts[shard]
-        for number in set(shard.tolist()):
-            path, state = self._files[number]
+        for index in set(shard.tolist()):
+            path, state = self._files[index]
             if (now := _state(path)) != state:
                 raise corrupt_shard_error(
                     path, "it has vanished" if now is None else "it has been changed during the run"
                 )
-            here = np.flatnonzero(shard == number)
+            here = np.flatnonzero(shard == index)
             chosen = within[here]
-            for column, view in zip(out, self._views[number], strict=True):
+            for column, view in zip(out, self._views[index], strict=True):
                 column[here] = view[chosen]
         return dict(zip(self._names, out, strict=True))
 
@@ -305,10 +325,10 @@ def _column_view(column: pa.Array) -> np.ndarray:
 def _state(path: Path) -> tuple[int, ...] | None:
     """What tells that a file is still the one that was opened; None where there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def open_rows(paths: Sequence[Path]) -> ShardReader:

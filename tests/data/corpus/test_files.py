@@ -22,8 +22,9 @@ from bert.data.corpus.documents import (
     resolve_sources,
     split_sentences,
 )
-from bert.data.pretraining import builder
-from bert.data.pretraining.builder import build_examples, open_rows
+from bert.data.pretraining import shards
+from bert.data.pretraining.builder import build_examples
+from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
 from bert.tokenizer.wordpiece import SPECIAL_TOKENS, load_tokenizer
 
@@ -204,14 +205,14 @@ def test_a_file_belongs_to_the_first_entry_that_names_it(tmp_path) -> None:
     assert list(numbered_documents(source)) == [(0, ["b.txt"]), (1, ["a.txt"])]
 
 
-def spool_of(folder, counts, size=100) -> document_store.DocumentStore:
+def store_of(folder, counts, size=100) -> document_store.DocumentStore:
     texts = [(source, ["x" * size]) for source, count in enumerate(counts) for _ in range(count)]
-    return document_store.write_spool(texts, folder, lambda number: None)
+    return document_store.write_store(texts, folder, lambda number: None)
 
 
 @pytest.mark.parametrize("weights", [[0.5, 0.5], [1.0, 9.0], [3.0, 1.0], [30.0, 0.1]])
 def test_a_mixture_has_the_shares_asked_for_and_every_document(tmp_path, weights) -> None:
-    found = spool_of(tmp_path, [300, 100])
+    found = store_of(tmp_path, [300, 100])
     order = found.mixture_order(found.order(1), weights, 1)
     sources = found.sources()[order]
     share = weights[0] / sum(weights)
@@ -225,20 +226,20 @@ def test_a_mixture_has_the_shares_asked_for_and_every_document(tmp_path, weights
 
 
 def test_an_entry_without_documents_cannot_have_a_share(tmp_path) -> None:
-    found = spool_of(tmp_path, [10, 0])
+    found = store_of(tmp_path, [10, 0])
     with pytest.raises(UserError, match=r"data\.mixture_weights: entry 2 of data\.train has no document"):
         found.mixture_order(found.order(1), [0.5, 0.5], 1)
 
 
 def test_of_a_large_document_a_mixture_has_what_is_nearer_to_its_share(tmp_path) -> None:
     texts = [(0, ["x" * 1000]), *[(1, ["y" * 100])] * 19]
-    found = document_store.write_spool(texts, tmp_path, lambda number: None)
+    found = document_store.write_store(texts, tmp_path, lambda number: None)
     order = found.mixture_order(found.order(1), [0.5, 0.5], 1)
     assert (found.sources()[order] == 0).sum() == 2, "1.9 passes are two, not one"
 
 
 def test_a_mixture_of_a_thousand_passes_is_a_mistake(tmp_path) -> None:
-    found = spool_of(tmp_path, [100, 100])
+    found = store_of(tmp_path, [100, 100])
     with pytest.raises(UserError, match=r"entry 1 of data\.train would be read 10,000 times, more than 1,000"):
         found.mixture_order(found.order(1), [1.0, 0.0001], 1)
 
@@ -292,9 +293,9 @@ def test_a_language_is_given_by_its_code(language) -> None:
 
 def test_sentences_end_by_the_language_of_their_source(two_languages, monkeypatch) -> None:
     seen = {}
-    split = builder.corpus.split_sentences
+    split = shards.split_sentences
     monkeypatch.setattr(
-        builder.corpus,
+        shards,
         "split_sentences",
         lambda paragraphs, language, *rest: (
             seen.setdefault(paragraphs[0][:4], language) and split(paragraphs, language, *rest)

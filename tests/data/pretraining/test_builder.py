@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from bert.data.pretraining import builder
-from bert.data.pretraining.builder import build_examples, open_examples, open_rows
+from bert.data.pretraining.builder import build_examples
+from bert.data.pretraining.dataset import open_examples
+from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
 from bert.tokenizer.wordpiece import SPECIAL_TOKENS, SpecialTokenIds, load_tokenizer
 from tests.data.pretraining.conftest import (

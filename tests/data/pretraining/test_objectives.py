@@ -8,7 +8,7 @@ import pytest
 from bert import config
 from bert.config import DataConfig
 from bert.data.pretraining import builder
-from bert.data.pretraining.builder import build_examples, open_rows
+from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.segments import (
     SWAPPED,
@@ -17,6 +17,7 @@ from bert.data.pretraining.segments import (
     rows_within_documents,
     sentence_order_pairs,
 )
+from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
 from bert.tokenizer.wordpiece import SPECIAL_TOKENS, load_tokenizer
 

@@ -7,10 +7,11 @@ import pytest
 
 from bert.config import DataConfig
 from bert.data.pretraining import builder
-from bert.data.pretraining.builder import build_examples, build_shard_subset, open_rows
+from bert.data.pretraining.builder import build_examples, build_shard_subset
 from bert.data.pretraining.loader import PretrainingLoader, masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import Masking, philox_uint64
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, assign_packs, packed, packing_arrays, shortest_pack_first
+from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
 from tests.helpers import all_rows, config_of, digest
 

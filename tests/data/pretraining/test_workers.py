@@ -13,7 +13,8 @@ import pytest
 from bert import locks
 from bert.commands.examples import main
 from bert.data.pretraining import builder, shards
-from bert.data.pretraining.builder import build_examples, build_shard_subset, open_rows
+from bert.data.pretraining.builder import build_examples, build_shard_subset
+from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
 from tests.helpers import config_of, digest
 

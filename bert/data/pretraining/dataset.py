@@ -1,0 +1,114 @@
+"""A finished set of pretraining examples on disk: opened, verified, counted. Needs NumPy and pyarrow only."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bert.data.corpus.documents import DigestCache, file_signature
+from bert.data.pretraining.shards import corrupt_shard_error
+from bert.errors import UserError
+from bert.tokenizer.wordpiece import SpecialTokenIds
+
+INDEX, COUNTS = "index.json", "unigram_counts.npy"
+
+
+@dataclass(frozen=True)
+class PretrainingDataset:
+    """A finished set of examples.
+
+    Attributes:
+      folder: where it lies.
+      train, eval: its shards, for ``open_rows``.
+      sequence_length: T.
+      vocab_size: V.
+      counts: train_rows and eval_rows, their positive_rows and unused_tokens, duplicates included; and documents,
+        sentences and tokens of the text behind either.
+    """
+
+    folder: Path
+    train: tuple[Path, ...]
+    eval: tuple[Path, ...]
+    sequence_length: int
+    vocab_size: int
+    counts: dict[str, int]
+
+    @functools.cached_property
+    def unigram_counts(self) -> np.ndarray:
+        """Occurrences of each piece in the training rows, special ones included, padding not: int64 [V]."""
+        return np.load(self.folder / COUNTS)
+
+    def unknown_rate(self, special: SpecialTokenIds) -> float:
+        """Share of [UNK] among the training tokens, other special tokens left out.
+
+        Raises:
+          UserError: every token is [UNK], so that there is nothing to predict.
+        """
+        unknown = self.unigram_counts[special.unk]
+        known = np.delete(self.unigram_counts, list(special.all)).sum()
+        if not known:
+            raise UserError(
+                "the vocabulary has no token of data.train: use one of the corpus' language (tokenizer.path, init), "
+                "or train one"
+            )
+        return float(unknown / (known + unknown))
+
+
+def verify_checksums(dataset: PretrainingDataset) -> PretrainingDataset:
+    """The set, once the bytes of its files are those that were built.
+
+    What was verified is remembered by path, size and time of change, in the folder above the set's: a file is read for
+    this once, and again if it has changed or been copied, not at every start.
+
+    Raises:
+      UserError: a file with other bytes.
+    """
+    index = json.loads((dataset.folder / INDEX).read_text(encoding="utf-8"))
+    cache = DigestCache(dataset.folder.parent)
+    for entry in [*index["train"], *index["eval"], index["unigram_counts"]]:
+        path = dataset.folder / entry["file"]
+        state, modified = file_signature(path)
+        if cache.get((f"sha256|{state}", modified), lambda: sha256_of(path)) != entry["sha256"]:
+            raise corrupt_shard_error(path, "its checksum is not that of what was built")
+    cache.save()
+    return dataset
+
+
+def open_examples(folder: str | Path) -> PretrainingDataset:
+    """Opens a finished set and checks the size of its files.
+
+    Raises:
+      UserError: not a finished set, or one with a file that is missing or of another size.
+    """
+    folder = Path(folder)
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{folder} holds no finished examples ({INDEX} is missing): build them first") from None
+    except (OSError, ValueError) as error:
+        raise corrupt_shard_error(folder / INDEX, str(error)) from None
+    for entry in [*index["train"], *index["eval"], index["unigram_counts"]]:
+        path = folder / entry["file"]
+        size = path.stat().st_size if path.exists() else None
+        if size != entry["size"]:
+            reason = "it is missing" if size is None else f"{size} bytes instead of {entry['size']}"
+            raise corrupt_shard_error(path, reason)
+    return PretrainingDataset(
+        folder=folder,
+        train=tuple(folder / entry["file"] for entry in index["train"]),
+        eval=tuple(folder / entry["file"] for entry in index["eval"]),
+        sequence_length=index["settings"]["sequence_length"],
+        vocab_size=index["vocab_size"],
+        counts=index["counts"],
+    )
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
