@@ -96,13 +96,6 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
     longest = read.config.max_position_embeddings
     length = min(DEFAULT_QA_LENGTH, longest) if task is not None and task.windows else longest
     data = TaskDataConfig(max_length=length, max_query_length=min(TaskDataConfig.max_query_length, length // 2))
-    task = published_task(
-        HEAD_BY_ARCHITECTURE.get(read.architecture),
-        name,
-        read.labels,
-        read.problem_type,
-        read.null_score_diff_threshold,
-    )
     return Pretrained(**{**vars(read), "source": name}, task=task, data=data)
 
 

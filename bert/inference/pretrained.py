@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,17 +12,14 @@ import jax
 import numpy as np
 
 from bert.config import TaskDataConfig
-from bert.data.batching import bucket_length, evaluation_batches
 from bert.data.features import Features, Rows, tokenize
 from bert.data.inputs import as_list, as_text_or_pair, check_count, shown
-from bert.errors import UserError, require
-from bert.interchange import FORMATS
+from bert.errors import UserError
+from bert.inference.forward import BUCKETS, BatchedForward
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.names import ARCHITECTURES
 from bert.interchange.pooling import Pooling
 from bert.metrics import softmax
-from bert.model.encoder import Bert
-from bert.model.heads import HEADS, BertForMaskedLM
 from bert.tasks.base import Outputs, Task
 from bert.tokenizer.wordpiece import embedding_rows, special_ids
 
@@ -35,10 +32,6 @@ LABELS_SHOWN = 8
 
 NO_LIMIT = 2**31 - 1
 """Tokens of a row that is not cut."""
-
-
-BUCKETS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
-"""Lengths that inputs are padded to; a program is compiled for each length and number of rows."""
 
 
 class EncodeOutput(NamedTuple):
@@ -115,14 +108,13 @@ class Pretrained(ModelBundle):
         limit = (self.pooling or Pooling()).max_length if self.task is None else self.data.max_length
         longest = min(limit or self.config.max_position_embeddings, self.config.max_position_embeddings)
         lengths, batch_sizes = (list(BUCKETS) if lengths is None else list(lengths)), list(batch_sizes)
-        for name, numbers in (("lengths", lengths), ("batch_sizes", batch_sizes)):
-            for number in numbers:
-                check_count(f"one of {name}", number)
+        for name, counts in (("lengths", lengths), ("batch_sizes", batch_sizes)):
+            for count in counts:
+                check_count(f"one of {name}", count)
         self.embed([]) if self.task is None else self.predict([])  # prepares the tokenizer
-        forward = self._encoder if self.task is None else self._head
         for length in sorted({min(length, longest) for length in lengths}):
             for rows in batch_sizes:
-                list(self._run(forward, _blank_rows(rows, length), max(rows, 32)))
+                self._forward.warm_up(rows, length)
 
     def encode(self, texts: str | Sequence[Text], batch_size: int = 32) -> EncodeOutput:
         """Hidden states of texts, and of pairs of texts given as tuples; longer ones than the model's are cut.
@@ -139,14 +131,14 @@ class Pretrained(ModelBundle):
         pooled = np.zeros((len(features), self.config.hidden_size), np.float32)
         embeddings = np.zeros_like(pooled)
         mask = (np.arange(longest) < features.lengths[:, None]).astype(np.int32)
-        for rows, output in self._run(self._encoder, features, batch_size):
+        for rows, output in self._forward.encode(features, batch_size):
             states = output.last_hidden_state[: len(rows), :longest]
             own = mask[rows, : states.shape[1]]
             hidden[rows, : states.shape[1]] = states * own[:, :, None]
             embeddings[rows] = pooling(states, own)
             if output.pooled_output is not None:
                 pooled[rows] = output.pooled_output[: len(rows)]
-        return EncodeOutput(hidden, pooled if self._has_pooler else None, mask, embeddings)
+        return EncodeOutput(hidden, pooled if self._forward.has_pooler else None, mask, embeddings)
 
     def embed(self, texts: str | Sequence[Text], batch_size: int = 32) -> np.ndarray:
         """The embeddings of `encode` alone, [B, D] float32, or [D] for a string.
@@ -160,7 +152,7 @@ class Pretrained(ModelBundle):
             return self.embed([texts], batch_size)[0]
         features, pooling = self._features_to_pool(texts)
         embeddings = np.zeros((len(features), self.config.hidden_size), np.float32)
-        for rows, output in self._run(self._encoder, features, batch_size):
+        for rows, output in self._forward.encode(features, batch_size):
             hidden = output.last_hidden_state[: len(rows)]
             mask = (np.arange(hidden.shape[1]) < features.lengths[rows, None]).astype(np.int32)
             embeddings[rows] = pooling(hidden, mask)
@@ -181,7 +173,7 @@ class Pretrained(ModelBundle):
         if "predictions" not in self.params:
             raise UserError(f"{self.source} has no masked-LM head to fill masks with: load a pretraining run")
         features, places = self._masked(text)
-        [(_, logits)] = self._run(self._masked_lm, features, 1)
+        logits = self._forward.predict_masks(features)
         answers = []
         for place in places:
             probabilities = softmax(logits[0, place, : embedding_rows(self.tokenizer)])
@@ -246,12 +238,7 @@ class Pretrained(ModelBundle):
 
     def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
         """What the task's head says of each row, in the order of the rows: see `bert.tasks.base.Outputs`."""
-        outputs: list[np.ndarray] = [np.zeros(0)] * len(features)
-        lengths = features.lengths
-        for rows, batch in self._run(self._head, features, batch_size):
-            for row, output in zip(rows, batch, strict=False):
-                outputs[row] = output[: lengths[row]] if output.ndim == 2 else output
-        return outputs
+        return self._forward.apply_head(features, batch_size)
 
     def save(
         self,
@@ -276,8 +263,11 @@ class Pretrained(ModelBundle):
             UserError: an unknown format, a head that others have no names for, settings that are not the format's own,
                 a library that is not installed, or ``out`` is there already and not an empty folder.
         """
-        if format not in FORMATS:
-            raise UserError(f"format is {format!r}: choose one of {', '.join(FORMATS)}")
+        from bert.interchange.writers import hf, onnx, stablehlo  # which most programs do not need
+
+        writers = {"hf": hf.export, "stablehlo": stablehlo.export, "onnx": onnx.export}
+        if format not in writers:
+            raise UserError(f"format is {format!r}: choose one of {', '.join(writers)}")
         if self.architecture not in ARCHITECTURES:
             raise UserError(
                 f"{self.source} has the head {self.architecture}, which has no names outside of this toolkit: give it "
@@ -288,18 +278,10 @@ class Pretrained(ModelBundle):
                 f"{self.source} has a head over {self.num_feature_layers} layers of a frozen encoder, which no export "
                 "format has: fine-tune without num_feature_layers"
             )
-        if format == "stablehlo":
-            from bert.interchange.writers import stablehlo
-
-            stablehlo.export(self, Path(out), say, length=length, dynamic_length=dynamic_length)
-            return
-        if length is not None or dynamic_length:
+        shape: dict[str, Any] = {"length": length, "dynamic_length": dynamic_length} if format == "stablehlo" else {}
+        if not shape and (length is not None or dynamic_length):
             raise UserError(f"length and dynamic_length are for stablehlo: leave them out for {format}")
-        if format == "onnx":
-            from bert.interchange.writers.onnx import export
-        else:
-            from bert.interchange.writers.hf import export
-        export(self, Path(out), say)
+        writers[format](self, Path(out), say, **shape)
 
     def _features_to_pool(self, inputs: str | Sequence[Text]) -> tuple[Features, Pooling]:
         texts = [as_text_or_pair(given, number) for number, given in enumerate(as_list(inputs), 1)]
@@ -332,56 +314,10 @@ class Pretrained(ModelBundle):
         longest = self.config.max_position_embeddings
         return tokenize(self.tokenizer, list(texts), min(longest, max_length or longest))
 
-    def _run(self, forward: Callable[..., Any], features: Rows, batch_size: int) -> Iterator[tuple[np.ndarray, Any]]:
-        """Batches of like lengths through a compiled function: (row numbers, outputs as NumPy arrays).
-
-        While one is looked at, the next one is computed.
-        """
-        check_count("batch_size", batch_size)
-        batch_size = min(batch_size, 1 << max(len(features) - 1, 0).bit_length())
-        before: tuple[np.ndarray, Any] | None = None
-        for rows in evaluation_batches(features.lengths, batch_size):
-            longest = int(features.lengths[rows].max())
-            length = bucket_length(longest, BUCKETS, self.config.max_position_embeddings)
-            batch = features.batch(rows, length, batch_size)
-            inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
-            begun = rows, forward(self._device_params, *inputs)
-            if before is not None:
-                yield before[0], jax.device_get(before[1])
-            before = begun
-        if before is not None:
-            yield before[0], jax.device_get(before[1])
-
     @cached_property
-    def _device_params(self) -> Params:
-        return jax.device_put(self.params)
-
-    @property
-    def _has_pooler(self) -> bool:
-        return "pooler" in self.params["bert"]
-
-    @cached_property
-    def _encoder(self) -> Callable[..., Any]:
-        model = Bert(self.config, add_pooling_layer=self._has_pooler)
-        return jax.jit(lambda params, *inputs: model.apply({"params": params["bert"]}, *inputs))
-
-    @cached_property
-    def _masked_lm(self) -> Callable[..., Any]:
-        model = BertForMaskedLM(self.config)
-        return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
-
-    @cached_property
-    def _head(self) -> Callable[..., Any]:
-        task = require(self.task, "the task")
-        model = HEADS[task.head](self.config, task.num_labels, num_feature_layers=self.num_feature_layers)
-        return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
+    def _forward(self) -> BatchedForward:
+        return BatchedForward(self.config, self.params, self.task, self.num_feature_layers)
 
 
 def _lower(text: Text) -> Text:
     return text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower())
-
-
-def _blank_rows(rows: int, length: int) -> Features:
-    """Rows of so many tokens each, to compile with."""
-    offsets = length * np.arange(rows + 1, dtype=np.int64)
-    return Features(np.zeros(rows * length, np.int32), offsets, np.full(rows, length, np.int32), None)

@@ -253,7 +253,7 @@ def test_after_a_warm_up_nothing_compiles(models, name: str, method: str, monkey
     data = dataclasses.replace(DATA, max_length=32)
     model = dataclasses.replace(models[name], config=longer, params=params, data=data)
     model.warm_up([5, 20, 500], [1, 3])
-    forward = model._head if method == "predict" else model._encoder
+    forward = model._forward.head if method == "predict" else model._forward.encoder
     compiled = forward._cache_size()
     assert compiled == 3 * 2  # 16, 24 and 32 tokens, 1 and 4 rows
     for count in (1, 3, 4):

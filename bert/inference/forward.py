@@ -1,0 +1,96 @@
+"""The compiled forward functions of a model, run over rows in batches of similar lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert.config import ModelConfig
+from bert.data.batching import bucket_length, evaluation_batches
+from bert.data.features import Features, Rows
+from bert.data.inputs import check_count
+from bert.errors import require
+from bert.model.encoder import Bert
+from bert.model.heads import HEADS, BertForMaskedLM
+from bert.tasks.base import Outputs, Task
+
+BUCKETS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
+"""Lengths that inputs are padded to; a program is compiled for each length and number of rows."""
+
+Batches = Iterator[tuple[np.ndarray, Any]]
+"""(row indices, outputs as NumPy arrays) of each batch."""
+
+
+class BatchedForward:
+    """The encoder, the masked-LM head and the head of the task, as far as a model has them."""
+
+    def __init__(
+        self, config: ModelConfig, params: dict[str, Any], task: Task | None, num_feature_layers: int | None
+    ) -> None:
+        self.has_pooler = "pooler" in params["bert"]
+        self._config, self._params, self._task, self._num_feature_layers = config, params, task, num_feature_layers
+
+    def encode(self, features: Rows, batch_size: int) -> Batches:
+        """Hidden states and pooled output."""
+        return self._run(self.encoder, features, batch_size)
+
+    def predict_masks(self, features: Rows) -> Any:
+        """[1, T, V] logits of a single row."""
+        [(_, logits)] = self._run(self._masked_lm, features, 1)
+        return logits
+
+    def apply_head(self, features: Rows, batch_size: int) -> Outputs:
+        """What the task's head gives for each row, in their order: see `bert.tasks.base.Outputs`."""
+        outputs: list[np.ndarray] = [np.zeros(0)] * len(features)
+        for rows, batch in self._run(self.head, features, batch_size):
+            for row, output in zip(rows, batch, strict=False):
+                outputs[row] = output[: features.lengths[row]] if output.ndim == 2 else output
+        return outputs
+
+    def warm_up(self, num_rows: int, length: int) -> None:
+        """Compiles the head, or without a task the encoder, for rows of a length."""
+        offsets = length * np.arange(num_rows + 1, dtype=np.int64)
+        blank = Features(np.zeros(num_rows * length, np.int32), offsets, np.full(num_rows, length, np.int32), None)
+        for _ in self._run(self.encoder if self._task is None else self.head, blank, max(num_rows, 32)):
+            pass
+
+    def _run(self, forward: Callable[..., Any], features: Rows, batch_size: int) -> Batches:
+        """Runs a function over all rows; while a batch is used, the next one is computed."""
+        check_count("batch_size", batch_size)
+        batch_size = min(batch_size, 1 << max(len(features) - 1, 0).bit_length())
+        previous: tuple[np.ndarray, Any] | None = None
+        for rows in evaluation_batches(features.lengths, batch_size):
+            longest = int(features.lengths[rows].max())
+            length = bucket_length(longest, BUCKETS, self._config.max_position_embeddings)
+            batch = features.batch(rows, length, batch_size)
+            inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
+            dispatched = rows, forward(self._device_params, *inputs)
+            if previous is not None:
+                yield previous[0], jax.device_get(previous[1])
+            previous = dispatched
+        if previous is not None:
+            yield previous[0], jax.device_get(previous[1])
+
+    @cached_property
+    def _device_params(self) -> dict[str, Any]:
+        return jax.device_put(self._params)
+
+    @cached_property
+    def encoder(self) -> Callable[..., Any]:
+        model = Bert(self._config, add_pooling_layer=self.has_pooler)
+        return jax.jit(lambda params, *inputs: model.apply({"params": params["bert"]}, *inputs))
+
+    @cached_property
+    def _masked_lm(self) -> Callable[..., Any]:
+        model = BertForMaskedLM(self._config)
+        return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
+
+    @cached_property
+    def head(self) -> Callable[..., Any]:
+        task = require(self._task, "the task")
+        model = HEADS[task.head](self._config, task.num_labels, num_feature_layers=self._num_feature_layers)
+        return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
