@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert.commands.arguments import split_options
-from bert.commands.cluster import CLUSTER_OPTIONS, make_cluster
+from bert.commands.cluster import CLUSTER_OPTIONS, connect_hosts, parse_hosts
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism, psum_if_axis
 
 LEAVES, STEPS = 600, 50
@@ -44,9 +44,9 @@ def milliseconds(parallel: Parallelism) -> float:
 
 def main(argv: list[str]) -> None:
     """Measures every layout that the devices allow."""
-    cluster = make_cluster(split_options(argv, CLUSTER_OPTIONS)[1])
-    if cluster is not None:
-        cluster.initialize()
+    hosts = parse_hosts(split_options(argv, CLUSTER_OPTIONS)[1])
+    if hosts is not None:
+        connect_hosts(*hosts)
     devices = jax.devices()
     layouts: dict[str, Parallelism] = {}
     if jax.process_count() == 1:

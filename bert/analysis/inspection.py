@@ -7,29 +7,23 @@ import math
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 from flax import traverse_util
 from tokenizers import Tokenizer
 
 from bert.analysis.flops import ATTENTION, FEED_FORWARD, FORMULA, POOLER, PREDICTIONS, forward_flops, training_flops
-from bert.config import FinetuneConfig, ModelConfig, PretrainConfig
-from bert.config.yaml_io import load_config as load_config
-from bert.data.pretraining.objectives import OBJECTIVES
+from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, TrainingConfig
+from bert.config.yaml_io import load_config
 from bert.errors import UserError
 from bert.inference.loading import load
-from bert.interchange import names
-from bert.interchange.shapes import expected_shapes
-from bert.model.heads import HEADS
+from bert.model.heads import BertForMultipleChoice
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.folder import KINDS, config_class_of_run
 from bert.tasks import make_task
-from bert.tokenizer.wordpiece import (
-    CONTINUATION,
-    SPECIAL_TOKENS,
-    embedding_rows,
-    load_tokenizer,
-    special_tokens,
-    tokenizer_fingerprint,
-)
+from bert.tokenizer.wordpiece import SPECIAL_TOKENS, load_tokenizer, special_tokens, tokenizer_fingerprint
+from bert.training.assembly import build_model_and_objective, build_task_model
 
 Facts = dict[str, Any]
 Shapes = dict[tuple[str, ...], tuple[int, ...]]
@@ -79,7 +73,7 @@ def summarize(source: str | Path, length: int | None = None) -> Facts:
         pretrained = load(source, read.append)
         model, step, tokenizer = pretrained.config, pretrained.step, pretrained.tokenizer
         architecture = pretrained.architecture
-        shapes = {name: leaf.shape for name, leaf in traverse_util.flatten_dict(pretrained.params).items()}
+        shapes = _shapes(pretrained.params)
         task = None if pretrained.task is None else pretrained.task.name
     facts = {
         "source": str(source),
@@ -103,25 +97,19 @@ def _is_single_seed(config: RunConfig) -> bool:
 
 def _expected_parameters(config: RunConfig) -> tuple[str, Shapes]:
     """Architecture and shapes that a run without a checkpoint is going to have."""
-    labels, num_feature_layers = 0, None
-    if isinstance(config, PretrainConfig):
-        labelled = OBJECTIVES[config.data.objective].label
-        architecture = "BertForPreTraining" if labelled else "BertForMaskedLM"
+    on_any_device = dataclasses.replace(config, training=TrainingConfig())
+    model: nn.Module
+    if isinstance(on_any_device, PretrainConfig):
+        model, _ = build_model_and_objective(on_any_device)
     else:
-        task, num_feature_layers = make_task(config), config.num_feature_layers
-        architecture, labels = HEADS[task.head].__name__, task.num_labels
-    # A head that is not in the table of names has no known shape before there is a checkpoint.
-    listed = architecture if architecture in names.ARCHITECTURES else "Bert"
-    shapes = expected_shapes(config.model, listed, labels)
-    heads = names.ARCHITECTURES[listed]
-    if num_feature_layers is not None:
-        shapes = {**shapes, "classifier/kernel": (num_feature_layers * config.model.hidden_size, labels)}
-    kept = {}
-    for name, shape in shapes.items():
-        part = names.POOLER if name.startswith(f"{names.POOLER}/") else name.split("/")[0]
-        if part == names.ENCODER or part in heads:
-            kept[tuple(name.split("/"))] = tuple(shape)
-    return architecture, kept
+        model = build_task_model(make_task(on_any_device), on_any_device)
+    ids = jnp.zeros((1, 2, 8) if isinstance(model, BertForMultipleChoice) else (1, 8), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
+    return type(model).__name__, _shapes(params)
+
+
+def _shapes(params: Any) -> Shapes:
+    return {name: leaf.shape for name, leaf in traverse_util.flatten_dict(params).items()}
 
 
 def _part_of(path: tuple[str, ...]) -> str:
@@ -193,7 +181,7 @@ def _vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> Facts:
     pieces = tokenizer.get_vocab()
     special = special_tokens(pieces)
     is_wordpiece = special == SPECIAL_TOKENS
-    facts = {
+    facts: Facts = {
         "kind": "WordPiece" if is_wordpiece else "byte-level BPE",
         "pieces": len(pieces),
         "rows": model.vocab_size,
@@ -206,11 +194,8 @@ def _vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> Facts:
         facts |= {
             "lowercase": lowercase,
             "strip_accents": lowercase if accents is None else accents,
-            "continuing": sum(piece.startswith(CONTINUATION) and piece != CONTINUATION for piece in pieces),
-            "characters": sum(len(piece.removeprefix(CONTINUATION)) == 1 for piece in pieces),
-            "unused": sum(piece.startswith("[unused") for piece in pieces),
         }
-    return {**facts, "spare_rows": max(0, (model.vocab_size or 0) - embedding_rows(tokenizer))}
+    return facts
 
 
 def _initial_weights(config: RunConfig) -> str:

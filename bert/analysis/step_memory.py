@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import os
 from collections.abc import Sequence
@@ -16,8 +15,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, TrainingConfig
-from bert.config.data import Objective as ObjectiveName
+from bert.config import PretrainConfig, TrainingConfig
 from bert.data.pretraining.loader import masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import Masking, philox_uint64
 from bert.data.pretraining.objectives import OBJECTIVES
@@ -74,20 +72,13 @@ def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered
 
 
 def state_shapes(config: PretrainConfig) -> TrainState:
-    """The training state of a pretraining run as shapes."""
-    return _state_shapes(config.model, config.optimizer, config.data.objective)
-
-
-@functools.cache
-def _state_shapes(model: ModelConfig, optimizer: OptimizerConfig, objective: ObjectiveName) -> TrainState:
-    data = dataclasses.replace(DataConfig(), objective=objective)
-    training = TrainingConfig(steps=ANY_STEPS)
-    bert, rows = build_model_and_objective(PretrainConfig(data=data, model=model, training=training))
-    transformation = make_optimizer(optimizer, ANY_STEPS)
+    """The training state of a pretraining run as shapes, which do not depend on the devices."""
+    model, objective = build_model_and_objective(dataclasses.replace(config, training=TrainingConfig()))
+    optimizer = make_optimizer(config.optimizer, int(config.training.steps or ANY_STEPS))
 
     def create(key: jax.Array) -> TrainState:
-        params = bert.init(key, jnp.zeros((1, 8), jnp.int32))["params"]
-        return TrainState.create(params, transformation, rows.metrics)
+        params = model.init(key, jnp.zeros((1, 8), jnp.int32))["params"]
+        return TrainState.create(params, optimizer, objective.metrics)
 
     return jax.eval_shape(create, jax.random.key(0))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from bert.errors import UserError
 
@@ -15,41 +14,10 @@ CLUSTER_OPTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """The hosts of a run, and which of them this process is.
+def parse_hosts(given: Mapping[str, str]) -> tuple[str | None, int | None, int | None] | None:
+    """Coordinator, number of hosts and index of this one from the values of `CLUSTER_OPTIONS`; None without any.
 
-    Attributes:
-        coordinator: HOST:PORT of the first one; None lets JAX detect everything.
-        num_processes: number of hosts.
-        process_id: index of this one.
-    """
-
-    coordinator: str | None = None
-    num_processes: int | None = None
-    process_id: int | None = None
-
-    def initialize(self) -> None:
-        """Connects to the other hosts; must come before any other use of JAX.
-
-        Raises:
-            UserError: the connection fails.
-        """
-        import jax
-
-        try:
-            jax.distributed.initialize(self.coordinator, self.num_processes, self.process_id)
-        except (RuntimeError, ValueError) as error:
-            where = self.coordinator or "auto"
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(
-                f"command line: --coordinator {where}: the hosts did not meet ({reason}): "
-                "give --coordinator HOST:PORT, --num_processes and --process_id"
-            ) from None
-
-
-def make_cluster(given: Mapping[str, str]) -> Cluster | None:
-    """The hosts by the values of `CLUSTER_OPTIONS`; None if none is given.
+    All three are None for ``--coordinator auto``: JAX detects them.
 
     Raises:
         UserError: an option is missing or has a value that it cannot have.
@@ -57,28 +25,43 @@ def make_cluster(given: Mapping[str, str]) -> Cluster | None:
     if not given:
         return None
     if given == {"coordinator": "auto"}:
-        return Cluster()
+        return None, None, None
     names = ("coordinator", "num_processes", "process_id")
     if missing := [f"--{name}" for name in names if name not in given]:
         raise UserError(
             f"command line: {', '.join(missing)} not given: several hosts take --coordinator HOST:PORT, "
             "--num_processes N and --process_id I, or --coordinator auto alone"
         )
-    count, process_id = (_to_int(name, given[name]) for name in ("num_processes", "process_id"))
-    if not 0 <= process_id < count:
+    for name in names[1:]:
+        if not given[name].isdecimal():
+            raise UserError(f"command line: --{name} {given[name]} is not a whole number: pass one")
+    count, process_id = int(given["num_processes"]), int(given["process_id"])
+    if process_id >= count:
         raise UserError(
             f"command line: --process_id {process_id} is not one of --num_processes {count}: "
             f"they count from 0 to {count - 1}"
         )
-    host, colon, port = given["coordinator"].rpartition(":")
-    if not (host and colon and port.isdigit()):
+    host, _, port = given["coordinator"].rpartition(":")
+    if not (host and port.isdigit()):
         raise UserError(
-            f"command line: --coordinator {given['coordinator']} is not HOST:PORT: write, for example, 10.0.0.1:8476"
+            f"command line: --coordinator {given['coordinator']} is not HOST:PORT: pass, for example, 10.0.0.1:8476"
         )
-    return Cluster(given["coordinator"], count, process_id)
+    return given["coordinator"], count, process_id
 
 
-def _to_int(name: str, text: str) -> int:
-    if not text.isdecimal():
-        raise UserError(f"command line: --{name} {text} is not a whole number: write one")
-    return int(text)
+def connect_hosts(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
+    """Connects to the other hosts; must come before any other use of JAX.
+
+    Raises:
+        UserError: the connection fails.
+    """
+    import jax
+
+    try:
+        jax.distributed.initialize(coordinator, num_processes, process_id)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"command line: --coordinator {coordinator or 'auto'}: the hosts did not meet ({reason}): "
+            "pass --coordinator HOST:PORT, --num_processes and --process_id"
+        ) from None

@@ -38,43 +38,30 @@ def _train(run: RunFolder[FinetuneConfig]) -> dict[str, Any]:
 
 
 def _show(results: dict[str, Any], path: str) -> None:
-    if "runs" in results:
-        return _show_seeds(results, path)
-    print(f"\n{results['task']} dev, best of all evaluations (step {results['best_step']:,}), from {results['init']}:")
+    runs = results.get("runs", ())  # of several seeds
+    what = f"{len(runs)} seeds, best of all evaluations of each" if runs else "best of all evaluations"
+    step = "" if runs else f" (step {results['best_step']:,})"
+    print(f"\n{results['task']} dev, {what}{step}, from {results['init']}:")
     for split in scored_splits(results):
         if split != "dev":
             print(f"{split}:")
-        width = _width(results[split])
-        for name, value in results[split].items():
-            print(f"  {name:{width}}{_number(value)}{_baseline(results, name) if split == 'dev' else ''}")
-        if split == "dev" and results["collapsed"]:
-            print(f"  {COLLAPSED}")
-    print(
-        f"\n{results['seconds']:.0f} seconds; {path} holds predictions/, checkpoints, metrics.jsonl, curves.png, "
-        "results.json"
-        f"\nnext:{_next(path, results)}"
-    )
-
-
-def _show_seeds(results: dict[str, Any], path: str) -> None:
-    main, runs = results["main_metric"], results["runs"]
-    print(f"\n{results['task']} dev, {len(runs)} seeds, best of all evaluations of each, from {results['init']}:")
-    for split in scored_splits(results):
-        if split != "dev":
-            print(f"{split}:")
-        mean, deviation = results[split]["mean"], results[split]["standard_deviation"]
-        width = _width(mean)
-        for name in mean:
+        scores = results[split]["mean"] if runs else results[split]
+        width = max(10, *(len(name) + 2 for name in scores))
+        for name, value in scores.items():
+            deviation = f" +-{_number(results[split]['standard_deviation'][name])}" if runs else ""
             baseline = _baseline(results, name) if split == "dev" else ""
-            print(f"  {name:{width}}{_number(mean[name])} +-{_number(deviation[name])}{baseline}")
+            print(f"  {name:{width}}{_number(value)}{deviation}{baseline}")
+        if split == "dev" and results["collapsed"] is True:  # a list for several seeds
+            print(f"  {COLLAPSED}")
     for run in runs:
+        score = _number(run["dev"][results["main_metric"]]).strip()
         note = f"   {COLLAPSED}" if run["collapsed"] else ""
-        print(f"  seed {run['seed']}: {main} {_number(run['dev'][main]).strip()} at step {run['best_step']:,}{note}")
-    best = f"{path}/seed-{results['best_seed']}"
-    print(
-        f"\n{results['seconds']:.0f} seconds; {path} holds results.json and a folder for each seed"
-        f"\nnext:{_next(best, runs[0])}"
-    )
+        print(f"  seed {run['seed']}: {results['main_metric']} {score} at step {run['best_step']:,}{note}")
+    files = "predictions/, checkpoints, metrics.jsonl, curves.png, results.json"
+    best, sample = path, results
+    if runs:
+        files, best, sample = "results.json and a folder for each seed", f"{path}/seed-{results['best_seed']}", runs[0]
+    print(f"\n{results['seconds']:.0f} seconds; {path} holds {files}\nnext:{_next(best, sample)}")
 
 
 def _next(path: str, results: dict[str, Any]) -> str:
@@ -86,10 +73,6 @@ def _next(path: str, results: dict[str, Any]) -> str:
         format_ = "\\t".join(["%s"] * len(texts)) + "\\n"
         lines.insert(0, f"printf '{format_}' {' '.join(map(shlex.quote, texts))} | bert predict {run} -")
     return "".join(f"\n  {line}" for line in lines)
-
-
-def _width(scores: dict[str, Any]) -> int:
-    return max(10, *(len(name) + 2 for name in scores))
 
 
 def _number(value: float | None) -> str:

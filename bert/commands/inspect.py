@@ -13,21 +13,6 @@ DESCRIPTION = """Prints the parameters and FLOPs per token of each part of a run
 takes, its vocabulary, and the origin of its weights. A run need not have ended, nor have a
 checkpoint."""
 
-TITLES = {
-    "embeddings/word": "word embeddings",
-    "embeddings/position": "position embeddings",
-    "embeddings/segment": "segment embeddings",
-    "embeddings/norm": "embeddings' LayerNorm",
-    "layers/attention": "layers: attention",
-    "layers/feed_forward": "layers: feed-forward",
-    "layers/norm": "layers: LayerNorm",
-    "pooler": "pooler",
-    "predictions": "masked-LM head",
-    "seq_relationship": "sentence-pair head",
-    "classifier": "classifier",
-    "qa_outputs": "answer-span head",
-}
-
 
 @run_command
 def main(argv: list[str]) -> int:
@@ -69,10 +54,8 @@ def _parts(facts: dict[str, Any]) -> list[str]:
     total, flops = facts["parameters"], facts["flops_per_token"]
     rows = [("part", "parameters", "share", "forward FLOPs a token")]
     for part in facts["parts"]:
-        title = TITLES.get(part["part"], part["part"])
-        rows.append(
-            (title, f"{part['parameters']:,}", f"{part['parameters'] / total:.1%}", _flops(part["flops_per_token"]))
-        )
+        count = part["parameters"]
+        rows.append((part["part"], f"{count:,}", f"{count / total:.1%}", _flops(part["flops_per_token"])))
     rows.append(("in all", f"{total:,}", "", _flops(flops["forward"])))
     lines = _table(rows)
     decoded = f", P = {flops['predictions']} predictions a row" if flops["predictions"] else ""
@@ -80,7 +63,7 @@ def _parts(facts: dict[str, Any]) -> list[str]:
         f"  training: {_flops(flops['training'])} FLOPs a token, at T = {flops['sequence_length']} tokens a row"
         f"{decoded}"
     )
-    lines += [f"    {TITLES[part]}: {text}" for part, text in flops["formula"].items()]
+    lines += [f"    {part}: {text}" for part, text in flops["formula"].items()]
     lines.append(
         "    a product and its sum are two; backward is twice forward, for what is trained; matrix products alone"
     )
@@ -93,10 +76,7 @@ def _vocabulary(facts: dict[str, Any]) -> list[str]:
     if vocabulary["kind"] == "WordPiece":
         case = {True: "lower-cased", False: "cased", None: "with a custom normalizer"}[vocabulary["lowercase"]]
         accents = ", accents removed" if vocabulary["strip_accents"] else ""
-        lines.append(
-            f"  {case}{accents}; {vocabulary['continuing']:,} continue a word, {vocabulary['characters']:,} are single "
-            f"characters, {vocabulary['unused']:,} unused slots"
-        )
+        lines.append(f"  {case}{accents}")
     lines.append("  " + ", ".join(f"{token} {id}" for token, id in vocabulary["special"].items()))
     lines.append(f"  fingerprint {vocabulary['fingerprint'][:16]}")
     return lines
@@ -110,14 +90,11 @@ def _provenance(facts: dict[str, Any]) -> list[str]:
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns as wide as they need; the first one to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    first, *others = ([len(cell) for cell in column] for column in zip(*rows, strict=True))
     return [
-        "  "
-        + "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
+        f"  {name:{max(first)}}"
+        + "".join(f"  {cell:>{max(widths)}}" for cell, widths in zip(cells, others, strict=True)).rstrip()
+        for name, *cells in rows
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bert.commands.arguments import command_name, parse, split_options
-from bert.commands.cluster import CLUSTER_OPTIONS, make_cluster
+from bert.commands.cluster import CLUSTER_OPTIONS, connect_hosts, parse_hosts
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.errors import UserError
 
@@ -41,7 +41,7 @@ def run_training(
         UserError: wrong arguments or data.
     """
     argv, options = split_options(argv, CLUSTER_OPTIONS)
-    cluster = make_cluster(options)
+    hosts = parse_hosts(options)
     config, recipe = parse(
         config_class,
         argv,
@@ -56,8 +56,8 @@ def run_training(
                 "command line: neither --config nor --output_dir is given: pass a recipe, for example --config sst2"
             )
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
-    if cluster is not None:
-        cluster.initialize()
+    if hosts is not None:
+        connect_hosts(*hosts)
 
     from bert.runs.folder import open_run
     from bert.runtime.interrupts import Interrupted

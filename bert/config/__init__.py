@@ -5,9 +5,7 @@ Field names follow Google's ``bert_config.json`` where it has one. The text unde
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Any
 
 from bert.config.data import HUB_PREFIX, OBJECTIVES, STDLIB_CORPUS, DataConfig
 from bert.config.finetuning import ColumnsConfig, FinetuneConfig, TaskDataConfig
@@ -34,21 +32,7 @@ __all__ = [
     "apply_preset",
     "recipe_folder",
     "recipe_names",
-    "to_dict",
 ]
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """A configuration as nested plain values, ready for YAML or JSON."""
-    plain = {}
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        if dataclasses.is_dataclass(value):
-            value = to_dict(value)
-        elif isinstance(value, list):
-            value = [to_dict(one) if dataclasses.is_dataclass(one) else one for one in value]
-        plain[item.name] = value
-    return plain
 
 
 def recipe_names() -> list[str]:

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from bert.config import to_dict
 from bert.errors import UTF8_HINT, UserError
 
 Config = TypeVar("Config")
@@ -236,7 +235,7 @@ def _snippet(node: yaml.Node, text: str) -> str:
 
 def dump(config: Any) -> str:
     """The configuration as YAML; ``load_config`` reads it back into an equal object."""
-    return yaml.dump(to_dict(config), Dumper=yaml.SafeDumper, sort_keys=False, allow_unicode=True, width=110)
+    return yaml.dump(dataclasses.asdict(config), Dumper=yaml.SafeDumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def load_config(config_class: type[Config], path: Path | str) -> Config:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
-from bert.config import FinetuneConfig, PretrainConfig, to_dict
+from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.yaml_io import build_config, dump, keys_of, load_config, parse_yaml
 from bert.errors import UserError, require
 from bert.files import is_temporary, local_path, write_atomic
@@ -210,7 +210,7 @@ def _difference(asked: Config, stored: Config) -> tuple[str, Any, Any] | None:
     """The first key in which two runs differ, and its values in the stored and in the asked-for one."""
     # A run that starts from another one has that one's sizes, whatever the recipe says.
     source = asked.init not in (None, "none") or getattr(asked, "architecture_from", None) is not None
-    theirs, ours = _flat(to_dict(stored)), _flat(to_dict(asked))
+    theirs, ours = _flat(dataclasses.asdict(stored)), _flat(dataclasses.asdict(asked))
     for key, value in ours.items():
         section, _, name = key.rpartition(".")
         comes_along = section in ("model", "tokenizer") and name not in MODEL_KEYS_KEPT_WITH_INIT

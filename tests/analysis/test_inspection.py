@@ -50,7 +50,7 @@ def test_words(pretrained, finetuned, capsys) -> None:
     for run in (pretrained, finetuned):
         assert main([str(run)]) == 0
         text = capsys.readouterr().out
-        for part in ("layers: attention", "FLOPs a token", "vocabulary: WordPiece", "weights:"):
+        for part in ("layers/attention", "FLOPs a token", "vocabulary: WordPiece", "weights:"):
             assert part in text
         assert max(map(len, text.splitlines())) < 200
     assert main([str(pretrained), "--length", "16"]) == 0

@@ -13,7 +13,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 import bert
-from bert.commands.finetune import _show_seeds, main
+from bert.commands.finetune import _show, main
 from bert.commands.glue_zip import main as glue_zip
 from bert.commands.predict import main as predict
 from bert.config import FinetuneConfig, TaskDataConfig
@@ -167,7 +167,7 @@ def test_collapsed_seeds_are_named_and_left_out_of_a_second_mean(capsys) -> None
     assert results["collapsed"] == [1]
     assert results["without_collapsed"]["dev"]["mean"]["f1"] == pytest.approx(0.88)
     assert results["best_seed"] == 0
-    _show_seeds({**results, "seconds": 3.0}, "runs/mrpc")
+    _show({**results, "seconds": 3.0}, "runs/mrpc")
     lines = capsys.readouterr().out.splitlines()
     assert "dev_other:" in lines
     assert [line for line in lines if "collapsed" in line] == [
@@ -175,7 +175,7 @@ def test_collapsed_seeds_are_named_and_left_out_of_a_second_mean(capsys) -> None
         "reads the text"
     ]
     assert lines[-1] == "  bert inspect runs/mrpc/seed-0"
-    _show_seeds({**results, "runs": [{**results["runs"][0], "sample_input": ["a%s's", "b"]}], "seconds": 3.0}, "r x")
+    _show({**results, "runs": [{**results["runs"][0], "sample_input": ["a%s's", "b"]}], "seconds": 3.0}, "r x")
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2] == """  printf '%s\\t%s\\n' 'a%s'"'"'s' b | bert predict 'r x/seed-0' -"""
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bert.commands.arguments import split_options
-from bert.commands.cluster import CLUSTER_OPTIONS, Cluster, make_cluster
+from bert.commands.cluster import CLUSTER_OPTIONS, parse_hosts
 from bert.errors import UserError
 from tests.conftest import SMALL_RUN
 from tests.helpers import REPOSITORY, lines_of, state_of
@@ -148,9 +148,9 @@ def test_fine_tuning_on_two_hosts_gives_the_scores_and_files_of_one(pretrained: 
 def test_how_hosts_are_named() -> None:
     words = ["--config", "base", "--coordinator=a:1", "--num_processes", "4", "--seed=1", "--process_id", "3"]
     rest, options = split_options(words, CLUSTER_OPTIONS)
-    assert (rest, make_cluster(options)) == (["--config", "base", "--seed=1"], Cluster("a:1", 4, 3))
-    assert make_cluster({"coordinator": "auto"}) == Cluster()
-    assert make_cluster({}) is None
+    assert (rest, parse_hosts(options)) == (["--config", "base", "--seed=1"], ("a:1", 4, 3))
+    assert parse_hosts({"coordinator": "auto"}) == (None, None, None)
+    assert parse_hosts({}) is None
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_how_hosts_are_named() -> None:
 )
 def test_hosts_that_cannot_meet_are_refused(words: list[str], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        make_cluster(split_options(words, CLUSTER_OPTIONS)[1])
+        parse_hosts(split_options(words, CLUSTER_OPTIONS)[1])
 
 
 def leaves(run: Path) -> list[np.ndarray]:

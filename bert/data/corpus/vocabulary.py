@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bert.config import DataConfig, TokenizerConfig, to_dict
+from bert.config import DataConfig, TokenizerConfig
 from bert.data.corpus.documents import corpus_fingerprint, documents
 from bert.data.pretraining.builder import cache_folder
 from bert.errors import UserError
@@ -26,7 +27,7 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
     from bert.tokenizer.wordpiece import load_tokenizer, save_tokenizer, train_tokenizer
 
     cache = cache_folder(data)
-    settings = [corpus_fingerprint(data.train, cache), to_dict(config)]
+    settings = [corpus_fingerprint(data.train, cache), dataclasses.asdict(config)]
     folder = cache / "vocabularies" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)
