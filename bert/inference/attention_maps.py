@@ -60,7 +60,7 @@ def compute_attention_map(model: Pretrained, text: Text) -> AttentionMap:
     if not all(part.strip() for part in ([text] if isinstance(text, str) else text)):
         raise UserError("the text is empty: give at least one word")
     features = tokenize(model.tokenizer, [text], model.config.max_position_embeddings)
-    whole = tokenize(model.tokenizer, [text], NO_LIMIT)
+    uncut = tokenize(model.tokenizer, [text], NO_LIMIT)
     length = len(features.ids)
     batch = features.batch(np.arange(1), length, 1)
     encoder = Bert(model.config, add_pooling_layer=False)
@@ -78,15 +78,15 @@ def compute_attention_map(model: Pretrained, text: Text) -> AttentionMap:
         segments=batch["token_type_ids"][0],
         special=np.isin(features.ids, special_ids(model.tokenizer).all),
         weights=np.stack([layer[0] for layer in weights]),
-        cut=len(whole.ids) - length,
+        cut=len(uncut.ids) - length,
     )
 
 
 def _pieces(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
     """Pieces by id: WordPiece's as they are; byte-level ones as text, a space at the start as an open box."""
     if special_tokens(tokenizer.get_vocab()) != ROBERTA_SPECIAL_TOKENS:
-        return [tokenizer.id_to_token(int(number)) or "" for number in ids]
-    return [tokenizer.decode([int(number)], skip_special_tokens=False).replace(" ", "␣") for number in ids]
+        return [tokenizer.id_to_token(int(token_id)) or "" for token_id in ids]
+    return [tokenizer.decode([int(token_id)], skip_special_tokens=False).replace(" ", "␣") for token_id in ids]
 
 
 def write_html(attention: AttentionMap, path: Path) -> None:
@@ -110,7 +110,7 @@ def write_html(attention: AttentionMap, path: Path) -> None:
     content = json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     page = resources.files("bert.inference").joinpath("attention_page.html").read_text(encoding="utf-8")
     filling = {"title": html.escape(f"attention of {attention.source}"), "data": content}
-    page = re.sub(r"\{\{(title|data)\}\}", lambda place: filling[place[1]], page)
+    page = re.sub(r"\{\{(title|data)\}\}", lambda match: filling[match[1]], page)
     with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
 

@@ -102,24 +102,24 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
 def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
     from bert.runs.checkpoint import Checkpointer  # which takes a fifth of a second that others need not wait for
 
-    kind = config_class_of_run(path)
-    config: PretrainConfig | FinetuneConfig = load_config(kind, path / "config.yaml")
+    config_class = config_class_of_run(path)
+    config: PretrainConfig | FinetuneConfig = load_config(config_class, path / "config.yaml")
     if isinstance(config, FinetuneConfig) and config.num_seeds > 1:
         raise UserError(
             f"{path} holds the runs of {config.num_seeds} seeds: name one of them, for example "
             f"{path / f'seed-{config.seed}'} (results.json tells the best one)"
         )
     with Checkpointer(path / "checkpoints", config.training.max_to_keep, say) as checkpoints:
-        restored = checkpoints.restore_best_params() if kind is FinetuneConfig else checkpoints.restore_params()
+        restored = checkpoints.restore_best_params() if config_class is FinetuneConfig else checkpoints.restore_params()
     if restored is None:
         raise UserError(f"{path} has no checkpoint yet: let the run reach its first one")
     step, params = restored
-    task, own = None, {}
+    task, settings = None, {}
     if isinstance(config, FinetuneConfig):
         tuned = (read_results(path) or {}).get("tuned", {})
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, **tuned))
         task = make_task(config)
-        own = {key: getattr(config, key) for key in ("data", "num_feature_layers", "classifier_dropout")}
+        settings = {key: getattr(config, key) for key in ("data", "num_feature_layers", "classifier_dropout")}
     architecture = pretraining_architecture(set(params)) if task is None else HEADS[task.head].__name__
     return Pretrained(
         config=config.model,
@@ -132,7 +132,7 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
         labels=task.output_names if task is not None and architecture in ARCHITECTURES_WITH_LABELS else (),
         problem_type=None if task is None else task.problem_type,
         null_score_diff_threshold=_null_threshold(task),
-        **own,
+        **settings,
     )
 
 

@@ -66,15 +66,15 @@ def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
         chunks = _decoded(lines_as_they_come(cast(io.BufferedReader, sys.stdin.buffer)))
         return _not_empty(([_text(*line, task) for line in chunk] for chunk in chunks), "standard input")
     path = Path(name)
-    kind = kind_of(path)
-    if kind in NOT_READ:
+    suffix = kind_of(path)
+    if suffix in NOT_READ:
         raise UserError(
             f"{path} does not hold one input a line: write them to a text, .csv, .tsv or .jsonl file, or name a split "
             "of the run's data"
         )
-    if kind in (".csv", ".tsv"):
+    if suffix in (".csv", ".tsv"):
         inputs = _without_blanks_at_end(_table_inputs(path, task))
-    elif kind == ".jsonl":
+    elif suffix == ".jsonl":
         inputs = _without_blanks_at_end(_json_input(*line, task) for line in _lines(path))
     else:
         inputs = (_text(*line, task) for line in _lines(path))
@@ -93,12 +93,12 @@ def lines_as_they_come(file: io.BufferedReader) -> Iterator[list[bytes]]:
 
 
 def _decoded(chunks: Iterator[list[bytes]]) -> Iterator[list[tuple[int, str]]]:
-    number = 0
+    line_number = 0
     for chunk in chunks:
-        chunk[0] = chunk[0].removeprefix(b"" if number else b"\xef\xbb\xbf")
+        chunk[0] = chunk[0].removeprefix(b"" if line_number else b"\xef\xbb\xbf")
         lines = [raw.decode(errors="surrogateescape").rstrip("\r\n") for raw in chunk]
-        yield list(enumerate(lines, start=number + 1))
-        number += len(chunk)
+        yield list(enumerate(lines, start=line_number + 1))
+        line_number += len(chunk)
 
 
 def _lines(path: Path) -> Numbered:
@@ -113,14 +113,14 @@ def _not_empty(chunks: Iterator[list[Input]], name: str) -> Iterator[list[Input]
     yield from chunks
 
 
-def _text(number: int, line: str, task: Task) -> Input:
+def _text(line_number: int, line: str, task: Task) -> Input:
     """A line as the task reads it."""
     if not _is_utf8(line):
-        return Input(number, _shown(line), error=NOT_UTF8)
+        return Input(line_number, _shown(line), error=NOT_UTF8)
     try:
-        return Input(number, line, task.parse_line(line))
+        return Input(line_number, line, task.parse_line(line))
     except ValueError as error:
-        return Input(number, line, error=str(error))
+        return Input(line_number, line, error=str(error))
 
 
 def _is_utf8(line: str) -> bool:
@@ -132,27 +132,27 @@ def _shown(line: str) -> str:
     return line.encode(errors="surrogateescape").decode(errors="replace")
 
 
-def _json_input(number: int, line: str, task: Task) -> Input:
+def _json_input(line_number: int, line: str, task: Task) -> Input:
     if not line.strip():
-        return Input(number, line, error=EMPTY_LINE)
+        return Input(line_number, line, error=EMPTY_LINE)
     if not _is_utf8(line):
-        return Input(number, _shown(line), error=NOT_UTF8)
+        return Input(line_number, _shown(line), error=NOT_UTF8)
     try:
         fields = parse_json(line)
     except ValueError as error:
         reason = getattr(error, "msg", str(error))
-        return Input(number, line, error=f"not JSON ({reason}): fix or remove the line")
+        return Input(line_number, line, error=f"not JSON ({reason}): fix or remove the line")
     if not isinstance(fields, dict):
-        return Input(number, line, error="not an object of named fields: write {...} on each line")
-    return _row(number, line, fields, task)
+        return Input(line_number, line, error="not an object of named fields: write {...} on each line")
+    return _row(line_number, line, fields, task)
 
 
-def _row(number: int, text: str, fields: Mapping[str, Any], task: Task) -> Input:
+def _row(line_number: int, text: str, fields: Mapping[str, Any], task: Task) -> Input:
     id = {name: fields[name] for name in task.id_columns if name in fields}
     try:
-        return Input(number, text, task.input_of_row(fields), id)
+        return Input(line_number, text, task.input_of_row(fields), id)
     except ValueError as error:
-        return Input(number, text, id=id, error=str(error))
+        return Input(line_number, text, id=id, error=str(error))
 
 
 def _table_inputs(path: Path, task: Task) -> Iterator[Input]:
@@ -162,53 +162,53 @@ def _table_inputs(path: Path, task: Task) -> Iterator[Input]:
     if dialect.quoted:
         rows = _quoted_rows(csv_reader((f"{line}\n" for _, line in _lines(path)), dialect.delimiter))
     else:
-        rows = ((number, line.split("\t") if line else []) for number, line in _lines(path))
-    number, first = next(rows, (1, []))
+        rows = ((line_number, line.split("\t") if line else []) for line_number, line in _lines(path))
+    line_number, first = next(rows, (1, []))
     if isinstance(first, str):
-        raise UserError(f"{path}, line {number}: {first}")
+        raise UserError(f"{path}, line {line_number}: {first}")
     names = [name.strip() for name in first]
-    if names and not _has_names(names, path, number, task):
-        names, rows = list(given), itertools.chain([(number, first)], rows)
-    return (_table_row(number, cells, names, dialect.delimiter, task) for number, cells in rows)
+    if names and not _has_names(names, path, line_number, task):
+        names, rows = list(given), itertools.chain([(line_number, first)], rows)
+    return (_table_row(line_number, cells, names, dialect.delimiter, task) for line_number, cells in rows)
 
 
 def _quoted_rows(reader: Any) -> Rows:
     while True:
-        number = reader.line_num + 1
+        line_number = reader.line_num + 1
         try:
-            yield number, next(reader)
+            yield line_number, next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            yield number, f"not CSV ({error}): fix its quotes"
+            yield line_number, f"not CSV ({error}): fix its quotes"
 
 
-def _has_names(first: list[str], path: Path, number: int, task: Task) -> bool:
+def _has_names(first: list[str], path: Path, line_number: int, task: Task) -> bool:
     """Whether the first line of a table names its columns; False if the configuration does and the width is right."""
     try:
         wanted = task.columns_among(first)
     except ValueError as error:
         if len(task.unnamed_table_columns) != len(first):
-            raise UserError(f"{path}, line {number}: {error}") from None
+            raise UserError(f"{path}, line {line_number}: {error}") from None
         return False
     repeated = next((name for name in wanted if first.count(name) > 1), None)
     if repeated is not None:
-        raise UserError(f"{path}, line {number}: two columns have the name {repeated!r}: give each its own name")
+        raise UserError(f"{path}, line {line_number}: two columns have the name {repeated!r}: give each its own name")
     return True
 
 
-def _table_row(number: int, cells: list[str] | str, names: list[str], delimiter: str, task: Task) -> Input:
+def _table_row(line_number: int, cells: list[str] | str, names: list[str], delimiter: str, task: Task) -> Input:
     if isinstance(cells, str):
-        return Input(number, "", error=cells)
+        return Input(line_number, "", error=cells)
     if not cells:
-        return Input(number, "", error=EMPTY_LINE)
+        return Input(line_number, "", error=EMPTY_LINE)
     text = delimiter.join(cells)
     if not _is_utf8(text):
-        return Input(number, _shown(text), error=NOT_UTF8)
+        return Input(line_number, _shown(text), error=NOT_UTF8)
     if len(cells) != len(names):
         columns = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
-        return Input(number, text, error=f"{columns}, but the header has {len(names)}: fix or remove the line")
-    return _row(number, text, dict(zip(names, cells, strict=True)), task)
+        return Input(line_number, text, error=f"{columns}, but the header has {len(names)}: fix or remove the line")
+    return _row(line_number, text, dict(zip(names, cells, strict=True)), task)
 
 
 def _without_blanks_at_end(rows: Iterator[Input]) -> Iterator[Input]:

@@ -133,9 +133,9 @@ class Pretrained(ModelBundle):
         mask = (np.arange(longest) < features.lengths[:, None]).astype(np.int32)
         for rows, output in self._forward.encode(features, batch_size):
             states = output.last_hidden_state[: len(rows), :longest]
-            own = mask[rows, : states.shape[1]]
-            hidden[rows, : states.shape[1]] = states * own[:, :, None]
-            embeddings[rows] = pooling(states, own)
+            token_mask = mask[rows, : states.shape[1]]
+            hidden[rows, : states.shape[1]] = states * token_mask[:, :, None]
+            embeddings[rows] = pooling(states, token_mask)
             if output.pooled_output is not None:
                 pooled[rows] = output.pooled_output[: len(rows)]
         return EncodeOutput(hidden, pooled if self._forward.has_pooler else None, mask, embeddings)
@@ -172,19 +172,19 @@ class Pretrained(ModelBundle):
         check_count("top_k", top_k)
         if "predictions" not in self.params:
             raise UserError(f"{self.source} has no masked-LM head to fill masks with: load a pretraining run")
-        features, places = self._masked(text)
+        features, positions = self._masked(text)
         logits = self._forward.predict_masks(features)
-        answers = []
-        for place in places:
-            probabilities = softmax(logits[0, place, : embedding_rows(self.tokenizer)])
+        predictions = []
+        for position in positions:
+            probabilities = softmax(logits[0, position, : embedding_rows(self.tokenizer)])
             best = np.argsort(-probabilities, kind="stable")[:top_k]
-            answers.append(
+            predictions.append(
                 [
                     MaskPrediction(self.tokenizer.id_to_token(int(i)) or "", float(probabilities[i]), int(i))
                     for i in best
                 ]
             )
-        return answers
+        return predictions
 
     @overload
     def predict(self, inputs: str, batch_size: int = 32) -> Any: ...
@@ -284,31 +284,31 @@ class Pretrained(ModelBundle):
         writers[format](self, Path(out), say, **shape)
 
     def _features_to_pool(self, inputs: str | Sequence[Text]) -> tuple[Features, Pooling]:
-        texts = [as_text_or_pair(given, number) for number, given in enumerate(as_list(inputs), 1)]
+        texts = [as_text_or_pair(given, index) for index, given in enumerate(as_list(inputs), 1)]
         pooling = self.pooling or Pooling()
         if pooling.lowercase:
             texts = [_lower(text) for text in texts]
         return self._features(texts, pooling.max_length), pooling
 
     def _masked(self, text: Any) -> tuple[Features, np.ndarray]:
-        """A text as one row, and the places of its masks, at least one. Raises UserError where one is cut off."""
+        """A text as one row, and the positions of its masks, at least one. Raises UserError where one is cut off."""
         if isinstance(text, list):
             raise UserError(f"the text is {shown(text)}: pass one string, or a tuple of two for a pair")
         given = as_text_or_pair(text, 1)
         features = self._features([given])
         mask = special_ids(self.tokenizer).mask
-        places = np.flatnonzero(features.ids == mask)
+        positions = np.flatnonzero(features.ids == mask)
         longest = self.config.max_position_embeddings
-        whole = tokenize(self.tokenizer, [given], NO_LIMIT) if len(features.ids) == longest else features
+        uncut = tokenize(self.tokenizer, [given], NO_LIMIT) if len(features.ids) == longest else features
         name = self.tokenizer.id_to_token(mask)
-        if not (whole.ids == mask).any():
+        if not (uncut.ids == mask).any():
             raise UserError(f"no {name} in {shown(text)}: put one where a word is to be guessed")
-        if cut := np.count_nonzero(whole.ids == mask) - len(places):
+        if cut := np.count_nonzero(uncut.ids == mask) - len(positions):
             raise UserError(
                 f"{cut} {name} in {shown(text)} beyond the {longest} tokens that {self.source} reads: "
                 "pass a shorter text"
             )
-        return features, places
+        return features, positions
 
     def _features(self, texts: Sequence[Text], max_length: int | None = None) -> Features:
         longest = self.config.max_position_embeddings

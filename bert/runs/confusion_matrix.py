@@ -10,7 +10,7 @@ import numpy as np
 from bert.files import atomic_write
 
 COUNTED = 25
-"""Most labels with a number in every cell."""
+"""Most labels with a count in every cell."""
 
 LONGEST_NAME = 28
 """Characters of a label's name that are shown."""
@@ -48,9 +48,9 @@ def draw_confusion_matrix(path: Path, matrix: np.ndarray, names: Sequence[str], 
     axes.set_xlabel("prediction")
     axes.set_ylabel("label")
     if count <= COUNTED:
-        for (label, prediction), number in np.ndenumerate(matrix):
+        for (label, prediction), count in np.ndenumerate(matrix):
             colour = "white" if shares[label, prediction] > 0.35 else "black"
-            axes.text(prediction, label, f"{number:,}", ha="center", va="center", fontsize=8, color=colour)
+            axes.text(prediction, label, f"{count:,}", ha="center", va="center", fontsize=8, color=colour)
     figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02).set_label("share of the label's rows")
     figure.suptitle(title, fontsize=10, parse_math=False)
     path.parent.mkdir(parents=True, exist_ok=True)

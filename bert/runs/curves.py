@@ -69,8 +69,8 @@ def _names(lines: list[dict[str, Any]], split: str | None = None) -> list[str]:
 
 def _losses(names: list[str]) -> list[str]:
     """``loss`` and the losses it is the sum of; a single one of these is the same line."""
-    parts = [name for name in names if name.endswith("_loss")]
-    return [name for name in names if name == "loss" or (name in parts and (len(parts) > 1 or "loss" not in names))]
+    terms = [name for name in names if name.endswith("_loss")]
+    return [name for name in names if name == "loss" or (name in terms and (len(terms) > 1 or "loss" not in names))]
 
 
 def _scores(lines: list[dict[str, Any]], subject: Subject) -> list[str]:

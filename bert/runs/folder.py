@@ -154,8 +154,8 @@ def _check_is_run_or_empty(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(f"output_dir {path} is a file: name a folder")
     if path.is_dir() and not (path / "config.yaml").is_file():
-        ours = {path / LOCK, *_leftovers(path)}
-        if any(entry not in ours for entry in path.iterdir()):
+        allowed = {path / LOCK, *_leftovers(path)}
+        if any(entry not in allowed for entry in path.iterdir()):
             raise UserError(f"{path} is not empty and holds no run (no config.yaml): name another --output_dir")
 
 
@@ -178,9 +178,9 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
         if different is None:
             return RunFolder(path, _apply_resumable_keys(stored, config), resumed=True)
         if _has_checkpoint(path):
-            key, theirs, ours = different
+            key, stored_value, value = different
             raise UserError(
-                f"{path} holds another run: its {key} is {theirs!r}, here {ours!r}; name another --output_dir, "
+                f"{path} holds another run: its {key} is {stored_value!r}, here {value!r}; name another --output_dir, "
                 f"or go on with it by --config {file}"
             )
         # Nothing was trained yet: a mistake was mended before the first checkpoint.
@@ -206,47 +206,48 @@ def _has_checkpoint(path: Path) -> bool:
     return trained or any(_has_checkpoint(seed) for seed in path.glob("seed-*"))
 
 
-def _difference(asked: Config, stored: Config) -> tuple[str, Any, Any] | None:
-    """The first key in which two runs differ, and its values in the stored and in the asked-for one."""
+def _difference(requested: Config, stored: Config) -> tuple[str, Any, Any] | None:
+    """The first key in which two runs differ, and its values in the stored and in the requested one."""
     # A run that starts from another one has that one's sizes, whatever the recipe says.
-    source = asked.init not in (None, "none") or getattr(asked, "architecture_from", None) is not None
-    theirs, ours = _flat(dataclasses.asdict(stored)), _flat(dataclasses.asdict(asked))
-    for key, value in ours.items():
+    source = requested.init not in (None, "none") or getattr(requested, "architecture_from", None) is not None
+    stored_values, values = _flat(dataclasses.asdict(stored)), _flat(dataclasses.asdict(requested))
+    for key, value in values.items():
         section, _, name = key.rpartition(".")
         comes_along = section in ("model", "tokenizer") and name not in MODEL_KEYS_KEPT_WITH_INIT
-        if key == "tokenizer.path" and isinstance(asked, PretrainConfig):
+        if key == "tokenizer.path" and isinstance(requested, PretrainConfig):
             comes_along = False  # the source's vocabulary may be extended
         taken = (source and comes_along) or re.sub(r"^phases\.\d+\.", "phases.", key) in RESUMABLE_KEYS
         if key == "num_seeds":  # more of several may come; one run and several are different folders
-            taken = (value > 1) == (theirs[key] > 1)
+            taken = (value > 1) == (stored_values[key] > 1)
         resolved = key in DERIVED_KEYS and value is None
-        if not taken and not resolved and value != theirs.get(key):
-            return key, theirs.get(key), value
-    return next(((key, value, None) for key, value in theirs.items() if key not in ours), None)
+        if not taken and not resolved and value != stored_values.get(key):
+            return key, stored_values.get(key), value
+    return next(((key, value, None) for key, value in stored_values.items() if key not in values), None)
 
 
-def _apply_resumable_keys(stored: Config, asked: Config) -> Config:
-    """The stored configuration with the values of FREE as asked for."""
+def _apply_resumable_keys(stored: Config, requested: Config) -> Config:
+    """The stored configuration with the requested values of `RESUMABLE_KEYS`."""
     for key in RESUMABLE_KEYS:
         section, _, name = key.rpartition(".")
         if not section:
-            stored = _with_value(stored, asked, name)
-        elif (mine := getattr(stored, section, None)) and (theirs := getattr(asked, section, None)):
-            stored = dataclasses.replace(stored, **{section: _with_value(mine, theirs, name)})
+            stored = _with_value(stored, requested, name)
+        elif getattr(stored, section, None) and getattr(requested, section, None):
+            changed = _with_value(getattr(stored, section), getattr(requested, section), name)
+            stored = dataclasses.replace(stored, **{section: changed})
     return stored
 
 
-def _with_value(stored: Any, asked: Any, name: str) -> Any:
+def _with_value(stored: Any, requested: Any, name: str) -> Any:
     """A section, or each of a list of sections, with one value of another; as it is without such a key."""
     if isinstance(stored, list):
-        return [_with_value(mine, theirs, name) for mine, theirs in zip(stored, asked, strict=True)]
-    return dataclasses.replace(stored, **{name: getattr(asked, name)}) if hasattr(asked, name) else stored
+        return [_with_value(*pair, name) for pair in zip(stored, requested, strict=True)]
+    return dataclasses.replace(stored, **{name: getattr(requested, name)}) if hasattr(requested, name) else stored
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            value = {str(number): item for number, item in enumerate(value, 1)}
+            value = {str(index): item for index, item in enumerate(value, 1)}
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat

@@ -25,15 +25,15 @@ def write_manifest(folder: Path, step: int) -> None:
     write_atomic(folder / MANIFEST, _dump({"format": FORMAT, "step": step, "files": files}))
 
 
-def write_partial_manifest(folder: Path, whole: Path) -> None:
-    """Writes ``folder/MANIFEST.json`` for a folder that holds some of the files of ``whole``, and others.
+def write_partial_manifest(folder: Path, source: Path) -> None:
+    """Writes ``folder/MANIFEST.json`` for a folder that holds some of the files of ``source``, and others.
 
-    Of the files of ``whole`` the checksums are those of its manifest: a file that is damaged there is damaged here.
+    Of the files of ``source`` the checksums are those of its manifest: a file that is damaged there is damaged here.
 
     Raises:
-      ValueError: the manifest of ``whole`` cannot be used.
+      ValueError: the manifest of ``source`` cannot be used.
     """
-    manifest = _read_manifest(whole)
+    manifest = _read_manifest(source)
     if isinstance(manifest, str):
         raise ValueError(manifest)
     files = {

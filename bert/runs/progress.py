@@ -18,20 +18,20 @@ class StepCosts:
     """How the time of a run is spread over its steps.
 
     Attributes:
-        parts: last step, and seconds of each step, of each phase.
+        phases: last step, and seconds of each step, of each phase.
         once: (step, seconds) of what is done a single time, before the step is finished: compilations, the scoring at
             the end.
         evaluations: last step, steps between two evaluations, and seconds of each evaluation, of each phase.
     """
 
-    parts: tuple[tuple[int, float], ...]
+    phases: tuple[tuple[int, float], ...]
     once: tuple[tuple[int, float], ...] = ()
     evaluations: tuple[tuple[int, int, float], ...] = ()
 
     def cost(self, first: int, last: int) -> float:
         """Seconds of the steps first + 1 to last, with all that is done between them."""
         total, begin = sum(seconds for step, seconds in self.once if first < step <= last), 0
-        for end, each in self.parts:
+        for end, each in self.phases:
             total += each * max(0, min(last, end) - max(first, begin))
             begin = end
         begin = 0
@@ -44,7 +44,7 @@ class StepCosts:
 
     def each(self, step: int) -> float:
         """Seconds of the step after ``step`` alone."""
-        return next((each for end, each in self.parts if step < end), self.parts[-1][1])
+        return next((each for end, each in self.phases if step < end), self.phases[-1][1])
 
 
 class Progress:
@@ -72,7 +72,7 @@ class Progress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
@@ -93,8 +93,8 @@ class Progress:
         elif metrics is not None and (step - self._last_line >= self.every or step >= self.total_steps):
             self._last_line = step
             percent = 100 * step // max(self.total_steps, 1)
-            parts = [f"step {step}/{self.total_steps} ({percent}%)", *_formatted(metrics), left]
-            print("  ".join(part for part in parts if part), flush=True)
+            texts = [f"step {step}/{self.total_steps} ({percent}%)", *_formatted(metrics), left]
+            print("  ".join(text for text in texts if text), flush=True)
 
     def say(self, text: str) -> None:
         """Prints a line, above the bar where there is one."""
@@ -172,22 +172,22 @@ def print_table(rows: list[tuple[str, str]]) -> None:
 
 def _formatted(metrics: dict[str, Any]) -> list[str]:
     """Each number with its name, as short as it stays readable."""
-    parts = []
+    texts = []
     for name, value in metrics.items():
         if isinstance(value, (str, bool)) or not hasattr(value, "__float__"):
             continue
         value = value.item() if hasattr(value, "item") else value  # NumPy's and JAX's scalars
-        number = float(value)
+        as_float = float(value)
         if name == "learning_rate":
-            parts.append(f"lr {number:.1e}")
+            texts.append(f"lr {as_float:.1e}")
         elif name.endswith("_per_second"):
-            parts.append(f"{number:,.0f} {name.removesuffix('_per_second')}/s")
+            texts.append(f"{as_float:,.0f} {name.removesuffix('_per_second')}/s")
         elif isinstance(value, int):
-            parts.append(f"{name} {value:,}")
+            texts.append(f"{name} {value:,}")
         else:
-            small = 0 < abs(number) < 0.001
-            parts.append(f"{name} {number:.1e}" if small else f"{name} {number:.3f}")
-    return parts
+            small = 0 < abs(as_float) < 0.001
+            texts.append(f"{name} {as_float:.1e}" if small else f"{name} {as_float:.3f}")
+    return texts
 
 
 def _short(metrics: dict[str, Any]) -> str:

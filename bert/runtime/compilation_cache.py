@@ -100,8 +100,8 @@ def _incomplete(folder: Path) -> list[Path]:
 def _is_writable(folder: Path) -> bool:
     """Whether the folder can be made or written into, as its nearest ancestor that is there tells."""
     try:
-        there = next(part for part in (folder.absolute(), *folder.absolute().parents) if part.exists())
-        return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+        nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
     except OSError:
         return False
 

@@ -34,37 +34,37 @@ class InterruptHandler:
     at once.
     """
 
-    number: int | None = None
+    signal_number: int | None = None
     _previous: dict[int, Any] = field(default_factory=dict)
 
     def __enter__(self) -> InterruptHandler:
         self._shared = jax.distributed.is_initialized()
-        for number in () if self._shared else (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._note)
+        for signum in () if self._shared else (signal.SIGINT, signal.SIGTERM):
+            self._previous[signum] = signal.signal(signum, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
 
-    def after(self, step: int) -> bool:
+    def should_stop(self, step: int) -> bool:
         """Whether the loop is to stop after this step. To be asked once after every step, by every host."""
-        if self._shared and self.number is None:
+        if self._shared and self.signal_number is None:
             from orbax.checkpoint.utils import reached_preemption
 
             if reached_preemption(step):
-                self.number = signal.SIGTERM
-        return self.number is not None
+                self.signal_number = signal.SIGTERM
+        return self.signal_number is not None
 
-    def check(self) -> None:
+    def raise_if_requested(self) -> None:
         """Raises `EvaluationInterrupted` once a signal has come: for work that is long and can be done again."""
-        if self.number is not None:
+        if self.signal_number is not None:
             raise EvaluationInterrupted
 
-    def _note(self, number: int, _: FrameType | None) -> None:
-        if self.number is not None and number == signal.SIGINT:
+    def _note(self, signum: int, _: FrameType | None) -> None:
+        if self.signal_number is not None and signum == signal.SIGINT:
             # Not by an exception: what it unwinds would wait for the save that the user does not want to wait for.
             cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which the progress bar has hidden
             os.write(2, f"{cursor}\nended at once; what had been saved before is still there\n".encode())
-            os._exit(128 + number)
-        self.number = number
+            os._exit(128 + signum)
+        self.signal_number = signum

@@ -107,7 +107,7 @@ class TaskEvaluator:
             for rows in evaluation_batches(lengths, size)
         ]
 
-    def place(self, split: Split, rows: np.ndarray, length: int) -> dict[str, jax.Array]:
+    def _shard_batch(self, split: Split, rows: np.ndarray, length: int) -> dict[str, jax.Array]:
         """A batch on the devices."""
         size = self._config.training.rows_per_evaluation
         return self._parallel.shard_batch(local_slice(split.features.batch(rows, length, size), self._parallel.process))
@@ -116,7 +116,7 @@ class TaskEvaluator:
         """Padded length of a batch in the middle of a split, and the time that its outputs take."""
         batches = self.batches(split)
         rows, length = batches[len(batches) // 2]
-        return length, timed(partial(self._outputs, params, self.place(split, rows, length)))
+        return length, timed(partial(self._outputs, params, self._shard_batch(split, rows, length)))
 
     def __call__(
         self, params: Any, split: Split, between: Callable[[], None] = lambda: None
@@ -131,7 +131,7 @@ class TaskEvaluator:
         sums = []
         for rows, length in self.batches(split):
             between()
-            batch = self.place(split, rows, length)
+            batch = self._shard_batch(split, rows, length)
             out = self._outputs(params, batch)
             if split.features.labels is not None:
                 sums.append({self._name: self._loss(out, batch)})
@@ -154,7 +154,7 @@ class DevEvaluator:
         self.last_outputs: Outputs | None = None
 
     def __call__(self, params: Any) -> Metrics:
-        outputs, losses = self._evaluator(params, self._dev, self._interrupts.check)
+        outputs, losses = self._evaluator(params, self._dev, self._interrupts.raise_if_requested)
         self.last_outputs = outputs
         predictions = self._task.predict(outputs, self._dev.features, self._dev.examples)
         return {**losses, **self._task.score(predictions, self._dev.examples)}

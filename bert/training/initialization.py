@@ -37,7 +37,7 @@ def initialize_state(
     seed: int,
     checkpoints: CheckpointReader,
     source: tuple[str, Params] | None,
-    parts: Sequence[str],
+    modules: Sequence[str],
     say: Log,
     prepare: Callable[[Params], Params] = lambda params: params,
     input_shape: Sequence[int] = (1, 8),
@@ -46,7 +46,7 @@ def initialize_state(
 
     Args:
         source: name and parameters of another run, or None.
-        parts: modules to take from it where it has them: ``bert`` with its pooler, and for pretraining the heads.
+        modules: those to take from it if it has them: ``bert`` with its pooler, and for pretraining the heads.
         say: told what came from where.
         prepare: what is done to random weights before those of ``source`` take their place.
         input_shape: of token ids that the model can read.
@@ -67,10 +67,10 @@ def initialize_state(
         say(f"goes on at step {restored[0]:,}")
         return restored[1]
     shapes = _split_pooler(like.params)
-    moved = () if source is None else _shared_modules(shapes, _split_pooler(source[1]), parts)
+    moved = () if source is None else _shared_modules(shapes, _split_pooler(source[1]), modules)
 
     def fresh(key: jax.Array) -> Params:
-        return {part: tree for part, tree in _split_pooler(init(key)).items() if part not in moved}
+        return {module: tree for module, tree in _split_pooler(init(key)).items() if module not in moved}
 
     # What comes from elsewhere is not drawn: for a small head beside a large encoder that is nearly all.
     drawn = jax.device_get(jax.jit(fresh)(jax.random.key(seed)))
@@ -78,48 +78,47 @@ def initialize_state(
     if source is None:
         say("starts from random weights")
     else:
-        params = load_pretrained_params(params, source[1], source[0], parts, say)
+        params = load_pretrained_params(params, source[1], source[0], modules, say)
     return jax.tree.map(np.asarray, TrainState.create(params, optimizer, metrics))
 
 
-def load_pretrained_params(params: Params, source: Params, name: str, parts: Sequence[str], say: Log) -> Params:
-    """``params`` with the ``parts`` of ``source`` in it, saying what came from where.
+def load_pretrained_params(params: Params, source: Params, name: str, modules: Sequence[str], say: Log) -> Params:
+    """``params`` with the ``modules`` of ``source`` in it, saying what came from where.
 
     Of what is replaced, ``params`` need only have the shapes.
 
     Raises:
-        UserError: the encoder is missing, or a part differs in a name or a shape.
+        UserError: the encoder is missing, or a module differs in a name or a shape.
     """
-    # The pooler is a part as well: models that answer for every token have none.
+    # The pooler is a module of its own here: models that answer for every token have none.
     params, source = _split_pooler(params), _split_pooler(source)
-    taken = _shared_modules(params, source, parts)
+    taken = _shared_modules(params, source, modules)
     if "bert" not in taken:
         raise UserError(f"{name} has no encoder to start from: name another model or run")
-    mine, theirs = (
-        traverse_util.flatten_dict({part: tree[part] for part in taken}, sep="/") for tree in (params, source)
+    expected, given = (
+        traverse_util.flatten_dict({module: tree[module] for module in taken}, sep="/") for tree in (params, source)
     )
-    wrong = sorted(set(mine) ^ set(theirs))
-    wrong += [key for key in mine if key in theirs and mine[key].shape != theirs[key].shape]
+    wrong = sorted(set(expected) ^ set(given))
+    wrong += [key for key in expected if key in given and expected[key].shape != given[key].shape]
     if wrong:
         raise UserError(
             f"{name} does not fit the model: {', '.join(wrong[:5])} differ ({len(wrong)} in all): name another"
         )
-    size = sum(array.size for array in mine.values())
-    say(
-        f"from {name}: {', '.join(part for part in taken if part != POOLER)} ({len(mine)} tensors, {size:,} parameters)"
-    )
+    size = sum(array.size for array in expected.values())
+    names = ", ".join(module for module in taken if module != POOLER)
+    say(f"from {name}: {names} ({len(expected)} tensors, {size:,} parameters)")
     fresh, unused = sorted(set(params) - set(taken)), sorted(set(source) - set(taken))
     if fresh:
         say(f"randomly initialized: {', '.join(fresh)}")
     if unused:
         say(f"not loaded: {', '.join(unused)}")
-    return _merge_pooler({**params, **{part: source[part] for part in taken}})
+    return _merge_pooler({**params, **{module: source[module] for module in taken}})
 
 
-def _shared_modules(params: Params, source: Params, parts: Sequence[str]) -> list[str]:
-    """Those of the parts that both have."""
-    asked = (*parts, *([POOLER] if "bert" in parts else []))
-    return [part for part in asked if part in params and part in source]
+def _shared_modules(params: Params, source: Params, modules: Sequence[str]) -> list[str]:
+    """Those of the modules that both have."""
+    requested = (*modules, *([POOLER] if "bert" in modules else []))
+    return [module for module in requested if module in params and module in source]
 
 
 def _split_pooler(params: Params) -> Params:
@@ -130,41 +129,41 @@ def _split_pooler(params: Params) -> Params:
 
 
 def _merge_pooler(params: Params) -> Params:
-    whole = dict(params)
-    if (pooler := whole.pop(POOLER, None)) is not None:
-        whole["bert"] = {**whole["bert"], "pooler": pooler}
-    return whole
+    merged = dict(params)
+    if (pooler := merged.pop(POOLER, None)) is not None:
+        merged["bert"] = {**merged["bert"], "pooler": pooler}
+    return merged
 
 
-def model_config_from_source(asked: ModelConfig, source: ModelConfig, name: str) -> ModelConfig:
+def model_config_from_source(requested: ModelConfig, source: ModelConfig, name: str) -> ModelConfig:
     """The source's sizes with the run's own dropout.
 
     Raises:
-        UserError: a size was asked for that the source does not have.
+        UserError: a size was requested that the source does not have.
     """
     defaults = ModelConfig()
     for field in dataclasses.fields(ModelConfig):
-        value, theirs = getattr(asked, field.name), getattr(source, field.name)
-        if field.name not in MODEL_KEYS_KEPT_WITH_INIT and value not in (getattr(defaults, field.name), theirs):
+        value, given = getattr(requested, field.name), getattr(source, field.name)
+        if field.name not in MODEL_KEYS_KEPT_WITH_INIT and value not in (getattr(defaults, field.name), given):
             raise UserError(
-                f"model.{field.name} is {value}, but {name} was trained with {theirs}: leave it out, sizes come with "
+                f"model.{field.name} is {value}, but {name} was trained with {given}: leave it out, sizes come with "
                 "the weights"
             )
-    return dataclasses.replace(source, **{key: getattr(asked, key) for key in MODEL_KEYS_KEPT_WITH_INIT})
+    return dataclasses.replace(source, **{key: getattr(requested, key) for key in MODEL_KEYS_KEPT_WITH_INIT})
 
 
-def with_vocab_size(asked: ModelConfig, pieces: int) -> ModelConfig:
-    """The sizes asked for, with the vocabulary's filled in.
+def with_vocab_size(requested: ModelConfig, pieces: int) -> ModelConfig:
+    """The requested sizes, with the vocabulary's filled in.
 
     Raises:
         UserError: the embedding would be smaller than the vocabulary.
     """
-    if asked.vocab_size is not None and asked.vocab_size < pieces:
+    if requested.vocab_size is not None and requested.vocab_size < pieces:
         raise UserError(
-            f"model.vocab_size ({asked.vocab_size}) is smaller than the vocabulary ({pieces} pieces): "
+            f"model.vocab_size ({requested.vocab_size}) is smaller than the vocabulary ({pieces} pieces): "
             "leave it out, or enlarge it"
         )
-    return dataclasses.replace(asked, vocab_size=asked.vocab_size or pieces)
+    return dataclasses.replace(requested, vocab_size=requested.vocab_size or pieces)
 
 
 VOCAB_PARAMS = (("bert", "embeddings", "word", "embedding"), ("predictions", "decoder"), ("predictions", "bias"))
@@ -194,7 +193,7 @@ def extend_embeddings(params: Params, rows: dict[int, list[int]], size: int) -> 
 
 
 def _copy(params: Params) -> Params:
-    return {name: _copy(part) if isinstance(part, dict) else part for name, part in params.items()}
+    return {name: _copy(value) if isinstance(value, dict) else value for name, value in params.items()}
 
 
 def init_mlm_bias(method: str, counts: np.ndarray, params: Params) -> Params:

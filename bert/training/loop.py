@@ -110,7 +110,7 @@ class TrainLoop:
             if self._too_many_skipped is not None:
                 self._save()
                 raise UserError(nonfinite_error_message(self._too_many_skipped, self._step))
-            if not self._interrupts.after(self._step) and self._is_due(self._eval_every):
+            if not self._interrupts.should_stop(self._step) and self._is_due(self._eval_every):
                 self._run_evaluation()
             self._raise_if_interrupted()
         self._save()
@@ -218,9 +218,9 @@ class TrainLoop:
         self._report.metrics(self._step, "eval", metrics)  # last: a resumed run repeats all if this line is missing
 
     def _raise_if_interrupted(self) -> None:
-        if self._interrupts.number is not None:
+        if self._interrupts.signal_number is not None:
             self._save()
-            raise Interrupted(self._step, self._interrupts.number)
+            raise Interrupted(self._step, self._interrupts.signal_number)
 
 
 class ThroughputTimer:

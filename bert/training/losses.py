@@ -110,13 +110,13 @@ def pretraining_objective(
         return losses, {f"{name}_accuracy": weighted_accuracy_sum(*target) for name, target in targets.items()}
 
     def weights(batch: Batch) -> dict[str, Array]:
-        found = {"mlm_loss": jnp.sum(batch["masked_lm_weights"])}
+        totals = {"mlm_loss": jnp.sum(batch["masked_lm_weights"])}
         if label is not None:
-            found[f"{metric}_loss"] = jnp.sum(batch[f"{label}_weights"])
-        return found
+            totals[f"{metric}_loss"] = jnp.sum(batch[f"{label}_weights"])
+        return totals
 
     names = ("mlm",) if label is None else ("mlm", metric)
-    return Objective(forward, weights, tuple(f"{name}_{kind}" for kind in ("loss", "accuracy") for name in names))
+    return Objective(forward, weights, tuple(f"{name}_{end}" for end in ("loss", "accuracy") for name in names))
 
 
 def _packing(batch: Batch) -> Packing | None:

@@ -118,8 +118,8 @@ def _resolve_defaults(config: PretrainConfig) -> PretrainConfig:
 
 def _check_batches(parallel: Parallelism, config: PretrainConfig) -> None:
     """Raises UserError if the devices cannot share the batches of a phase."""
-    for number, phase in enumerate(phase_configs(config), 1):
-        name = "training.batch_size" if config.phases is None else f"phases.{number}.batch_size"
+    for phase_number, phase in enumerate(phase_configs(config), 1):
+        name = "training.batch_size" if config.phases is None else f"phases.{phase_number}.batch_size"
         parallel.check_batch(name, phase.training.batch_size, phase.training.gradient_accumulation_steps)
         parallel.check_batch("training.eval_batch_size", phase.training.rows_per_evaluation)
 
@@ -167,7 +167,7 @@ class PretrainingEvaluator:
 
     def _sums(self, params: Any) -> Iterator[WeightedSums]:
         for batch in self._data.eval_batches(self._parallel.process):
-            self._interrupts.check()
+            self._interrupts.raise_if_requested()
             yield self._eval_step(params, self._parallel.shard_batch(batch))
 
     def seconds(self, params: Any) -> float:

@@ -17,13 +17,13 @@ REPOSITORY = Path(__file__).parents[2]
 def test_the_first_signal_is_a_flag_and_handlers_come_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with InterruptHandler() as stop:
-        stop.check()
-        assert not stop.after(1)
+        stop.raise_if_requested()
+        assert not stop.should_stop(1)
         signal.raise_signal(signal.SIGTERM)
-        assert stop.number == signal.SIGTERM
-        assert stop.after(2)
+        assert stop.signal_number == signal.SIGTERM
+        assert stop.should_stop(2)
         with pytest.raises(EvaluationInterrupted):
-            stop.check()
+            stop.raise_if_requested()
     assert signal.getsignal(signal.SIGTERM) is before
 
 
