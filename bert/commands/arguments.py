@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NoReturn, Protocol, TypeVar
+from typing import NoReturn, TypeVar
 
 from bert.commands.config_help import config_help
 from bert.commands.overrides import override
-from bert.config import apply_preset, recipe_folder, recipe_names
+from bert.config import FinetuneConfig, PretrainConfig, apply_preset, recipe_folder, recipe_names
 from bert.config.yaml_io import (
     NULLS,
     ConfigField,
@@ -36,21 +36,9 @@ from bert.runs.folder import MODEL_KEYS_KEPT_WITH_INIT
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.malloc import limit_malloc_arenas
 
-
-class Checked(Protocol):
-    """A configuration."""
-
-    def check(self) -> None: ...
-
-
-Config = TypeVar("Config", bound=Checked)
-
-
-class Command(Protocol):
-    """What `run_command` makes: arguments, or None for those of the process -> exit status."""
-
-    def __call__(self, argv: list[str] | None = None) -> int: ...
-
+Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
+Command = Callable[..., int]
+"""A wrapped command: its arguments, or nothing for those of the process -> exit status."""
 
 COMMAND_LINE = "command line"
 FLAGS = ("help", "print_config")
@@ -88,7 +76,8 @@ def parse(
         print(config_help(config_class, prog, description, _config_text(default_recipe), extra_options), end="")
         raise SystemExit(0)
     print_config = options.pop("print_config", None) is not None
-    files = [(name, find_config(name)) for name in options.pop("config", [default_recipe]) if name is not None]
+    names = options.pop("config", [] if default_recipe is None else [default_recipe])
+    files: list[tuple[str, Path]] = [(name, find_config(name)) for name in names]
     given = _values_on_command_line({key: [value] for key, value in defaults_for_check.items()}, keys)
     for name, path in files:
         given = override(given, _read(name, path, keys), keys)

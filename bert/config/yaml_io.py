@@ -28,6 +28,7 @@ from bert.errors import UTF8_HINT, UserError
 Config = TypeVar("Config")
 
 NULLS = (None, "null", "~")
+NULL_TAG = "tag:yaml.org,2002:null"
 
 
 class ConfigField(NamedTuple):
@@ -132,28 +133,35 @@ def parse_yaml(text: str, source: str, keys: dict[str, ConfigField]) -> dict[str
     if not isinstance(root, yaml.MappingNode):
         where = f"{source}, line {root.start_mark.line + 1}"
         raise UserError(f"{where}: {_snippet(root, text)!r} is not a mapping: write lines of KEY: VALUE")
-
-    sections = {key.rpartition(".")[0] for key in keys} - {""}
-    lists = {name for name, key in keys.items() if key.item is not None}
     given: dict[str, UserValue] = {}
-    lines: dict[str, int] = {}
-    for name, line, node in _entries(root, sections, lists, text):
-        where, snippet, value = f"{source}, line {line}", _snippet(node, text), _value(node)
-        known, near = key_of(name, keys), sibling_keys(name, keys)
-        is_section = name in sections or (near is not keys and all(key.startswith(f"{name}.") for key in near))
-        if known is None and not is_section:
-            raise UserError(f"{where}: {unknown_key(name, near)}")
-        if name in lines:
-            raise UserError(f"{where}: {name} is already set on line {lines[name]}: remove one of the two")
-        lines[name] = line
-        if known is not None:
-            given[name] = UserValue(value, source, line, f"{name}: {snippet or 'null'}")
-        elif not isinstance(node, yaml.MappingNode) and value is not None:  # null: a section all commented out
-            example = next(key for key in near if key.startswith(f"{name}.")).removeprefix(f"{name}.")
-            raise UserError(
-                f"{where}: {name} is {snippet}, but it is a section: indent its keys below it, for example {example}"
-            )
+    for name, line, node in _entries(root, keys):
+        where = f"{source}, line {line}"
+        if key_of(name, keys) is None:
+            raise UserError(f"{where}: {unknown_key(name, sibling_keys(name, keys))}")
+        if name in given:
+            raise UserError(f"{where}: {name} is already set on line {given[name].line}: remove one of the two")
+        given[name] = UserValue(_value(node), source, line, f"{name}: {_snippet(node, text) or 'null'}")
     return given
+
+
+def _entries(
+    mapping: yaml.MappingNode, keys: dict[str, ConfigField], prefix: str = ""
+) -> Iterator[tuple[str, int, yaml.Node]]:
+    """(dotted key, line, value) of every key in a mapping, in its sections and in its lists of sections."""
+    for key, value in mapping.value:
+        name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+        field = key_of(name, keys)
+        is_empty = value.value == [] or value.tag == NULL_TAG
+        if field is None and isinstance(value, yaml.MappingNode) and not is_empty:
+            yield from _entries(value, keys, f"{name}.")
+        elif field is not None or not is_empty or not any(other.startswith(f"{name}.") for other in keys):
+            yield name, line, value
+        if field is not None and field.item is not None and isinstance(value, yaml.SequenceNode):
+            for index, item in enumerate(value.value, 1):
+                if isinstance(item, yaml.MappingNode):
+                    yield from _entries(item, keys, f"{name}.{index}.")
+                else:
+                    yield f"{name}.{index}", item.start_mark.line + 1, item
 
 
 def display_path(path: Path) -> str:
@@ -191,22 +199,6 @@ def _compose(text: str, source: str) -> yaml.Node | None:
         raise UserError(f"{where}: not valid YAML ({problem}): {fix}") from None
 
 
-def _entries(
-    mapping: yaml.MappingNode, sections: set[str], lists: set[str], text: str, prefix: str = ""
-) -> Iterator[tuple[str, int, yaml.Node]]:
-    """(dotted key, line, value) of every line of a mapping, of the sections and of the lists of sections in it."""
-    for key, value in mapping.value:
-        name = prefix + (key.value if isinstance(key, yaml.ScalarNode) else _snippet(key, text))
-        yield name, key.start_mark.line + 1, value
-        if name in sections and isinstance(value, yaml.MappingNode):
-            yield from _entries(value, sections, lists, text, f"{name}.")
-        if name in lists and isinstance(value, yaml.SequenceNode):
-            for index, item in enumerate(value.value, 1):
-                yield f"{name}.{index}", item.start_mark.line + 1, item
-                if isinstance(item, yaml.MappingNode):
-                    yield from _entries(item, sections, lists, text, f"{name}.{index}.")
-
-
 def parse_list(text: str) -> list[str] | None:
     """The texts of a YAML list on one line; None for anything else."""
     try:
@@ -219,7 +211,7 @@ def parse_list(text: str) -> list[str] | None:
 def _value(node: yaml.Node | None) -> Any:
     """A leaf as the text that the user wrote, so that `no` stays a language and 1e-4 is a number."""
     if isinstance(node, yaml.ScalarNode):
-        return None if node.tag == "tag:yaml.org,2002:null" else node.value
+        return None if node.tag == NULL_TAG else node.value
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
         return [item.value for item in node.value]
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.MappingNode) for item in node.value):

@@ -148,7 +148,8 @@ def test_texts_stay_texts_and_null_clears():
 
 def test_empty_file_and_empty_section_mean_the_defaults():
     assert pretrain_yaml("# nothing yet\n", *ENOUGH) == pretrain(*ENOUGH)[0]
-    assert pretrain_yaml("model:\n  # hidden_size: 64\n", *ENOUGH) == pretrain(*ENOUGH)[0]
+    for section in ("model:\n  # hidden_size: 64\n", "model: {}\n"):
+        assert pretrain_yaml(section, *ENOUGH) == pretrain(*ENOUGH)[0]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ def test_mistakes_on_the_command_line(argv, parts):
             3,
             ["unknown key model.hiden_size", "mean model.hidden_size?"],
         ),
-        ("modle:\n  hidden_size: 3\n", 1, ["unknown key modle"]),
+        ("modle:\n  hidden_size: 3\n", 2, ["unknown key modle.hidden_size", "mean model.hidden_size?"]),
         ("hidden_size: 3\n", 1, ["unknown key hidden_size", "mean model.hidden_size?"]),
         ("seed: 1\ntraining:\n  steps: abc\n", 3, ["training.steps: abc", "a whole number"]),
         ("training:\n  batch_size: true\n", 2, ["training.batch_size: true", "a whole number"]),
@@ -242,11 +243,12 @@ def test_mistakes_on_the_command_line(argv, parts):
         ("seed: {a: 1}\n", 1, ["seed: {a: 1}", "a whole number"]),
         ("output_dir: [a, b]\n", 1, ["output_dir: [a, b]", "a text or null"]),
         ("data:\n  train:\n  - [a]\n", 2, ["data.train: - [a]", "a list of texts or a text is expected"]),
-        ("training: 5\n", 1, ["training is 5", "section", "indent"]),
-        ("training: [5]\n", 1, ["training is [5]", "section"]),
+        ("training: 5\n", 1, ["training is a section: set its keys one by one, for example training.steps"]),
+        ("training: [5]\n", 1, ["training is a section"]),
         ("model:\n  hidden_size: 3\n  hidden_size: 4\n", 3, ["model.hidden_size", "line 2", "remove one"]),
-        ("model:\n  hidden_size: 3\nmodel:\n", 3, ["model is already set on line 1"]),
         ("model.hidden_size: 3\nmodel: {hidden_size: 4}\n", 2, ["model.hidden_size is already set on line 1"]),
+        ("modle: {}\n", 1, ["unknown key modle"]),
+        ("modle:\n", 1, ["unknown key modle"]),
         ("# head\n- a\n- b\n", 2, ["not a mapping", "KEY: VALUE"]),
         ("hello\n", 1, ["'hello' is not a mapping"]),
         ("seed: 1\nphases:\n- share: 0.5\n- shar: 1\n", 4, ["unknown key phases.2.shar", "mean phases.2.share?"]),
@@ -254,7 +256,7 @@ def test_mistakes_on_the_command_line(argv, parts):
         ("phases:\n- share: 0.5\n  share: 0.6\n", 3, ["phases.1.share is already set on line 2"]),
         ("phases: 5\n", 1, ["phases: 5", "a list of sections in a file or null"]),
         ("phases: {share: 0.5}\n", 1, ["phases: {share: 0.5}", "a list of sections"]),
-        ("phases:\n- {}\n- 5\n", 3, ["phases.2 is 5", "section", "indent its keys below it, for example share"]),
+        ("phases:\n- {}\n- 5\n", 3, ["phases.2 is a section: set its keys one by one, for example phases.2.share"]),
         (
             "data.train: a\ntraining.steps: 5\nphases:\n- share: 0.5\n- sequence_length: 9999\n",
             5,
