@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
-from bert.config.validation import Fraction, Positive, Range, Seed, check_fields
+from bert.config.validation import Fraction, Positive, PositiveFloat, Range, Seed, check_fields
 from bert.errors import UserError
 
 STDLIB_CORPUS = "stdlib:"
@@ -30,7 +30,7 @@ class DataConfig:
     """Corpus: files, globs or folders of .txt (an empty line ends a document), of .jsonl with a "text" field, either
     also as .gz, .bz2, .xz or .zst, of .parquet with a "text" column; folders that datasets saved;
     hub:ORG/NAME[:CONFIG][:SPLIT]; "stdlib:" is the prose of Python's own standard library."""
-    mixture_weights: list[float] | None = None
+    mixture_weights: list[PositiveFloat] | None = None
     """Share of the training text for each entry of data.train: those that have less are repeated; null takes each
     document once."""
     eval: list[str] | str | None = None
@@ -110,5 +110,3 @@ class DataConfig:
                         f"{name} has {len(values)} values and {key} {entries}: give one for each (quote globs, so that "
                         "the shell does not make many of one)"
                     )
-        if self.mixture_weights is not None and not all(0 < weight < float("inf") for weight in self.mixture_weights):
-            raise UserError(f"data.mixture_weights is {self.mixture_weights}: every weight must be above 0")

@@ -67,14 +67,14 @@ class TaskDataConfig:
     metrics: list[str] | None = None
     """Scores, the first one chooses the best checkpoint; classification: accuracy, f1 (of the second of two labels),
     macro_f1, matthews; regression: pearson, spearman; null takes accuracy, or pearson and spearman."""
-    score_range: list[float] | None = None
+    score_range: list[Annotated[float, Range()]] | None = None
     """Least and greatest score of a regression: others are refused in files, and predictions are cut to them."""
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     """the columns of a custom task"""
     max_length: Annotated[int, Range(least=8)] = 128
     """Longest row in tokens, special ones included. Longer inputs are cut, the longer text first; those of SQuAD and
     of tagging are read through several rows."""
-    buckets: list[int] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
+    buckets: list[Positive] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
     """Lengths that batches are padded to: each costs one compilation and saves padding."""
     max_train_samples: Positive | None = None
     """Train on a random sample of so many training rows; of questions, sentences or choices likewise."""
@@ -99,7 +99,7 @@ class TaskDataConfig:
     """SQuAD: longest answer in tokens."""
     n_best_size: Positive = 20
     """SQuAD: most answers listed for each question in nbest_predictions.json."""
-    null_score_diff_threshold: float | None = None
+    null_score_diff_threshold: Annotated[float, Range()] | None = None
     """SQuAD v2.0: no answer is given where its score is better than the best answer's by more than this; null tunes it
     for the best F1 on dev and writes it into results.json."""
     misaligned_answers: Literal["skip", "error"] = "skip"
@@ -111,22 +111,15 @@ class TaskDataConfig:
         check_fields("data.", self)
         if self.dir is None and self.train is None:
             raise UserError("data.dir is not set: name the folder of the task's train and dev files, --data.dir DIR")
-        if not self.buckets or min(self.buckets) < 1:
-            raise UserError(f"data.buckets is {self.buckets}: list at least one length above 0")
+        if not self.buckets:
+            raise UserError("data.buckets is an empty list: list at least one length")
         if self.dev_fraction is not None and self.dev is not None:
             raise UserError("data.dev and data.dev_fraction are both set: remove one of them")
-        if (
-            self.null_score_diff_threshold is not None
-            and self.null_score_diff_threshold != self.null_score_diff_threshold
-        ):
-            raise UserError("data.null_score_diff_threshold is nan: leave it out or give a number")
         for name in ("column_names", "labels", "metrics"):
             values = getattr(self, name)
             if values is not None and not 0 < len(values) == len(set(values)):
                 raise UserError(f"data.{name} is {values}: list each name once, or leave it out")
-        if self.score_range is not None and not (
-            len(self.score_range) == 2 and self.score_range[0] < self.score_range[1]
-        ):
+        if self.score_range is not None and (len(self.score_range) != 2 or self.score_range[0] >= self.score_range[1]):
             raise UserError(f"data.score_range is {self.score_range}: give the least and the greatest score")
 
 

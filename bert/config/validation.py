@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -41,7 +42,7 @@ class Range:
 
     def __str__(self) -> str:
         limits = {"at least": self.least, "above": self.above, "below": self.below, "at most": self.most}
-        return " and ".join(f"{words} {limit:,}" for words, limit in limits.items() if limit is not None)
+        return " and ".join(f"{words} {limit:,}" for words, limit in limits.items() if limit is not None) or "finite"
 
 
 Positive = Annotated[int, Range(least=1)]
@@ -64,10 +65,17 @@ def check_fields(prefix: str, config: object) -> None:
         value = getattr(config, name)
         if typing.get_origin(hint) is typing.Literal and value not in typing.get_args(hint):
             raise UserError(f"{prefix}{name} is {value!r}: use one of {', '.join(typing.get_args(hint))}")
-        for member in (hint, *typing.get_args(hint)):  # a union has members
-            for limits in getattr(member, "__metadata__", ()):
-                if value is not None and value not in limits:
-                    raise UserError(f"{prefix}{name} is {value}: it must be {limits}")
+        numbers = value if isinstance(value, list) else [] if value is None else [value]
+        for limits in _ranges(hint):
+            if outside := [number for number in numbers if number not in limits]:
+                raise UserError(f"{prefix}{name} is {outside[0]}: it must be {limits}")
+
+
+def _ranges(hint: Any) -> Iterator[Range]:
+    """The ranges in a type, also inside its unions and lists."""
+    yield from (item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Range))
+    for member in typing.get_args(hint):
+        yield from _ranges(member)
 
 
 def local_paths(config: object) -> None:

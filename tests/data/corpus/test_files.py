@@ -324,8 +324,8 @@ def test_sentences_end_by_the_language_of_their_source(two_languages, monkeypatc
         ({"mixture_weights": [1.0]}, r"data\.mixture_weights has 1 values and data\.train 2"),
         ({"language": ["de"]}, r"data\.language has 1 values and data\.train 2"),
         ({"language": ["de", "en"], "eval": "x.txt"}, r"data\.language has 2 values and data\.eval 1"),
-        ({"mixture_weights": [1.0, 0.0]}, "every weight must be above 0"),
-        ({"mixture_weights": [1.0, float("nan")]}, "every weight must be above 0"),
+        ({"mixture_weights": [1.0, 0.0]}, ": it must be above 0"),
+        ({"mixture_weights": [1.0, float("nan")]}, ": it must be above 0"),
     ],
 )
 def test_as_many_weights_and_languages_as_entries(changes, message) -> None:
