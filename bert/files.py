@@ -113,6 +113,6 @@ def local_path(path: str | Path, name: str = "") -> str:
     """The path as it is. Raises UserError for one with a scheme, such as gs://, which would become a local folder."""
     # One slash: Path has dropped the other one. Two letters at least: C:/ is a drive.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
-        place = f"{name} is {path}, which" if name else str(path)
-        raise UserError(f"{place} is not a local path, and no other kind is supported: pass a local path")
+        described = f"{name} is {path}, which" if name else str(path)
+        raise UserError(f"{described} is not a local path, and no other kind is supported: pass a local path")
     return str(path)

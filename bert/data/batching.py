@@ -83,7 +83,7 @@ class FinetuningLoader:
         self._size = config.training.batch_size
         self.micro_batches = config.training.gradient_accumulation_steps
         self._epoch = lru_cache(maxsize=2)(
-            lambda number: epoch_batches(self._lengths, self._size, config.seed, number, by_length)
+            lambda epoch: epoch_batches(self._lengths, self._size, config.seed, epoch, by_length)
         )
 
     def row_indices(self, step: int) -> np.ndarray:
@@ -106,5 +106,5 @@ class FinetuningLoader:
         ]
 
     def _all_rows(self, step: int) -> np.ndarray:
-        epoch, place = divmod(step, -(-len(self._features) // self._size))
-        return self._epoch(epoch)[place]
+        epoch, index = divmod(step, -(-len(self._features) // self._size))
+        return self._epoch(epoch)[index]

@@ -83,16 +83,16 @@ def is_quoted(lines: Iterable[str]) -> bool:
 
 def _enclosed(row: Sequence[str]) -> list[str | None] | None:
     """What stands in the quotes of each cell of a row, None for a cell without quotes; None for an unsound row."""
-    text, place = "\n".join(row), 0
+    text, offset = "\n".join(row), 0
     cells: list[str | None] = []
     while True:
-        found = _CELL.match(text, place)
-        if found is None or text[found.end() : found.end() + 1] not in ("", "\t"):
+        match = _CELL.match(text, offset)
+        if match is None or text[match.end() : match.end() + 1] not in ("", "\t"):
             return None
-        cells.append(found[1])
-        if found.end() == len(text):
+        cells.append(match[1])
+        if match.end() == len(text):
             return cells
-        place = found.end() + 1
+        offset = match.end() + 1
 
 
 def _delimiter(first: str, width: int) -> str:

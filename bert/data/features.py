@@ -60,21 +60,21 @@ class Features:
         if len(rows) > batch_size or longest > length:
             raise ValueError(f"{len(rows)} rows of up to {longest} tokens do not fit a batch [{batch_size}, {length}]")
         used = slice(0, len(rows))
-        place = np.arange(length)
+        columns = np.arange(length)
         real = np.zeros((batch_size, length), bool)
-        real[used] = place < lengths[:, None]
+        real[used] = columns < lengths[:, None]
         starts = np.zeros((batch_size, 1), np.int64)
         starts[used, 0] = self.offsets[rows]
         segment_a = np.zeros((batch_size, 1), np.int64)
         segment_a[used, 0] = self.segment_a_lengths[rows]
 
         input_ids = np.full((batch_size, length), self.pad_token_id, np.int32)
-        input_ids[real] = self.ids[(starts + place)[real]]
+        input_ids[real] = self.ids[(starts + columns)[real]]
         if self.labels is None:
             labels = np.zeros(batch_size, np.int32)
         elif self.token_labels:
             labels = np.full((batch_size, length), IGNORE_INDEX, np.int32)
-            labels[real] = self.labels[(starts + place)[real]]
+            labels[real] = self.labels[(starts + columns)[real]]
         else:
             labels = np.zeros((batch_size, *self.labels.shape[1:]), self.labels.dtype)
             labels[used] = self.labels[rows]
@@ -82,7 +82,7 @@ class Features:
         weights[used] = 1
         return {
             "input_ids": input_ids,
-            "token_type_ids": (real & (place >= segment_a)).astype(np.int32),
+            "token_type_ids": (real & (columns >= segment_a)).astype(np.int32),
             "attention_mask": real.astype(np.int32),
             "labels": labels,
             "weights": weights,
@@ -130,9 +130,9 @@ class ChoiceFeatures:
         if len(rows) > batch_size:
             raise ValueError(f"{len(rows)} rows do not fit a batch of {batch_size}")
         filled = np.concatenate([rows, np.repeat(rows[:1], batch_size - len(rows))])
-        place = np.arange(self.choices.max())
-        has = place < self.choices[filled][:, None]
-        sequence = self.offsets[filled][:, None] + np.where(has, place, 0)
+        columns = np.arange(self.choices.max())
+        has = columns < self.choices[filled][:, None]
+        sequence = self.offsets[filled][:, None] + np.where(has, columns, 0)
         flat = self.sequences.batch(sequence.ravel(), length, sequence.size)
         names = ("input_ids", "token_type_ids", "attention_mask")
         labels = np.zeros(batch_size, np.int32)
@@ -162,12 +162,12 @@ def tokenize(
     The longer text of a pair is cut first, as BERT's ``_truncate_seq_pair`` (google-research/bert,
     run_classifier.py). ``tokenizer`` stays as it is.
     """
-    own = _truncating_tokenizer(tokenizer, max_length, tokenizer.get_vocab_size())
+    truncating = _truncating_tokenizer(tokenizer, max_length, tokenizer.get_vocab_size())
     ids = [np.zeros(0, np.int32)]
     lengths: list[int] = []
     segment_a_lengths: list[int] = []
     for start in range(0, len(texts), ROWS_AT_ONCE):
-        for encoding in own.encode_batch_fast(texts[start : start + ROWS_AT_ONCE]):
+        for encoding in truncating.encode_batch_fast(texts[start : start + ROWS_AT_ONCE]):
             ids.append(np.array(encoding.ids, np.int32))
             lengths.append(len(ids[-1]))
             segment_a_lengths.append(lengths[-1] - sum(encoding.type_ids))
@@ -176,7 +176,7 @@ def tokenize(
         offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
         segment_a_lengths=np.array(segment_a_lengths, np.int32),
         labels=labels,
-        pad_token_id=next((i for i in map(own.token_to_id, ("[PAD]", "<pad>")) if i is not None), 0),
+        pad_token_id=next((i for i in map(truncating.token_to_id, ("[PAD]", "<pad>")) if i is not None), 0),
     )
 
 
@@ -184,11 +184,11 @@ def tokenize(
 def _truncating_tokenizer(tokenizer: Tokenizer, max_length: int, pieces: int) -> Tokenizer:
     """A copy that cuts and does not pad. Kept, since a copy of 30,000 pieces takes longer than a short answer should;
     ``pieces``, their number, is there to notice tokens that were added since."""
-    own = Tokenizer.from_str(tokenizer.to_str())  # truncation and padding are settings of the object itself
-    own.no_padding()
-    own.enable_truncation(max_length, strategy="longest_first")
-    own.post_processor = post_processor(own)
-    return own
+    copy = Tokenizer.from_str(tokenizer.to_str())  # truncation and padding are settings of the object itself
+    copy.no_padding()
+    copy.enable_truncation(max_length, strategy="longest_first")
+    copy.post_processor = post_processor(copy)
+    return copy
 
 
 def prose_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
@@ -198,11 +198,11 @@ def prose_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
 
 @lru_cache(maxsize=8)
 def _prose_tokenizer(tokenizer: Tokenizer, pieces: int) -> Tokenizer:
-    own = literal_tokenizer(tokenizer)
-    own.no_padding()
-    own.no_truncation()
-    own.post_processor = post_processor(own)  # it decides which characters a token covers
-    return own
+    copy = literal_tokenizer(tokenizer)
+    copy.no_padding()
+    copy.no_truncation()
+    copy.post_processor = post_processor(copy)  # it decides which characters a token covers
+    return copy
 
 
 def pad_and_stack(arrays: Sequence[np.ndarray], empty: Sequence[int] = (0,)) -> np.ndarray:

@@ -30,7 +30,7 @@ def as_list(inputs: Any) -> list[Any]:
         raise UserError(f"the inputs are {shown(inputs)}: pass a string or a list") from None
 
 
-def as_texts(given: Any, number: int, wanted: str, counts: Collection[int] = (1,)) -> tuple[str, ...]:
+def as_texts(given: Any, index: int, wanted: str, counts: Collection[int] = (1,)) -> tuple[str, ...]:
     """The texts of one input: a string, or a tuple, list or array of strings.
 
     Args:
@@ -48,13 +48,13 @@ def as_texts(given: Any, number: int, wanted: str, counts: Collection[int] = (1,
         or len(texts) not in counts
         or not all(isinstance(text, str) for text in texts)
     ):
-        raise UserError(f"input {number} is {shown(given)}, and {wanted}")
+        raise UserError(f"input {index} is {shown(given)}, and {wanted}")
     return tuple(without_surrogates(text) for text in texts)
 
 
-def as_text_or_pair(given: Any, number: int, wanted: str = TEXT_OR_PAIR) -> Text:
+def as_text_or_pair(given: Any, index: int, wanted: str = TEXT_OR_PAIR) -> Text:
     """One input as a text or a pair of texts. Raises UserError."""
-    texts = as_texts(given, number, wanted, (1, 2))
+    texts = as_texts(given, index, wanted, (1, 2))
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 

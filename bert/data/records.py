@@ -40,7 +40,7 @@ KINDS = (*TABLES, ".jsonl")
 class Records:
     """The rows of one file, or of one split of a data set. They are read as they are asked for, once."""
 
-    place: str
+    source: str
     """Where they are from, for sentences."""
     rows: Rows
     names: tuple[str, ...] | None = None
@@ -50,11 +50,11 @@ class Records:
     notes: list[str] = field(default_factory=list)
     """Sentences for the user on how the file is read; complete once all rows are."""
 
-    def error(self, number: int, what: str) -> UserError:
+    def error(self, line_number: int, what: str) -> UserError:
         """The error for a row."""
-        return UserError(f"{self.place}, {self.unit} {number}: {what}")
+        return UserError(f"{self.source}, {self.unit} {line_number}: {what}")
 
-    def require(self, number: int, fields: Collection[str], wanted: Mapping[str, str]) -> None:
+    def require(self, line_number: int, fields: Collection[str], wanted: Mapping[str, str]) -> None:
         """Raises UserError if a row (or, number 1, the header) lacks a field.
 
         Args:
@@ -66,7 +66,7 @@ class Records:
                 there, fix = ", ".join(map(repr, fields)), f"set {key} to the right one"
                 if key == "task" and self.unit == "line":
                     fix += f", or name {', '.join(map(repr, wanted))} in the first line, with a tab between two names"
-                raise self.error(number, f"no {name!r} among {there[:200]}: {fix}")
+                raise self.error(line_number, f"no {name!r} among {there[:200]}: {fix}")
 
 
 def read_records(
@@ -87,12 +87,12 @@ def read_records(
     Raises:
       UserError: a name of another kind, an empty file; while reading: the line, what is wrong with it, and the fix.
     """
-    kind = kind_of(path)
-    if kind not in KINDS:
+    suffix = kind_of(path)
+    if suffix not in KINDS:
         raise UserError(f"{path} is of a kind that is not read: name a file of {', '.join(KINDS)}, plain or packed")
     if not path.is_file():
         raise UserError(f"{path} does not exist or is not a file: name one of {', '.join(KINDS)}, plain or packed")
-    if kind == ".jsonl":
+    if suffix == ".jsonl":
         return Records(str(path), _json_rows(path))
     rows, notes = table_rows(path, header, literal_quotes, skip_short_rows)
     first = next(rows, None)
@@ -114,12 +114,12 @@ def kind_of(path: Path) -> str:
     return Path(name.removesuffix(next((packed for packed in DECOMPRESSORS if name.endswith(packed)), ""))).suffix
 
 
-def is_dataset(place: str) -> bool:
+def is_dataset(source: str) -> bool:
     """Whether this is ``hub:NAME`` or a folder in which ``datasets`` saved several splits."""
-    return place.startswith(HUB_PREFIX) or (Path(place) / "dataset_dict.json").is_file()
+    return source.startswith(HUB_PREFIX) or (Path(source) / "dataset_dict.json").is_file()
 
 
-def open_splits(place: str, config: str | None = None) -> DatasetDict:
+def open_splits(source: str, config: str | None = None) -> DatasetDict:
     """The splits of ``hub:NAME[:CONFIG]``, or of a folder that ``datasets`` saved.
 
     Args:
@@ -130,28 +130,28 @@ def open_splits(place: str, config: str | None = None) -> DatasetDict:
     """
     import datasets
 
-    name, _, own = place.removeprefix(HUB_PREFIX).partition(":")
+    name, _, named_config = source.removeprefix(HUB_PREFIX).partition(":")
     try:
-        if place.startswith(HUB_PREFIX):
-            return datasets.load_dataset(name, own or config)
-        return datasets.load_from_disk(place)
+        if source.startswith(HUB_PREFIX):
+            return datasets.load_dataset(name, named_config or config)
+        return datasets.load_from_disk(source)
     except Exception as error:  # of the network, of the hub, of Arrow, of the files behind them
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        fix = "name hub:ORG/NAME or hub:ORG/NAME:CONFIG" if place.startswith(HUB_PREFIX) else "save it again"
-        raise UserError(f"{place} cannot be loaded ({reason}): {fix}") from None
+        fix = "name hub:ORG/NAME or hub:ORG/NAME:CONFIG" if source.startswith(HUB_PREFIX) else "save it again"
+        raise UserError(f"{source} cannot be loaded ({reason}): {fix}") from None
 
 
-def dataset_records(place: str, splits: DatasetDict, split: str) -> Records:
+def dataset_records(source: str, splits: DatasetDict, split: str) -> Records:
     """The rows of one split; where a field is a number with a name (a class label), they have the name, or None."""
     if split not in splits:
-        raise UserError(f"{place} has no split {split!r} but {', '.join(splits)}: name one of these")
+        raise UserError(f"{source} has no split {split!r} but {', '.join(splits)}: name one of these")
     table = splits[split].flatten()  # answers.text rather than answers: {text: ...}
     named = {name: convert for name, feature in table.features.items() if (convert := _names_of(feature))}
     rows = (
-        (number, {name: named[name](value) if name in named else value for name, value in row.items()})
-        for number, row in enumerate(table, start=1)
+        (row_number, {name: named[name](value) if name in named else value for name, value in row.items()})
+        for row_number, row in enumerate(table, start=1)
     )
-    return Records(f"{place}, split {split}", rows, tuple(table.column_names), "row")
+    return Records(f"{source}, split {split}", rows, tuple(table.column_names), "row")
 
 
 def _names_of(feature: Any) -> Callable[[Any], Any] | None:
@@ -166,14 +166,16 @@ def _named_rows(
     path: Path, rows: Table, names: tuple[str, ...], source: str, skip_short_rows: bool, notes: list[str]
 ) -> Rows:
     short = []
-    for number, cells in rows:
+    for line_number, cells in rows:
         if skip_short_rows and len(cells) < len(names):
-            short.append(str(number))
+            short.append(str(line_number))
         elif len(cells) != len(names):
             columns = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
-            raise UserError(f"{path}, line {number}: {columns} where {source} has {len(names)}: fix or remove the line")
+            raise UserError(
+                f"{path}, line {line_number}: {columns} where {source} has {len(names)}: fix or remove the line"
+            )
         else:
-            yield number, dict(zip(names, cells, strict=True))
+            yield line_number, dict(zip(names, cells, strict=True))
     if short:
         lines = ", ".join(short[:10]) + (", ..." if len(short) > 10 else "")
         counted = "1 row" if len(short) == 1 else f"{len(short)} rows"
@@ -209,23 +211,25 @@ def table_dialect(path: Path, header: Sequence[str] | None = None) -> Dialect:
 
 
 def _sound_lines(path: Path) -> Iterator[tuple[int, str]]:
-    for number, line in numbered_lines(path, utf_16=True):
+    for line_number, line in numbered_lines(path, utf_16=True):
         if "\0" in line:
-            raise UserError(f"{path}, line {number}: a NUL character, the file is damaged or not UTF-8: copy it again")
-        yield number, line
+            raise UserError(
+                f"{path}, line {line_number}: a NUL character, the file is damaged or not UTF-8: copy it again"
+            )
+        yield line_number, line
 
 
 def _unquoted_rows(path: Path, keep_empty: bool) -> Table:
     empty: list[int] = []  # lines, not counted where they end the file
-    for number, line in _sound_lines(path):
+    for line_number, line in _sound_lines(path):
         if not line:
-            empty.append(number)
+            empty.append(line_number)
             continue
         if empty and (not keep_empty or empty[0] == 1):
             raise UserError(f"{path}, line {empty[0]}: the line is empty: remove it")
         yield from ((before, [""]) for before in empty)
         empty = []
-        yield number, line.split("\t")
+        yield line_number, line.split("\t")
 
 
 def _csv_rows(reader: Any, path: Path) -> Table:
@@ -235,26 +239,26 @@ def _csv_rows(reader: Any, path: Path) -> Table:
       UserError: the file and line that is not CSV.
     """
     while True:
-        number = reader.line_num + 1
+        line_number = reader.line_num + 1
         try:
             cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            raise UserError(f"{path}, line {number}: not CSV ({error}): fix its quotes") from None
+            raise UserError(f"{path}, line {line_number}: not CSV ({error}): fix its quotes") from None
         if cells:
-            yield number, cells
+            yield line_number, cells
 
 
 def _json_rows(path: Path) -> Rows:
-    for number, line in numbered_lines(path, utf_16=True):
+    for line_number, line in numbered_lines(path, utf_16=True):
         if not line.strip():
             continue
         try:
             fields = parse_json(line)
         except ValueError as error:
             reason = getattr(error, "msg", str(error))
-            raise UserError(f"{path}, line {number}: not JSON ({reason}): fix or remove the line") from None
+            raise UserError(f"{path}, line {line_number}: not JSON ({reason}): fix or remove the line") from None
         if not isinstance(fields, dict):
-            raise UserError(f"{path}, line {number}: no object of named fields: write {{...}} on each line")
-        yield number, fields
+            raise UserError(f"{path}, line {line_number}: no object of named fields: write {{...}} on each line")
+        yield line_number, fields

@@ -71,7 +71,7 @@ def row_template(tokenizer: Tokenizer, pair: bool = False) -> RowTemplate:
     probe = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     probe.post_processor = post_processor(tokenizer)
     encoding = probe.encode("a", "a") if pair else probe.encode("a")
-    texts = [place for place, owner in enumerate(encoding.sequence_ids) if owner is not None]
+    texts = [column for column, owner in enumerate(encoding.sequence_ids) if owner is not None]
     types = encoding.type_ids
     if types[texts[0]] != 0 or set(types) - {0, 1} or types != sorted(types):
         raise UserError(
@@ -83,7 +83,7 @@ def row_template(tokenizer: Tokenizer, pair: bool = False) -> RowTemplate:
         prefix=tuple(ids[:first]),
         separator=tuple(ids[first + 1 : last]),
         suffix=tuple(ids[last + 1 :]),
-        types_of_special=tuple(kind for place, kind in enumerate(types) if place not in texts),
+        types_of_special=tuple(type_id for column, type_id in enumerate(types) if column not in texts),
         type_of_second=types[last],
     )
 
@@ -95,7 +95,7 @@ def post_processor(tokenizer: Tokenizer) -> PostProcessor:
     if tokenizer.post_processor is not None:
         return tokenizer.post_processor
     special = special_ids(tokenizer)
-    separator, classifier = ((str(tokenizer.id_to_token(number)), number) for number in (special.sep, special.cls))
+    separator, classifier = ((str(tokenizer.id_to_token(id)), id) for id in (special.sep, special.cls))
     if separator[0] in ROBERTA_SPECIAL_TOKENS:
         return RobertaProcessing(separator, classifier, add_prefix_space=False)
     return BertProcessing(separator, classifier)

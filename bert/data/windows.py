@@ -24,8 +24,8 @@ def widest_windows(starts: Sequence[int] | np.ndarray, ends: Sequence[int] | np.
     most = np.full(ends[-1], -1.0)
     widest = np.zeros(ends[-1], np.int64)
     for window, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        place = np.arange(end - start)
-        score = np.minimum(place, place[::-1]) + 0.01 * (end - start)
+        position = np.arange(end - start)
+        score = np.minimum(position, position[::-1]) + 0.01 * (end - start)
         here = np.flatnonzero(score > most[start:end]) + start
         most[here], widest[here] = score[here - start], window
     return widest

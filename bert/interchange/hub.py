@@ -27,7 +27,7 @@ _PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-
 
 def _placed(names: list[str]) -> list[str]:
     """Beside the folder's other files, or where sentence-transformers up to 1.x kept the encoder."""
-    return [f"{place}{name}" for place in ("", "0_Transformer/") for name in names]
+    return [f"{path}{name}" for path in ("", "0_Transformer/") for name in names]
 
 
 SETTINGS = [*_placed(_NAMES), "modules.json", "config_sentence_transformers.json", "*_Pooling/config.json"]
@@ -83,7 +83,7 @@ def download(name: str, weights: bool = True) -> Path:
     try:
         folder = Path(snapshot_download(name, allow_patterns=patterns))
         whole = any(any(folder.glob(pattern)) for pattern in WEIGHTS)
-        if weights and not whole and any(any(folder.glob(place)) for place in _placed(["config.json"])):
+        if weights and not whole and any(any(folder.glob(path)) for path in _placed(["config.json"])):
             folder = Path(snapshot_download(name, allow_patterns=[*patterns, *PICKLES]))
     except Exception as error:  # the client raises its own, httpx's and the system's
         raise UserError(

@@ -125,17 +125,17 @@ def tensors(layers: int, family: str, architecture: str) -> list[Tensor]:
     among them.
     """
     parts = {ENCODER, POOLER, PREDICTIONS, SEQ_RELATIONSHIP, *ARCHITECTURES[architecture]}
-    found = []
+    table = []
     for row in TABLE:
         theirs = _name(row, family, architecture)
         if theirs is None:
             continue
         for our_end, their_end, transposed in (GOOGLE_ARRAYS if family == GOOGLE else HF_ARRAYS)[row.kind]:
-            for number in range(layers) if "{}" in row.ours else (0,):
-                found.append(
-                    Tensor(row.ours.format(number) + our_end, theirs.format(number) + their_end, transposed),
+            for layer in range(layers) if "{}" in row.ours else (0,):
+                table.append(
+                    Tensor(row.ours.format(layer) + our_end, theirs.format(layer) + their_end, transposed),
                 )
-    return [tensor for tensor in found if tensor.part in parts]
+    return [tensor for tensor in table if tensor.part in parts]
 
 
 def check_layers(layers: int, held: int, source: Path | str, config: Path | str) -> None:

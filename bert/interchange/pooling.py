@@ -67,30 +67,35 @@ def read_pooling(folder: Path, say: Callable[[str], None]) -> tuple[Pooling | No
     modules = read_json(file)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise UserError(f"{file} is not a list of modules: copy it again")
-    kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
-    if kinds not in (["Transformer"], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    module_types = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
+    if module_types not in (["Transformer"], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
-            f"{file} lists {', '.join(kinds)}: Transformer, Pooling and Normalize are read, in this order; remove "
-            "modules.json to load the encoder alone"
+            f"{file} lists {', '.join(module_types)}: Transformer, Pooling and Normalize are read, in this order; "
+            "remove modules.json to load the encoder alone"
         )
-    places = [_inside(file, module.get("path", "")) for module in modules]
-    beside = [place / name for place in (places[0], folder) for name in TEXT_SETTINGS]
+    module_folders = [_inside(file, module.get("path", "")) for module in modules]
+    beside = [module_folder / name for module_folder in (module_folders[0], folder) for name in TEXT_SETTINGS]
     length, lowercase = next((_text_settings(file) for file in beside if file.is_file()), (None, False))
     prompts = folder / "config_sentence_transformers.json"
     declared = read_json(prompts) if prompts.is_file() else {}
     if isinstance(declared, dict) and declared.get("default_prompt_name"):
         say(f"{prompts}: default_prompt_name is not used: put the prompt before the texts yourself")
-    mode = _mode(places[1] / "config.json") if len(kinds) > 1 else Pooling().mode
-    return Pooling(mode, "Normalize" in kinds, length, lowercase), places[0]
+    mode = _mode(module_folders[1] / "config.json") if len(module_types) > 1 else Pooling().mode
+    return Pooling(mode, "Normalize" in module_types, length, lowercase), module_folders[0]
 
 
 def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
     """The files of a sentence-transformers folder that declare this pooling: path -> content of its JSON."""
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if pooling.normalize else [])]
-    places = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    module_types = ["Transformer", "Pooling", *(["Normalize"] if pooling.normalize else [])]
+    module_folders = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
     modules = [
-        {"idx": i, "name": str(i), "path": places[kind], "type": f"sentence_transformers.models.{kind}"}
-        for i, kind in enumerate(kinds)
+        {
+            "idx": i,
+            "name": str(i),
+            "path": module_folders[module_type],
+            "type": f"sentence_transformers.models.{module_type}",
+        }
+        for i, module_type in enumerate(module_types)
     ]
     modes = {f"pooling_mode_{'cls_token' if m == 'cls' else m + '_tokens'}": m == pooling.mode for m in MODES}
     files: dict[str, Any] = {
@@ -130,7 +135,7 @@ def _mode(file: Path) -> str:
 
 
 def _inside(file: Path, path: Any) -> Path:
-    parts = Path(path).parts if isinstance(path, str) else ("..",)
-    if ".." in parts or Path(*parts).is_absolute():
+    components = Path(path).parts if isinstance(path, str) else ("..",)
+    if ".." in components or Path(*components).is_absolute():
         raise UserError(f"{file} names the path {path!r}, which may lie outside of its folder: name one inside")
     return file.parent / path

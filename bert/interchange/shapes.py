@@ -32,9 +32,9 @@ def expected_shapes(config: ModelConfig, architecture: str, num_labels: int) -> 
     tree = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"])
     shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
     for path in [path for path in shapes if FIRST_LAYER in path]:
-        for number in range(1, config.num_hidden_layers):
-            shapes[path.replace(FIRST_LAYER, f"/layer_{number}/")] = shapes[path]
+        for layer in range(1, config.num_hidden_layers):
+            shapes[path.replace(FIRST_LAYER, f"/layer_{layer}/")] = shapes[path]
     outputs = {names.CLASSIFIER: num_labels if architecture in ARCHITECTURES_WITH_LABELS else 1, names.QA_OUTPUTS: 2}
-    for part in set(names.ARCHITECTURES[architecture]) & set(outputs):
-        shapes |= {f"{part}/kernel": (config.hidden_size, outputs[part]), f"{part}/bias": (outputs[part],)}
+    for head in set(names.ARCHITECTURES[architecture]) & set(outputs):
+        shapes |= {f"{head}/kernel": (config.hidden_size, outputs[head]), f"{head}/bias": (outputs[head],)}
     return shapes

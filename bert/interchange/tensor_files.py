@@ -65,28 +65,30 @@ def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
 
 def _read_shards(index: Path, read: Any) -> dict[str, np.ndarray]:
     content = read_json(index)
-    places = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+    file_of = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(file_of, dict) or not all(isinstance(name, str) for name in file_of.values()):
         raise UserError(f"{index} has no weight_map of tensors and their files: copy it again")
-    found: dict[str, np.ndarray] = {}
-    for name in sorted(set(places.values())):
+    arrays: dict[str, np.ndarray] = {}
+    for name in sorted(set(file_of.values())):
         if name in ("", ".", "..") or "/" in name or "\\" in name:
             raise UserError(f"{index} names {name!r}, which may lie outside of the folder: name a file beside it")
         shard = index.parent / name
         if not shard.is_file():
             raise UserError(f"{index} names {name}, which is not there: copy it as well")
         tensors = read(shard)
-        if twice := sorted(set(tensors) & set(found)):
+        if twice := sorted(set(tensors) & set(arrays)):
             raise UserError(f"{shard} holds {twice[0]}, which another file holds as well: copy the folder again")
-        if missing := sorted(tensor for tensor, place in places.items() if place == name and tensor not in tensors):
+        if missing := sorted(
+            tensor for tensor, file_name in file_of.items() if file_name == name and tensor not in tensors
+        ):
             raise UserError(f"{shard} lacks {missing[0]}, which {index.name} says is there: copy the folder again")
-        found |= tensors
-    return found
+        arrays |= tensors
+    return arrays
 
 
 def _version(text: str) -> tuple[int, ...]:
     """Major and minor number."""
-    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
+    return tuple(int(digits) for digits in re.findall(r"\d+", text)[:2])
 
 
 def _read_pickle(file: Path) -> dict[str, np.ndarray]:
@@ -112,12 +114,12 @@ def _read_pickle(file: Path) -> dict[str, np.ndarray]:
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()
     ):
         raise UserError(f"{file} is not a file of named tensors alone: name another model")
-    found = {}
+    arrays = {}
     for name, tensor in state.items():
         if tensor.layout is not torch.strided or str(tensor.dtype).startswith("torch.float8"):
             raise UserError(
                 f"{file}: {name} is {tensor.dtype}, {tensor.layout}, which is not read: convert it to float32"
             )
         half = tensor.dtype in (torch.float16, torch.bfloat16)
-        found[name] = (tensor.float() if half else tensor).detach().numpy()
-    return found
+        arrays[name] = (tensor.float() if half else tensor).detach().numpy()
+    return arrays

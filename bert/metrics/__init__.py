@@ -118,9 +118,9 @@ def by_class(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) 
     """
     from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-    numbers = np.arange(len(names))
-    matrix = confusion_matrix(labels, predictions, labels=numbers)
-    columns = precision_recall_fscore_support(labels, predictions, labels=numbers, zero_division=0)
+    classes = np.arange(len(names))
+    matrix = confusion_matrix(labels, predictions, labels=classes)
+    columns = precision_recall_fscore_support(labels, predictions, labels=classes, zero_division=0)
     keys = ("precision", "recall", "f1", "support", "predicted")
     rows = zip(*(column.tolist() for column in (*columns, matrix.sum(axis=0))), strict=True)
     return {
@@ -194,9 +194,9 @@ def squad_metrics(
     if not v2:
         return {"exact_match": _percent(exact, references), "f1": _percent(f1, references)}
     scores: dict[str, float] = {}
-    kinds = {"": list(references), "HasAns_": [id for id, golds in references.items() if golds]}
-    kinds["NoAns_"] = [id for id, golds in references.items() if not golds]
-    for name, ids in kinds.items():
+    groups = {"": list(references), "HasAns_": [id for id, golds in references.items() if golds]}
+    groups["NoAns_"] = [id for id, golds in references.items() if not golds]
+    for name, ids in groups.items():
         if ids:
             scores |= {f"{name}exact": _percent(exact, ids), f"{name}f1": _percent(f1, ids), f"{name}total": len(ids)}
     return scores
@@ -269,11 +269,11 @@ def entities_by_type(
 ) -> dict[str, dict[str, float]]:
     """precision, recall, f1, correct, predicted and support (right entities) of each type, in alphabetical order."""
     counts: dict[str, Counter[str]] = {"correct": Counter(), "predicted": Counter(), "support": Counter()}
-    for number, (ours, golds) in enumerate(zip(predictions, references, strict=True)):
+    for sentence, (ours, golds) in enumerate(zip(predictions, references, strict=True)):
         if len(ours) != len(golds):
-            raise ValueError(f"sentence {number}: {len(ours)} predicted tags for {len(golds)} words")
-        found, right = set(extract_entities(ours)), set(extract_entities(golds))
-        for name, entities in (("correct", found & right), ("predicted", found), ("support", right)):
+            raise ValueError(f"sentence {sentence}: {len(ours)} predicted tags for {len(golds)} words")
+        ours_entities, right = set(extract_entities(ours)), set(extract_entities(golds))
+        for name, entities in (("correct", ours_entities & right), ("predicted", ours_entities), ("support", right)):
             counts[name].update(entity.type for entity in entities)
     return {
         type: {**_prf(*(count[type] for count in counts.values())), **{name: counts[name][type] for name in counts}}

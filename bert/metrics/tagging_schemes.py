@@ -48,17 +48,17 @@ def extract_entities(tags: Sequence[str]) -> list[Span]:
     One ends before O, before B- and S-, after E- and S-, and where the type changes; one starts wherever a tag
     other than O continues none.
     """
-    found: list[Span] = []
+    spans: list[Span] = []
     start, last, last_type = 0, OUTSIDE, ""
-    for place, tag in enumerate((*tags, OUTSIDE)):
+    for index, tag in enumerate((*tags, OUTSIDE)):
         prefix, type = split_tag(tag)
         goes_on = prefix in ("I", "E") and last in ("B", "I") and type == last_type
         if last != OUTSIDE and not goes_on:
-            found.append(Span(last_type, start, place))
+            spans.append(Span(last_type, start, index))
         if not goes_on:
-            start = place
+            start = index
         last, last_type = prefix, type
-    return found
+    return spans
 
 
 def tags_of(entities: Iterable[Span], words: int, scheme: str) -> list[str]:
@@ -86,7 +86,7 @@ def convert(tags: Sequence[str], scheme: str) -> list[str]:
 def first_invalid_tag(tags: Sequence[str], scheme: str) -> int | None:
     """The first word whose tag the scheme does not allow there; None: the sequence is sound."""
     last, last_type = OUTSIDE, ""
-    for place, tag in enumerate((*tags, OUTSIDE)):
+    for index, tag in enumerate((*tags, OUTSIDE)):
         prefix, type = split_tag(tag)
         same = type == last_type and last != OUTSIDE
         if scheme == "BIOES":
@@ -97,7 +97,7 @@ def first_invalid_tag(tags: Sequence[str], scheme: str) -> int | None:
         else:
             sound = prefix in (OUTSIDE, "I") or (prefix == "B" and same)
         if not sound:
-            return min(place, len(tags) - 1)
+            return min(index, len(tags) - 1)
         last, last_type = prefix, type
     return None
 

@@ -96,7 +96,7 @@ class Task(ABC):
     @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the L outputs, for those who read an exported model."""
-        return tuple(f"LABEL_{number}" for number in range(self.num_labels))
+        return tuple(f"LABEL_{label}" for label in range(self.num_labels))
 
     @property
     def problem_type(self) -> str | None:

@@ -47,7 +47,7 @@ class CustomQuestionAnswering(SquadTask):
         records = self.records(Path(folder), split)
         may_be_impossible = self.may_be_impossible or split == "train"
         dataset = read_questions(records, self.data.columns, split != "test", self.strict, may_be_impossible)
-        return self._kept(dataset, records.place, split)
+        return self._kept(dataset, records.source, split)
 
     def fit(self, train: Dataset) -> CustomQuestionAnswering:
         return dataclasses.replace(self, may_be_impossible=self.may_be_impossible or train.may_be_impossible)
@@ -88,17 +88,17 @@ def read_questions(
         if columns.labels is None:
             examples.append(Example(id, question, context, ()))
             continue
-        number, given = columns.line_numbers[row], [column[row] for column in columns.labels]
-        answers = _answers(records, number, names, context, *given)
+        line_number, given = columns.line_numbers[row], [column[row] for column in columns.labels]
+        answers = _answers(records, line_number, names, context, *given)
         if not (answers or may_be_impossible):
             raise records.error(
-                number, "no answer, but every training question has one: remove it, or train with such questions"
+                line_number, "no answer, but every training question has one: remove it, or train with such questions"
             )
         if wrong := next((answer for answer in answers if answer.start is None), None):
             if strict or names.answer_start is None:
                 where = "at its place in" if names.answer_start is not None else "in"
                 raise records.error(
-                    number, f"the answer {wrong.text[:80]!r} does not stand {where} its context: fix the row"
+                    line_number, f"the answer {wrong.text[:80]!r} does not stand {where} its context: fix the row"
                 )
             misplaced.append(id)
         examples.append(Example(id, question, context, answers, is_impossible=not answers))
@@ -107,7 +107,7 @@ def read_questions(
 
 
 def _answers(
-    records: Records, number: int, names: ColumnsConfig, context: str, texts: Any, starts: Any = None
+    records: Records, line_number: int, names: ColumnsConfig, context: str, texts: Any, starts: Any = None
 ) -> tuple[Answer, ...]:
     """The right answers of a row; none where it has no text."""
     if not isinstance(texts, list):
@@ -117,18 +117,18 @@ def _answers(
         starts = [context.find(text) if isinstance(text, str) else None for text in texts]
     if not isinstance(starts, list) or len(starts) != len(texts):
         raise records.error(
-            number,
+            line_number,
             f"{names.answer} has {len(texts)} texts, {names.answer_start} is {str(starts)[:40]}: give one for each",
         )
     answers = []
     for text, start in zip(texts, starts, strict=True):
         if not isinstance(text, str) or not text.strip():
-            raise records.error(number, f"{names.answer} is {str(text)[:40]!r}: it must be a text, or empty")
+            raise records.error(line_number, f"{names.answer} is {str(text)[:40]!r}: it must be a text, or empty")
         try:
             start = int(start)
         except (TypeError, ValueError):
             shown = repr(start)[:40]
-            raise records.error(number, f"{names.answer_start} is {shown}: it must be a whole number") from None
+            raise records.error(line_number, f"{names.answer_start} is {shown}: it must be a whole number") from None
         answers.append(Answer(text, start if start >= 0 and context.startswith(text, start) else None))
     return tuple(answers)
 

@@ -87,13 +87,13 @@ class CustomTokenClassification(TaggingTask):
         Raises:
           UserError: there are names, or have to be, and those of the configuration are not among them.
         """
-        number, cells = _first(rows)
+        line_number, cells = _first(rows)
         if not cells:
             return None
         if self.data.column_names is not None:
-            names = self._given_names(split, f"{path}, line {number}", len(cells))
+            names = self._given_names(split, f"{path}, line {line_number}", len(cells))
             if cells == names:
-                rows.remove((number, cells))
+                rows.remove((line_number, cells))
             return names
         given = {key: name for key in ("words", "tags") if (name := getattr(self.data.columns, key)) is not None}
         wanted = given or {"words": "words", "tags": "tags"}
@@ -105,19 +105,19 @@ class CustomTokenClassification(TaggingTask):
                 if not (given or trained or kind_of(path) == ".csv"):
                     return None
                 raise UserError(
-                    f"{path}, line {number}: no {name!r} among {_listed(cells)}: set data.columns.{key} to the right "
-                    "one, or name them all in their order as data.column_names"
+                    f"{path}, line {line_number}: no {name!r} among {_listed(cells)}: set data.columns.{key} to the "
+                    "right one, or name them all in their order as data.column_names"
                 )
         if len(set(cells)) < len(cells):
-            raise UserError(f"{path}, line {number}: the columns are {_listed(cells)}: give each its own name")
-        rows.remove((number, cells))
+            raise UserError(f"{path}, line {line_number}: the columns are {_listed(cells)}: give each its own name")
+        rows.remove((line_number, cells))
         return cells
 
-    def _given_names(self, split: str, place: str, width: int) -> list[str]:
+    def _given_names(self, split: str, location: str, width: int) -> list[str]:
         """data.column_names, for a test file of one column less without that of the tag."""
         names = list(self.data.column_names or ())
         if width != len(names) and not (split == "test" and width == len(names) - 1):
-            raise UserError(f"{place}: {width} columns, and data.column_names names {len(names)}: name each of them")
+            raise UserError(f"{location}: {width} columns, and data.column_names names {len(names)}: name each of them")
         if width < len(names):
             del names[self._place("tags", width, names)]
         return names
@@ -159,14 +159,16 @@ def _rows_of(path: Path, header: list[str] | None) -> tuple[str, Iterator[Row]]:
 def _csv_rows(path: Path, header: list[str] | None) -> Iterator[Row]:
     """Rows without any text are without cells, and so is what stands for the lines that the csv module leaves out."""
     last = 0
-    for number, given in table_rows(path, header)[0]:
+    for line_number, given in table_rows(path, header)[0]:
         if broken := next((cell for cell in given if set(cell) & set("\t\r\n")), None):
-            raise UserError(f"{path}, line {number}: the cell {broken[:40]!r} has a tab or a line end: take it out")
-        if number > last + 1:
-            yield number - 1, []
+            raise UserError(
+                f"{path}, line {line_number}: the cell {broken[:40]!r} has a tab or a line end: take it out"
+            )
+        if line_number > last + 1:
+            yield line_number - 1, []
         cells = [cell.strip(" ") for cell in given]
-        yield number, cells if any(cells) and not cells[0].startswith(conll.DOCUMENT_START) else []
-        last = number
+        yield line_number, cells if any(cells) and not cells[0].startswith(conll.DOCUMENT_START) else []
+        last = line_number
 
 
 def _in_conll_columns(sentences: Sentences) -> Sentences:
@@ -182,11 +184,12 @@ def _first(rows: Iterable[Row]) -> Row:
 
 def _refuse_header(path: Path, rows: list[Row]) -> None:
     """Raises UserError where the first row looks like names of columns, and its tag is that of no other word."""
-    number, cells = _first(rows)
+    line_number, cells = _first(rows)
     if cells and cells[0].lower() in NAMES_OF_WORDS and sum(row[-1:] == cells[-1:] for _, row in rows) == 1:
         raise UserError(
-            f"{path}, line {number}: {cells[0]!r} and {cells[-1]!r} look like names of columns: set data.columns.words "
-            "and data.columns.tags to them, or, where they are none, name the columns as data.column_names"
+            f"{path}, line {line_number}: {cells[0]!r} and {cells[-1]!r} look like names of columns: set "
+            "data.columns.words and data.columns.tags to them or, if they are none, name the columns as "
+            "data.column_names"
         )
 
 
@@ -204,35 +207,37 @@ def read_sentences(records: Records, words: str, tags: str, needed: bool = True,
     Raises:
       UserError: place of a row without such lists, or with lists that are not equally long; and as `ner.read`.
     """
-    found: list[list[str]] = []
-    right: list[list[str]] = []
+    words_of: list[list[str]] = []
+    tags_of: list[list[str]] = []
     lines: list[int] = []
     labelled = True
-    for number, fields in records.rows:
+    for line_number, fields in records.rows:
         if not (needed or lines):
             labelled = fields.get(tags) is not None
         wanted = {words: "data.columns.words", **({tags: "data.columns.tags"} if labelled else {})}
-        records.require(number, list(fields), wanted)
-        found.append(_list(records, number, words, fields[words]))
-        lines.append(number)
+        records.require(line_number, list(fields), wanted)
+        words_of.append(_list(records, line_number, words, fields[words]))
+        lines.append(line_number)
         if labelled:
-            right.append(_list(records, number, tags, fields[tags]))
-            if len(right[-1]) != len(found[-1]):
-                raise records.error(number, f"{len(found[-1])} {words} and {len(right[-1])} {tags}: give each word one")
+            tags_of.append(_list(records, line_number, tags, fields[tags]))
+            if len(tags_of[-1]) != len(words_of[-1]):
+                raise records.error(
+                    line_number, f"{len(words_of[-1])} {words} and {len(tags_of[-1])} {tags}: give each word one"
+                )
     if not lines:
-        raise UserError(f"{records.place} has no rows: it needs a {records.unit} for each sentence")
-    right_of = right if labelled else [[] for _ in found]
-    columns = [_columns(sentence, given) for sentence, given in zip(found, right_of, strict=True)]
-    place = Path(records.place)
-    untagged = Sentences(found, None, conll.PLAIN, columns, lines, path=place, unit=records.unit, lines_a_word=0)
+        raise UserError(f"{records.source} has no rows: it needs a {records.unit} for each sentence")
+    right_of = tags_of if labelled else [[] for _ in words_of]
+    columns = [_columns(sentence, given) for sentence, given in zip(words_of, right_of, strict=True)]
+    path = Path(records.source)
+    untagged = Sentences(words_of, None, conll.PLAIN, columns, lines, path=path, unit=records.unit, lines_a_word=0)
     untagged = _in_conll_columns(untagged)
-    return conll.attach_tags(untagged, right, broken) if labelled else untagged
+    return conll.attach_tags(untagged, tags_of, broken) if labelled else untagged
 
 
-def _list(records: Records, number: int, name: str, values: Any) -> list[str]:
+def _list(records: Records, line_number: int, name: str, values: Any) -> list[str]:
     if not isinstance(values, list) or not values:
-        raise records.error(number, f"{name} is {str(values)[:40]!r}: it must be a list with at least one entry")
-    return [label_text(records, number, name, value) for value in values]
+        raise records.error(line_number, f"{name} is {str(values)[:40]!r}: it must be a list with at least one entry")
+    return [label_text(records, line_number, name, value) for value in values]
 
 
 def _columns(words: Sequence[str], tags: Sequence[str]) -> list[list[str]]:

@@ -23,7 +23,7 @@ class _FlexibleInputs:
     """Of a model whose files are unknown, and with them whether it takes single texts or pairs: both are taken."""
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
-        texts = [as_text_or_pair(given, number) for number, given in enumerate(inputs, 1)]
+        texts = [as_text_or_pair(given, index) for index, given in enumerate(inputs, 1)]
         first = [text if isinstance(text, str) else text[0] for text in texts]
         return _MixedExamples(first, None, None, [str(row) for row in range(len(texts))], given=texts)
 

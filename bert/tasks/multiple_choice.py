@@ -91,24 +91,24 @@ def read(path: Path, labelled: bool | None = True) -> Examples:
     records = read_records(Path(path))
     examples, labels = Examples([], [], [], None, []), []
     line_of_id: dict[str, int] = {}
-    for number, fields in records.rows:
+    for line_number, fields in records.rows:
         key = "label" if "sent1" in fields else "answerKey"
         labelled = fields.get(key) not in (None, "") if labelled is None else labelled
         try:
             context, choices, names = parse_question(fields)
         except ValueError as error:
-            raise records.error(number, str(error)) from None
+            raise records.error(line_number, str(error)) from None
         if labelled:
             if key not in fields:
-                raise records.error(number, f"no {key!r}: give every question its right choice")
+                raise records.error(line_number, f"no {key!r}: give every question its right choice")
             answer = str(fields[key]).strip()
             if answer not in names:
-                raise records.error(number, f"{key} is {answer[:40]!r}: it must be one of {', '.join(names)}")
+                raise records.error(line_number, f"{key} is {answer[:40]!r}: it must be one of {', '.join(names)}")
             labels.append(names.index(answer))
-        id = label_text(records, number, "id", fields.get("id", len(examples)))
-        if (before := line_of_id.setdefault(id, number)) != number:
+        id = label_text(records, line_number, "id", fields.get("id", len(examples)))
+        if (before := line_of_id.setdefault(id, line_number)) != line_number:
             raise records.error(
-                number, f"the id {id} stands on line {before} already: give every question an id of its own"
+                line_number, f"the id {id} stands on line {before} already: give every question an id of its own"
             )
         examples.contexts.append(context)
         examples.choices.append(choices)
@@ -186,9 +186,9 @@ def write_predictions(
         )
     header = ["id", "prediction", *([] if examples.labels is None else ["label"]), "probability"]
     rows = [header]
-    for number, (id, names, choice) in enumerate(zip(examples.ids, examples.names, predictions, strict=True)):
-        right = [] if examples.labels is None else [names[examples.labels[number]]]
-        rows.append([id, names[choice], *right, f"{probabilities[number][choice]:.6f}"])
+    for index, (id, names, choice) in enumerate(zip(examples.ids, examples.names, predictions, strict=True)):
+        right = [] if examples.labels is None else [names[examples.labels[index]]]
+        rows.append([id, names[choice], *right, f"{probabilities[index][choice]:.6f}"])
     return write_tsv(path, rows)
 
 
@@ -237,8 +237,8 @@ class MultipleChoiceTask(Task):
 
     def predict(self, outputs: Outputs, features: ChoiceFeatures, examples: Examples) -> Chosen:
         """[C] scores of each row, of which its own come first -> the most likely choice."""
-        own = zip(outputs, examples.choices, strict=True)
-        shares = [metrics.softmax(np.nan_to_num(scores[: len(choices)])) for scores, choices in own]
+        pairs = zip(outputs, examples.choices, strict=True)
+        shares = [metrics.softmax(np.nan_to_num(scores[: len(choices)])) for scores, choices in pairs]
         return Chosen(np.array([share.argmax() for share in shares], np.int64), shares)
 
     def score(self, predictions: Chosen, examples: Examples) -> dict[str, float]:
@@ -290,27 +290,29 @@ class MultipleChoiceTask(Task):
         return {"question": given[0], "choices": list(given[1:])}
 
     def sample(self, examples: Examples) -> tuple[str, ...]:
-        return next(((question, *own) for question, own in zip(examples.contexts, examples.choices, strict=True)), ())
+        return next(
+            ((question, *choices) for question, choices in zip(examples.contexts, examples.choices, strict=True)), ()
+        )
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
         """Each input is a question followed by two or more choices, or a question and the list of them; none empty."""
         questions, choices = [], []
         wanted = f"{self.name} takes a question and two or more choices: pass a tuple of strings"
-        for number, given in enumerate(inputs, 1):
+        for index, given in enumerate(inputs, 1):
             nested = isinstance(given, (list, tuple)) and len(given) == 2 and isinstance(given[1], (list, tuple))
             texts = [given[0], *given[1]] if nested else given
-            question, *own = as_texts(texts, number, wanted, range(3, sys.maxsize))
-            if not all(text.strip() for text in (question, *own)):
-                raise UserError(f"input {number} has an empty question or choice: pass a text for each")
+            question, *answers = as_texts(texts, index, wanted, range(3, sys.maxsize))
+            if not all(text.strip() for text in (question, *answers)):
+                raise UserError(f"input {index} has an empty question or choice: pass a text for each")
             questions.append(question)
-            choices.append(own)
-        names = [[str(place) for place in range(len(own))] for own in choices]
-        ids = [str(number) for number in range(len(questions))]
+            choices.append(answers)
+        names = [[str(choice) for choice in range(len(answers))] for answers in choices]
+        ids = [str(index) for index in range(len(questions))]
         return Examples(questions, choices, names, None, ids)
 
     def answers(self, predictions: Chosen, examples: Examples) -> list[Choice]:
-        found = zip(examples.choices, *predictions, strict=True)
-        return [Choice(choices[place], shares.tolist()) for choices, place, shares in found]
+        answered = zip(examples.choices, *predictions, strict=True)
+        return [Choice(choices[chosen], shares.tolist()) for choices, chosen, shares in answered]
 
 
 TASKS = tuple(MultipleChoiceTask(name=name) for name in ("multiple_choice", "swag", "commonsenseqa"))

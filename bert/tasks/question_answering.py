@@ -125,14 +125,14 @@ def references(examples: Sequence[Example]) -> dict[str, list[str]]:
 
 def write_predictions(folder: Path, answers: Answers) -> list[Path]:
     """Writes predictions.json, nbest_predictions.json and, for v2.0, null_odds.json, as run_squad.py does."""
-    n_best_size = {
+    n_best = {
         id: [
             {name: getattr(candidate, name) for name in ("text", "probability", "start_logit", "end_logit")}
             for candidate in candidates
         ]
-        for id, candidates in answers.n_best_size.items()
+        for id, candidates in answers.n_best.items()
     }
-    files = {"predictions.json": answers.texts, "nbest_predictions.json": n_best_size}
+    files = {"predictions.json": answers.texts, "nbest_predictions.json": n_best}
     if answers.null_odds is not None:
         files["null_odds.json"] = answers.null_odds
     folder.mkdir(parents=True, exist_ok=True)
@@ -237,14 +237,14 @@ class SquadTask(Task):
         """
         if not self.may_be_impossible or self.null_score_diff_threshold is not None:
             return self
-        found, right = self.predict(outputs, features, examples), references(examples.examples)
-        odds_of = require(found.null_odds, "the odds of no answer")
+        answers, right = self.predict(outputs, features, examples), references(examples.examples)
+        odds_of = require(answers.null_odds, "the odds of no answer")
         never = min(odds_of.values()) - 1.0
-        best = self.score(found, examples)["best_f1_thresh"]
+        best = self.score(answers, examples)["best_f1_thresh"]
         best = (best + min((odds for odds in odds_of.values() if odds > best), default=best)) / 2
 
         def f1(threshold: float) -> float:
-            return metrics.squad_metrics(replace(found, null_score_diff_threshold=threshold).texts, right, v2=True)[
+            return metrics.squad_metrics(replace(answers, null_score_diff_threshold=threshold).texts, right, v2=True)[
                 "f1"
             ]
 
@@ -367,12 +367,12 @@ class SquadTask(Task):
         """Each input is a tuple or list of a question and its context, neither of them empty."""
         examples = []
         wanted = f"{self.name} takes a question and its context: pass a tuple of two strings"
-        for number, given in enumerate(inputs, 1):
-            question, context = as_texts(given, number, wanted, (2,))
+        for index, given in enumerate(inputs, 1):
+            question, context = as_texts(given, index, wanted, (2,))
             for name, text in (("question", question), ("context", context)):
                 if not text.strip():
-                    raise UserError(f"input {number} has an empty {name}: pass a text")
-            examples.append(Example(str(number), question, context, ()))
+                    raise UserError(f"input {index} has an empty {name}: pass a text")
+            examples.append(Example(str(index), question, context, ()))
         return Dataset(examples, [], labelled=False)
 
     def answers(self, predictions: Answers, examples: Dataset) -> list[AnswerPrediction]:
@@ -389,6 +389,6 @@ TASKS = (
 
 def _found(predictions: Answers, id: str) -> AnswerPrediction:
     text = predictions.texts[id]
-    candidate = next(candidate for candidate in predictions.n_best_size[id] if candidate.text == text)
+    candidate = next(candidate for candidate in predictions.n_best[id] if candidate.text == text)
     start, end = (candidate.start, candidate.end) if text else (None, None)
     return AnswerPrediction(text, start, end, candidate.probability)

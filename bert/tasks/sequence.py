@@ -160,7 +160,7 @@ class SentenceTask(Task):
         count = len(self.text_columns)
         wanted = "a single text: pass a string" if count == 1 else "a pair of texts: pass a tuple of two strings"
         rows = [
-            as_texts(given, number, f"{self.name} takes {wanted}", (count,)) for number, given in enumerate(inputs, 1)
+            as_texts(given, index, f"{self.name} takes {wanted}", (count,)) for index, given in enumerate(inputs, 1)
         ]
         columns = [[row[column] for row in rows] for column in range(count)]
         return Examples(columns[0], columns[1] if count == 2 else None, None, [str(row) for row in range(len(rows))])
@@ -218,9 +218,9 @@ class ClassificationTask(SentenceTask):
                 f"{len(examples)} rows, {len(predictions.labels)} predictions, "
                 f"{len(predictions.probabilities)} probabilities"
             )
-        words = [self.labels[number] for number in predictions.labels]
+        words = [self.labels[label] for label in predictions.labels]
         chosen = np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
-        right = {"label": [self.labels[number] for number in examples.known_labels]} if examples.labelled else {}
+        right = {"label": [self.labels[label] for label in examples.known_labels]} if examples.labelled else {}
         more = {**right, "probability": [f"{share:.6f}" for share in chosen]}
         return self._write(folder, split, examples, words, more)
 
@@ -239,7 +239,7 @@ class ClassificationTask(SentenceTask):
         rows = [(*self.input_columns, "label", "prediction", "probability")]
         for row in wrong[np.argsort(-shares[wrong], kind="stable")]:
             texts = [examples.texts_a[row], *([] if examples.texts_b is None else [examples.texts_b[row]])]
-            names = [self.label_names[number] for number in (labels[row], predictions.labels[row])]
+            names = [self.label_names[label] for label in (labels[row], predictions.labels[row])]
             cells = (" ".join(re.split(r"[\t\r\n]+", cell)) for cell in (*texts, *names))
             rows.append((*cells, f"{shares[row]:.6f}"))
         errors = write_tsv(folder / f"{start}errors.tsv", rows)
@@ -250,22 +250,22 @@ class ClassificationTask(SentenceTask):
 
     def answers(self, predictions: ClassificationPredictions, examples: Any) -> list[Label]:
         return [
-            Label(self.label_names[number], dict(zip(self.label_names, map(float, shares), strict=True)))
-            for number, shares in zip(predictions.labels, predictions.probabilities, strict=True)
+            Label(self.label_names[label], dict(zip(self.label_names, map(float, shares), strict=True)))
+            for label, shares in zip(predictions.labels, predictions.probabilities, strict=True)
         ]
 
     def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
         """A label is one of the files' words or, in data sets, its name. A training split may tell the labels."""
         pairs = zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True)
         # A blank next to a label is nobody's intention, and nobody sees it.
-        words = [label_text(records, number, self.label_column, label).strip() for number, label in pairs]
+        words = [label_text(records, line_number, self.label_column, label).strip() for line_number, label in pairs]
         labels = self.labels or (_in_order(words) if is_train else ())
         class_of = {word: label for words in (self.label_names, labels) for label, word in enumerate(words)}
-        for number, word in zip(columns.line_numbers, words, strict=True):
+        for line_number, word in zip(columns.line_numbers, words, strict=True):
             if word not in class_of:
                 known = ", ".join(map(repr, labels))[:200]
                 wrong = f"{self.label_column} is {word!r}, and the labels are {known}"
-                raise records.error(number, f"{wrong}: {self.unknown_label_fix}")
+                raise records.error(line_number, f"{wrong}: {self.unknown_label_fix}")
         return np.array([class_of[word] for word in words], np.int32), labels
 
 
@@ -322,14 +322,14 @@ class RegressionTask(SentenceTask):
         if math.isinf(self.highest):
             scale = f"{self.name} has finite numbers"
         scores = []
-        for number, label in zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True):
-            place = f"{self.label_column} is {str(label)[:40]!r}"
+        for line_number, label in zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True):
+            described = f"{self.label_column} is {str(label)[:40]!r}"
             try:
                 scores.append(float(str(label)))
             except ValueError:
-                raise records.error(number, f"{place}: no number, {scale}: fix it") from None
+                raise records.error(line_number, f"{described}: no number, {scale}: fix it") from None
             if not (math.isfinite(scores[-1]) and self.lowest <= scores[-1] <= self.highest):
-                raise records.error(number, f"{place}: out of range, {scale}: fix it")
+                raise records.error(line_number, f"{described}: out of range, {scale}: fix it")
         return np.array(scores, np.float32), ()
 
 

@@ -94,7 +94,7 @@ class Candidate(NamedTuple):
 class Answers:
     """What was answered, by the questions' ids."""
 
-    n_best_size: dict[str, list[Candidate]]
+    n_best: dict[str, list[Candidate]]
     """Best first, every text once; with the empty answer where questions may be impossible."""
     null_odds: dict[str, float] | None
     """Score of no answer less that of the best one; None where every question has an answer."""
@@ -106,7 +106,7 @@ class Answers:
         """The best answer with a text for each question; the empty one where its context has no tokens."""
         return {
             id: next((candidate for candidate in candidates if candidate.text), candidates[0])
-            for id, candidates in self.n_best_size.items()
+            for id, candidates in self.n_best.items()
         }
 
     @cached_property

@@ -103,16 +103,16 @@ def held_out(groups: Sequence[Any], share: float, seed: int) -> np.ndarray:
     """
     if len(groups) < 2:
         raise UserError("the training file has 1 row, and there is no dev file: set data.dev to a file of dev rows")
-    number_of: dict[Any, int] = {}
-    numbers = np.array([number_of.setdefault(group, len(number_of)) for group in groups])
-    if len(number_of) == 1:
-        numbers = np.arange(len(groups))
-    sizes = np.bincount(numbers)
+    group_of: dict[Any, int] = {}
+    group_ids = np.array([group_of.setdefault(group, len(group_of)) for group in groups])
+    if len(group_of) == 1:
+        group_ids = np.arange(len(groups))
+    sizes = np.bincount(group_ids)
     order = _permutation(len(sizes), seed, "dev_fraction")
     wanted = max(1, round(share * len(groups)))
     # As many groups as reach the share; the last group stays with train whatever its size.
     count = min(int(np.searchsorted(np.cumsum(sizes[order]), wanted)) + 1, len(sizes) - 1)
-    return np.flatnonzero(np.isin(numbers, order[:count]))
+    return np.flatnonzero(np.isin(group_ids, order[:count]))
 
 
 def _permutation(count: int, seed: int, stream: str) -> np.ndarray:
@@ -143,12 +143,12 @@ def _require_labels(task: Task, train: Any, data: TaskDataConfig) -> None:
     """Raises UserError if sampling has left one label of several."""
     if not isinstance(task, ClassificationTask) or data.max_train_samples is None:
         return
-    found = np.unique(train.known_labels)
+    present = np.unique(train.known_labels)
     words = getattr(train, "label_words", None) or task.labels
-    if len(found) == 1 < len(words):
+    if len(present) == 1 < len(words):
         raise UserError(
             f"the {len(train):,} training rows that data.max_train_samples leaves all have the label "
-            f"{words[found[0]]!r}: set data.max_train_samples to a larger number, or remove it"
+            f"{words[present[0]]!r}: set data.max_train_samples to a larger number, or remove it"
         )
 
 
@@ -167,7 +167,7 @@ def label_facts(task: Task, examples: dict[str, Any], data: TaskDataConfig) -> l
     rest = len(order) - len(shown)
     described = []
     for name, share in shares.items():
-        words = [f"{task.label_names[number]} {_percent(share[number])}" for number in shown]
+        words = [f"{task.label_names[label]} {_percent(share[label])}" for label in shown]
         more = [f"{rest} other labels {_percent(1 - share[shown].sum())}"] if rest else []
         described.append(f"{name} {', '.join([*words, *more])}")
     return [("labels", "; ".join(described)), *_label_warnings(task, counts, data)]
@@ -179,16 +179,16 @@ def _label_warnings(
     shares = {name: count / count.sum() for name, count in counts.items()}
     lacking = (counts["train"] == 0) & (counts["dev"] > 0)
     rare = (shares["dev"] > FAR_LESS_OFTEN * shares["train"]) & (counts["dev"] >= ENOUGH_ROWS)
-    numbers = np.flatnonzero(lacking | rare)
-    if not len(numbers):
+    suspicious = np.flatnonzero(lacking | rare)
+    if not len(suspicious):
         return []
-    worst = numbers[np.argsort(-(shares["dev"] - shares["train"])[numbers], kind="stable")][:3]
+    worst = suspicious[np.argsort(-(shares["dev"] - shares["train"])[suspicious], kind="stable")][:3]
     words = [
-        f"{task.label_names[number]!r} has {_percent(shares['train'][number])} of the training rows and "
-        f"{_percent(shares['dev'][number])} of dev"
-        for number in worst
+        f"{task.label_names[label]!r} has {_percent(shares['train'][label])} of the training rows and "
+        f"{_percent(shares['dev'][label])} of dev"
+        for label in worst
     ]
-    more = f", and {len(numbers) - 3} other labels differ as much" if len(numbers) > 3 else ""
+    more = f", and {len(suspicious) - 3} other labels differ as much" if len(suspicious) > 3 else ""
     fix = "split the data again at random" if data.max_train_samples is None else "set a larger data.max_train_samples"
     return [("warning", f"{', '.join(words)}{more}: {fix}")]
 

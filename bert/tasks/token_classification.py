@@ -150,7 +150,9 @@ class TaggingTask(Task):
     def _scores(self, tags: Sequence[Sequence[str]], examples: Sentences) -> dict[str, float]:
         right: Sequence[Sequence[str]] = require(examples.tags, "the tags")
         if self.marks_entities and examples.scheme in SCHEMES:  # accuracy depends on the scheme: that of the file
-            tags, right = ([convert(own, examples.scheme) for own in sentences] for sentences in (tags, right))
+            tags, right = (
+                [convert(sentence, examples.scheme) for sentence in sentences] for sentences in (tags, right)
+            )
         scores = metrics.entity_metrics(tags, right)
         if not self.marks_entities:
             return {"accuracy": scores["accuracy"]}
@@ -186,22 +188,22 @@ class TaggingTask(Task):
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Sentences:
         """Each input is a text, which may be empty: it has no words."""
         wanted = f"{self.name} takes a single text: pass a string"
-        texts = [as_texts(given, number, wanted)[0] for number, given in enumerate(inputs, 1)]
+        texts = [as_texts(given, index, wanted)[0] for index, given in enumerate(inputs, 1)]
         split = [split_text(text) for text in texts]
-        return Sentences([words for words, _ in split], None, texts=texts, places=[places for _, places in split])
+        return Sentences([words for words, _ in split], None, texts=texts, places=[spans for _, spans in split])
 
     def answers(self, predictions: Tagged, examples: Sentences) -> list[Entities | Words]:
-        found: list[Entities | Words] = []
-        texts, all_places = require(examples.texts, "the texts"), require(examples.places, "the words' places")
-        for number, (tags, shares) in enumerate(zip(*predictions, strict=True)):
-            text, places = texts[number], all_places[number]
+        answered: list[Entities | Words] = []
+        texts, all_spans = require(examples.texts, "the texts"), require(examples.places, "the words' places")
+        for index, (tags, shares) in enumerate(zip(*predictions, strict=True)):
+            text, spans = texts[index], all_spans[index]
             if self.marks_entities:
-                found.append(
-                    Entities([entity._asdict() for entity in word_features.entities(text, places, tags, shares)])
+                answered.append(
+                    Entities([entity._asdict() for entity in word_features.entities(text, spans, tags, shares)])
                 )
                 continue
-            words = zip(places, tags, shares, strict=True)
-            found.append(
+            words = zip(spans, tags, shares, strict=True)
+            answered.append(
                 Words(
                     [
                         {"text": text[start:end], "tag": tag, "start": start, "end": end, "probability": share}
@@ -209,7 +211,7 @@ class TaggingTask(Task):
                     ]
                 )
             )
-        return found
+        return answered
 
     def _train(self, folder: Path) -> Path:
         return split_files.find_split_file(folder, FILES, "train", "CoNLL columns")
@@ -222,7 +224,7 @@ def split_text(text: str) -> tuple[list[str], list[tuple[int, int]]]:
     last dot of an abbreviation with dots in it. Those within a word stay (U.N., AL-AIN, O'Neill), as do the signs of
     tweets before one (@name, #topic). Each Chinese character is a word.
     """
-    places: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for run in _RUN.finditer(text):
         start, end = first, last = run.span()
         while first < end and _is_punctuation(text[first]):
@@ -233,10 +235,10 @@ def split_text(text: str) -> tuple[list[str], list[tuple[int, int]]]:
             last -= 1
         if text.startswith(".", last, end) and _ABBREVIATION.fullmatch(text, first, last):
             last += 1
-        places += [(place, place + 1) for place in range(start, first)]
-        places += [(first, last)] if first < last else []
-        places += [(place, place + 1) for place in range(last, end)]
-    return [text[start:end] for start, end in places], places
+        spans += [(position, position + 1) for position in range(start, first)]
+        spans += [(first, last)] if first < last else []
+        spans += [(position, position + 1) for position in range(last, end)]
+    return [text[start:end] for start, end in spans], spans
 
 
 def _is_punctuation(character: str) -> bool:

@@ -297,7 +297,7 @@ def compare_answers(ours: bert.Pretrained, folder: Path, stride: int) -> None:
         rest = answer.answer.removeprefix(best[0][2])
         assert answer.answer.startswith(best[0][2])
         assert all(unicodedata.category(character) == "Mn" for character in rest), "accents that uncased models strip"
-        candidate = task.predict(ours.outputs(features), features, asked).n_best_size["1"][0]
+        candidate = task.predict(ours.outputs(features), features, asked).n_best["1"][0]
         assert candidate.start_logit + candidate.end_logit == pytest.approx(best[0][0], abs=1e-3)
         answered += 1
     assert windows > 5

@@ -338,7 +338,7 @@ def test_n_best_lists_are_those_of_trying_every_span(tokenizer, monkeypatch):
         own = np.flatnonzero(windows.examples == number)
         best = sorted((span for row in own for span in slow_n_best(windows, row, start, end, 5)), reverse=True)[:6]
         null = min(float(start[row, 0]) + float(end[row, 0]) for row in own)
-        listed = found.n_best_size[one.id]
+        listed = found.n_best[one.id]
         scores = [candidate.start_logit + candidate.end_logit for candidate in listed]
         assert scores == pytest.approx(sorted([null, *(score for score, _, _ in best)], reverse=True))
         assert len({candidate.text for candidate in listed}) == len(listed) == len(best) + 1
@@ -352,9 +352,9 @@ def test_equal_texts_count_once_and_the_better_stays(tokenizer):
     examples = [example("a b a", "a")]
     windows = question_answering.make_qa_features(tokenizer, examples, 16, max_query_length=1)
     start = np.array([[0, 0, 0, 1.0, 0, 3.0, 0]])
-    listed = question_answering.decode_answers(
-        examples, windows, start, np.zeros((1, 7)), max_answer_length=1
-    ).n_best_size["q1"]
+    listed = question_answering.decode_answers(examples, windows, start, np.zeros((1, 7)), max_answer_length=1).n_best[
+        "q1"
+    ]
     assert [(candidate.text, candidate.start) for candidate in listed] == [("a", 4), ("b", 2)]
     assert [candidate.probability for candidate in listed] == pytest.approx([1 / (1 + np.exp(-3)), 1 / (1 + np.exp(3))])
 
@@ -371,8 +371,8 @@ def test_no_answer_is_given_where_the_odds_pass_the_threshold(tokenizer):
         )
         assert found.null_odds == {"q1": 1.0}
         assert found.texts == {"q1": text}
-        assert [candidate.text for candidate in found.n_best_size["q1"]] == ["", "f"]
-        assert found.n_best_size["q1"][0][1:3] == (-1, -1)
+        assert [candidate.text for candidate in found.n_best["q1"]] == ["", "f"]
+        assert found.n_best["q1"][0][1:3] == (-1, -1)
 
 
 def test_logits_of_other_rows_are_refused(tokenizer):
@@ -409,7 +409,7 @@ def test_the_best_threshold_is_found_on_answers_that_are_ones(tokenizer):
     best = {id: candidate.text for id, candidate in found.best.items()}
     thresholds = metrics.best_null_threshold(best, found.null_odds, question_answering.references(examples))
     assert thresholds == {"best_exact": 100, "best_exact_thresh": -20, "best_f1": 100, "best_f1_thresh": -20}
-    again = Answers(found.n_best_size, found.null_odds, thresholds["best_f1_thresh"])
+    again = Answers(found.n_best, found.null_odds, thresholds["best_f1_thresh"])
     assert again.texts == {"q1": "a", "q2": ""}
 
 

@@ -88,7 +88,7 @@ def test_a_share_that_is_set_is_held_out_beside_a_dev_file(tmp_path: Path) -> No
     assert splits.notes[0].endswith("held out at random (data.dev_fraction 0.2)")
     with pytest.raises(UserError, match=r"data\.dev and data\.dev_fraction are both set: remove one of them"):
         splits_of(tmp_path, dev="dev.csv", dev_fraction=0.2)
-    with pytest.raises(UserError, match=r"data\.dev_fraction is 1\.5: set it between 0 and 1"):
+    with pytest.raises(UserError, match=r"data\.dev_fraction is 1\.5: it must be above 0 and below 1"):
         splits_of(tmp_path, dev_fraction=1.5)
 
 

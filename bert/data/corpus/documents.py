@@ -98,12 +98,12 @@ def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -
             digest = cache.get(stdlib.source_state(), _digest_of_docstrings)
             combined.update(f"{STDLIB_CORPUS} {digest}\n".encode())
             continue
-        kind = kind_of(path)
+        file_format = kind_of(path)
         if path.startswith(HUB_PREFIX):  # the split may be a share of the files
             combined.update(f"{path}\n".encode())
-        for file in dataset_files(path) if kind == "dataset" else [path]:
+        for file in dataset_files(path) if file_format == "dataset" else [path]:
             digest = cache.get(file_signature(file), lambda: _digest_of_file(file))
-            combined.update(f"{kind} {digest}\n".encode())
+            combined.update(f"{file_format} {digest}\n".encode())
     cache.save()
     return combined.hexdigest()
 

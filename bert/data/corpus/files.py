@@ -62,30 +62,30 @@ _UNPACKED = (".zip", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zstd", ".lz4", ".
 """Packed in a way that is not unpacked here."""
 
 
-def read_documents(place: str) -> Iterator[Document]:
+def read_documents(source: str) -> Iterator[Document]:
     """Documents of a file, of a folder that ``datasets`` saved, or of a data set on the hub.
 
     Raises:
       UserError: a file that is damaged, cut short or gone (with the number of the line or row where there is one).
     """
-    kind = kind_of(place)
-    if kind == "dataset":
-        yield from _dataset_documents(place)
-    elif kind == "parquet":
-        yield from _parquet_documents(Path(place))
+    file_format = kind_of(source)
+    if file_format == "dataset":
+        yield from _dataset_documents(source)
+    elif file_format == "parquet":
+        yield from _parquet_documents(Path(source))
     else:
-        with contextlib.closing(numbered_lines(Path(place))) as lines:
-            read = _json_documents if kind == "jsonl" else _text_documents
-            yield from read(Path(place), lines)
+        with contextlib.closing(numbered_lines(Path(source))) as lines:
+            read = _json_documents if file_format == "jsonl" else _text_documents
+            yield from read(Path(source), lines)
 
 
-def kind_of(place: str) -> str:
+def kind_of(source: str) -> str:
     """text, jsonl, parquet or dataset."""
-    if place.startswith(HUB_PREFIX) or is_dataset(place):
+    if source.startswith(HUB_PREFIX) or is_dataset(source):
         return "dataset"
-    if place.lower().endswith(".parquet"):
+    if source.lower().endswith(".parquet"):
         return "parquet"
-    return "jsonl" if _unpacked_name(place).endswith(_JSON_LINES) else "text"
+    return "jsonl" if _unpacked_name(source).endswith(_JSON_LINES) else "text"
 
 
 def _unpacked_name(path: str) -> str:
@@ -114,34 +114,34 @@ def require_readable_kind(path: str) -> None:
         raise UserError(f"{path} is of a kind that is not read: convert it to {wanted}")
 
 
-def open_dataset(place: str) -> Dataset:
+def open_dataset(source: str) -> Dataset:
     """The data set of a folder or of ``hub:NAME[:CONFIG][:SPLIT]``. Raises UserError where it cannot be opened."""
     import datasets
 
-    if not place.startswith(HUB_PREFIX):
+    if not source.startswith(HUB_PREFIX):
         try:
-            found = datasets.load_from_disk(place)
+            dataset = datasets.load_from_disk(source)
         except Exception as error:  # Arrow's, JSON's and the library's own, bare KeyErrors among them
-            raise _damaged(Path(place), "", error) from None
+            raise _damaged(Path(source), "", error) from None
     else:
-        name, config, split = [*place.removeprefix(HUB_PREFIX).split(":", 2), "", ""][:3]
+        name, config, split = [*source.removeprefix(HUB_PREFIX).split(":", 2), "", ""][:3]
         try:
-            found = datasets.load_dataset(name, config or None, split=split or "train")
+            dataset = datasets.load_dataset(name, config or None, split=split or "train")
         except Exception as error:  # of the network, of the hub, of the files behind it
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"{place} cannot be loaded ({reason}): name hub:ORG/NAME, with :CONFIG or ::SPLIT where it needs them"
+                f"{source} cannot be loaded ({reason}): name hub:ORG/NAME, with :CONFIG or ::SPLIT where it needs them"
             ) from None
-    if "text" not in found.column_names:
+    if "text" not in dataset.column_names:
         raise UserError(
-            f'{place} has no column "text" but {", ".join(found.column_names)}: rename the one with the text'
+            f'{source} has no column "text" but {", ".join(dataset.column_names)}: rename the one with the text'
         )
-    return found
+    return dataset
 
 
-def dataset_files(place: str) -> list[str]:
+def dataset_files(source: str) -> list[str]:
     """The Arrow files behind a data set, in their order."""
-    return [entry["filename"] for entry in open_dataset(place).cache_files]
+    return [entry["filename"] for entry in open_dataset(source).cache_files]
 
 
 def unreadable(path: Path | str, error: OSError) -> UserError:
@@ -181,39 +181,39 @@ def numbered_lines(path: Path, utf_16: bool = False, errors: str = "strict") -> 
       utf_16: whether a file that begins with a byte order mark of UTF-16 is read as such; otherwise it is an error.
       errors: what `bytes.decode` does with bytes that are not UTF-8.
     """
-    number = 0
+    line_number = 0
     try:
         if path.suffix.lower() in DECOMPRESSORS and not path.stat().st_size:  # not all decoders mind
             raise EOFError("it is empty")
         for data in _raw_lines(path, utf_16):
-            number += 1
+            line_number += 1
             if len(data) > MAX_DOCUMENT_BYTES:
-                raise _too_long(path, number, kind_of(str(path)))
-            if number == 1:
+                raise _too_long(path, line_number, kind_of(str(path)))
+            if line_number == 1:
                 data = data.removeprefix(b"\xef\xbb\xbf")
             try:
-                yield number, data.decode("utf-8", errors).rstrip("\r\n")
+                yield line_number, data.decode("utf-8", errors).rstrip("\r\n")
             except UnicodeDecodeError:
-                raise UserError(f"{path}, line {number}: not UTF-8: {convert(data)}") from None
+                raise UserError(f"{path}, line {line_number}: not UTF-8: {convert(data)}") from None
     except UnicodeDecodeError as error:
-        raise _damaged(path, f" after line {number}", error) from None
+        raise _damaged(path, f" after line {line_number}", error) from None
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise _damaged(path, f" after line {number}", error) from None
+        raise _damaged(path, f" after line {line_number}", error) from None
     except OSError as error:
         if error.strerror is None:  # of bz2 and zstd: the file's fault, not the system's
-            raise _damaged(path, f" after line {number}", error) from None
+            raise _damaged(path, f" after line {line_number}", error) from None
         raise unreadable(path, error) from None
 
 
 def _text_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Document]:
     document: Document = []
     size = 0
-    for number, line in lines:
+    for line_number, line in lines:
         if stripped := line.strip():
             document.append(stripped)
             size += len(stripped)
             if size > MAX_DOCUMENT_BYTES:
-                raise _too_long(path, number, "text")
+                raise _too_long(path, line_number, "text")
         elif document:
             yield document
             document, size = [], 0
@@ -222,17 +222,17 @@ def _text_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Do
 
 
 def _json_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Document]:
-    for number, line in lines:
+    for line_number, line in lines:
         if not line.strip():
             continue
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", str(error))
-            raise UserError(f"{path}, line {number}: not JSON ({reason}): fix or remove the line") from None
+            raise UserError(f"{path}, line {line_number}: not JSON ({reason}): fix or remove the line") from None
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
-            raise UserError(f'{path}, line {number}: no string "text" in it: each line must be an object with one')
+            raise UserError(f'{path}, line {line_number}: no string "text" in it: each line must be an object with one')
         if document := _lines_of(without_surrogates(text)):
             yield document
 
@@ -258,37 +258,39 @@ def _parquet_documents(path: Path) -> Iterator[Document]:
         raise unreadable(path, error) from None
 
 
-def _dataset_documents(place: str) -> Iterator[Document]:
+def _dataset_documents(source: str) -> Iterator[Document]:
     import pyarrow as pa
 
     row = 0
     try:
-        for table in open_dataset(place).select_columns("text").with_format("arrow").iter(ROWS_AT_ONCE):
+        for table in open_dataset(source).select_columns("text").with_format("arrow").iter(ROWS_AT_ONCE):
             for chunk in table.column("text").chunks:
-                yield from _column_documents(place, chunk, row)
+                yield from _column_documents(source, chunk, row)
                 row += len(chunk)
     except (OSError, pa.ArrowException) as error:
-        raise _damaged(Path(place), f" after row {row}", error) from None
+        raise _damaged(Path(source), f" after row {row}", error) from None
 
 
-def _column_documents(place: str, column: pa.ChunkedArray, row: int) -> Iterator[Document]:
+def _column_documents(source: str, column: pa.ChunkedArray, row: int) -> Iterator[Document]:
     """Documents of an Arrow column, whose first row is number ``row`` of the place; a null is no document."""
-    for number, text in enumerate(column.to_pylist(), start=row + 1):
+    for row_number, text in enumerate(column.to_pylist(), start=row + 1):
         if text is None:
             continue
         if not isinstance(text, str):
-            raise UserError(f'{place}, row {number}: "text" is {type(text).__name__} and not a string: convert it')
+            raise UserError(f'{source}, row {row_number}: "text" is {type(text).__name__} and not a string: convert it')
         size = len(text)
         if size > MAX_DOCUMENT_BYTES:
-            raise UserError(f"{place}, row {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: divide it")
+            raise UserError(
+                f"{source}, row {row_number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: divide it"
+            )
         if document := _lines_of(text):
             yield document
 
 
 def _lines_of(text: str) -> Document:
-    return [stripped for part in text.split("\n") if (stripped := part.strip())]
+    return [stripped for line in text.split("\n") if (stripped := line.strip())]
 
 
-def _too_long(path: Path, number: int, kind: str) -> UserError:
-    fix = "divide it" if kind == "jsonl" else "separate documents with an empty line"
-    return UserError(f"{path}, line {number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: {fix}")
+def _too_long(path: Path, line_number: int, file_format: str) -> UserError:
+    fix = "divide it" if file_format == "jsonl" else "separate documents with an empty line"
+    return UserError(f"{path}, line {line_number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: {fix}")

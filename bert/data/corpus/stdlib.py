@@ -54,25 +54,25 @@ def source_state() -> tuple[str, int]:
 @functools.cache
 def _harvested() -> tuple[tuple[str, ...], ...]:
     """All documents: 1.6 MB, read up to three times (vocabulary, fingerprint, examples) but parsed once."""
-    found = []
+    documents = []
     for _, path in _modules():
         paragraphs = tuple(paragraph for text in _docstrings(path) for paragraph in prose(text))
         if sum(paragraph.count(" ") + 1 for paragraph in paragraphs) >= _MIN_WORDS:
-            found.append(paragraphs)
-    return tuple(found)
+            documents.append(paragraphs)
+    return tuple(documents)
 
 
 def _modules() -> list[tuple[str, Path]]:
     """(path below the standard library, path) of its sources, sorted by the former."""
     root = Path(sysconfig.get_path("stdlib"))
-    found = []
+    modules = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith("config-")]
         for name in names:
             if name.endswith(".py"):
                 path = Path(folder, name)
-                found.append((path.relative_to(root).as_posix(), path))
-    return sorted(found)
+                modules.append((path.relative_to(root).as_posix(), path))
+    return sorted(modules)
 
 
 def _docstrings(path: Path) -> Iterator[str]:
@@ -83,8 +83,8 @@ def _docstrings(path: Path) -> Iterator[str]:
             tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return  # some files of the library are broken on purpose
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, documented)]
     seen = set()
     for node in sorted(nodes, key=lambda node: getattr(node, "lineno", 0)):
         text = ast.get_docstring(node, clean=False)

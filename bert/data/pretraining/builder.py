@@ -90,7 +90,7 @@ def build_examples(
 def build_shard_subset(
     config: DataConfig,
     tokenizer: Tokenizer,
-    part: tuple[int, int],
+    subset: tuple[int, int],
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> PretrainingDataset | None:
@@ -101,14 +101,14 @@ def build_shard_subset(
 
     Args:
       config, tokenizer, cache_dir, progress: as of ``build_examples``, the same for all.
-      part: (i, n), i from 1 to n.
+      subset: (i, n), i from 1 to n.
 
     Returns:
       The set, or None while shards of others are missing. ``build_examples`` then builds those.
     """
     progress = progress or _silent
     folder, settings = _folder_of(config, tokenizer, cache_dir, progress)
-    shard, shard_count = part
+    shard, shard_count = subset
     index = folder / INDEX
     if not index.exists():
         with _writing(folder):
@@ -322,10 +322,10 @@ def _split_documents(
 
 
 def _open_or_write_store(folder: Path, source: list[str] | str, key: str, progress: Progress) -> DocumentStore:
-    if found := document_store.open_store(folder):
-        return found
+    if store := document_store.open_store(folder):
+        return store
     documents = numbered_documents(source)
-    return document_store.write_store(documents, folder, lambda number: progress(f"reading {key}", number, None))
+    return document_store.write_store(documents, folder, lambda count: progress(f"reading {key}", count, None))
 
 
 def _counts(splits: dict[str, list[dict[str, Any]]], dupe_factor: int) -> dict[str, int]:

@@ -80,8 +80,8 @@ class PretrainingLoader:
         """[B] indices, among all ``rows``, of this host's rows of the batch of ``step``."""
         local = self.batch_size // self.process[1]
         first = self.first_row + (step - self.first_step) * self.batch_size + self._first
-        places = np.arange(first, first + local)
-        epochs, within = np.divmod(places, len(self.rows))
+        positions = np.arange(first, first + local)
+        epochs, within = np.divmod(positions, len(self.rows))
         chosen = np.empty(local, dtype=np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch

@@ -114,8 +114,8 @@ class Masking:
             positions, used = self._chosen(input_ids, draws[:, :length])
         else:
             positions, used = self._chosen_of_examples(input_ids, draws[:, :length], example_length, count)
-        places = positions + np.arange(len(input_ids), dtype=np.int32)[:, None] * np.int32(length)
-        original = input_ids.take(places).astype(np.int32)
+        flat_positions = positions + np.arange(len(input_ids), dtype=np.int32)[:, None] * np.int32(length)
+        original = input_ids.take(flat_positions).astype(np.int32)
 
         fate = draws[:, length : length + count]
         choice = draws[:, length + most : length + most + count].astype(np.uint64)
@@ -123,7 +123,7 @@ class Masking:
         corrupted = np.where(fate < _share(0.8), np.int32(self.mask_id), original)
         corrupted = np.where(fate >= _share(0.9), random_ids, corrupted)
         output = input_ids.astype(np.int32, order="C")
-        output.reshape(-1)[places[used]] = corrupted[used]
+        output.reshape(-1)[flat_positions[used]] = corrupted[used]
 
         predicted = {
             "masked_lm_positions": positions,
@@ -153,18 +153,18 @@ class Masking:
         count: int,
     ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
         """As ``_chosen``, [B, count], of packed rows: their examples, each laid out as a row, and put back."""
-        row, number = np.nonzero(example_length)
-        start = (np.cumsum(example_length, axis=1) - example_length)[row, number, None]
-        length = example_length[row, number, None]
+        row, index = np.nonzero(example_length)
+        start = (np.cumsum(example_length, axis=1) - example_length)[row, index, None]
+        length = example_length[row, index, None]
         within = np.arange(length.max(initial=1))
         here = within < length
-        places = np.where(here, start + within, 0)
-        apart = np.where(here, input_ids[row[:, None], places], self.special_ids[0])
-        positions, used = self._chosen(apart, draws[row[:, None], places])
+        columns = np.where(here, start + within, 0)
+        apart = np.where(here, input_ids[row[:, None], columns], self.special_ids[0])
+        positions, used = self._chosen(apart, draws[row[:, None], columns])
         example = np.nonzero(used)[0]
-        found = np.bincount(row[example], minlength=len(input_ids))
+        counts = np.bincount(row[example], minlength=len(input_ids))
         together = np.zeros((len(input_ids), count), np.int32)
-        filled = np.arange(count) < found[:, None]
+        filled = np.arange(count) < counts[:, None]
         together[filled] = (positions + start)[used]  # examples ascend in a row, and their positions in them
         return together, filled
 
@@ -226,9 +226,9 @@ class Masking:
             np.less_equal(sizes[turns], left, out=taken[turns])
             left -= sizes[turns] * taken[turns]
             turns += 1
-        number, row = np.nonzero(taken[:turns])
-        size = sizes[number, row]
-        first = row * length + (keys[number, row] >> np.uint64(16) & np.uint64(0xFFFF)).astype(np.int64)
+        turn, row = np.nonzero(taken[:turns])
+        size = sizes[turn, row]
+        first = row * length + (keys[turn, row] >> np.uint64(16) & np.uint64(0xFFFF)).astype(np.int64)
         tokens = (np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())).astype(np.int32)
         used = np.arange(count) < (wanted - left)[:, None]
         positions = np.zeros((rows, count), np.int32)

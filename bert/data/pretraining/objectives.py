@@ -36,7 +36,7 @@ class PretrainingObjective:
         tokens of such a row.
       documents: least number of documents that rows can be drawn from.
       uses_short_sequences: whether data.short_seq_prob has a say.
-      draw: (sentences, documents, T, template, short_seq_prob, random stream, numbers) -> rows [R, ...]: the token
+      draw: (sentences, documents, T, template, short_seq_prob, random stream, document_ids) -> rows [R, ...]: the token
         ranges of each, start and end, and the label where there is one. Arguments otherwise as of
         ``bert.data.pretraining.segments.sentence_pairs``.
       to_columns: (tokens, boundaries of the documents among the tokens, drawn rows, template, input_ids) -> columns. It
@@ -66,15 +66,15 @@ def _paired(
     def draw(
         sentences: list[int], documents: list[int], length: int, template: RowTemplate, *arguments: Any
     ) -> np.ndarray:
-        found = pairs(sentences, documents, template.room(length), *arguments)
-        return np.array(list(found), np.int64).reshape(-1, 5)
+        ranges = pairs(sentences, documents, template.room(length), *arguments)
+        return np.array(list(ranges), np.int64).reshape(-1, 5)
 
     def lay_out(
-        tokens: np.ndarray, _: np.ndarray, found: np.ndarray, template: RowTemplate, input_ids: np.ndarray
+        tokens: np.ndarray, _: np.ndarray, ranges: np.ndarray, template: RowTemplate, input_ids: np.ndarray
     ) -> Columns:
         return {
-            **_pair_columns(tokens, found, template, input_ids),
-            f"{label}_label": found[:, 4].astype(np.int8),
+            **_pair_columns(tokens, ranges, template, input_ids),
+            f"{label}_label": ranges[:, 4].astype(np.int8),
         }
 
     return PretrainingObjective(True, documents, True, draw, lay_out, label, metric, answers)
@@ -82,23 +82,23 @@ def _paired(
 
 def _unpaired(rows: Callable[[list[int], list[int], int, int], Iterator[tuple[int, int]]]) -> PretrainingObjective:
     def draw(sentences: list[int], documents: list[int], length: int, template: RowTemplate, *_: Any) -> np.ndarray:
-        found = rows(sentences, documents, template.room(length), len(template.suffix))
-        return np.array(list(found), np.int64).reshape(-1, 2)
+        ranges = rows(sentences, documents, template.room(length), len(template.suffix))
+        return np.array(list(ranges), np.int64).reshape(-1, 2)
 
     return PretrainingObjective(False, 1, False, draw, _full_columns)
 
 
-def _pair_columns(tokens: np.ndarray, found: np.ndarray, template: RowTemplate, input_ids: np.ndarray) -> Columns:
+def _pair_columns(tokens: np.ndarray, ranges: np.ndarray, template: RowTemplate, input_ids: np.ndarray) -> Columns:
     """``[CLS] A [SEP] B [SEP]`` and padding for every pair [R, 5]."""
-    first, second = found[:, 1] - found[:, 0], found[:, 3] - found[:, 2]
+    first, second = ranges[:, 1] - ranges[:, 0], ranges[:, 3] - ranges[:, 2]
     lengths = first + second + template.size
-    a_place, gap = len(template.prefix), len(template.separator)
-    for row, (a_start, a_end, b_start, b_end, _) in zip(input_ids, found.tolist(), strict=True):
-        b_place = a_place + a_end - a_start + gap
-        row[a_place : b_place - gap] = tokens[a_start:a_end]
-        row[b_place : b_place + b_end - b_start] = tokens[b_start:b_end]
+    a_column, gap = len(template.prefix), len(template.separator)
+    for row, (a_start, a_end, b_start, b_end, _) in zip(input_ids, ranges.tolist(), strict=True):
+        b_column = a_column + a_end - a_start + gap
+        row[a_column : b_column - gap] = tokens[a_start:a_end]
+        row[b_column : b_column + b_end - b_start] = tokens[b_start:b_end]
     _put(input_ids, template.prefix, np.zeros_like(first))
-    _put(input_ids, template.separator, a_place + first)
+    _put(input_ids, template.separator, a_column + first)
     _put(input_ids, template.suffix, lengths - len(template.suffix))
     return {
         "input_ids": input_ids,
@@ -107,28 +107,28 @@ def _pair_columns(tokens: np.ndarray, found: np.ndarray, template: RowTemplate, 
     }
 
 
-def _put(input_ids: np.ndarray, special: tuple[int, ...], places: np.ndarray) -> None:
+def _put(input_ids: np.ndarray, special: tuple[int, ...], columns: np.ndarray) -> None:
     """Writes special tokens into every row, from its place [R] on."""
     every = np.arange(len(input_ids))
-    for number, token in enumerate(special):
-        input_ids[every, places + number] = token
+    for offset, token in enumerate(special):
+        input_ids[every, columns + offset] = token
 
 
 def _full_columns(
-    tokens: np.ndarray, documents: np.ndarray, found: np.ndarray, template: RowTemplate, input_ids: np.ndarray
+    tokens: np.ndarray, documents: np.ndarray, ranges: np.ndarray, template: RowTemplate, input_ids: np.ndarray
 ) -> Columns:
     """``[CLS] sentences [SEP]`` and padding for every range [R, 2]; one [SEP] more where a document ends inside."""
-    first = np.searchsorted(documents, found[:, 0], side="right")
-    inside = np.searchsorted(documents, found[:, 1], side="left") - first
-    lengths = found[:, 1] - found[:, 0] + inside * len(template.suffix) + template.size
-    _put(input_ids, template.prefix, np.zeros(len(found), np.int64))
-    for row, (start, end), cut, cuts in zip(input_ids, found.tolist(), first.tolist(), inside.tolist(), strict=True):
-        place = len(template.prefix)
+    first = np.searchsorted(documents, ranges[:, 0], side="right")
+    inside = np.searchsorted(documents, ranges[:, 1], side="left") - first
+    lengths = ranges[:, 1] - ranges[:, 0] + inside * len(template.suffix) + template.size
+    _put(input_ids, template.prefix, np.zeros(len(ranges), np.int64))
+    for row, (start, end), cut, cuts in zip(input_ids, ranges.tolist(), first.tolist(), inside.tolist(), strict=True):
+        column = len(template.prefix)
         for stop in [*documents[cut : cut + cuts].tolist(), end]:
-            row[place : place + stop - start] = tokens[start:stop]
-            place += stop - start
-            row[place : place + len(template.suffix)] = template.suffix
-            start, place = stop, place + len(template.suffix)
+            row[column : column + stop - start] = tokens[start:stop]
+            column += stop - start
+            row[column : column + len(template.suffix)] = template.suffix
+            start, column = stop, column + len(template.suffix)
     return {
         "input_ids": input_ids,
         "length": lengths.astype(np.int32),

@@ -52,7 +52,7 @@ def shortest_pack_first(histogram: np.ndarray, most: int) -> list[tuple[int, tup
 
 
 def assign_packs(lengths: np.ndarray, longest: int, most: int) -> list[list[int]]:
-    """Which examples share a row: numbers of examples, each once, ascending in a pack, packs by their first.
+    """Which examples share a row: indices of examples, each once, ascending in a pack, packs by their first.
 
     Args:
       lengths: tokens of each example, [E] integers from 1 to ``longest``.
@@ -61,7 +61,7 @@ def assign_packs(lengths: np.ndarray, longest: int, most: int) -> list[list[int]
     """
     histogram = np.bincount(lengths, minlength=longest + 1)
     of_length = np.split(np.argsort(lengths, kind="stable"), np.cumsum(histogram)[:-1])
-    waiting = [iter(numbers.tolist()) for numbers in of_length]
+    waiting = [iter(indices.tolist()) for indices in of_length]
     packs = (pack for count, pack in shortest_pack_first(histogram, most) for _ in range(count))
     return sorted(sorted(next(waiting[length]) for length in pack) for pack in packs)
 

@@ -44,7 +44,7 @@ def sentence_pairs(
     room: int,
     short_seq_prob: float,
     draw: random.Random,
-    numbers: Sequence[int] | None = None,
+    document_ids: Sequence[int] | None = None,
 ) -> Iterator[Pair]:
     """Examples of a set of documents.
 
@@ -61,19 +61,19 @@ def sentence_pairs(
       room: most tokens of a pair, T less the special tokens.
       short_seq_prob: chance of a target length drawn from [2, room].
       draw: random stream; only its ``.random()`` is used.
-      numbers: which document each is: copies of one, which are not another document to each other, have the same
-        number. At least two of them differ; None where there are no copies.
+      document_ids: which document each is: copies of one, which are not another document to each other, have the same
+        id. At least two of them differ; None where there are no copies.
     """
-    numbers = range(len(documents) - 1) if numbers is None else numbers
-    for number in range(len(documents) - 1):
-        start, stop = documents[number], documents[number + 1]
+    document_ids = range(len(documents) - 1) if document_ids is None else document_ids
+    for document in range(len(documents) - 1):
+        start, stop = documents[document], documents[document + 1]
         while start < stop:
             target = _target(room, short_seq_prob, draw)
             end = _chunk_end(sentences, start, start + 1, stop, target)
             a_stop = start + 1 + _randint(draw, end - start - 1) if end - start > 1 else end
             if end - start == 1 or draw.random() < RANDOM_SHARE:
                 left = target - (sentences[a_stop] - sentences[start])
-                b_first, b_stop = _random_segment(sentences, documents, numbers, number, left, draw)
+                b_first, b_stop = _random_segment(sentences, documents, document_ids, document, left, draw)
                 label, following = IS_RANDOM, a_stop
             else:
                 b_first, b_stop, label, following = a_stop, end, IS_NEXT, end
@@ -90,10 +90,10 @@ def sentence_order_pairs(
     room: int,
     short_seq_prob: float,
     draw: random.Random,
-    numbers: Sequence[int] | None = None,
+    document_ids: Sequence[int] | None = None,
 ) -> Iterator[Pair]:
-    """Two consecutive segments of one document, half of the pairs swapped. Arguments as of ``sentence_pairs``; numbers
-    have no say, since no pair needs another document.
+    """Two consecutive segments of one document, half of the pairs swapped. Arguments as of ``sentence_pairs``;
+    document_ids have no say, since no pair needs another document.
 
     Chunks are gathered and cut in two as for next-sentence pairs, but hold two sentences at least. Departing from
     ALBERT's code, which gives a chunk of one sentence a random partner and calls it swapped: the last sentence of a
@@ -131,16 +131,16 @@ def truncated(
 def _random_segment(
     sentences: list[int],
     documents: list[int],
-    numbers: Sequence[int],
-    number: int,
+    document_ids: Sequence[int],
+    document: int,
     room: int,
     draw: random.Random,
 ) -> tuple[int, int]:
     """Sentences [first, stop) of another document, from a random one on, until ``room`` is filled."""
-    other = number
-    while numbers[other] == numbers[number]:
+    other = document
+    while document_ids[other] == document_ids[document]:
         other = _randint(draw, len(documents) - 2)
-        other += other >= number
+        other += other >= document
     first = documents[other] + _randint(draw, documents[other + 1] - documents[other])
     return first, _chunk_end(sentences, first, first + 1, documents[other + 1], room)
 

@@ -67,7 +67,7 @@ def read_google_model(folder: Path, say: Log = lambda text: None) -> ModelBundle
     tokenizer = read_tokenizer(folder, config, say)
     make = partial(ModelBundle, config=config, params=params, tokenizer=tokenizer)
     if names.CLASSIFIER in params:
-        labels = tuple(f"LABEL_{number}" for number in range(len(params[names.CLASSIFIER]["bias"])))
+        labels = tuple(f"LABEL_{label}" for label in range(len(params[names.CLASSIFIER]["bias"])))
         return make(architecture="BertForSequenceClassification", labels=labels)
     if names.QA_OUTPUTS in params:
         return make(architecture="BertForQuestionAnswering")
@@ -113,15 +113,15 @@ def read_params(folder: Path, say: Log = lambda text: None) -> tuple[ModelConfig
             wrong.append(f"{tensor.theirs} {list(shape)} instead of {list(expected)}")
     _raise_if_any(name, "has other shapes than the configuration says,", wrong)
 
-    found = {}
+    arrays = {}
     for tensor in table:
         array = bundle.read(tensor.theirs)
         if array.dtype.kind == "i":
             raise UserError(f"{name}: {tensor.theirs} holds whole numbers, not weights: name a checkpoint of BERT")
-        found[tensor.ours] = np.ascontiguousarray(array.T if tensor.transposed else array, np.float32)
-    params = traverse_util.unflatten_dict(found, sep="/")
-    count = sum(array.size for array in found.values())
-    say(f"read {bundle.prefix}: {', '.join(params)} ({len(found)} tensors, {count:,} parameters)")
+        arrays[tensor.ours] = np.ascontiguousarray(array.T if tensor.transposed else array, np.float32)
+    params = traverse_util.unflatten_dict(arrays, sep="/")
+    count = sum(array.size for array in arrays.values())
+    say(f"read {bundle.prefix}: {', '.join(params)} ({len(arrays)} tensors, {count:,} parameters)")
     if slots := len(bundle.entries) - len(entries):
         say(f"not loaded from {bundle.prefix}: {slots} tensors of the optimizer")
     return config, params
@@ -205,15 +205,15 @@ def _checkpoint(folder: Path) -> Path:
     """The checkpoint's prefix: Google's name, else the only one there, else the one that TensorFlow noted as newest."""
     if (folder / CHECKPOINT).is_file() or any(folder.glob(f"{CHECKPOINT}.*")):
         return folder / CHECKPOINT
-    found = sorted(folder / file.stem for file in folder.glob("*.index"))
-    if len(found) > 1 and (folder / "checkpoint").is_file():
+    prefixes = sorted(folder / file.stem for file in folder.glob("*.index"))
+    if len(prefixes) > 1 and (folder / "checkpoint").is_file():
         state = (folder / "checkpoint").read_text(encoding="utf-8", errors="replace")
         newest = re.search(r'^model_checkpoint_path: "(?:.*/)?([^/"]+)"$', state, re.MULTILINE)
-        found = [prefix for prefix in found if newest and prefix.name == newest[1]] or found
-    if len(found) != 1:
-        what = f"{len(found)} checkpoints" if found else "no checkpoint"
+        prefixes = [prefix for prefix in prefixes if newest and prefix.name == newest[1]] or prefixes
+    if len(prefixes) != 1:
+        what = f"{len(prefixes)} checkpoints" if prefixes else "no checkpoint"
         raise UserError(f"{folder} holds {what}: a folder of Google's holds one, {CHECKPOINT}.index and its data files")
-    return found[0]
+    return prefixes[0]
 
 
 def _raise_if_any(name: str, what: str, items: Iterable[str]) -> None:

@@ -92,21 +92,21 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     _warn_casing(folder, tokenizer, say)
     require_embedding_rows(tokenizer, config.known_vocab_size, folder)
     stored, source = read_tensors(folder)
-    found, config = _rename_tensors(stored, source, config, family, architecture, say)
-    parts = _check_tensors(found, source, config, family, architecture, labels)
+    arrays, config = _rename_tensors(stored, source, config, family, architecture, say)
+    parts = _check_tensors(arrays, source, config, family, architecture, labels)
     if family == names.ROBERTA and names.PREDICTIONS in parts and config.hidden_act != "gelu":
         raise UserError(
             f"{file}: hidden_act is {content['hidden_act']}, and the MLM head of RoBERTa has gelu: name another model"
         )
-    size = sum(array.size for array in found.values())
-    say(f"read {source}: {', '.join(sorted(parts))} ({len(found)} tensors, {size:,} parameters)")
+    size = sum(array.size for array in arrays.values())
+    say(f"read {source}: {', '.join(sorted(parts))} ({len(arrays)} tensors, {size:,} parameters)")
     if fresh := [part for part in names.ARCHITECTURES[architecture] if part not in parts]:
         say(f"not in {source}, randomly initialized: {', '.join(fresh)}")
     if not parts & {names.CLASSIFIER, names.QA_OUTPUTS}:
         architecture, labels = names.pretraining_architecture(parts), ()
     return ModelBundle(
         config=config,
-        params=traverse_util.unflatten_dict(found, sep="/"),
+        params=traverse_util.unflatten_dict(arrays, sep="/"),
         tokenizer=tokenizer,
         architecture=architecture,
         labels=labels,
@@ -143,8 +143,8 @@ def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConf
         raise UserError(f"{file} lacks {', '.join(missing)}: copy it again from where the weights are from")
     values = {key: content[key] for key in (*REQUIRED, *OPTIONAL) if key in content}
     for key, value in values.items():
-        kind = (str,) if key == "hidden_act" else (int, float) if key in OPTIONAL else (int,)
-        if isinstance(value, bool) or not isinstance(value, kind):
+        types = (str,) if key == "hidden_act" else (int, float) if key in OPTIONAL else (int,)
+        if isinstance(value, bool) or not isinstance(value, types):
             raise UserError(f"{file}: {key} is {value!r}: copy the file again from where the weights are from")
     for key in set(values) - {"hidden_act", *OPTIONAL}:
         if values[key] >= MAX_SIZE:
@@ -178,10 +178,10 @@ def _labels(content: dict[str, Any], file: Path) -> tuple[str, ...]:
     known = content.get("id2label")
     if known is None:
         count = content.get("num_labels", 2)
-        known = {str(number): f"LABEL_{number}" for number in range(count if isinstance(count, int) else 0)}
+        known = {str(label): f"LABEL_{label}" for label in range(count if isinstance(count, int) else 0)}
     if not isinstance(known, dict) or sorted(known) != sorted(map(str, range(len(known)))) or not known:
         raise UserError(f"{file}: id2label does not number its labels 0, 1, ...: fix it")
-    labels = tuple(str(known[str(number)]) for number in range(len(known)))
+    labels = tuple(str(known[str(label)]) for label in range(len(known)))
     if len(set(labels)) < len(labels):
         raise UserError(f"{file}: id2label names two labels alike: fix it")
     return labels
@@ -202,11 +202,11 @@ def _number(content: dict[str, Any], key: str, file: Path) -> float | None:
 
 
 def _problem_type(content: dict[str, Any], file: Path) -> str | None:
-    kind = content.get("problem_type")
-    if kind not in PROBLEM_TYPES:
+    problem_type = content.get("problem_type")
+    if problem_type not in PROBLEM_TYPES:
         known = ", ".join(filter(None, PROBLEM_TYPES))
-        raise UserError(f"{file}: problem_type is {kind!r}: set it to one of {known}, or null")
-    return kind
+        raise UserError(f"{file}: problem_type is {problem_type!r}: set it to one of {known}, or null")
+    return problem_type
 
 
 def _warn_casing(folder: Path, tokenizer: Tokenizer, say: Log) -> None:
@@ -263,21 +263,21 @@ def _rename_tensors(
             f"{source} holds {', '.join(unexplained[:4])}{more}, which a {names.hf_class_name(architecture, family)} "
             f"of {config.num_hidden_layers} layers lacks: fix architectures and num_hidden_layers in config.json"
         )
-    found = {}
+    arrays = {}
     for theirs, name in by_name.items():
         array, tensor = stored[name], table[theirs]
         if array.dtype.name not in FLOATS:
             raise UserError(f"{source}: {name} is {array.dtype.name}, and {', '.join(FLOATS)} are read: convert it")
-        found[tensor.ours] = np.ascontiguousarray((array.T if tensor.transposed else array).astype(np.float32))
+        arrays[tensor.ours] = np.ascontiguousarray((array.T if tensor.transposed else array).astype(np.float32))
     if halves := sorted({stored[name].dtype.name for name in by_name.values()} - {"float32"}):
         say(f"{source}: {' and '.join(halves)} becomes float32, and is written as float32")
     if left_out:
         say(f"not loaded from {source}: {', '.join(sorted(left_out))}")
-    return found, config
+    return arrays, config
 
 
 def _check_tensors(
-    found: dict[str, np.ndarray],
+    arrays: dict[str, np.ndarray],
     source: Path,
     config: ModelConfig,
     family: str,
@@ -286,23 +286,23 @@ def _check_tensors(
 ) -> set[str]:
     """The parts that are there; UserError where one is there by half or not in config.json's shapes."""
     table = names.tensors(config.num_hidden_layers, family, architecture)
-    parts = {tensor.part for tensor in table if tensor.ours in found}
+    parts = {tensor.part for tensor in table if tensor.ours in arrays}
     needed = {names.ENCODER, *parts}
     pooled = names.POOLER in names.ARCHITECTURES[architecture]
     if names.SEQ_RELATIONSHIP in parts or (names.CLASSIFIER in parts and pooled):
         needed.add(names.POOLER)
     # Before the shapes are worked out: a number of layers that is wrong may be so by thousands.
-    missing = [t.theirs for t in table if t.part == names.ENCODER and t.ours not in found]
+    missing = [t.theirs for t in table if t.part == names.ENCODER and t.ours not in arrays]
     shapes = {} if missing else expected_shapes(config, architecture, len(labels))
-    missing += [t.theirs for t in table if t.part in needed and t.ours in shapes and t.ours not in found]
+    missing += [t.theirs for t in table if t.part in needed and t.ours in shapes and t.ours not in arrays]
     if missing:
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise UserError(f"{source} lacks {', '.join(missing[:4])}{more}: copy it again, or fix config.json")
     for tensor in table:
-        if tensor.ours in found and found[tensor.ours].shape != shapes[tensor.ours]:
+        if tensor.ours in arrays and arrays[tensor.ours].shape != shapes[tensor.ours]:
             theirs, ours = (
                 list(shape[::-1] if tensor.transposed else shape)
-                for shape in (found[tensor.ours].shape, shapes[tensor.ours])
+                for shape in (arrays[tensor.ours].shape, shapes[tensor.ours])
             )
             raise UserError(
                 f"{source}: {tensor.theirs} is {theirs}, but config.json makes it {ours}: copy both from one source"

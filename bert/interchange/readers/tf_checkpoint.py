@@ -113,9 +113,9 @@ class Bundle:
         entry = self.entries[name]
         dtype = DTYPES.get(entry.dtype)
         if dtype is None or entry.partitioned:
-            kind = "lies in parts" if entry.partitioned else f"has TensorFlow's type number {entry.dtype}"
+            reason = "lies in parts" if entry.partitioned else f"has TensorFlow's type number {entry.dtype}"
             raise UserError(
-                f"{self._index}: {name} {kind}, which is not read: store it whole, as one of float32, float16, "
+                f"{self._index}: {name} {reason}, which is not read: store it whole, as one of float32, float16, "
                 "bfloat16, int32, int64"
             )
         if entry.size != math.prod(entry.shape) * dtype.itemsize or entry.shard >= self._shards:
@@ -176,8 +176,8 @@ def _read_table(octets: np.ndarray) -> Iterator[tuple[bytes, bytes]]:
     for _ in _read_block(content, meta):
         raise _Damaged("an unknown part in it")
     last = None
-    for _, place in _read_block(content, index):
-        handle, _ = _handle(place, 0)
+    for _, entry in _read_block(content, index):
+        handle, _ = _handle(entry, 0)
         for key, value in _read_block(content, handle):
             if last is not None and key <= last:
                 raise _Damaged("its names are out of order")
@@ -185,9 +185,9 @@ def _read_table(octets: np.ndarray) -> Iterator[tuple[bytes, bytes]]:
             yield key, value
 
 
-def _read_block(content: bytes, place: tuple[int, int]) -> Iterator[tuple[bytes, bytes]]:
+def _read_block(content: bytes, handle: tuple[int, int]) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values of one block, given its offset and size. A key is stored as what differs from the one before."""
-    begin, end = place[0], sum(place)
+    begin, end = handle[0], sum(handle)
     if end + _TRAILER > len(content) - _FOOTER:
         raise _Damaged("it is shorter than it says")
     if _masked_crc32c(content[begin : end + 1]) != int.from_bytes(content[end + 1 : end + _TRAILER], "little"):
@@ -195,8 +195,8 @@ def _read_block(content: bytes, place: tuple[int, int]) -> Iterator[tuple[bytes,
     if content[end] != _NO_COMPRESSION:
         raise _Unsupported("is compressed, which is not read: let TensorFlow's Saver write it, which does not compress")
     # The block ends with a list of places for binary search, and its length.
-    places = int.from_bytes(content[end - 4 : end], "little")
-    end -= 4 * places + 4
+    restarts = int.from_bytes(content[end - 4 : end], "little")
+    end -= 4 * restarts + 4
     if end < begin:
         raise _Damaged("a block is too short")
     key = b""
@@ -222,12 +222,12 @@ def _handle(content: bytes, at: int) -> tuple[tuple[int, int], int]:
 def _varint(content: bytes, at: int) -> tuple[int, int]:
     """A number of up to 64 bits in groups of seven, lowest first, and where the next thing begins."""
     value = 0
-    for place, octet in enumerate(content[at : at + 10]):
-        value |= (octet & 0x7F) << 7 * place
+    for index, octet in enumerate(content[at : at + 10]):
+        value |= (octet & 0x7F) << 7 * index
         if octet < 0x80:
-            if (place and not octet) or value >= 1 << 64:
+            if (index and not octet) or value >= 1 << 64:
                 break  # not how any program writes it
-            return value, at + place + 1
+            return value, at + index + 1
     raise _Damaged("a number in it is malformed")
 
 
@@ -238,10 +238,10 @@ def _fields(message: int | bytes) -> Iterator[tuple[int, int | bytes]]:
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
-        number, wire = tag >> 3, tag & 7
+        field, wire = tag >> 3, tag & 7
         if wire == 0:
             value, at = _varint(message, at)
-            yield number, value
+            yield field, value
             continue
         if wire == 2:
             size, at = _varint(message, at)
@@ -252,7 +252,7 @@ def _fields(message: int | bytes) -> Iterator[tuple[int, int | bytes]]:
         content, at = message[at : at + size], at + size
         if at > len(message):
             raise _Damaged("a message in it is cut short")
-        yield number, content if wire == 2 else int.from_bytes(content, "little")
+        yield field, content if wire == 2 else int.from_bytes(content, "little")
 
 
 def _parse_header(message: bytes) -> tuple[int, bool]:
@@ -270,7 +270,7 @@ def _parse_entry(message: bytes) -> Entry:
     """BundleEntryProto."""
     fields = dict(_fields(message))
     # TensorShapeProto: field 2, repeated, is a dimension, whose field 1 is its size.
-    dims = (dict(_fields(dim)) for number, dim in _fields(fields.get(2, b"")) if number == 2)
+    dims = (dict(_fields(dim)) for field, dim in _fields(fields.get(2, b"")) if field == 2)
     return Entry(
         dtype=_number(fields, 1),
         shape=tuple(_number(dim, 1) for dim in dims),

@@ -97,14 +97,14 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
 def published_tensors(model: ModelBundle) -> dict[str, np.ndarray]:
     """Every parameter under transformers' name and in its layout. Raises UserError where one has no name."""
     config, family = model.config, model_family(model.config)
-    found = traverse_util.flatten_dict(model.params, sep="/")
+    arrays = traverse_util.flatten_dict(model.params, sep="/")
     tensors = {}
     for tensor in names.tensors(config.num_hidden_layers, family, model.architecture):
-        if (array := found.pop(tensor.ours, None)) is not None:
+        if (array := arrays.pop(tensor.ours, None)) is not None:
             tensors[tensor.theirs] = np.asarray(array).T if tensor.transposed else np.asarray(array)
-    if found:
+    if arrays:
         raise UserError(
-            f"{model.source}: {', '.join(sorted(found)[:4])} have no name in Hugging Face's models: "
+            f"{model.source}: {', '.join(sorted(arrays)[:4])} have no name in Hugging Face's models: "
             "export it as stablehlo or onnx"
         )
     if not config.tie_word_embeddings and names.PREDICTIONS in model.params:

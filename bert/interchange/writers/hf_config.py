@@ -52,8 +52,8 @@ def published_config(model: ModelBundle) -> dict[str, Any]:
             "eos_token_id": special.sep,
         }
     if model.labels:
-        content["id2label"] = {str(number): label for number, label in enumerate(model.labels)}
-        content["label2id"] = {label: number for number, label in enumerate(model.labels)}
+        content["id2label"] = {str(index): label for index, label in enumerate(model.labels)}
+        content["label2id"] = {label: index for index, label in enumerate(model.labels)}
     if model.problem_type is not None:
         content["problem_type"] = model.problem_type
     if model.null_score_diff_threshold is not None:

@@ -33,7 +33,7 @@ def model_card(model: ModelBundle, architecture: str) -> str:
     source, config = Path(model.source), model.config
     recipe = _recipe(source)
     size = sum(leaf.size for leaf in jax.tree.leaves(model.params))
-    parts = [
+    sections = [
         _front_matter(model, architecture, recipe),
         f"# {source.resolve().name}",
         f"{architecture}, {size:,} parameters: {config.num_hidden_layers} layers of width {config.hidden_size} with "
@@ -46,29 +46,29 @@ def model_card(model: ModelBundle, architecture: str) -> str:
         "```",
     ]
     if model.labels:
-        parts += ["## Labels", ", ".join(f"`{label}`" for label in model.labels)]
+        sections += ["## Labels", ", ".join(f"`{label}`" for label in model.labels)]
     results = _results(source)
     if results:
         rows = [f"| {name} | {value} |" for name, value in _flat(results) if not name.startswith("details.")]
-        parts += ["## Scores", "Measured at the end of the run.", "\n".join(["| | |", "|---|---|", *rows])]
+        sections += ["## Scores", "Measured at the end of the run.", "\n".join(["| | |", "|---|---|", *rows])]
     if recipe:
         text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=120).rstrip()
-        parts += ["## Recipe", f"```yaml\n{text}\n```"]
-    return "\n\n".join(parts) + "\n"
+        sections += ["## Recipe", f"```yaml\n{text}\n```"]
+    return "\n\n".join(sections) + "\n"
 
 
 def _front_matter(model: ModelBundle, architecture: str, recipe: dict[str, Any]) -> str:
     """What the hub reads. The license is left out: it is the user's to choose."""
-    kind = "roberta" if architecture.lower().startswith("roberta") else "bert"
-    fields: dict[str, Any] = {"library_name": "transformers", "tags": [kind, "jax", "bert-jax"]}
+    family = "roberta" if architecture.lower().startswith("roberta") else "bert"
+    fields: dict[str, Any] = {"library_name": "transformers", "tags": [family, "jax", "bert-jax"]}
     if (pipeline := PIPELINES.get(model.architecture)) is not None:
         fields["pipeline_tag"] = pipeline
     base = next((name for name in (model.source, recipe.get("init")) if name and is_downloaded(name)), None)
     if base is not None:
         fields["base_model"] = base
     data = recipe.get("data", {})
-    places = [data.get("dir"), *_listed(data.get("train"))]
-    if names := sorted({place.split(":")[1] for place in places if place and place.startswith(HUB_PREFIX)}):
+    sources = [data.get("dir"), *_listed(data.get("train"))]
+    if names := sorted({source.split(":")[1] for source in sources if source and source.startswith(HUB_PREFIX)}):
         fields["datasets"] = names
     return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---"
 
@@ -80,9 +80,9 @@ def _recipe(source: Path) -> dict[str, Any]:
     for key in {*PATHS, *RESUMABLE_KEYS}:
         section, _, name = key.rpartition(".")
         inside = content.get(section) if section else content
-        for part in inside if isinstance(inside, list) else [inside or {}]:
-            if name in part and (key in RESUMABLE_KEYS or not _is_public(key, part[name])):
-                del part[name]
+        for settings in inside if isinstance(inside, list) else [inside or {}]:
+            if name in settings and (key in RESUMABLE_KEYS or not _is_public(key, settings[name])):
+                del settings[name]
     return content
 
 
@@ -90,7 +90,7 @@ def _is_public(key: str, value: Any) -> bool:
     """Whether an option for paths holds names that mean the same on every machine."""
     if key in ("init", "architecture_from"):
         return value == "none" or (value is not None and is_downloaded(value))
-    return value is not None and all(place.startswith((HUB_PREFIX, STDLIB_CORPUS)) for place in _listed(value))
+    return value is not None and all(source.startswith((HUB_PREFIX, STDLIB_CORPUS)) for source in _listed(value))
 
 
 def _listed(value: list[str] | str | None) -> list[str]:

@@ -237,8 +237,8 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
     if config.embedding_width != config.hidden_size:
         x = graph.dense(x, f"{path}/projection")
     visible = node("Unsqueeze", node("Cast", inputs["attention_mask"], to=TensorProto.BOOL), graph.constant([1, 2]))
-    for number in range(config.num_hidden_layers):
-        layer = f"bert/encoder/layer_{number}"
+    for index in range(config.num_hidden_layers):
+        layer = f"bert/encoder/layer_{index}"
         read = before(x, f"{layer}/attention_norm")
         attended = _attention(graph, config, read, visible, f"{layer}/attention")
         x = after(node("Add", x, attended), f"{layer}/attention_norm")

@@ -35,7 +35,7 @@ def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int
         tokenizer.model.save(str(folder))  # vocab.json and merges.txt
     special = special_ids(tokenizer)
     roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    names = {role: tokenizer.id_to_token(number) for role, number in zip(roles, special.all, strict=True)}
+    names = {role: tokenizer.id_to_token(id) for role, id in zip(roles, special.all, strict=True)}
     config = {**_class(content), **names, "model_max_length": max_length}
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
         write_atomic(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

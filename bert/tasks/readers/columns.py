@@ -19,19 +19,19 @@ SPLITS = {"train": ("train",), "dev": ("validation", "dev"), "test": ("test",)}
 """The names that each split goes by in data sets."""
 
 
-def split_names(folder: Path, data: TaskDataConfig, kinds: Sequence[str] = KINDS) -> list[str]:
+def split_names(folder: Path, data: TaskDataConfig, suffixes: Sequence[str] = KINDS) -> list[str]:
     """train, and of dev and test those that are named or there."""
-    place = folder.as_posix()
+    source = folder.as_posix()
     named = [split for split in ("dev", "test") if getattr(data, split) is not None]
-    if is_dataset(place):
-        there = open_splits(place)
-        found = [split for split in ("dev", "test") if any(name in there for name in SPLITS[split])]
+    if is_dataset(source):
+        there = open_splits(source)
+        present = [split for split in ("dev", "test") if any(name in there for name in SPLITS[split])]
     else:
-        found = [split for split in ("dev", "test") if _found(folder, split, kinds)]
-    return ["train", *(split for split in ("dev", "test") if split in (*named, *found))]
+        present = [split for split in ("dev", "test") if _found(folder, split, suffixes)]
+    return ["train", *(split for split in ("dev", "test") if split in (*named, *present))]
 
 
-def split_path(folder: Path, split: str, data: TaskDataConfig, kinds: Sequence[str] = KINDS) -> Path:
+def split_path(folder: Path, split: str, data: TaskDataConfig, suffixes: Sequence[str] = KINDS) -> Path:
     """The file of a split: the one that is named, else the one with its name. Raises UserError where it is missing."""
     named = getattr(data, split)
     if named is not None:
@@ -40,11 +40,13 @@ def split_path(folder: Path, split: str, data: TaskDataConfig, kinds: Sequence[s
                 f"{folder / named} does not exist or is not a file: set data.{split} to the file of {split}"
             )
         return folder / named
-    found = _found(folder, split, kinds)
-    if len(found) != 1:
-        wrong = f"both {found[0].name} and {found[1].name}" if found else f"no {split} with the end {', '.join(kinds)}"
+    paths = _found(folder, split, suffixes)
+    if len(paths) != 1:
+        wrong = (
+            f"both {paths[0].name} and {paths[1].name}" if paths else f"no {split} with the end {', '.join(suffixes)}"
+        )
         raise UserError(f"{folder} has {wrong}: set data.{split} to the file of {split}")
-    return found[0]
+    return paths[0]
 
 
 def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
@@ -53,16 +55,16 @@ def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
     Raises:
       UserError: its file, or the split, is missing or not as it should be.
     """
-    place = folder.as_posix()
-    if not is_dataset(place):
+    source = folder.as_posix()
+    if not is_dataset(source):
         return read_records(split_path(folder, split, data), data.column_names)
-    there = open_splits(place)
+    there = open_splits(source)
     default = next((name for name in SPLITS[split] if name in there), SPLITS[split][0])
-    return dataset_records(place, there, getattr(data, split) or default)
+    return dataset_records(source, there, getattr(data, split) or default)
 
 
-def _found(folder: Path, split: str, kinds: Sequence[str]) -> list[Path]:
-    paths = (folder / f"{split}{kind}{packed}" for kind in kinds for packed in ("", *DECOMPRESSORS))
+def _found(folder: Path, split: str, suffixes: Sequence[str]) -> list[Path]:
+    paths = (folder / f"{split}{suffix}{packed}" for suffix in suffixes for packed in ("", *DECOMPRESSORS))
     return [path for path in paths if path.is_file()]
 
 
@@ -103,52 +105,54 @@ def read_columns(
     columns = Columns([], [[] for _ in texts], [[] for _ in labels], [])
     line_of_id: dict[str, int] = {}
     labelled = bool(labels)
-    for number, fields in records.rows:
+    for line_number, fields in records.rows:
         is_first = not columns.line_numbers
         if is_first and not needed:
             labelled = any(fields.get(name) not in (None, "") for name in labels)
         if is_first or records.names is None:
-            header = 1 if records.names and records.unit == "line" else number
+            header = 1 if records.names and records.unit == "line" else line_number
             records.require(header, fields, {**texts, **(labels if labelled else {}), **dict([id] if id else [])})
         for column, name in zip(columns.texts, texts, strict=True):
-            column.append(_text(records, number, name, fields[name], may_be_empty))
+            column.append(_text(records, line_number, name, fields[name], may_be_empty))
         for column, name in zip(columns.labels or (), labels if labelled else (), strict=False):
             column.append(fields[name])
         row_id = str(len(columns.ids))
         if id:
-            row_id = label_text(records, number, id[0], fields[id[0]])
-            if (before := line_of_id.setdefault(row_id, number)) != number:
+            row_id = label_text(records, line_number, id[0], fields[id[0]])
+            if (before := line_of_id.setdefault(row_id, line_number)) != line_number:
                 fix = f"leave {id[1]} out" if id[1].startswith("data.") else "copy the file again"
                 raise records.error(
-                    number,
+                    line_number,
                     f"{id[0]} {row_id!r} stands on {records.unit} {before} already: give each row an id of its own, "
                     f"or {fix}",
                 )
         columns.ids.append(row_id)
-        columns.line_numbers.append(number)
+        columns.line_numbers.append(line_number)
     if not columns.line_numbers:
-        raise UserError(f"{records.place} has no rows: it needs a {records.unit} for each example")
+        raise UserError(f"{records.source} has no rows: it needs a {records.unit} for each example")
     return columns._replace(labels=columns.labels if labelled else None, notes=tuple(records.notes))
 
 
-def _text(records: Records, number: int, name: str, value: Any, may_be_empty: bool) -> str:
+def _text(records: Records, line_number: int, name: str, value: Any, may_be_empty: bool) -> str:
     if value is None:
-        raise records.error(number, _missing(records, name))
+        raise records.error(line_number, _missing(records, name))
     if not isinstance(value, str):
-        raise records.error(number, f"{name} is {json.dumps(value, default=str)[:40]}: it must be a text")
+        raise records.error(line_number, f"{name} is {json.dumps(value, default=str)[:40]}: it must be a text")
     if not (value.strip() or may_be_empty):
-        raise records.error(number, f"{name} is empty: write it or remove the {records.unit}")
+        raise records.error(line_number, f"{name} is empty: write it or remove the {records.unit}")
     return without_surrogates(value)
 
 
-def label_text(records: Records, number: int, name: str, value: Any) -> str:
+def label_text(records: Records, line_number: int, name: str, value: Any) -> str:
     """A label or an id: a text on one line, or a whole number."""
     if value is None:
-        raise records.error(number, _missing(records, name))
+        raise records.error(line_number, _missing(records, name))
     word = json.dumps(value) if isinstance(value, int) else value  # true and false among them
     if not isinstance(word, str) or not word.strip() or set(word) & set("\t\r\n"):
         shown = repr(value)[:40]
-        raise records.error(number, f"{name} is {shown}: it must be a text without tabs and line ends, or a number")
+        raise records.error(
+            line_number, f"{name} is {shown}: it must be a text without tabs and line ends, or a number"
+        )
     return without_surrogates(word)
 
 

@@ -119,7 +119,9 @@ def split_columns(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
     """
     first = next((line for _, line in numbered_lines(path, utf_16=True) if _has_word(line)), "")
     delimiter = "\t" if "\t" in first or kind_of(path) == ".tsv" else " "
-    return delimiter, ((number, _cells(line, delimiter)) for number, line in numbered_lines(path, utf_16=True))
+    return delimiter, (
+        (line_number, _cells(line, delimiter)) for line_number, line in numbered_lines(path, utf_16=True)
+    )
 
 
 def read(path: Path, labelled: bool = True, broken: Literal["error", "count"] = "error") -> Sentences:
@@ -157,15 +159,15 @@ def read_rows(
     columns: list[list[list[str]]] = []
     lines: list[int] = []
     ended = True
-    for number, cells in rows:
+    for line_number, cells in rows:
         if not cells:
             ended = True
             continue
         width = width or len(cells)
-        _check_cells(cells, (word, tag), width, delimiter, labelled, path, number)
+        _check_cells(cells, (word, tag), width, delimiter, labelled, path, line_number)
         if ended:
             columns.append([])
-            lines.append(number)
+            lines.append(line_number)
         ended = False
         columns[-1].append(cells)
     if not columns:
@@ -191,8 +193,8 @@ def label_names(sentences: Sentences) -> tuple[str, ...]:
 def write_predictions(path: Path, sentences: Sentences, tags: Sequence[Sequence[str]]) -> Path:
     """Writes the file's columns with the predicted tag, in the file's scheme, as one more: what conlleval reads."""
     lines = []
-    for number, predicted in enumerate(tags):
-        columns = sentences.columns[number] if sentences.columns else [[word] for word in sentences.words[number]]
+    for sentence, predicted in enumerate(tags):
+        columns = sentences.columns[sentence] if sentences.columns else [[word] for word in sentences.words[sentence]]
         predicted = convert(predicted, sentences.scheme) if sentences.scheme in SCHEMES else predicted
         for cells, tag in zip(columns, predicted, strict=True):
             lines.append(sentences.delimiter.join((*cells, tag)) + "\n")
@@ -214,18 +216,18 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 
 def _check_cells(
-    cells: list[str], wanted: tuple[int, int], width: int, delimiter: str, labelled: bool, path: Path, number: int
+    cells: list[str], wanted: tuple[int, int], width: int, delimiter: str, labelled: bool, path: Path, line_number: int
 ) -> None:
     if len(cells) != width:
         raise UserError(
-            f"{path}, line {number}: {len(cells)} columns between {SEPARATORS[delimiter]} where the lines above "
+            f"{path}, line {line_number}: {len(cells)} columns between {SEPARATORS[delimiter]} where the lines above "
             f"have {width}: fix or remove the line"
         )
     if labelled and width < 2:
-        raise UserError(f"{path}, line {number}: one column: the word must come first and its tag last")
+        raise UserError(f"{path}, line {line_number}: one column: the word must come first and its tag last")
     for what, column in zip(("word", "tag") if labelled else ("word",), wanted, strict=False):
         if not cells[column]:
-            raise UserError(f"{path}, line {number}: the {what} is empty: fix or remove the line")
+            raise UserError(f"{path}, line {line_number}: the {what} is empty: fix or remove the line")
 
 
 def attach_tags(untagged: Sentences, tags: list[list[str]], broken: str = "error") -> Sentences:
@@ -235,22 +237,22 @@ def attach_tags(untagged: Sentences, tags: list[list[str]], broken: str = "error
     if not typed and not all(marking):
         return replace(untagged, tags=tags)
     if not all(marking):
-        sentence, place = _place(tags, marking.index(False))
+        sentence, word = _place(tags, marking.index(False))
         raise UserError(
-            f"{untagged.path}, {untagged.unit} {untagged.line(sentence, place)}: the tag {tags[sentence][place]!r} is "
+            f"{untagged.path}, {untagged.unit} {untagged.line(sentence, word)}: the tag {tags[sentence][word]!r} is "
             f"none of {', '.join(SCHEMES)}: write O, or B-, I-, E- or S- and a type"
         )
     scheme = detect_scheme(tags)
     faults = []
-    for number, own in enumerate(tags):
-        fault = first_invalid_tag(own, scheme)
+    for index, sentence_tags in enumerate(tags):
+        fault = first_invalid_tag(sentence_tags, scheme)
         if fault is not None:
-            faults.append(untagged.line(number, fault))
+            faults.append(untagged.line(index, fault))
             if broken == "error":
-                last = own[fault - 1] if fault else "the start of the sentence"
+                last = sentence_tags[fault - 1] if fault else "the start of the sentence"
                 raise UserError(
-                    f"{untagged.path}, {untagged.unit} {faults[0]}: the tag {own[fault]} after {last} breaks the "
-                    f"file's scheme, {scheme}: fix the tag, or read such faults as conlleval does: "
+                    f"{untagged.path}, {untagged.unit} {faults[0]}: the tag {sentence_tags[fault]} after {last} breaks "
+                    f"the file's scheme, {scheme}: fix the tag, or read such faults as conlleval does: "
                     "--data.invalid_tags count"
                 )
     return replace(untagged, tags=[convert(sentence, "BIO") for sentence in tags], scheme=scheme, broken=faults)

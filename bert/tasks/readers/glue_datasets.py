@@ -23,44 +23,44 @@ DIAGNOSTIC = "ax"
 
 def is_glue(folder: Path, task: str) -> bool:
     """Whether the data of a task is a data set: ``hub:NAME``, its folder, or one with a folder of the task's name."""
-    return _place(folder, task, task) is not None
+    return _dataset_of(folder, task, task) is not None
 
 
 def glue_records(folder: Path, task: str, split: str) -> Records | None:
     """The rows of one split of a task, None where it is not there. Raises UserError where it cannot be loaded."""
     config = DIAGNOSTIC if split == "diagnostic" else task
-    place = _place(folder, task, config)
-    if place is None:
+    source = _dataset_of(folder, task, config)
+    if source is None:
         return None
     try:
-        there = open_splits(place, config)
+        there = open_splits(source, config)
     except UserError:
-        if config == DIAGNOSTIC and _lacks(place, config):
+        if config == DIAGNOSTIC and _lacks(source, config):
             return None
         raise
     name = next((name for name in SPLITS[split] if name in there), None)
-    return None if name is None else dataset_records(place, there, name)
+    return None if name is None else dataset_records(source, there, name)
 
 
-def _place(folder: Path, task: str, config: str) -> str | None:
-    """The data set of a configuration: in the folder, beside it, or, the task's own, the folder itself.
+def _dataset_of(folder: Path, task: str, config: str) -> str | None:
+    """The data set of a configuration: in the folder, next to it, or, the task's own, the folder itself.
 
     On the hub a configuration that is named is the task's: another one is looked for in the data set as a whole.
     """
     whole = folder.as_posix()
     if whole.startswith(HUB_PREFIX):
         return whole if config == task else HUB_PREFIX + whole.removeprefix(HUB_PREFIX).partition(":")[0]
-    places = [folder / config, *([folder] if config == task else [folder.parent / config])]
-    return next((place.as_posix() for place in places if is_dataset(place.as_posix())), None)
+    options = [(folder / config).as_posix(), whole if config == task else (folder.parent / config).as_posix()]
+    return next((option for option in options if is_dataset(option)), None)
 
 
-def _lacks(place: str, config: str) -> bool:
+def _lacks(source: str, config: str) -> bool:
     """Whether a data set on the hub is known to have no such configuration."""
-    if not place.startswith(HUB_PREFIX):
+    if not source.startswith(HUB_PREFIX):
         return False
     import datasets
 
     try:
-        return config not in datasets.get_dataset_config_names(place.removeprefix(HUB_PREFIX))
+        return config not in datasets.get_dataset_config_names(source.removeprefix(HUB_PREFIX))
     except Exception:  # of the network, of the hub: as little is known as before
         return False

@@ -39,9 +39,9 @@ def find(folder: Path, names: Sequence[str]) -> Path | None:
 def find_split_file(folder: Path, names: Names, split: str, described: str) -> Path:
     """The file of a split in ``folder``, which has to be there. ``described`` is what it holds, for the sentence."""
     folder = Path(folder)
-    found = find(folder, names[split]) if folder.is_dir() else None
-    if found is None:
+    path = find(folder, names[split]) if folder.is_dir() else None
+    if path is None:
         wrong = f"{folder} has no {names[split][0]}" if folder.is_dir() else f"{folder} is not a folder"
         usual = ", ".join(options[0] for options in names.values())
         raise UserError(f"{wrong}: set data.dir to the folder with {usual} of {described}{INSTEAD.get(split, '')}")
-    return found
+    return path
