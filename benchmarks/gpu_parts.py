@@ -161,8 +161,8 @@ def gaps(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int) ->
     with tempfile.TemporaryDirectory() as folder:
         with InterruptHandler() as interrupts, StepProfiler(Path(folder), lambda text: None) as profiler:
             TrainLoop(
-                config,
-                steps,
+                config=config,
+                end_step=steps,
                 loader=loader,
                 train_step=step.run,
                 schedule=lambda update: 0.0,

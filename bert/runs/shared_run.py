@@ -71,4 +71,4 @@ def make_report(run: RunFolder[Any], total_steps: int, start_step: int, subject:
     """The report of a run; on hosts that do not write, one that ignores everything."""
     if not run.is_writer:
         return Report()
-    return RunReport(run.path, total_steps, start_step, int(run.config.training.log_every), subject)
+    return RunReport(run.path, total_steps, start_step, run.config.training.log_every, subject)

@@ -107,8 +107,8 @@ def train(setup: Setup, say: Log) -> BestCheckpoint:
             if state.step < total_steps and not early_stopping.should_stop(int(state.step)):
                 report.on_start(int(state.step), _measure_costs(setup, loader, train_step, state))
             TrainLoop(
-                config.training,
-                total_steps,
+                config=config.training,
+                end_step=total_steps,
                 loader=loader,
                 train_step=train_step,
                 schedule=learning_rate_schedule(config.optimizer, total_steps),
@@ -195,7 +195,7 @@ def _measure_costs(
     """The time that a run has left, by timing steps of two lengths and a batch of dev."""
     config, parallel, evaluator = setup.run.config, setup.parallel, setup.evaluator
     step, total_steps = int(state.step), setup.total_steps
-    eval_every = int(require(config.training.eval_every, "training.eval_every"))
+    eval_every = require(config.training.eval_every, "training.eval_every")
     micro_batches = config.training.gradient_accumulation_steps
 
     def measure(step: int) -> Timed:

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -46,6 +47,7 @@ class CheckpointWriter(Protocol):
     def set_best(self, step: int) -> None: ...
 
 
+@dataclass(kw_only=True, eq=False)
 class TrainLoop:
     """Trains from a state to ``end_step``, or to the step where ``early_stopping`` ends the run.
 
@@ -53,38 +55,30 @@ class TrainLoop:
     devices. At most `Parallelism.steps_in_flight` steps are in flight, which bounds memory use and the delay before a
     signal is handled. A state that is due is saved before it is evaluated: evaluations can be long, and a resumed run
     repeats a missing one.
+
+    Attributes:
+        config: intervals, micro-batches and the limit of skipped steps.
+        end_step: the last step of the run or of its phase.
+        schedule: update number -> learning rate, for the log.
+        evaluate: parameters on the devices -> metrics; may raise `EvaluationInterrupted` between two batches.
+        early_stopping: None for a run to ``end_step`` that keeps no best checkpoint.
+        profiler: None for no trace.
     """
 
-    def __init__(
-        self,
-        config: TrainingConfig,
-        end_step: int,
-        *,
-        loader: Loader,
-        train_step: TrainStep,
-        schedule: Callable[[int], Any],
-        evaluate: Callable[[Any], Metrics],
-        parallel: Parallelism,
-        checkpoints: CheckpointWriter,
-        report: Report,
-        interrupts: InterruptHandler,
-        early_stopping: EarlyStopping | None = None,
-        profiler: StepProfiler | None = None,
-    ) -> None:
-        """
-        Args:
-            config: intervals, micro-batches and the limit of skipped steps.
-            end_step: the last step of the run or of its phase.
-            schedule: update number -> learning rate, for the log.
-            evaluate: parameters on the devices -> metrics; may raise `EvaluationInterrupted` between two batches.
-            early_stopping: None for a run to ``end_step`` that keeps no best checkpoint.
-            profiler: None for no trace.
-        """
-        self._config, self._end_step = config, end_step
-        self._loader, self._train_step, self._schedule, self._evaluate = loader, train_step, schedule, evaluate
-        self._parallel, self._checkpoints, self._report = parallel, checkpoints, report
-        self._interrupts, self._early_stopping, self._profiler = interrupts, early_stopping, profiler
-        self._eval_every = int(require(config.eval_every, "training.eval_every"))
+    config: TrainingConfig
+    end_step: int
+    loader: Loader
+    train_step: TrainStep
+    schedule: Callable[[int], Any]
+    evaluate: Callable[[Any], Metrics]
+    parallel: Parallelism
+    checkpoints: CheckpointWriter
+    report: Report
+    interrupts: InterruptHandler
+    early_stopping: EarlyStopping | None = None
+    profiler: StepProfiler | None = None
+
+    def __post_init__(self) -> None:
         self._in_flight: collections.deque[tuple[int, StepMetrics]] = collections.deque()
         self._timer = ThroughputTimer()
         self._too_many_skipped: SkippedStep | None = None
@@ -97,66 +91,70 @@ class TrainLoop:
             UserError: too many consecutive steps were skipped, or data cannot be read; the state is saved.
         """
         self._step = self._saved_step = int(state.step)
-        self._state = self._parallel.put_state(state)
+        self._state = self.parallel.put_state(state)
         self._evaluate_if_missing()
         if not self._has_ended():
             self._load_batch()
         while not self._has_ended():
             self._advance()
-            if self._is_due(self._config.log_every):
+            if self._is_due(self.config.log_every):
                 self._log()
-            if self._is_due(self._config.checkpoint_every):
+            if self._is_due(self.config.checkpoint_every):
                 self._save()
             if self._too_many_skipped is not None:
                 self._save()
                 raise UserError(nonfinite_error_message(self._too_many_skipped, self._step))
-            if not self._interrupts.should_stop(self._step) and self._is_due(self._eval_every):
+            if not self.interrupts.should_stop(self._step) and self._is_due(self._eval_every):
                 self._run_evaluation()
             self._raise_if_interrupted()
         self._save()
         return self._state
 
+    @property
+    def _eval_every(self) -> int:
+        return require(self.config.eval_every, "training.eval_every")
+
     def _is_due(self, every: int) -> bool:
-        return self._step % every == 0 or self._step == self._end_step
+        return self._step % every == 0 or self._step == self.end_step
 
     def _has_ended(self) -> bool:
-        stopped_early = self._early_stopping is not None and self._early_stopping.should_stop(self._step)
-        return self._step >= self._end_step or stopped_early
+        stopped_early = self.early_stopping is not None and self.early_stopping.should_stop(self._step)
+        return self._step >= self.end_step or stopped_early
 
     def _evaluate_if_missing(self) -> None:
         """Evaluates a restored state if a signal or a kill came between its checkpoint and its evaluation."""
         is_due = self._step > 0 and self._is_due(self._eval_every)
-        if is_due and not broadcast_from_main(partial(self._report.evaluated, self._step)):
+        if is_due and not broadcast_from_main(partial(self.report.evaluated, self._step)):
             self._run_evaluation()
             self._raise_if_interrupted()
 
     def _load_batch(self) -> None:
         with self._saved_on_error():
-            batch = self._loader.batch(self._step)
-        self._num_tokens = int(batch["attention_mask"].sum()) * self._parallel.process[1]
-        self._batch = self._parallel.shard_batch(batch, self._config.gradient_accumulation_steps)
+            batch = self.loader.batch(self._step)
+        self._num_tokens = int(batch["attention_mask"].sum()) * self.parallel.process[1]
+        self._batch = self.parallel.shard_batch(batch, self.config.gradient_accumulation_steps)
 
     def _advance(self) -> None:
         """Dispatches a step, loads the next batch, then waits for older steps."""
         self._timer.tokens += self._num_tokens
-        if self._profiler is not None:
-            self._profiler.before_step(self._state)
+        if self.profiler is not None:
+            self.profiler.before_step(self._state)
         with jax.profiler.StepTraceAnnotation("train", step_num=self._step):
-            self._state, metrics = self._train_step(self._state, self._batch)
+            self._state, metrics = self.train_step(self._state, self._batch)
         self._step += 1
         self._in_flight.append((self._step, metrics))
-        if self._step < self._end_step:
+        if self._step < self.end_step:
             self._load_batch()
-        self._drain(0 if self._is_due(self._config.log_every) else self._parallel.steps_in_flight)
+        self._drain(0 if self._is_due(self.config.log_every) else self.parallel.steps_in_flight)
 
     def _drain(self, keep: int = 0) -> None:
         """Waits until ``keep`` steps are in flight, and reports the others."""
         while len(self._in_flight) > keep:
             step, metrics = self._in_flight.popleft()
-            num_consecutive, _ = self._parallel.to_host(metrics.skipped)
-            self._report.step(step)
+            num_consecutive, _ = self.parallel.to_host(metrics.skipped)
+            self.report.step(step)
             if num_consecutive:
-                self._report_skipped(step, self._parallel.to_host(metrics))
+                self._report_skipped(step, self.parallel.to_host(metrics))
 
     def _report_skipped(self, step: int, metrics: StepMetrics) -> None:
         """Reports a skipped step with its batch, which is made again: batches follow from the step."""
@@ -166,33 +164,33 @@ class TrainLoop:
             norms={name: float(norm) for name, norm in metrics.norms.items()},
             num_consecutive=int(metrics.skipped[0]),
             num_total=int(metrics.skipped[1]),
-            rows=self._loader.row_indices(step - 1),
-            batch=self._loader.batch(step - 1),
+            rows=self.loader.row_indices(step - 1),
+            batch=self.loader.batch(step - 1),
         )
-        self._report.skipped(skipped)
-        if self._too_many_skipped is None and skipped.num_consecutive >= self._config.max_consecutive_nonfinite_steps:
+        self.report.skipped(skipped)
+        if self._too_many_skipped is None and skipped.num_consecutive >= self.config.max_consecutive_nonfinite_steps:
             self._too_many_skipped = skipped
 
     def _log(self) -> None:
         """Reports the means since the last log line, and resets their sums in the state."""
-        sums, skipped = self._parallel.to_host((self._state.sums, self._state.skipped))
+        sums, skipped = self.parallel.to_host((self._state.sums, self._state.skipped))
         metrics = compute_means(sums)
         if not sums["grad_norm"][1]:  # every step was skipped
             metrics = dict.fromkeys(metrics, float("nan"))
         if skipped[1]:
             metrics["skipped_steps"] = int(skipped[1])
-        metrics["learning_rate"] = float(self._schedule(self._step - 1 - int(skipped[1])))
+        metrics["learning_rate"] = float(self.schedule(self._step - 1 - int(skipped[1])))
         metrics["tokens_per_second"] = self._timer.lap()
-        self._report.metrics(self._step, "train", metrics)
+        self.report.metrics(self._step, "train", metrics)
         zeros = {name: np.zeros(2, np.float32) for name in self._state.sums}
-        self._state = self._state.replace(sums=self._parallel.put_state(zeros))
+        self._state = self._state.replace(sums=self.parallel.put_state(zeros))
 
     def _save(self) -> None:
         """Saves the state unless this step is saved already."""
         self._drain()  # a resumed run would not report these steps
         if self._saved_step != self._step:
             with self._timer.paused():
-                self._checkpoints.save(self._step, self._parallel.to_host(self._state))
+                self.checkpoints.save(self._step, self.parallel.to_host(self._state))
                 release_free_memory()
         self._saved_step = self._step
 
@@ -208,19 +206,19 @@ class TrainLoop:
     def _run_evaluation(self) -> None:
         with self._timer.paused(), self._saved_on_error():
             try:
-                metrics = self._evaluate(self._state.params)
+                metrics = self.evaluate(self._state.params)
             except EvaluationInterrupted:
                 return
-        if self._early_stopping is not None and self._early_stopping.update(self._step, metrics):
+        if self.early_stopping is not None and self.early_stopping.update(self._step, metrics):
             self._save()
-            self._checkpoints.set_best(self._step)
+            self.checkpoints.set_best(self._step)
         release_free_memory()
-        self._report.metrics(self._step, "eval", metrics)  # last: a resumed run repeats all if this line is missing
+        self.report.metrics(self._step, "eval", metrics)  # last: a resumed run repeats all if this line is missing
 
     def _raise_if_interrupted(self) -> None:
-        if self._interrupts.signal_number is not None:
+        if self.interrupts.signal_number is not None:
             self._save()
-            raise Interrupted(self._step, self._interrupts.signal_number)
+            raise Interrupted(self._step, self.interrupts.signal_number)
 
 
 class ThroughputTimer:
@@ -254,6 +252,6 @@ def count_parameters(params: Any) -> int:
 def num_train_steps(config: TrainingConfig, rows: int) -> int:
     """Steps of a run over ``rows`` training rows: `training.steps`, or `training.epochs` passes."""
     if config.steps is not None:
-        return int(config.steps)
+        return config.steps
     per_epoch = -(-rows // config.batch_size)
     return max(1, round(require(config.epochs, "training.epochs") * per_epoch))

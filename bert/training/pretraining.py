@@ -213,8 +213,8 @@ def train(setup: Setup, data: PretrainingData, say: Log) -> TrainState:
                 if len(programs) > 1:
                     report.set_phase({"phase": phase.number, "sequence_length": phase.config.data.sequence_length})
                 loop = TrainLoop(
-                    phase.config.training,
-                    phase.end,
+                    config=phase.config.training,
+                    end_step=phase.end,
                     loader=program.data.loader,
                     train_step=program.train_step,
                     schedule=learning_rate_schedule(phase.config.optimizer, data.total_steps),
@@ -285,6 +285,6 @@ def _measure_costs(programs: list[PhaseProgram], state: TrainState, parallel: Pa
             step_seconds = time_train_step(program.train_step, state, batch, parallel, micro_batches).call
             eval_seconds = program.evaluate.seconds(parallel.put_state(state.params))
         steps.append((phase.end, step_seconds))
-        eval_every = int(require(phase.config.training.eval_every, "training.eval_every"))
+        eval_every = require(phase.config.training.eval_every, "training.eval_every")
         evaluations.append((phase.end, eval_every, eval_seconds))
     return StepCosts(tuple(steps), evaluations=tuple(evaluations))

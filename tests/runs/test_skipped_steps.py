@@ -47,8 +47,8 @@ def train(folder: Path, bad: set[int], devices: int = 1, most: int = 10, params=
         state = state if restored is None else restored[1]
         with RunReport(folder, STEPS, int(state.step), 1) as listener:
             TrainLoop(
-                config,
-                STEPS,
+                config=config,
+                end_step=STEPS,
                 loader=DamagedLoader(bad),
                 train_step=parallel.compile(make_train_step(OBJECTIVE, optimizer, seed=3), donate=(0,)),
                 schedule=learning_rate_schedule(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 12),

@@ -176,8 +176,8 @@ def train(folder: Path, devices: int = 1, stop_at: int | None = None, micro_batc
     listener = Memory()
     with Checkpointer(folder, max_to_keep=2, say=lambda text: None) as checkpoints, InterruptHandler() as stop:
         loop = TrainLoop(
-            config,
-            steps,
+            config=config,
+            end_step=steps,
             loader=StoppingLoader(stop_at),
             train_step=parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3), donate=(0,)),
             schedule=learning_rate_schedule(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 12),
