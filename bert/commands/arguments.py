@@ -56,7 +56,6 @@ OUT_OF_MEMORY = (
 def parse(
     config_class: type[Config],
     argv: list[str],
-    *,
     prog: str,
     description: str,
     default_recipe: str | None,

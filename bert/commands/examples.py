@@ -33,14 +33,7 @@ MASKED_STYLE = "bold reverse"
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     argv, options = split_options(argv, EXTRA_OPTIONS)
-    config, _ = parse(
-        PretrainConfig,
-        argv,
-        prog="bert examples",
-        description=DESCRIPTION,
-        default_recipe="quickstart",
-        extra_options=EXTRA_OPTIONS,
-    )
+    config, _ = parse(PretrainConfig, argv, "bert examples", DESCRIPTION, "quickstart", EXTRA_OPTIONS)
     shown = options.get("show", "0")
     if not shown.isdecimal():
         raise UserError(f"{COMMAND_LINE}: --show {shown} is not a number of examples: write one, for example --show 5")

@@ -51,13 +51,7 @@ def main(argv: list[str]) -> int:
     argv, options = split_options(argv, EXTRA_OPTIONS)
     memory = None if "memory" not in options else size_of(options["memory"])
     config, _ = parse(
-        PretrainConfig,
-        argv,
-        prog="bert plan",
-        description=DESCRIPTION,
-        default_recipe="quickstart",
-        extra_options=EXTRA_OPTIONS,
-        defaults_for_check={"data.train": "stdlib:"},
+        PretrainConfig, argv, "bert plan", DESCRIPTION, "quickstart", EXTRA_OPTIONS, {"data.train": "stdlib:"}
     )
     if config.model.vocab_size is None:
         model = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
@@ -66,9 +60,7 @@ def main(argv: list[str]) -> int:
     spec = None if "device" not in options else parse_device_spec(options["device"])
     is_slice = spec is not None and spec.kind in TPU_MEMORY_GIB and spec.count is not None
     if spec is not None and not (is_slice and importlib.util.find_spec("libtpu")):
-        if memory is not None:
-            raise UserError("command line: --memory is set, but nothing compiles here for this --device: remove one")
-        _print_estimate(config, spec)
+        _print_estimate(config, spec, memory)
         return 0
 
     import jax
@@ -102,7 +94,7 @@ def _print_compiled(config: PretrainConfig, devices: Sequence[Device], memory: i
         print(suggestion(fits, mesh, f"phases.{phase_number}" if config.phases else "training"))
 
 
-def _print_estimate(config: PretrainConfig, spec: DeviceSpec) -> None:
+def _print_estimate(config: PretrainConfig, spec: DeviceSpec, memory: int | None) -> None:
     from jax.sharding import AbstractMesh, AxisType
 
     from bert.analysis.memory_estimate import activation_bytes
@@ -114,7 +106,7 @@ def _print_estimate(config: PretrainConfig, spec: DeviceSpec) -> None:
     check_mesh(shape, spec.count or math.prod(shape))
     axes = " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True))
     print(f"{math.prod(shape)} x {spec.kind}, mesh {axes}; {training.dtype}; nothing compiles here for these devices")
-    _print_state(config, AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES)))
+    parameters, optimizer = _print_state(config, AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES)))
     itemsize = 2 if training.dtype == "bfloat16" else 4
     stores_scores = training.preset != "fast" or training.attention_implementation == "xla"
     for phase_number, phase in enumerate(phase_configs(config), 1):
@@ -123,11 +115,12 @@ def _print_estimate(config: PretrainConfig, spec: DeviceSpec) -> None:
             row = activation_bytes(
                 config.model, phase.data.sequence_length, itemsize, remat, stores_scores, tensor=shape[2]
             )
-            print(f"  activations     {_size(row):>10}  a row at once, remat {remat} (rough)")
+            fit = "" if memory is None else f"; about {max(memory - 2 * parameters - optimizer, 0) // row} rows fit"
+            print(f"  activations     {_size(row):>10}  a row at once, remat {remat} (rough){fit}")
     print("gradients take as much as the parameters; the formula is that of Korthikanti et al. 2022, arXiv 2205.05198")
 
 
-def _print_state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> None:
+def _print_state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> tuple[int, int]:
     from bert.analysis.step_memory import state_bytes
     from bert.parallel.backends import check_model
 
@@ -135,6 +128,7 @@ def _print_state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> None:
     parameters, optimizer = state_bytes(config, mesh)
     print(f"  parameters      {_size(parameters):>10}  a device (exact)")
     print(f"  optimizer state {_size(optimizer):>10}  a device (exact)")
+    return parameters, optimizer
 
 
 def _phase_title(config: PretrainConfig, phase: PretrainConfig, phase_number: int) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert.commands.arguments import COMMAND_LINE, parse, run_command, split_options
 from bert.config import PretrainConfig, TokenizerConfig
-from bert.errors import UserError, require
+from bert.errors import UserError
 from bert.files import local_path
 
 if TYPE_CHECKING:
@@ -28,45 +29,42 @@ EXTRA_OPTIONS = {
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     argv, options = split_options(argv, EXTRA_OPTIONS)
-    config, _ = parse(
-        PretrainConfig,
-        argv,
-        prog="bert tokenizer",
-        description=DESCRIPTION,
-        default_recipe="quickstart",
-        extra_options=EXTRA_OPTIONS,
-    )
+    config, _ = parse(PretrainConfig, argv, "bert tokenizer", DESCRIPTION, "quickstart", EXTRA_OPTIONS)
     folder = _free_folder(options.get("output"))
-    extend = options.get("extend")
-    if extend is None and config.tokenizer.path is not None:
-        raise UserError("tokenizer.path is set, so there is nothing to train: leave it out, or add --extend N")
-    if extend is not None:
-        if not extend.isdecimal() or int(extend) < 1:
-            raise UserError(
-                f"{COMMAND_LINE}: --extend {extend} is not a number of words: write one, for example --extend 1000"
-            )
-        if config.tokenizer.path is None:
-            raise UserError("tokenizer.path is not set: name the vocabulary that --extend adds words to")
 
     from bert.data.corpus.documents import documents
-    from bert.tokenizer.extension import add_words, select_new_words
     from bert.tokenizer.wordpiece import embedding_rows, save_tokenizer, train_tokenizer
 
     lines = (line for document in documents(config.data.train) for line in document)
-    if extend is None:
-        tokenizer = train_tokenizer(lines, config.tokenizer)
+    if "extend" in options:
+        tokenizer = _extend(config.tokenizer, lines, options["extend"])
+    elif config.tokenizer.path is not None:
+        raise UserError("tokenizer.path is set, so there is nothing to train: remove it, or pass --extend N")
     else:
-        published = _published(require(config.tokenizer.path, "tokenizer.path"), config.tokenizer)
-        new_words = select_new_words(published, lines, int(extend), config.tokenizer.min_frequency)
-        tokenizer = add_words(published, [new.word for new in new_words])
-        saved = sum(new.saved for new in new_words)
-        print(f"{len(new_words):,} new words, {saved:,} pieces fewer in the corpus; the first:")
-        for new in new_words[:20]:
-            print(f"  {new.count:8,} x {new.word}   (was {' '.join(new.pieces)})")
+        tokenizer = train_tokenizer(lines, config.tokenizer)
     save_tokenizer(tokenizer, folder)
     print(f"{folder} holds tokenizer.json and vocab.txt with {embedding_rows(tokenizer):,} pieces; "
           f"use it with --tokenizer.path {folder}")  # fmt: skip
     return 0
+
+
+def _extend(config: TokenizerConfig, lines: Iterable[str], count: str) -> Tokenizer:
+    """The vocabulary of ``config.path`` with new words, which are printed."""
+    from bert.tokenizer.extension import add_words, select_new_words
+
+    if not count.isdecimal() or int(count) < 1:
+        raise UserError(
+            f"{COMMAND_LINE}: --extend {count} is not a number of words: pass one, for example --extend 1000"
+        )
+    if config.path is None:
+        raise UserError("tokenizer.path is not set: name the vocabulary that --extend adds words to")
+    published = _published(config.path, config)
+    new_words = select_new_words(published, lines, int(count), config.min_frequency)
+    saved = sum(new.saved for new in new_words)
+    print(f"{len(new_words):,} new words, {saved:,} pieces fewer in the corpus; the first:")
+    for new in new_words[:20]:
+        print(f"  {new.count:8,} x {new.word}   (was {' '.join(new.pieces)})")
+    return add_words(published, [new.word for new in new_words])
 
 
 def _published(path: str, config: TokenizerConfig) -> Tokenizer:

@@ -42,14 +42,7 @@ def run_training(
     """
     argv, options = split_options(argv, CLUSTER_OPTIONS)
     hosts = parse_hosts(options)
-    config, recipe = parse(
-        config_class,
-        argv,
-        prog=command_name(command),
-        description=description,
-        default_recipe=default_recipe,
-        extra_options=CLUSTER_OPTIONS,
-    )
+    config, recipe = parse(config_class, argv, command_name(command), description, default_recipe, CLUSTER_OPTIONS)
     if config.output_dir is None:
         if recipe is None:
             raise UserError(
