@@ -14,6 +14,7 @@ ALTERNATIVES = (
 """Pairs of keys that set the same thing in two ways; N is the number of an item."""
 
 BATCH, MICRO_BATCHES = "training.batch_size", "training.gradient_accumulation_steps"
+PHASE_MICRO_BATCHES = re.compile(r"phases\.\d+\.gradient_accumulation_steps")
 LENGTH, PREDICTIONS = "data.sequence_length", "data.max_predictions_per_sequence"
 
 
@@ -23,7 +24,7 @@ def override(
     """The values of ``base`` with those of a later source, ``changes``.
 
     - The other key of `ALTERNATIVES` is removed from ``base``, and so are the items of a list that is replaced.
-    - With another batch size, micro-batches keep their number of rows, or have fewer.
+    - With another batch size, micro-batches keep their number of rows, or have fewer, in phases too.
     - With rows too short for the predictions, the predictions keep their share of the length.
     """
     kept = _without_replaced(base, changes, keys)
@@ -32,15 +33,25 @@ def override(
     def to_int(source: dict[str, UserValue], key: str) -> int:
         return int(convert_value(source[key], keys[key]) if key in source else keys[key].default)
 
-    if BATCH in changes and MICRO_BATCHES in base and MICRO_BATCHES not in changes and to_int(base, MICRO_BATCHES) > 1:
-        rows = max(to_int(base, BATCH) // to_int(base, MICRO_BATCHES), 1)
-        values[MICRO_BATCHES] = base[MICRO_BATCHES]._replace(value=str(micro_batches(to_int(changes, BATCH), rows)))
+    if BATCH in changes:
+        for key in _micro_batch_keys(base):
+            parts = int(convert_value(base[key], keys[MICRO_BATCHES]))
+            if key not in changes and parts > 1:
+                rows = max(to_int(base, BATCH) // parts, 1)
+                values[key] = base[key]._replace(value=str(micro_batches(to_int(changes, BATCH), rows)))
     if LENGTH in changes and PREDICTIONS in base and PREDICTIONS not in changes:
         predictions, length = to_int(base, PREDICTIONS), to_int(changes, LENGTH)
         if predictions >= length:
             rescaled = -(-predictions * length // max(to_int(base, LENGTH), 1))
             values[PREDICTIONS] = base[PREDICTIONS]._replace(value=str(rescaled))
     return values
+
+
+def _micro_batch_keys(base: dict[str, UserValue]) -> list[str]:
+    """The numbers of micro-batches in ``base`` that divide `BATCH`: a phase may have a batch size of its own."""
+    phases = [key.removesuffix("gradient_accumulation_steps") for key in base if PHASE_MICRO_BATCHES.fullmatch(key)]
+    own = [f"{phase}gradient_accumulation_steps" for phase in phases if f"{phase}batch_size" not in base]
+    return [*([MICRO_BATCHES] if MICRO_BATCHES in base else []), *own]
 
 
 def _without_replaced(

@@ -80,7 +80,7 @@ for command in (
     ["attention", run, "a b", "--output", f"{out}/picture.png"],
     ["export", run, f"{out}/hf"],
     ["export", run, f"{out}/stablehlo", "--format", "stablehlo", "--dynamic_length"],
-    ["plan", "--memory", "16GiB", "--device", "h100"],
+    ["plan", "--device", "h100"],
 ):
     assert main(command) == 0, command
 try:
