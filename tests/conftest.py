@@ -5,6 +5,7 @@ import os
 import tempfile
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+os.environ["BERT_NUM_DEVICES"] = "1"  # of the eight, for all that does not ask for more
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # also beside a GPU: what needs one sets its own, in a process of its own
 # Most of the fast tests' time would go into compiling tiny models: their kernels are not optimised, and built in the
 # quickest way there is (either version of XLA ends at a flag of the other). Other tiers, and users, have XLA's choice.
@@ -38,6 +39,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 SMALL_MODEL = [
     "--model.hidden_size=16",
@@ -67,9 +69,39 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XLA_FLAGS"] += QUICK_TO_COMPILE
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _examples_are_cached_in_a_new_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Makes a folder of a name in the first worker process that asks for it; the others wait and share it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    shared.mkdir(exist_ok=True)
+
+    def make_once(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = shared / name, shared / f"{name}.done"
+        with FileLock(shared / f"{name}.lock"):
+            if not done.exists():
+                make(folder)
+                done.touch()
+        return folder
+
+    return make_once
+
+
+@pytest.fixture(scope="session")
+def corpus(made_once) -> Path:
     """30 documents of short sentences over 60 words."""
+    return made_once("corpus", _write_corpus) / "corpus.txt"
+
+
+def _write_corpus(folder: Path) -> None:
+    folder.mkdir()
     random = np.random.default_rng(0)
     syllables = ["ba", "ko", "ri", "tu", "ne", "lo", "sa", "mi"]
     words = ["".join(random.choice(syllables, random.integers(1, 4))) for _ in range(60)]
@@ -80,64 +112,59 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for _ in range(random.integers(6, 12))
         )
         documents.append(" ".join(sentences))
-    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
-    path.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
-    return path
+    (folder / "corpus.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
-def sst2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sst2(made_once) -> Path:
     """SST-2's files with 40 training, 17 dev and 5 test rows; the word tells the label. Row 16 is over 32 tokens."""
-    folder = tmp_path_factory.mktemp("SST-2")
+    return made_once("SST-2", _write_sst2)
+
+
+def _write_sst2(folder: Path) -> None:
+    folder.mkdir()
     for split, rows in (("train", 40), ("dev", 17)):
         counts = [40 if row == 16 else row % 5 for row in range(rows)]
         lines = [f"{'ba' if row % 3 else 'ko'} ri {'tu ' * counts[row]}\t{int(row % 3 > 0)}" for row in range(rows)]
         (folder / f"{split}.tsv").write_text("sentence\tlabel\n" + "\n".join(lines) + "\n", encoding="utf-8")
     (folder / "test.tsv").write_text("index\tsentence\n" + "".join(f"{i}\tba ri {i}\n" for i in range(5)))
-    return folder
 
 
 @pytest.fixture(scope="session")
-def mrpc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mrpc(made_once) -> Path:
     """MRPC's files, byte order mark and quotes included."""
-    folder = tmp_path_factory.mktemp("MRPC")
+    return made_once("MRPC", _write_mrpc)
+
+
+def _write_mrpc(folder: Path) -> None:
+    folder.mkdir()
     header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
     for split, rows in (("train", 24), ("dev", 10)):
         lines = [f'{int(row % 3 > 0)}\t{row}\t{row}\t" ba ri {row}\tko ba " {row}\n' for row in range(rows)]
         (folder / f"{split}.tsv").write_text(header + "".join(lines), encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_device_and_a_cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Commands use all local devices: here one, unless a test says otherwise. Examples are cached in a new folder."""
-    import jax
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="session")
-def pretrained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pretrained(corpus: Path, made_once) -> Path:
     """The folder of a finished pretraining run of six steps."""
     from bert.commands.pretrain import main
 
-    folder = tmp_path_factory.mktemp("runs") / "pretrained"
-    assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN]) == 0
-    return folder
+    def train(folder: Path) -> None:
+        assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN]) == 0
+
+    return made_once("pretrained", train)
 
 
 @pytest.fixture(scope="session")
-def finetuned(pretrained: Path, sst2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finetuned(pretrained: Path, sst2: Path, made_once) -> Path:
     """The folder of a finished fine-tuning run of three epochs on SST-2's layout."""
     from bert.commands.finetune import main
 
-    folder = tmp_path_factory.mktemp("runs") / "sst2"
-    arguments = [f"--data.dir={sst2}", f"--output_dir={folder}", "--data.max_length=32", "--data.buckets=32"]
-    assert main(["--config=sst2", f"--init={pretrained}", *arguments, "--training.batch_size=8"]) == 0
-    return folder
+    def train(folder: Path) -> None:
+        arguments = [f"--data.dir={sst2}", f"--output_dir={folder}", "--data.max_length=32", "--data.buckets=32"]
+        assert main(["--config=sst2", f"--init={pretrained}", *arguments, "--training.batch_size=8"]) == 0
+
+    return made_once("finetuned", train)
 
 
 @pytest.fixture

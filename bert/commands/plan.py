@@ -14,7 +14,7 @@ from bert.config import PretrainConfig
 from bert.config.pretraining import phase_configs
 from bert.config.training import Remat
 from bert.errors import UserError
-from bert.parallel.devices import TPU_MEMORY_GIB, DeviceSpec, parse_device_spec
+from bert.parallel.devices import TPU_MEMORY_GIB, DeviceSpec, local_devices, parse_device_spec
 
 if TYPE_CHECKING:
     from jax import Device
@@ -63,11 +63,9 @@ def main(argv: list[str]) -> int:
         _print_estimate(config, spec, memory)
         return 0
 
-    import jax
-
     from bert.analysis.step_memory import tpu_devices
 
-    devices = jax.local_devices() if spec is None else tpu_devices(options["device"].lower())
+    devices = local_devices() if spec is None else tpu_devices(options["device"].lower())
     if memory is None:
         memory = _memory_of(devices[0]) if spec is None else int(TPU_MEMORY_GIB[spec.kind] * 2**30)
     _print_compiled(config, devices, memory)

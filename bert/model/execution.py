@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import jax
-
 from bert.config import TrainingConfig
 from bert.errors import UserError
-from bert.parallel.devices import max_cudnn_head_dim
+from bert.parallel.devices import local_devices, max_cudnn_head_dim
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class LayerExecution:
         Raises:
             UserError: cuDNN is asked for where there is none, or for heads that it does not take.
         """
-        largest = max_cudnn_head_dim(jax.local_devices()) if cudnn_head is None else cudnn_head
+        largest = max_cudnn_head_dim(local_devices()) if cudnn_head is None else cudnn_head
         cudnn = largest > 0 and (head_size is None or (head_size % 8 == 0 and head_size <= largest))
         if config.attention_implementation == "cudnn" and not cudnn:
             reason = (

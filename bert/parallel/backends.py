@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert.config import ModelConfig, TrainingConfig
 from bert.errors import UserError
-from bert.parallel.devices import max_cudnn_head_dim
+from bert.parallel.devices import local_devices, max_cudnn_head_dim
 from bert.parallel.multihost import sync_hosts
 from bert.parallel.sharding import AXES, BATCH_AXES, constrain_state, partition_spec, path_str
 
@@ -76,7 +76,7 @@ def make_parallelism(training: TrainingConfig, model: ModelConfig | None = None)
     if training.mesh is None and jax.process_count() == 1:
         return PmapParallelism()
     # Use the run's devices: all devices across hosts, or the local devices of a single host.
-    devices = jax.devices() if jax.process_count() > 1 else jax.local_devices()
+    devices = jax.devices() if jax.process_count() > 1 else local_devices()
     mesh = MeshParallel(training.mesh_shape or (len(devices), 1, 1), devices)
     if model is not None:
         check_model(mesh.shape, model)
@@ -105,7 +105,7 @@ class PmapParallelism:
     def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
         if jax.process_count() > 1:
             raise UserError(f"{jax.process_count()} hosts take part, which takes a mesh: set training.mesh")
-        self.devices = list(jax.local_devices() if devices is None else devices)
+        self.devices = list(local_devices() if devices is None else devices)
         self._sharding = NamedSharding(Mesh(np.array(self.devices), (AXIS,)), PartitionSpec(AXIS))
 
     def describe(self) -> str:

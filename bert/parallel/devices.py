@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -36,6 +37,23 @@ def parse_device_spec(text: str) -> DeviceSpec:
         )
     kind, sides = match.groups()
     return DeviceSpec(kind, math.prod(map(int, sides.split("x"))) if sides else None)
+
+
+def local_devices() -> list[Any]:
+    """The devices of this process: all that JAX has, or the first ``BERT_NUM_DEVICES``.
+
+    Raises:
+        UserError: the variable is no number of devices that this process has.
+    """
+    import jax
+
+    devices = jax.local_devices()
+    wanted = os.environ.get("BERT_NUM_DEVICES", "")
+    if not wanted:
+        return devices
+    if not wanted.isdecimal() or not 1 <= int(wanted) <= len(devices):
+        raise UserError(f"BERT_NUM_DEVICES is {wanted!r}: set it to a number from 1 to {len(devices)}, or remove it")
+    return devices[: int(wanted)]
 
 
 def max_cudnn_head_dim(devices: Iterable[Any]) -> int:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from flax import traverse_util
 
@@ -19,6 +18,7 @@ from bert.errors import UserError, require
 from bert.inference.pretrained import Params, Pretrained
 from bert.parallel import multihost
 from bert.parallel.backends import PmapParallelism, make_parallelism
+from bert.parallel.devices import local_devices
 from bert.runs import metrics_log, progress, shared_run
 from bert.runs.curves import Subject
 from bert.runs.folder import RunFolder
@@ -303,7 +303,7 @@ def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: 
         head = build_task_model(task, config)
     except UserError as error:
         say(f"computed on one device in another way, so that the last digits may differ: {error}")
-        parallel = PmapParallelism(jax.local_devices()[:1])
+        parallel = PmapParallelism(local_devices()[:1])
         head = build_task_model(task, dataclasses.replace(config, training=TrainingConfig(dtype=config.training.dtype)))
     apply = make_apply(head, make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers))
     evaluator = TaskEvaluator(apply, LOSSES[task.loss], parallel, config)

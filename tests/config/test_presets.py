@@ -165,7 +165,7 @@ CPU, TPU = Device("cpu", "cpu"), Device("tpu", "PJRT C API\nTFRT TPU v5 lite")
 )  # fmt: skip
 def test_cudnns_attention_is_for_nvidias_gpus_since_ampere(monkeypatch, devices, largest):
     assert max_cudnn_head_dim(devices) == largest
-    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    monkeypatch.setattr("bert.model.execution.local_devices", lambda: devices)
     assert LayerExecution.from_config(TrainingConfig(preset="fast"), 64).attention == ("cudnn" if largest else "xla")
     if not largest:
         for size in (64, None):

@@ -138,6 +138,7 @@ def test_kills_at_random_moments_never_cost_the_last_good_checkpoint(tmp_path):
 SEVERAL_DEVICES = """
 import os, sys
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+os.environ["BERT_NUM_DEVICES"] = ""
 from pathlib import Path
 import jax, numpy as np
 from bert.runs.checkpoint import Checkpointer

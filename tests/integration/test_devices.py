@@ -20,7 +20,11 @@ def train(run: Path, corpus: Path, devices: int, stop_at: int | None = None) -> 
     """A run on so many CPU devices; SIGTERM comes when it tells of a step."""
     arguments = [f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, f"--training.steps={STEPS}"]
     arguments += ["--training.log_every=2", "--training.eval_every=30", "--training.checkpoint_every=1000"]
-    environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    environment = {
+        **os.environ,
+        "BERT_NUM_DEVICES": "",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
     process = subprocess.Popen(
         [sys.executable, "pretrain.py", *arguments], cwd=REPOSITORY, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, env={**environment, "PYTHONUNBUFFERED": "1"},

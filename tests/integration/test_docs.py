@@ -235,7 +235,9 @@ def run_as_a_user(folder: Path, text: str) -> None:
     for name, options in (("bert", " -m bert"), ("python3", "")):
         (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(installed or sys.executable)}{options} "$@"\n')
         (programs / name).chmod(0o755)
-    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTHONPATH")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTHONPATH", "BERT_NUM_DEVICES")
+    }
     environment |= {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     if not installed:
         environment["PYTHONPATH"] = str(ROOT)

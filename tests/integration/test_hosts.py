@@ -27,7 +27,7 @@ def process_of(script: str, run: Path, *options: str, devices: int = 2) -> subpr
     command = [sys.executable, script, f"--output_dir={run}", *options]
     flags = f"--xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
-        command, cwd=REPOSITORY, env={**os.environ, "XLA_FLAGS": flags},
+        command, cwd=REPOSITORY, env={**os.environ, "XLA_FLAGS": flags, "BERT_NUM_DEVICES": ""},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 

@@ -314,9 +314,8 @@ def test_vocabulary_larger_than_the_embedding_stops_the_run(pretrained, sst2, tm
 def test_a_mesh_gives_the_run_of_one_device(
     finetuned: Path, pretrained: Path, sst2: Path, tmp_path, monkeypatch
 ) -> None:
-    import jax
 
-    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:8])
+    monkeypatch.setenv("BERT_NUM_DEVICES", "8")
     folder = tmp_path / "mesh"
     arguments = ["--training.mesh=2x2x2", "--training.remat=full", "--training.scan_layers=true"]
     assert run(folder, sst2, f"--init={pretrained}", *arguments) == 0

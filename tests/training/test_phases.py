@@ -382,6 +382,6 @@ def test_other_phases_are_another_run(whole: Path, corpus: Path, fails) -> None:
 
 
 def test_a_batch_of_a_phase_that_devices_cannot_share_is_refused(corpus, tmp_path, fails, monkeypatch) -> None:
-    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:8])
+    monkeypatch.setenv("BERT_NUM_DEVICES", "8")
     error = fails(main, f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *TWO)
     assert "phases.2.batch_size (4) is not divisible by 8 devices" in error

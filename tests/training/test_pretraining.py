@@ -134,7 +134,7 @@ def test_a_run_resumes_with_the_remedies_for_out_of_memory_and_ends_the_same(pre
     smaller = ["--training.gradient_accumulation_steps=4", "--training.remat=full", "--training.mesh=1x2x1"]
     smaller += ["--training.eval_batch_size=2", "--training.scan_layers=true"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "local_devices", lambda: jax.devices()[:2])
+        patch.setenv("BERT_NUM_DEVICES", "2")
         assert main([f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, *smaller]) == 0
     stored = yaml.safe_load((run / "config.yaml").read_text())["training"]
     assert (stored["gradient_accumulation_steps"], stored["remat"], stored["mesh"]) == (4, "full", "1x2x1")
@@ -174,7 +174,7 @@ def test_a_run_that_diverges_still_ends_with_its_files(corpus: Path, tmp_path: P
 def test_commands_use_all_devices_with_the_same_result(
     pretrained: Path, corpus: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:4])
+    monkeypatch.setenv("BERT_NUM_DEVICES", "4")
     assert main([f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]) == 0
     for ours, theirs in zip(lines_of(tmp_path / "run"), lines_of(pretrained), strict=True):
         assert ours.pop("split") == theirs.pop("split")
@@ -340,6 +340,6 @@ def test_rows_that_masks_or_dropout_cannot_count_are_refused(tmp_path: Path, fai
 
 
 def test_a_batch_that_devices_cannot_share_is_refused(tmp_path: Path, corpus: Path, fails, monkeypatch) -> None:
-    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:8])
+    monkeypatch.setenv("BERT_NUM_DEVICES", "8")
     arguments = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, "--training.batch_size=12"]
     assert "training.batch_size (12) is not divisible by 8 devices" in fails(main, *arguments)
