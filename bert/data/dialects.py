@@ -25,7 +25,7 @@ class Dialect(NamedTuple):
     """Whether a quoted cell may hold delimiters, doubled quotes and line ends; otherwise a ``"`` is a character."""
 
 
-def dialect_of(lines: Iterable[str], is_csv: bool, header: Sequence[str] | None = None) -> Dialect:
+def detect_dialect(lines: Iterable[str], is_csv: bool, header: Sequence[str] | None = None) -> Dialect:
     """The dialect of a file.
 
     A ``.csv`` file has the delimiter of its first row. A table with tabs is quoted only if `is_quoted`, whatever the

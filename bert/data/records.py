@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert.config import HUB_PREFIX
 from bert.data.corpus.files import DECOMPRESSORS, numbered_lines
-from bert.data.dialects import DELIMITERS, Dialect, csv_reader, dialect_of
+from bert.data.dialects import DELIMITERS, Dialect, csv_reader, detect_dialect
 from bert.data.json_text import parse_json
 from bert.errors import UserError
 
@@ -33,7 +33,7 @@ Table = Iterator[tuple[int, list[str]]]
 TABLES = (".tsv", ".txt", ".csv")
 """Ends of the names of tables."""
 
-KINDS = (*TABLES, ".jsonl")
+SUFFIXES = (*TABLES, ".jsonl")
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ def read_records(
     Raises:
       UserError: a name of another kind, an empty file; while reading: the line, what is wrong with it, and the fix.
     """
-    suffix = kind_of(path)
-    if suffix not in KINDS:
-        raise UserError(f"{path} is of a kind that is not read: name a file of {', '.join(KINDS)}, plain or packed")
+    suffix = file_suffix(path)
+    if suffix not in SUFFIXES:
+        raise UserError(f"{path} is of a kind that is not read: name a file of {', '.join(SUFFIXES)}, plain or packed")
     if not path.is_file():
-        raise UserError(f"{path} does not exist or is not a file: name one of {', '.join(KINDS)}, plain or packed")
+        raise UserError(f"{path} does not exist or is not a file: name one of {', '.join(SUFFIXES)}, plain or packed")
     if suffix == ".jsonl":
         return Records(str(path), _json_rows(path))
     rows, notes = table_rows(path, header, literal_quotes, skip_short_rows)
@@ -108,13 +108,13 @@ def read_records(
     return Records(str(path), _named_rows(path, rows, names, source, skip_short_rows, notes), names, notes=notes)
 
 
-def kind_of(path: Path) -> str:
+def file_suffix(path: Path) -> str:
     """The end of a file's name in lower case, without that of a packed file: ``.csv`` of train.csv.gz."""
     name = path.name.lower()
     return Path(name.removesuffix(next((packed for packed in DECOMPRESSORS if name.endswith(packed)), ""))).suffix
 
 
-def is_dataset(source: str) -> bool:
+def is_dataset_dict(source: str) -> bool:
     """Whether this is ``hub:NAME`` or a folder in which ``datasets`` saved several splits."""
     return source.startswith(HUB_PREFIX) or (Path(source) / "dataset_dict.json").is_file()
 
@@ -197,7 +197,7 @@ def table_rows(
     else:
         rows = _csv_rows(csv_reader((f"{line}\n" for _, line in _sound_lines(path)), dialect.delimiter), path)
     notes = []
-    if dialect.delimiter != "," and kind_of(path) == ".csv":
+    if dialect.delimiter != "," and file_suffix(path) == ".csv":
         notes = [f"{path}: read as columns between {DELIMITERS[dialect.delimiter]}"]
     if dialect.delimiter == "\t" and dialect.quoted:
         notes.append(f"{path}: read as quoted in the way of CSV: the quotes around cells are removed")
@@ -207,7 +207,7 @@ def table_rows(
 def table_dialect(path: Path, header: Sequence[str] | None = None) -> Dialect:
     """The delimiter of a ``.tsv``, ``.txt`` or ``.csv`` file, and whether it is quoted."""
     with contextlib.closing(numbered_lines(path, utf_16=True)) as lines:
-        return dialect_of((line for _, line in lines), kind_of(path) == ".csv", header)
+        return detect_dialect((line for _, line in lines), file_suffix(path) == ".csv", header)
 
 
 def _sound_lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from bert.data.corpus.files import numbered_lines
-from bert.data.dialects import csv_reader, dialect_of
+from bert.data.dialects import csv_reader, detect_dialect
 from bert.data.json_text import parse_json
-from bert.data.records import kind_of
+from bert.data.records import file_suffix
 from bert.errors import UTF8_HINT, UserError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
         chunks = _decoded(lines_as_they_come(cast(io.BufferedReader, sys.stdin.buffer)))
         return _not_empty(([_text(*line, task) for line in chunk] for chunk in chunks), "standard input")
     path = Path(name)
-    suffix = kind_of(path)
+    suffix = file_suffix(path)
     if suffix in NOT_READ:
         raise UserError(
             f"{path} does not hold one input a line: write them to a text, .csv, .tsv or .jsonl file, or name a split "
@@ -158,7 +158,7 @@ def _row(line_number: int, text: str, fields: Mapping[str, Any], task: Task) -> 
 def _table_inputs(path: Path, task: Task) -> Iterator[Input]:
     """The inputs below the line that names the columns, or of all lines where the configuration names them."""
     given = task.unnamed_table_columns
-    dialect = dialect_of((line for _, line in _lines(path)), kind_of(path) == ".csv", given or None)
+    dialect = detect_dialect((line for _, line in _lines(path)), file_suffix(path) == ".csv", given or None)
     if dialect.quoted:
         rows = _quoted_rows(csv_reader((f"{line}\n" for _, line in _lines(path)), dialect.delimiter))
     else:

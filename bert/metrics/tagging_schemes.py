@@ -61,7 +61,7 @@ def extract_entities(tags: Sequence[str]) -> list[Span]:
     return spans
 
 
-def tags_of(entities: Iterable[Span], words: int, scheme: str) -> list[str]:
+def tags_from_entities(entities: Iterable[Span], words: int, scheme: str) -> list[str]:
     """The tags of a sentence of so many words in one of SCHEMES."""
     tags = [OUTSIDE] * words
     before: Span | None = None
@@ -80,7 +80,7 @@ def tags_of(entities: Iterable[Span], words: int, scheme: str) -> list[str]:
 
 def convert(tags: Sequence[str], scheme: str) -> list[str]:
     """A sentence's tags, of whatever scheme, in one of SCHEMES."""
-    return tags_of(extract_entities(tags), len(tags), scheme)
+    return tags_from_entities(extract_entities(tags), len(tags), scheme)
 
 
 def first_invalid_tag(tags: Sequence[str], scheme: str) -> int | None:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from bert.config import TaskDataConfig
-from bert.data.records import Records, is_dataset, kind_of, table_dialect, table_rows
+from bert.data.records import Records, file_suffix, is_dataset_dict, table_dialect, table_rows
 from bert.errors import UserError
 from bert.tasks.readers import conll
 from bert.tasks.readers.columns import KEYS, label_text, split_names, split_path, split_records
 from bert.tasks.readers.conll import Sentences
 from bert.tasks.token_classification import TaggingTask
 
-KINDS = (".jsonl", ".csv", ".tsv", ".conll", ".txt")
+SUFFIXES = (".jsonl", ".csv", ".tsv", ".conll", ".txt")
 
 NAMES_OF_WORDS = ("word", "words", "token", "tokens", "form")
 """What a column of words is called where nobody said so: such a first row is hardly one."""
@@ -40,7 +40,7 @@ class CustomTokenClassification(TaggingTask):
         return dataclasses.replace(super().from_config(data), data=data)
 
     def splits(self, folder: Path) -> list[str]:
-        return split_names(Path(folder), self.data, KINDS)
+        return split_names(Path(folder), self.data, SUFFIXES)
 
     def records(self, folder: Path, split: str) -> Records:
         """The rows of a split that is not in columns, under the names that the configuration gives them."""
@@ -58,13 +58,13 @@ class CustomTokenClassification(TaggingTask):
         return dataclasses.replace(sentences, labels=conll.label_names(sentences) if sentences.labelled else ())
 
     def _in_columns(self, folder: Path, split: str) -> bool:
-        if is_dataset(folder.as_posix()):
+        if is_dataset_dict(folder.as_posix()):
             return False
-        return kind_of(split_path(folder, split, self.data, KINDS)) != ".jsonl"
+        return file_suffix(split_path(folder, split, self.data, SUFFIXES)) != ".jsonl"
 
     def _read_columns(self, folder: Path, split: str, broken: Literal["error", "count"]) -> Sentences:
-        path = split_path(folder, split, self.data, KINDS)
-        delimiter, found = _rows_of(path, self.data.column_names)
+        path = split_path(folder, split, self.data, SUFFIXES)
+        delimiter, found = _column_rows(path, self.data.column_names)
         rows = list(found)
         names = self._names(folder, split, path, rows)
         if names is None:
@@ -73,10 +73,10 @@ class CustomTokenClassification(TaggingTask):
             if labelled:
                 _refuse_header(path, rows)
         else:
-            word, tag, width = self._place("words", 0, names), -1, len(names)
+            word, tag, width = self._column_index("words", 0, names), -1, len(names)
             labelled = split != "test" or self._has_tags(folder, names)
             if labelled:
-                tag = self._place("tags", width - 1, names)
+                tag = self._column_index("tags", width - 1, names)
                 labelled = split != "test" or _first(rows)[1][tag : tag + 1] != [""]
         sentences = conll.read_rows(path, rows, delimiter, labelled, broken, word, tag, width)
         return _in_conll_columns(sentences) if delimiter == "," else sentences
@@ -98,11 +98,11 @@ class CustomTokenClassification(TaggingTask):
         given = {key: name for key in ("words", "tags") if (name := getattr(self.data.columns, key)) is not None}
         wanted = given or {"words": "words", "tags": "tags"}
         trained = None if split != "test" or "words" in given else self._train_word(folder)
-        if split == "test" and (given or trained or kind_of(path) == ".csv"):  # it may lack the tags
+        if split == "test" and (given or trained or file_suffix(path) == ".csv"):  # it may lack the tags
             wanted = {"words": given.get("words") or trained or "words"}
         for key, name in wanted.items():
             if name not in cells:
-                if not (given or trained or kind_of(path) == ".csv"):
+                if not (given or trained or file_suffix(path) == ".csv"):
                     return None
                 raise UserError(
                     f"{path}, line {line_number}: no {name!r} among {_listed(cells)}: set data.columns.{key} to the "
@@ -119,10 +119,10 @@ class CustomTokenClassification(TaggingTask):
         if width != len(names) and not (split == "test" and width == len(names) - 1):
             raise UserError(f"{location}: {width} columns, and data.column_names names {len(names)}: name each of them")
         if width < len(names):
-            del names[self._place("tags", width, names)]
+            del names[self._column_index("tags", width, names)]
         return names
 
-    def _place(self, key: str, default: int, names: list[str]) -> int:
+    def _column_index(self, key: str, default: int, names: list[str]) -> int:
         name = getattr(self.data.columns, key)
         if name is None:
             return names.index(key) if key in names else default
@@ -139,20 +139,20 @@ class CustomTokenClassification(TaggingTask):
         """The first row of the training file; empty where that is not in columns."""
         if not self._in_columns(folder, "train"):
             return []
-        path = split_path(folder, "train", self.data, KINDS)
-        return _first(_rows_of(path, self.data.column_names)[1])[1]
+        path = split_path(folder, "train", self.data, SUFFIXES)
+        return _first(_column_rows(path, self.data.column_names)[1])[1]
 
     def _train_word(self, folder: Path) -> str | None:
         """What the training file calls the column of words; None where its columns have no names."""
         row = self._train_row(folder)
-        path = split_path(folder, "train", self.data, KINDS)
+        path = split_path(folder, "train", self.data, SUFFIXES)
         names = self._names(folder, "train", path, [(1, row)])
-        return None if names is None else names[self._place("words", 0, names)]
+        return None if names is None else names[self._column_index("words", 0, names)]
 
 
-def _rows_of(path: Path, header: list[str] | None) -> tuple[str, Iterator[Row]]:
+def _column_rows(path: Path, header: list[str] | None) -> tuple[str, Iterator[Row]]:
     """What separates the columns of a file, and its rows."""
-    is_csv = kind_of(path) == ".csv" and table_dialect(path, header).delimiter != "\t"
+    is_csv = file_suffix(path) == ".csv" and table_dialect(path, header).delimiter != "\t"
     return (",", _csv_rows(path, header)) if is_csv else conll.split_columns(path)
 
 
@@ -207,8 +207,8 @@ def read_sentences(records: Records, words: str, tags: str, needed: bool = True,
     Raises:
       UserError: place of a row without such lists, or with lists that are not equally long; and as `ner.read`.
     """
-    words_of: list[list[str]] = []
-    tags_of: list[list[str]] = []
+    sentence_words: list[list[str]] = []
+    sentence_tags: list[list[str]] = []
     lines: list[int] = []
     labelled = True
     for line_number, fields in records.rows:
@@ -216,22 +216,25 @@ def read_sentences(records: Records, words: str, tags: str, needed: bool = True,
             labelled = fields.get(tags) is not None
         wanted = {words: "data.columns.words", **({tags: "data.columns.tags"} if labelled else {})}
         records.require(line_number, list(fields), wanted)
-        words_of.append(_list(records, line_number, words, fields[words]))
+        sentence_words.append(_list(records, line_number, words, fields[words]))
         lines.append(line_number)
         if labelled:
-            tags_of.append(_list(records, line_number, tags, fields[tags]))
-            if len(tags_of[-1]) != len(words_of[-1]):
+            sentence_tags.append(_list(records, line_number, tags, fields[tags]))
+            if len(sentence_tags[-1]) != len(sentence_words[-1]):
                 raise records.error(
-                    line_number, f"{len(words_of[-1])} {words} and {len(tags_of[-1])} {tags}: give each word one"
+                    line_number,
+                    f"{len(sentence_words[-1])} {words} and {len(sentence_tags[-1])} {tags}: give each word one",
                 )
     if not lines:
         raise UserError(f"{records.source} has no rows: it needs a {records.unit} for each sentence")
-    right_of = tags_of if labelled else [[] for _ in words_of]
-    columns = [_columns(sentence, given) for sentence, given in zip(words_of, right_of, strict=True)]
+    column_tags = sentence_tags if labelled else [[] for _ in sentence_words]
+    columns = [_columns(sentence, given) for sentence, given in zip(sentence_words, column_tags, strict=True)]
     path = Path(records.source)
-    untagged = Sentences(words_of, None, conll.PLAIN, columns, lines, path=path, unit=records.unit, lines_a_word=0)
+    untagged = Sentences(
+        sentence_words, None, conll.PLAIN, columns, lines, path=path, unit=records.unit, lines_a_word=0
+    )
     untagged = _in_conll_columns(untagged)
-    return conll.attach_tags(untagged, tags_of, broken) if labelled else untagged
+    return conll.attach_tags(untagged, sentence_tags, broken) if labelled else untagged
 
 
 def _list(records: Records, line_number: int, name: str, values: Any) -> list[str]:

@@ -376,7 +376,7 @@ class SquadTask(Task):
         return Dataset(examples, [], labelled=False)
 
     def answers(self, predictions: Answers, examples: Dataset) -> list[AnswerPrediction]:
-        return [_found(predictions, example.id) for example in examples.examples]
+        return [_answer_prediction(predictions, example.id) for example in examples.examples]
 
 
 SPLITS = ("train", "dev", "test")
@@ -387,7 +387,7 @@ TASKS = (
 )
 
 
-def _found(predictions: Answers, id: str) -> AnswerPrediction:
+def _answer_prediction(predictions: Answers, id: str) -> AnswerPrediction:
     text = predictions.texts[id]
     candidate = next(candidate for candidate in predictions.n_best[id] if candidate.text == text)
     start, end = (candidate.start, candidate.end) if text else (None, None)

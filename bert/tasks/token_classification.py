@@ -190,11 +190,11 @@ class TaggingTask(Task):
         wanted = f"{self.name} takes a single text: pass a string"
         texts = [as_texts(given, index, wanted)[0] for index, given in enumerate(inputs, 1)]
         split = [split_text(text) for text in texts]
-        return Sentences([words for words, _ in split], None, texts=texts, places=[spans for _, spans in split])
+        return Sentences([words for words, _ in split], None, texts=texts, spans=[spans for _, spans in split])
 
     def answers(self, predictions: Tagged, examples: Sentences) -> list[Entities | Words]:
         answered: list[Entities | Words] = []
-        texts, all_spans = require(examples.texts, "the texts"), require(examples.places, "the words' places")
+        texts, all_spans = require(examples.texts, "the texts"), require(examples.spans, "the words' spans")
         for index, (tags, shares) in enumerate(zip(*predictions, strict=True)):
             text, spans = texts[index], all_spans[index]
             if self.marks_entities:
@@ -218,7 +218,7 @@ class TaggingTask(Task):
 
 
 def split_text(text: str) -> tuple[list[str], list[tuple[int, int]]]:
-    """The words of a text that is not in columns, as files in columns have them, and their places.
+    """The words of a text that is not in columns, as files in columns have them, and their spans.
 
     Words stand between white space; each punctuation character before or behind one is a word of its own, all but the
     last dot of an abbreviation with dots in it. Those within a word stay (U.N., AL-AIN, O'Neill), as do the signs of

@@ -11,7 +11,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from bert.data.records import dataset_records, is_dataset, open_splits, read_records
+from bert.data.records import dataset_records, is_dataset_dict, open_splits, read_records
 from bert.errors import UserError
 
 
@@ -87,8 +87,8 @@ def test_class_labels_of_data_sets_become_their_names(tmp_path: Path) -> None:
     rows = {"text": ["a", "b"], "label": [1, -1], "tags": [[0, 1], []]}
     table = datasets.Dataset.from_dict(rows, features=features)
     datasets.DatasetDict({"train": table}).save_to_disk(str(tmp_path / "saved"))
-    assert is_dataset(str(tmp_path / "saved"))
-    assert not is_dataset(str(tmp_path))
+    assert is_dataset_dict(str(tmp_path / "saved"))
+    assert not is_dataset_dict(str(tmp_path))
     records = dataset_records("saved", open_splits(str(tmp_path / "saved")), "train")
     assert list(records.rows) == [
         (1, {"text": "a", "label": "yes", "tags": ["no", "yes"]}),

@@ -20,9 +20,9 @@ from bert.data.corpus import stdlib
 from bert.data.corpus.files import (
     FOLDER_SUFFIXES,
     Document,
+    corpus_format,
     dataset_files,
-    is_dataset,
-    kind_of,
+    is_saved_dataset,
     read_documents,
     require_readable_kind,
     unreadable,
@@ -98,7 +98,7 @@ def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -
             digest = cache.get(stdlib.source_state(), _digest_of_docstrings)
             combined.update(f"{STDLIB_CORPUS} {digest}\n".encode())
             continue
-        file_format = kind_of(path)
+        file_format = corpus_format(path)
         if path.startswith(HUB_PREFIX):  # the split may be a share of the files
             combined.update(f"{path}\n".encode())
         for file in dataset_files(path) if file_format == "dataset" else [path]:
@@ -172,12 +172,12 @@ def _has_text(document: Document) -> bool:
 
 
 def _expand(entry: str) -> list[str]:
-    if is_dataset(entry):
+    if is_saved_dataset(entry):
         return [entry]
     if os.path.isdir(entry):
         inside = []
         for folder, below, names in os.walk(entry):
-            saved = sorted(name for name in below if is_dataset(os.path.join(folder, name)))
+            saved = sorted(name for name in below if is_saved_dataset(os.path.join(folder, name)))
             if "dataset_dict.json" in names:
                 listed = ", ".join(saved) or "none"
                 raise UserError(f"{folder} is a data set of splits ({listed}): name one of them, as {folder}/SPLIT")
@@ -192,7 +192,9 @@ def _expand(entry: str) -> list[str]:
         require_readable_kind(entry)
         return [entry]
     if glob.has_magic(entry):
-        matches = sorted(path for path in glob.glob(entry, recursive=True) if os.path.isfile(path) or is_dataset(path))
+        matches = sorted(
+            path for path in glob.glob(entry, recursive=True) if os.path.isfile(path) or is_saved_dataset(path)
+        )
         if not matches:
             raise UserError(f"no file matches {entry}: fix the glob (and quote it for the shell)")
         for path in matches:

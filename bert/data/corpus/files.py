@@ -68,7 +68,7 @@ def read_documents(source: str) -> Iterator[Document]:
     Raises:
       UserError: a file that is damaged, cut short or gone (with the number of the line or row where there is one).
     """
-    file_format = kind_of(source)
+    file_format = corpus_format(source)
     if file_format == "dataset":
         yield from _dataset_documents(source)
     elif file_format == "parquet":
@@ -79,9 +79,9 @@ def read_documents(source: str) -> Iterator[Document]:
             yield from read(Path(source), lines)
 
 
-def kind_of(source: str) -> str:
+def corpus_format(source: str) -> str:
     """text, jsonl, parquet or dataset."""
-    if source.startswith(HUB_PREFIX) or is_dataset(source):
+    if source.startswith(HUB_PREFIX) or is_saved_dataset(source):
         return "dataset"
     if source.lower().endswith(".parquet"):
         return "parquet"
@@ -94,14 +94,14 @@ def _unpacked_name(path: str) -> str:
     return name.removesuffix(next((suffix for suffix in DECOMPRESSORS if name.endswith(suffix)), ""))
 
 
-def is_dataset(folder: str) -> bool:
+def is_saved_dataset(folder: str) -> bool:
     """Whether ``datasets`` saved a data set in this folder."""
     return os.path.isfile(os.path.join(folder, "state.json"))
 
 
 def require_readable_kind(path: str) -> None:
     """Raises UserError for a file whose name says that it is no text."""
-    if kind_of(path) == "parquet":
+    if corpus_format(path) == "parquet":
         return
     wanted = f".txt or .jsonl (plain or with {', '.join(DECOMPRESSORS)}) or .parquet"
     name = _unpacked_name(path)
@@ -188,7 +188,7 @@ def numbered_lines(path: Path, utf_16: bool = False, errors: str = "strict") -> 
         for data in _raw_lines(path, utf_16):
             line_number += 1
             if len(data) > MAX_DOCUMENT_BYTES:
-                raise _too_long(path, line_number, kind_of(str(path)))
+                raise _too_long(path, line_number, corpus_format(str(path)))
             if line_number == 1:
                 data = data.removeprefix(b"\xef\xbb\xbf")
             try:
@@ -233,7 +233,7 @@ def _json_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Do
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
             raise UserError(f'{path}, line {line_number}: no string "text" in it: each line must be an object with one')
-        if document := _lines_of(without_surrogates(text)):
+        if document := _split_lines(without_surrogates(text)):
             yield document
 
 
@@ -283,11 +283,11 @@ def _column_documents(source: str, column: pa.ChunkedArray, row: int) -> Iterato
             raise UserError(
                 f"{source}, row {row_number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: divide it"
             )
-        if document := _lines_of(text):
+        if document := _split_lines(text):
             yield document
 
 
-def _lines_of(text: str) -> Document:
+def _split_lines(text: str) -> Document:
     return [stripped for line in text.split("\n") if (stripped := line.strip())]
 
 

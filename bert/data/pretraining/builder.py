@@ -32,8 +32,8 @@ from bert.data.pretraining.dataset import (
     COUNTS,
     INDEX,
     PretrainingDataset,
+    file_sha256,
     open_examples,
-    sha256_of,
     verify_checksums,
 )
 from bert.data.pretraining.objectives import OBJECTIVES
@@ -247,7 +247,7 @@ def _merge(tasks: list[ShardSpec], folder: Path, config: DataConfig, settings: d
         "unigram_counts": {
             "file": COUNTS,
             "size": (folder / COUNTS).stat().st_size,
-            "sha256": sha256_of(folder / COUNTS),
+            "sha256": file_sha256(folder / COUNTS),
         },
         **splits,
     }
@@ -346,7 +346,7 @@ def _finished(task: ShardSpec, work: Path) -> ShardSummary | None:
     """The summary of a shard that stands whole on disk, or None."""
     try:
         summary = ShardSummary(**json.loads((work / f"{task.name}.json").read_text(encoding="utf-8")))
-        whole = sha256_of(task.file) == summary.sha256
+        whole = file_sha256(task.file) == summary.sha256
     except (OSError, ValueError, TypeError):
         return None
     return summary if whole else None

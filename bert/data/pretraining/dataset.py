@@ -73,7 +73,7 @@ def verify_checksums(dataset: PretrainingDataset) -> PretrainingDataset:
     for entry in [*index["train"], *index["eval"], index["unigram_counts"]]:
         path = dataset.folder / entry["file"]
         state, modified = file_signature(path)
-        if cache.get((f"sha256|{state}", modified), lambda: sha256_of(path)) != entry["sha256"]:
+        if cache.get((f"sha256|{state}", modified), lambda: file_sha256(path)) != entry["sha256"]:
             raise corrupt_shard_error(path, "its checksum is not that of what was built")
     cache.save()
     return dataset
@@ -108,7 +108,7 @@ def open_examples(folder: str | Path) -> PretrainingDataset:
     )
 
 
-def sha256_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from bert.config import TaskDataConfig
 from bert.data.corpus.files import DECOMPRESSORS
-from bert.data.records import KINDS, Records, dataset_records, is_dataset, open_splits, read_records
+from bert.data.records import SUFFIXES, Records, dataset_records, is_dataset_dict, open_splits, read_records
 from bert.errors import UserError, without_surrogates
 
 KEYS = ("train", "dev", "test", "column_names", "columns")
@@ -19,19 +19,19 @@ SPLITS = {"train": ("train",), "dev": ("validation", "dev"), "test": ("test",)}
 """The names that each split goes by in data sets."""
 
 
-def split_names(folder: Path, data: TaskDataConfig, suffixes: Sequence[str] = KINDS) -> list[str]:
+def split_names(folder: Path, data: TaskDataConfig, suffixes: Sequence[str] = SUFFIXES) -> list[str]:
     """train, and of dev and test those that are named or there."""
     source = folder.as_posix()
     named = [split for split in ("dev", "test") if getattr(data, split) is not None]
-    if is_dataset(source):
+    if is_dataset_dict(source):
         there = open_splits(source)
         present = [split for split in ("dev", "test") if any(name in there for name in SPLITS[split])]
     else:
-        present = [split for split in ("dev", "test") if _found(folder, split, suffixes)]
+        present = [split for split in ("dev", "test") if _split_candidates(folder, split, suffixes)]
     return ["train", *(split for split in ("dev", "test") if split in (*named, *present))]
 
 
-def split_path(folder: Path, split: str, data: TaskDataConfig, suffixes: Sequence[str] = KINDS) -> Path:
+def split_path(folder: Path, split: str, data: TaskDataConfig, suffixes: Sequence[str] = SUFFIXES) -> Path:
     """The file of a split: the one that is named, else the one with its name. Raises UserError where it is missing."""
     named = getattr(data, split)
     if named is not None:
@@ -40,7 +40,7 @@ def split_path(folder: Path, split: str, data: TaskDataConfig, suffixes: Sequenc
                 f"{folder / named} does not exist or is not a file: set data.{split} to the file of {split}"
             )
         return folder / named
-    paths = _found(folder, split, suffixes)
+    paths = _split_candidates(folder, split, suffixes)
     if len(paths) != 1:
         wrong = (
             f"both {paths[0].name} and {paths[1].name}" if paths else f"no {split} with the end {', '.join(suffixes)}"
@@ -56,14 +56,14 @@ def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
       UserError: its file, or the split, is missing or not as it should be.
     """
     source = folder.as_posix()
-    if not is_dataset(source):
+    if not is_dataset_dict(source):
         return read_records(split_path(folder, split, data), data.column_names)
     there = open_splits(source)
     default = next((name for name in SPLITS[split] if name in there), SPLITS[split][0])
     return dataset_records(source, there, getattr(data, split) or default)
 
 
-def _found(folder: Path, split: str, suffixes: Sequence[str]) -> list[Path]:
+def _split_candidates(folder: Path, split: str, suffixes: Sequence[str]) -> list[Path]:
     paths = (folder / f"{split}{suffix}{packed}" for suffix in suffixes for packed in ("", *DECOMPRESSORS))
     return [path for path in paths if path.is_file()]
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bert.data.corpus.files import numbered_lines
-from bert.data.records import kind_of
+from bert.data.records import file_suffix
 from bert.errors import UserError, require
 from bert.files import write_atomic
 from bert.metrics.tagging_schemes import (
@@ -55,7 +55,7 @@ class Sentences:
     path: Path | None = None
     texts: list[str] | None = None
     """The texts that the sentences are, where these come from no columns."""
-    places: list[list[tuple[int, int]]] | None = None
+    spans: list[list[tuple[int, int]]] | None = None
     """First character of every word in its text, and one past the last."""
     labels: tuple[str, ...] = ()
     """The labels that a model of them needs, where `label_names` was asked."""
@@ -100,7 +100,7 @@ class Sentences:
         """The sentences of these numbers."""
         taken: dict[str, Any] = {
             name: [values[row] for row in rows]
-            for name in ("words", "tags", "columns", "lines", "texts", "places")
+            for name in ("words", "tags", "columns", "lines", "texts", "spans")
             if (values := getattr(self, name))
         }
         return replace(self, **taken)
@@ -118,7 +118,7 @@ def split_columns(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
     cells.
     """
     first = next((line for _, line in numbered_lines(path, utf_16=True) if _has_word(line)), "")
-    delimiter = "\t" if "\t" in first or kind_of(path) == ".tsv" else " "
+    delimiter = "\t" if "\t" in first or file_suffix(path) == ".tsv" else " "
     return delimiter, (
         (line_number, _cells(line, delimiter)) for line_number, line in numbered_lines(path, utf_16=True)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bert.config import HUB_PREFIX
-from bert.data.records import Records, dataset_records, is_dataset, open_splits
+from bert.data.records import Records, dataset_records, is_dataset_dict, open_splits
 from bert.errors import UserError
 
 SPLITS = {
@@ -51,7 +51,7 @@ def _dataset_of(folder: Path, task: str, config: str) -> str | None:
     if whole.startswith(HUB_PREFIX):
         return whole if config == task else HUB_PREFIX + whole.removeprefix(HUB_PREFIX).partition(":")[0]
     options = [(folder / config).as_posix(), whole if config == task else (folder.parent / config).as_posix()]
-    return next((option for option in options if is_dataset(option)), None)
+    return next((option for option in options if is_dataset_dict(option)), None)
 
 
 def _lacks(source: str, config: str) -> bool:
