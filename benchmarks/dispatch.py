@@ -1,7 +1,7 @@
 """What the host spends on one step beside the work itself: a state of 600 small arrays, under pmap and on a mesh.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python benchmarks/dispatch.py
-    python benchmarks/dispatch.py --coordinator localhost:8476 --num_processes 2 --process_id 0   # and 1 beside it
+    python benchmarks/dispatch.py --coordinator=localhost:8476 --num_processes=2 --process_id=0   # and 1
 
 Prints the median milliseconds from the call of a step to its end. The body adds 1 to every array and sums one number
 over the devices, so that nearly all of it is dispatch.
@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert.commands.arguments import split_options
-from bert.commands.cluster import CLUSTER_OPTIONS, connect_hosts, parse_hosts
+from bert.commands.cluster import connect_hosts, parse_hosts
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism, psum_if_axis
 
 LEAVES, STEPS = 600, 50
@@ -44,7 +43,7 @@ def milliseconds(parallel: Parallelism) -> float:
 
 def main(argv: list[str]) -> None:
     """Measures every layout that the devices allow."""
-    hosts = parse_hosts(split_options(argv, CLUSTER_OPTIONS)[1])
+    hosts = parse_hosts({word.partition("=")[0].removeprefix("--"): word.partition("=")[2] for word in argv})
     if hosts is not None:
         connect_hosts(*hosts)
     devices = jax.devices()

@@ -8,7 +8,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn, TypeVar
@@ -61,16 +61,18 @@ def parse(
     default_recipe: str | None,
     extra_options: Mapping[str, str] = MappingProxyType({}),
     defaults_for_check: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[Config, str | None]:
-    """The checked configuration, and the recipe's name: the stem of the last file, None without a file.
+) -> tuple[Config, str | None, dict[str, str]]:
+    """The checked configuration, the recipe's name (the stem of the last file), and the options that are no keys.
 
-    ``extra_options`` has the help of the options that the command has removed from ``argv`` by `split_options`.
+    ``extra_options`` has the help of these options by usage: ``NAME VALUE``, or ``NAME`` for a flag, whose value is "".
     ``defaults_for_check`` has values for keys that a command checks with the others but does not use; files and the
     command line override them. ``--help`` and ``--print_config`` print and exit through SystemExit(0).
     Raises UserError with one sentence for anything wrong in the files, on the command line, or between values.
     """
     keys = keys_of(config_class)
-    options = _options(argv, keys)
+    takes_value = {name: bool(value) for name, _, value in (usage.partition(" ") for usage in extra_options)}
+    options = _options(argv, keys, takes_value)
+    extra = {name: " ".join(options.pop(name)) for name in takes_value if name in options}
     if "help" in options:
         print(config_help(config_class, prog, description, _config_text(default_recipe), extra_options), end="")
         raise SystemExit(0)
@@ -91,7 +93,7 @@ def parse(
         config.check()
     except UserError as error:
         raise UserError(_with_location(str(error), given)) from None
-    return config, files[-1][1].stem if files else None
+    return config, files[-1][1].stem if files else None, extra
 
 
 def _config_text(default_recipe: str | None) -> str:
@@ -183,40 +185,6 @@ class CommandParser(argparse.ArgumentParser):
         raise UserError(f"{COMMAND_LINE}: {message}: {self.prog} --help explains the arguments")
 
 
-def split_options(argv: list[str], usages: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Separates the options of a command that are no keys of its configuration.
-
-    Args:
-        argv: all arguments.
-        usages: ``NAME VALUE`` for an option with a value, ``NAME`` for a flag.
-
-    Returns:
-        the other arguments, and the values of these options by name; that of a flag is empty.
-
-    Raises:
-        UserError: an option has no value, a flag has one, or one is given twice.
-    """
-    takes_value = {name: bool(value) for name, _, value in (usage.partition(" ") for usage in usages)}
-    given: dict[str, str] = {}
-    rest: list[str] = []
-    words = iter(argv)
-    for word in words:
-        name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or name not in takes_value:
-            rest.append(word)
-            continue
-        if not takes_value[name] and equals:
-            raise UserError(f"{COMMAND_LINE}: --{name} takes no value: remove ={value}")
-        if takes_value[name]:
-            value = value if equals else next(words, "")
-            if not value or value.startswith("--"):
-                raise UserError(f"{COMMAND_LINE}: --{name} needs a value: write --{name} VALUE")
-        if name in given:
-            raise UserError(f"{COMMAND_LINE}: --{name} is given twice: remove one")
-        given[name] = value
-    return rest, given
-
-
 def command_name(command: str) -> str:
     """The name of this program in suggested commands: a script of the clone, or `bert`."""
     return f"python {command}.py" if Path(sys.argv[0]).name in ("pretrain.py", "finetune.py") else f"bert {command}"
@@ -239,25 +207,27 @@ def find_config(name: str) -> Path:
     raise UserError(f"{where}: no such file or recipe: {fix} (recipes: {', '.join(recipe_names()) or 'none'})")
 
 
-def _options(argv: list[str], keys: dict[str, ConfigField]) -> dict[str, list[str]]:
+def _options(argv: list[str], keys: dict[str, ConfigField], extra: Mapping[str, bool]) -> dict[str, list[str]]:
     """The options of the command line with their values; if one is given again, the last one counts.
 
     Only a key that takes a list has several values, so that a glob works quoted and expanded by the shell.
-    Only ``--config`` may be repeated: its values are all kept.
+    Only ``--config`` may be repeated: its values are all kept. ``extra`` says of each option that is no key whether
+    it takes a value.
     """
+    takes_value = {"config": True, **dict.fromkeys(FLAGS, False), **extra}
     options: dict[str, list[list[str]]] = {}
     name: str | None = None
     words: list[str] = []
     for word in argv:
         if word.startswith("--") or word == "-h":
             name, equals, value = ("help", "", "") if word == "-h" else word[2:].partition("=")
-            if key_of(name, keys) is None and name not in ("config", *FLAGS):
+            if name not in takes_value and key_of(name, keys) is None:
                 raise UserError(f"{COMMAND_LINE}: {unknown_key(name, sibling_keys(name, keys), prefix='--')}")
-            if name in FLAGS and equals:
-                raise UserError(f"{COMMAND_LINE}: --{name} takes no value: leave out ={value}")
+            if equals and not takes_value.get(name, True):
+                raise UserError(f"{COMMAND_LINE}: --{name} takes no value: remove ={value}")
             words = [value] if equals else []
             options[name] = [*options.get(name, ()), words] if name == "config" else [words]
-        elif name is None or name in FLAGS:
+        elif name is None or not takes_value.get(name, True):
             raise UserError(f"{COMMAND_LINE}: {word} belongs to no key: write --KEY VALUE (--help lists all keys)")
         elif words and not ((key := key_of(name, keys)) and key.takes_list):
             raise UserError(
@@ -267,7 +237,7 @@ def _options(argv: list[str], keys: dict[str, ConfigField]) -> dict[str, list[st
         else:
             words.append(word)
     for name, occurrences in options.items():
-        if name not in FLAGS and not all(occurrences):
+        if takes_value.get(name, True) and not all(occurrences):
             raise UserError(f"{COMMAND_LINE}: --{name} needs a value: write --{name} VALUE")
     return {name: [word for words in occurrences for word in words] for name, occurrences in options.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from bert.commands.arguments import COMMAND_LINE, parse, run_command, split_options
+from bert.commands.arguments import COMMAND_LINE, parse, run_command
 from bert.config import PretrainConfig
 from bert.config.pretraining import phase_configs
 from bert.errors import UserError
@@ -32,8 +32,7 @@ MASKED_STYLE = "bold reverse"
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    argv, options = split_options(argv, EXTRA_OPTIONS)
-    config, _ = parse(PretrainConfig, argv, "bert examples", DESCRIPTION, "quickstart", EXTRA_OPTIONS)
+    config, _, options = parse(PretrainConfig, argv, "bert examples", DESCRIPTION, "quickstart", EXTRA_OPTIONS)
     shown = options.get("show", "0")
     if not shown.isdecimal():
         raise UserError(f"{COMMAND_LINE}: --show {shown} is not a number of examples: write one, for example --show 5")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
-from bert.commands.arguments import parse, run_command, split_options
+from bert.commands.arguments import parse, run_command
 from bert.config import PretrainConfig
 from bert.config.pretraining import phase_configs
 from bert.config.training import Remat
@@ -48,11 +48,9 @@ MIN_EFFICIENT_ROWS = 8
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    argv, options = split_options(argv, EXTRA_OPTIONS)
+    not_needed = {"data.train": "stdlib:"}
+    config, _, options = parse(PretrainConfig, argv, "bert plan", DESCRIPTION, "quickstart", EXTRA_OPTIONS, not_needed)
     memory = None if "memory" not in options else size_of(options["memory"])
-    config, _ = parse(
-        PretrainConfig, argv, "bert plan", DESCRIPTION, "quickstart", EXTRA_OPTIONS, {"data.train": "stdlib:"}
-    )
     if config.model.vocab_size is None:
         model = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
         config = dataclasses.replace(config, model=model)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert.commands.arguments import COMMAND_LINE, parse, run_command, split_options
+from bert.commands.arguments import COMMAND_LINE, parse, run_command
 from bert.config import PretrainConfig, TokenizerConfig
 from bert.errors import UserError
 from bert.files import local_path
@@ -28,8 +28,7 @@ EXTRA_OPTIONS = {
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    argv, options = split_options(argv, EXTRA_OPTIONS)
-    config, _ = parse(PretrainConfig, argv, "bert tokenizer", DESCRIPTION, "quickstart", EXTRA_OPTIONS)
+    config, _, options = parse(PretrainConfig, argv, "bert tokenizer", DESCRIPTION, "quickstart", EXTRA_OPTIONS)
     folder = _free_folder(options.get("output"))
 
     from bert.data.corpus.documents import documents

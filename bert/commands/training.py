@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bert.commands.arguments import command_name, parse, split_options
+from bert.commands.arguments import command_name, parse
 from bert.commands.cluster import CLUSTER_OPTIONS, connect_hosts, parse_hosts
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.errors import UserError
@@ -40,9 +40,9 @@ def run_training(
     Raises:
         UserError: wrong arguments or data.
     """
-    argv, options = split_options(argv, CLUSTER_OPTIONS)
+    prog = command_name(command)
+    config, recipe, options = parse(config_class, argv, prog, description, default_recipe, CLUSTER_OPTIONS)
     hosts = parse_hosts(options)
-    config, recipe = parse(config_class, argv, command_name(command), description, default_recipe, CLUSTER_OPTIONS)
     if config.output_dir is None:
         if recipe is None:
             raise UserError(
@@ -60,7 +60,7 @@ def run_training(
             results = train(run)
         except Interrupted as stop:
             if run.is_writer:
-                resume = f"{command_name(command)} --config {run.path / 'config.yaml'}"
+                resume = f"{prog} --config {run.path / 'config.yaml'}"
                 print(f"interrupted and saved at step {stop.step:,}; resume with: {resume}")
             return stop.status
         if run.is_writer:

@@ -31,7 +31,7 @@ def recipes(tmp_path, monkeypatch):
 
 
 def pretrain(*argv, default_recipe=None):
-    return parse(PretrainConfig, list(argv), prog="bert pretrain", description="D.", default_recipe=default_recipe)
+    return parse(PretrainConfig, list(argv), prog="bert pretrain", description="D.", default_recipe=default_recipe)[:2]
 
 
 def pretrain_yaml(text, *argv):
@@ -111,7 +111,7 @@ def test_corpus_in_yaml_is_one_text_or_several():
 def test_list_of_numbers_may_have_one():
     argv = ["--init", "none", "--data.dir", "d", "--training.epochs", "3", "--data.buckets"]
     for more, expected in ((["64"], [64]), (["64", "128"], [64, 128]), (["[32, 64]"], [32, 64])):
-        config, _ = parse(FinetuneConfig, argv + more, prog="p", description="", default_recipe=None)
+        config, *_ = parse(FinetuneConfig, argv + more, prog="p", description="", default_recipe=None)
         assert config.data.buckets == expected
 
 

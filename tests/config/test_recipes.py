@@ -59,7 +59,7 @@ def test_the_head_says_command_hardware_time_and_score(name: str) -> None:
 )
 def test_domain_takes_one_override_to_become_small(override: str, rows: int, predictions: int) -> None:
     argv = ["--config=domain", "--data.train=corpus.txt", override]
-    config, _ = parse(PretrainConfig, argv, prog="bert pretrain", description="", default_recipe=None)
+    config, *_ = parse(PretrainConfig, argv, prog="bert pretrain", description="", default_recipe=None)
     training = config.training
     assert training.batch_size // training.gradient_accumulation_steps == rows
     assert config.data.max_predictions_per_sequence == predictions

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert.commands.arguments import split_options
-from bert.commands.cluster import CLUSTER_OPTIONS, parse_hosts
+from bert.commands.cluster import parse_hosts
 from bert.errors import UserError
 from tests.conftest import SMALL_RUN
 from tests.helpers import REPOSITORY, lines_of, state_of
@@ -146,9 +145,7 @@ def test_fine_tuning_on_two_hosts_gives_the_scores_and_files_of_one(pretrained: 
 
 
 def test_how_hosts_are_named() -> None:
-    words = ["--config", "base", "--coordinator=a:1", "--num_processes", "4", "--seed=1", "--process_id", "3"]
-    rest, options = split_options(words, CLUSTER_OPTIONS)
-    assert (rest, parse_hosts(options)) == (["--config", "base", "--seed=1"], ("a:1", 4, 3))
+    assert parse_hosts({"coordinator": "a:1", "num_processes": "4", "process_id": "3"}) == ("a:1", 4, 3)
     assert parse_hosts({"coordinator": "auto"}) == (None, None, None)
     assert parse_hosts({}) is None
 
@@ -165,7 +162,7 @@ def test_how_hosts_are_named() -> None:
 )
 def test_hosts_that_cannot_meet_are_refused(words: list[str], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        parse_hosts(split_options(words, CLUSTER_OPTIONS)[1])
+        parse_hosts(dict(word.removeprefix("--").split("=") for word in words))
 
 
 def leaves(run: Path) -> list[np.ndarray]:
