@@ -21,17 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.config import DataConfig, ModelConfig, OptimizerConfig
+from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
 from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.loader import PretrainingLoader, RowSource, make_masking
-from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.data.pretraining.shards import open_rows
-from bert.model.heads import BertForMaskedLM, BertForPreTraining
 from bert.parallel.backends import PmapParallelism
 from bert.runtime.malloc import reexec_with_huge_pages
 from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer
-from bert.training.losses import pretraining_objective
+from bert.training.assembly import build_model_and_objective
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, make_train_step
 
@@ -101,15 +99,13 @@ def describe(lengths: np.ndarray, longest: int) -> None:
 
 def speed(config: DataConfig, options: argparse.Namespace, tokenizer: Tokenizer, kinds: dict[str, RowSource]) -> None:
     """Steps of both kinds in turns: seconds of each, by the clock and of the processor, and real tokens a second."""
-    objective = OBJECTIVES[config.objective]
     sizes = ModelConfig(embedding_rows(tokenizer), 256, 4, 4, 1024, max_position_embeddings=config.sequence_length)
-    model = (BertForPreTraining if objective.label else BertForMaskedLM)(sizes)
+    model, objective = build_model_and_objective(PretrainConfig(data=config, model=sizes))
     params = model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
-    loss = pretraining_objective(model.apply, objective.label, objective.metric)
     optimizer = make_optimizer(OptimizerConfig(), 1000)
     parallel, masking = PmapParallelism(), make_masking(config, tokenizer)
-    start = parallel.put_state(jax.tree.map(np.asarray, TrainState.create(params, optimizer, loss.metrics)))
-    step = parallel.compile(make_train_step(loss, optimizer, seed=0))
+    start = parallel.put_state(jax.tree.map(np.asarray, TrainState.create(params, optimizer, objective.metrics)))
+    step = parallel.compile(make_train_step(objective, optimizer, seed=0))
     loaders = {name: PretrainingLoader(rows, masking, options.batch_size, seed=0) for name, rows in kinds.items()}
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
     busy: dict[str, list[float]] = {name: [] for name in kinds}

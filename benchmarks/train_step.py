@@ -99,15 +99,14 @@ def batch_of(sizes: Any) -> dict[str, np.ndarray]:
     }
 
 
-def ours(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
+def ours(sizes: Any, dtype: Any, how: str) -> Callable[[], None]:
     """The step as `bert pretrain` runs it."""
     import jax
     import jax.numpy as jnp
 
-    from bert.config import ModelConfig, OptimizerConfig
-    from bert.model.heads import BertForPreTraining
+    from bert.config import ModelConfig, OptimizerConfig, PretrainConfig, TrainingConfig
     from bert.parallel.backends import PmapParallelism
-    from bert.training.losses import pretraining_objective
+    from bert.training.assembly import build_model_and_objective
     from bert.training.optimizer import make_optimizer
     from bert.training.step import TrainState, make_train_step
 
@@ -118,8 +117,8 @@ def ours(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
         num_attention_heads=sizes.heads,
         intermediate_size=4 * sizes.width,
     )
-    model = BertForPreTraining(config, jnp.dtype(dtype))
-    objective, optimizer = pretraining_objective(model.apply), make_optimizer(OptimizerConfig(), 1_000_000)
+    model, objective = build_model_and_objective(PretrainConfig(model=config, training=TrainingConfig(dtype=dtype)))
+    optimizer = make_optimizer(OptimizerConfig(), 1_000_000)
     params = jax.device_get(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
     parallel = PmapParallelism(jax.devices()[:1])
     state = parallel.put_state(TrainState.create(params, optimizer, objective.metrics))

@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 from bert.commands.pretrain import main
-from bert.config import ModelConfig
+from bert.config import DataConfig, ModelConfig, PretrainConfig
 from bert.data.pretraining.loader import masked_batch
 from bert.data.pretraining.masking import Masking, philox_uint64
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, packed
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Packing
-from bert.model.heads import BertForMaskedLM, BertForPreTraining
 from bert.parallel.backends import PmapParallelism
 from bert.runs.checkpoint import Checkpointer
-from bert.training.losses import pretraining_objective
+from bert.training.assembly import build_model_and_objective
 from bert.training.step import compute_gradients
 from tests.conftest import SMALL_RUN
 
@@ -84,9 +83,9 @@ def unpacked(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 @functools.cache
 def compiled(label: str | None, devices: int, drop: bool):
-    model = (BertForPreTraining if label else BertForMaskedLM)(CONFIG)
+    data = DataConfig(objective="nsp" if label else "full_sentences")
+    model, objective = build_model_and_objective(PretrainConfig(data=data, model=CONFIG))
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
-    objective = pretraining_objective(model.apply, label, "nsp" if label else None)
     parallel = PmapParallelism(jax.devices()[:devices])
 
     def dropout(rows: jax.Array) -> Dropout | None:
