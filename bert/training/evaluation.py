@@ -16,7 +16,7 @@ from bert.data.batching import bucket_length, evaluation_batches, local_slice
 from bert.data.features import Rows
 from bert.parallel.backends import Parallelism, psum_if_axis
 from bert.parallel.multihost import broadcast_from_main
-from bert.runs.metrics_log import Metrics, read_metrics
+from bert.runs.metrics_log import Metrics, read_metrics, to_jsonable
 from bert.runtime.interrupts import InterruptHandler
 from bert.tasks.base import Examples, Outputs, Task
 from bert.training.losses import Apply, TaskLoss, WeightedSums
@@ -70,7 +70,7 @@ class EarlyStopping:
 
     def update(self, step: int, scores: Metrics) -> bool:
         """Takes the scores of an evaluation; returns whether it is the best so far."""
-        score = broadcast_from_main(lambda: float(scores[self._metric]))
+        score = broadcast_from_main(lambda: to_jsonable(scores[self._metric]))
         earlier = [other for other_step, other in self._scores.items() if other_step < step]
         self._scores[step] = score
         return all(metrics.is_better(score, other, self._higher) for other in earlier)

@@ -36,14 +36,12 @@ from bert.training.evaluation import (
     scores_of_line,
 )
 from bert.training.finetuning_setup import Setup, resolve_setup
-from bert.training.initialization import CheckpointReader, initialize_state
+from bert.training.initialization import CheckpointReader, Log, initialize_state
 from bert.training.loop import TrainLoop, TrainStep, count_parameters
 from bert.training.losses import LOSSES
 from bert.training.optimizer import ParameterPath, describe_decay, learning_rate_schedule, make_frozen_predicate
 from bert.training.step import TrainState, compile_bucketed_train_step
 from bert.training.timing import Timed, costs_of_training, seconds_of_scoring, time_train_step
-
-Log = Callable[[str], None]
 
 
 def finetune(run: RunFolder[FinetuneConfig], say: Log = print) -> dict[str, Any]:

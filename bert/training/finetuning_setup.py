@@ -33,12 +33,10 @@ from bert.tokenizer.wordpiece import (
 )
 from bert.training.assembly import build_task_model, make_apply
 from bert.training.evaluation import Split, TaskEvaluator
-from bert.training.initialization import model_config_from_source, with_vocab_size
+from bert.training.initialization import Log, model_config_from_source, with_vocab_size
 from bert.training.loop import num_train_steps
 from bert.training.losses import LOSSES, Objective, task_objective
 from bert.training.optimizer import ParameterPath, make_frozen_predicate, make_optimizer
-
-Log = Callable[[str], None]
 
 
 class InitialModel(NamedTuple):

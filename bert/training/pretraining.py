@@ -33,6 +33,7 @@ from bert.training.assembly import build_model_and_objective
 from bert.training.evaluation import accumulate_sums, compute_means
 from bert.training.initialization import (
     CheckpointReader,
+    Log,
     extend_embeddings,
     init_mlm_bias,
     initialize_state,
@@ -45,8 +46,6 @@ from bert.training.pretraining_data import PhaseData, PretrainingData, predictab
 from bert.training.pretraining_results import curves_subject, print_summary, write_results
 from bert.training.step import TrainState, make_eval_step, make_train_step
 from bert.training.timing import time_train_step, timed
-
-Log = Callable[[str], None]
 
 DEFAULT_MAX_TO_KEEP = 3
 """Checkpoints that stay if training.max_to_keep is null."""

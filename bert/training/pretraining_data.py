@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,10 +29,8 @@ from bert.tokenizer.wordpiece import (
     save_tokenizer,
     special_ids,
 )
-from bert.training.initialization import with_vocab_size
+from bert.training.initialization import Log, with_vocab_size
 from bert.training.loop import num_train_steps
-
-Log = Callable[[str], None]
 
 UNK_RATE_WARNING = 0.05
 """Share of unknown tokens above which a run warns: BERT's own vocabulary has under 0.1% of them in English."""
