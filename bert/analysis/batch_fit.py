@@ -6,7 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 
+from bert.analysis.memory_estimate import activation_bytes
 from bert.analysis.step_memory import StepMemory, compiled_step_memory
 from bert.config import PretrainConfig
 from bert.config.training import Remat
@@ -33,7 +35,8 @@ class BatchFit:
 def fit_rows(config: PretrainConfig, mesh: MeshParallel, memory: int, remat: Remat) -> BatchFit:
     """Finds the fewest micro-batches that fit into ``memory`` bytes of a device, by compiling the step.
 
-    The whole batch is tried first, then rows are bisected: a batch of 2^n rows takes at most n + 1 compilations.
+    The rows that are compiled first are those of the rough estimate; from there they go up or down by one divisor of
+    the batch at a time, so that two or three compilations are usual.
 
     Raises:
         UserError: the batch cannot be sharded over the mesh.
@@ -42,17 +45,25 @@ def fit_rows(config: PretrainConfig, mesh: MeshParallel, memory: int, remat: Rem
     share = config.training.batch_size // (mesh.shape[0] * mesh.shape[1])
     choices = [rows for rows in range(1, share + 1) if share % rows == 0]
     measured: dict[int, StepMemory | None] = {}
-    fitting, too_many, index = -1, len(choices), len(choices) - 1
+    row_bytes = activation_bytes(
+        config.model,
+        config.data.sequence_length,
+        jnp.dtype(config.training.dtype).itemsize,
+        "full" if remat == "full" else "none",
+        stores_scores=remat == "none",
+        tensor=mesh.shape[2],
+    )
+    index = max((i for i, rows in enumerate(choices) if rows * row_bytes <= memory), default=0)
+    fitting, too_many = -1, len(choices)
     while too_many - fitting > 1:
         rows = choices[index]
         training = dataclasses.replace(config.training, gradient_accumulation_steps=share // rows, remat=remat)
         measured[rows] = compiled_memory(dataclasses.replace(config, training=training), mesh)
         step = measured[rows]
         if step is not None and step.peak <= memory:
-            fitting = index
+            fitting, index = index, index + 1
         else:
-            too_many = index
-        index = (fitting + too_many) // 2
+            too_many, index = index, index - 1
     if fitting < 0:
         return BatchFit(remat, 0, share, measured[1])
     rows = choices[fitting]

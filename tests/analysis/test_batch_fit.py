@@ -8,7 +8,7 @@ from bert.config import ModelConfig
 from tests.helpers import recipe
 
 CONFIG = recipe(ModelConfig(64, 16, 2, 4, 32, max_position_embeddings=16), 16, batch_size=64)
-STATE, ROW = 1000, 10
+STATE, ROW = 10, 10
 
 
 class OneDevice:
@@ -31,6 +31,7 @@ def compilations(monkeypatch) -> list[int]:
         return None if rows > 32 else StepMemory(STATE, ROW * rows)
 
     monkeypatch.setattr("bert.analysis.batch_fit.compiled_memory", compile_step)
+    monkeypatch.setattr("bert.analysis.batch_fit.activation_bytes", lambda *_, **__: 15)
     return rows_compiled
 
 
@@ -39,7 +40,7 @@ def test_finds_most_rows_with_few_compilations(compilations, rows) -> None:
     fit = fit_rows(CONFIG, OneDevice(), STATE + ROW * rows, "none")
     assert (fit.rows, fit.micro_batches) == (rows, 64 // rows)
     assert fit.memory == StepMemory(STATE, ROW * rows)
-    assert len(compilations) == len(set(compilations)) <= 4
+    assert len(compilations) == len(set(compilations)) <= 3
 
 
 def test_nothing_fits(compilations) -> None:
