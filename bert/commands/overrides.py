@@ -34,10 +34,10 @@ def override(
         return int(convert_value(source[key], keys[key]) if key in source else keys[key].default)
 
     if BATCH in changes:
-        for key in _micro_batch_keys(base):
-            parts = int(convert_value(base[key], keys[MICRO_BATCHES]))
-            if key not in changes and parts > 1:
-                rows = max(to_int(base, BATCH) // parts, 1)
+        for key in _micro_batch_keys(kept):
+            count = int(convert_value(base[key], keys[MICRO_BATCHES]))
+            if key not in changes and count > 1:
+                rows = max(to_int(base, BATCH) // count, 1)
                 values[key] = base[key]._replace(value=str(micro_batches(to_int(changes, BATCH), rows)))
     if LENGTH in changes and PREDICTIONS in base and PREDICTIONS not in changes:
         predictions, length = to_int(base, PREDICTIONS), to_int(changes, LENGTH)
@@ -50,8 +50,8 @@ def override(
 def _micro_batch_keys(base: dict[str, UserValue]) -> list[str]:
     """The numbers of micro-batches in ``base`` that divide `BATCH`: a phase may have a batch size of its own."""
     phases = [key.removesuffix("gradient_accumulation_steps") for key in base if PHASE_MICRO_BATCHES.fullmatch(key)]
-    own = [f"{phase}gradient_accumulation_steps" for phase in phases if f"{phase}batch_size" not in base]
-    return [*([MICRO_BATCHES] if MICRO_BATCHES in base else []), *own]
+    of_phases = [f"{phase}gradient_accumulation_steps" for phase in phases if f"{phase}batch_size" not in base]
+    return [*([MICRO_BATCHES] if MICRO_BATCHES in base else []), *of_phases]
 
 
 def _without_replaced(

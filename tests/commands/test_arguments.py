@@ -487,6 +487,14 @@ def test_micro_batches_of_a_recipe_follow_the_batch_size():
     assert pretrain_yaml("data.train: a\ntraining.steps: 5", size, "64").training.gradient_accumulation_steps == 1
 
 
+def test_phases_set_to_null_leave_nothing_to_rescale():
+    text = (
+        "data.train: a\ntraining: {steps: 9, batch_size: 64}\nphases: [{share: 0.5}, {gradient_accumulation_steps: 8}]"
+    )
+    assert pretrain_yaml(text, "--phases", "null", "--training.batch_size", "16").phases is None
+    assert pretrain_yaml(text, "--training.batch_size", "16").phases[1].gradient_accumulation_steps == 2
+
+
 def test_predictions_of_a_recipe_fit_shorter_rows():
     text = "data: {train: a, sequence_length: 512, max_predictions_per_sequence: 77}\ntraining.steps: 5\n"
 
