@@ -2,7 +2,8 @@
 
 import importlib.metadata
 import os
-import tempfile
+import shutil
+from pathlib import Path
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 os.environ["BERT_NUM_DEVICES"] = "1"  # of the eight, for all that does not ask for more
@@ -15,10 +16,9 @@ QUICK_TO_COMPILE = " --xla_backend_optimization_level=0 " + (
     else "--xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"
 )
 # The loop compiles its steps again in every run, and runs of the command line are processes of their own: what one test
-# has compiled, the next one takes from here.
-if "PYTEST_XDIST_WORKER" not in os.environ:  # worker processes share that of the process that starts them
-    _CACHE = tempfile.TemporaryDirectory(prefix="bert-tests-")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
+# has compiled, the next one takes from here, also when the tests run again.
+COMPILED = Path(__file__).parents[1] / ".pytest_cache" / "jax"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
@@ -35,7 +35,6 @@ TYPED = (
 install_import_hook(TYPED, "beartype.beartype")
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,6 +64,9 @@ SMALL_RUN = [
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test module is imported, and so before JAX reads its flags."""
+    if "PYTEST_XDIST_WORKER" not in os.environ and COMPILED.is_dir():
+        if sum(file.stat().st_size for file in COMPILED.iterdir()) > 2**30:  # JAX's own limit makes each entry slow
+            shutil.rmtree(COMPILED)
     if config.getoption("markexpr") == "not real and not slow":
         os.environ["XLA_FLAGS"] += QUICK_TO_COMPILE
 
