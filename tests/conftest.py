@@ -64,8 +64,9 @@ SMALL_RUN = [
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test module is imported, and so before JAX reads its flags."""
-    if "PYTEST_XDIST_WORKER" not in os.environ and COMPILED.is_dir():
-        if sum(file.stat().st_size for file in COMPILED.iterdir()) > 2**30:  # JAX's own limit makes each entry slow
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        size = sum(file.stat().st_size for file in COMPILED.glob("*"))
+        if size > 2**30:  # a limit of JAX's own would make every entry slow
             shutil.rmtree(COMPILED)
     if config.getoption("markexpr") == "not real and not slow":
         os.environ["XLA_FLAGS"] += QUICK_TO_COMPILE

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import yaml
 
@@ -187,6 +188,23 @@ def test_the_readme_is_a_screen_and_links_every_guide() -> None:
     assert len(readme.splitlines()) <= 110
     for page in (ROOT / "docs").glob("*.md"):
         assert f"(docs/{page.name})" in readme, page.name
+
+
+def lengths_of_sentences(page: Path) -> list[int]:
+    """Words of each sentence of prose, lists and tables; an inline code is one word."""
+    text = re.sub(r"^```.*?^```|<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"!?\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "Code", re.sub(r"^#.*$", "", text, flags=re.MULTILINE))
+    )
+    blocks = re.split(r"\n\s*\n|\n(?=\s*[-*] |\s*\d+\. )|\|", text)
+    sentences = (part for block in blocks for part in re.split(r"(?<=[.:;?!])\s+(?=[A-Z*(])", " ".join(block.split())))
+    return [len(sentence.split()) for sentence in sentences if re.search(r"\w", sentence)]
+
+
+def test_sentences_are_short() -> None:
+    lengths = {page: lengths_of_sentences(page) for page in PAGES}
+    assert {page.name: max(found) for page, found in lengths.items() if max(found) > 35} == {}
+    assert np.mean([length for found in lengths.values() for length in found]) <= 18
 
 
 @pytest.mark.slice
