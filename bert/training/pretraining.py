@@ -211,20 +211,21 @@ def train(setup: Setup, data: PretrainingData, say: Log) -> TrainState:
                     continue  # at phase.end itself the evaluation may still be missing
                 if len(programs) > 1:
                     report.set_phase({"phase": phase.number, "sequence_length": phase.config.data.sequence_length})
-                loop = TrainLoop(
-                    config=phase.config.training,
-                    end_step=phase.end,
-                    loader=program.data.loader,
-                    train_step=program.train_step,
-                    schedule=learning_rate_schedule(phase.config.optimizer, data.total_steps),
-                    evaluate=program.evaluate,
-                    parallel=parallel,
-                    checkpoints=checkpoints,
-                    report=report,
-                    interrupts=interrupts,
-                    profiler=profiler,
+                state = parallel.to_host(
+                    TrainLoop(
+                        config=phase.config.training,
+                        end_step=phase.end,
+                        loader=program.data.loader,
+                        train_step=program.train_step,
+                        schedule=learning_rate_schedule(phase.config.optimizer, data.total_steps),
+                        evaluate=program.evaluate,
+                        parallel=parallel,
+                        checkpoints=checkpoints,
+                        report=report,
+                        interrupts=interrupts,
+                        profiler=profiler,
+                    ).run(state)
                 )
-                state = parallel.to_host(loop.run(state))
         checkpoints.wait()
     return state
 
