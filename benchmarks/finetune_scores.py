@@ -6,8 +6,8 @@ MODEL is a folder of Hugging Face's layout (MiniLM's, for example), WNUT_DIR has
 has train.json (`squad_split.py` makes it). Each run has one epoch. The rows are few, so that a run takes minutes on one
 core: the first sentences of WNUT-17; SQuAD's questions about short contexts, the first to train on and the last to
 score. The other side is `torch_peer.py` with the batches of `bert finetune` in their order, as the order alone changes
-the scores of so short a run by more than anything else; weights of the head and dropout are each side's own. An
-interrupted comparison resumes.
+the scores of so short a run by much; weights of the head and dropout are each side's own. An interrupted comparison
+resumes.
 """
 
 from __future__ import annotations
