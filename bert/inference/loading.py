@@ -45,7 +45,7 @@ def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> 
     Args:
         source: folder of a run, folder as transformers or sentence-transformers writes it, or a name on the hub
             (``organisation/name``; where no such folder is here, it is downloaded).
-        say: told what was read, what is randomly initialized, and of damaged checkpoints that were passed over.
+        say: logs what was read, what is randomly initialized, and damaged checkpoints that were passed over.
 
     Raises:
         UserError: nothing to read there, no checkpoint yet, or none that is whole.

@@ -52,7 +52,7 @@ class Input(NamedTuple):
     error: str | None = None
 
     def failed(self) -> dict[str, Any]:
-        """What stands in the place of an answer."""
+        """The line that replaces an answer."""
         return {**self.id, "line": self.line, "text": self.text, "error": self.error}
 
 

@@ -51,7 +51,7 @@ class EncodeOutput(NamedTuple):
 
 
 class MaskPrediction(NamedTuple):
-    """One proposal for a [MASK]: the piece, its probability, its id."""
+    """One candidate for a [MASK]: the token, its probability, its id."""
 
     token: str
     probability: float
@@ -159,7 +159,7 @@ class Pretrained(ModelBundle):
         return embeddings
 
     def fill_mask(self, text: Text, top_k: int = 5) -> list[list[MaskPrediction]]:
-        """The ``top_k`` most likely pieces for each [MASK] of a text, masks in order, most likely first.
+        """The ``top_k`` most likely tokens for each [MASK] of a text, masks in order, most likely first.
 
         Args:
             text: a string, or a tuple of two for a pair.
@@ -255,7 +255,7 @@ class Pretrained(ModelBundle):
             out: a folder that is not there yet, or an empty one.
             format: ``hf``, a folder that Hugging Face transformers reads; ``stablehlo``, a function that JAX alone
                 calls; ``onnx``, a graph for ONNX Runtime and others, of any number of rows and tokens.
-            say: told what was written and what was compared.
+            say: logs what was written and compared.
             length: tokens T of the inputs of a ``stablehlo`` function; None for the longest that the model reads.
             dynamic_length: leave T of a ``stablehlo`` function free, up to that longest.
 

@@ -34,7 +34,7 @@ class Checkpointer:
 
         Args:
           max_to_keep: how many of the newest checkpoints stay; None is 1.
-          say: is told which damaged ones were passed over, and what is used instead.
+          say: logs which damaged ones were passed over, and what is used instead.
         """
         self._directory = CheckpointDirectory(folder, max_to_keep)
         self._say = say

@@ -24,7 +24,7 @@ Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 KINDS: dict[type, str] = {PretrainConfig: "pretraining", FinetuneConfig: "fine-tuning"}
 
 DATA_DIGEST_FILE = "data.digest"
-"""File with the digest of the training data, so that a run does not go on with other data unnoticed."""
+"""File with the digest of the training data, so that a run does not resume with other data."""
 
 MODEL_KEYS_KEPT_WITH_INIT = (
     "hidden_dropout_prob",
@@ -67,8 +67,8 @@ class RunFolder(Generic[Config]):
 
     Attributes:
         path: the folder.
-        config: what the run is; of a run that goes on, as it was resolved when it began.
-        resumed: whether the run had begun before.
+        config: of the run; of a resumed one as it was resolved at its start.
+        resumed: whether the run was started before.
         writes: whether this process writes into the folder; of several hosts, the first one does.
     """
 
@@ -183,7 +183,7 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
                 f"{path} holds another run: its {key} is {stored_value!r}, here {value!r}; name another --output_dir, "
                 f"or go on with it by --config {file}"
             )
-        # Nothing was trained yet: a mistake was mended before the first checkpoint.
+        # Nothing was trained yet: the user fixed a mistake before the first checkpoint.
         for name in ("config.yaml", "tokenizer.json", "vocab.txt", DATA_DIGEST_FILE):
             (path / name).unlink(missing_ok=True)
     return RunFolder(path, config, resumed=False)

@@ -80,7 +80,7 @@ class RunReport(Report):
     def __exit__(self, *error: Any) -> None:
         self._progress.__exit__(*error)
         self._log.close()
-        with contextlib.suppress(*([OSError] if any(error) else [])):  # what went wrong first is what is told
+        with contextlib.suppress(*([OSError] if any(error) else [])):  # the first error is reported
             self._draw()
 
     def set_phase(self, facts: dict[str, Any]) -> None:

@@ -22,16 +22,15 @@ class Interrupted(Exception):
 
 
 class EvaluationInterrupted(Exception):
-    """An evaluation was left, since a signal had come."""
+    """A signal came during an evaluation."""
 
 
 @dataclass
 class InterruptHandler:
     """Turns the first SIGINT or SIGTERM into a flag that the loop looks at; a second SIGINT ends the process at once.
 
-    Where several hosts take part, SIGTERM is JAX's runtime's: it tells every host of a notice that one of them got,
-    and all of them the one step after which they stop. Alone, a host would leave the others waiting; Ctrl-C ends it
-    at once.
+    With several hosts, JAX's runtime handles SIGTERM: it shares the notice of one host with all, and they stop after
+    the same step. Ctrl-C ends a host at once.
     """
 
     signal_number: int | None = None

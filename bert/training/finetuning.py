@@ -287,7 +287,7 @@ def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: 
         config: the run's.
         name: of the split.
         folder: where the files go.
-        say: told where the run's devices are not here, so that the last digits may differ.
+        say: logs that the run's devices are absent, so that the last digits may differ.
 
     Raises:
         UserError: the split is not there, or not as it should be.

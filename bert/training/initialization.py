@@ -47,7 +47,7 @@ def initialize_state(
     Args:
         source: name and parameters of another run, or None.
         modules: those to take from it if it has them: ``bert`` with its pooler, and for pretraining the heads.
-        say: told what came from where.
+        say: logs what came from where.
         prepare: what is done to random weights before those of ``source`` take their place.
         input_shape: of token ids that the model can read.
 
@@ -167,16 +167,16 @@ def with_vocab_size(requested: ModelConfig, pieces: int) -> ModelConfig:
 
 
 VOCAB_PARAMS = (("bert", "embeddings", "word", "embedding"), ("predictions", "decoder"), ("predictions", "bias"))
-"""Parameters [V, ...] with a row for each piece, those that a model has of them."""
+"""Parameters [V, ...] with a row for each token; a model has some of them."""
 
 
 def extend_embeddings(params: Params, rows: dict[int, list[int]], size: int) -> Params:
-    """A model's parameters with V = ``size`` rows for pieces: the old ones, and means of the old ones.
+    """A model's parameters with V = ``size`` rows for tokens: the old ones, and means of the old ones.
 
     Args:
       params: nested dict of arrays.
-      rows: for each new row the old ones whose mean it is, as `old_pieces` tells.
-      size: rows afterwards, at least as many as now. One that is no piece's becomes the mean of all old rows.
+      rows: new row -> the old rows whose mean it becomes, from `bert.tokenizer.extension.decompose_new_tokens`.
+      size: rows afterwards, at least as many as now. A row without a token becomes the mean of all old rows.
     """
     params = _copy(params)
     for *path, name in VOCAB_PARAMS:
