@@ -12,7 +12,7 @@ import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub
+import huggingface_hub.constants
 import jax
 import numpy as np
 import pytest

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import flax.linen as nn
-import huggingface_hub
+import huggingface_hub.constants
 import jax
 import jax.numpy as jnp
 import ml_dtypes
