@@ -35,7 +35,7 @@ _HOMES = {
     "BertForSequenceClassification": "bert.model.heads",
     "BertForTokenClassification": "bert.model.heads",
     "Pretrained": "bert.inference.pretrained",
-    "UserError": "bert.config",
+    "UserError": "bert.errors",
     "load": "bert.inference.loading",
     "metrics": "bert.metrics",
     "register_task": "bert.tasks",

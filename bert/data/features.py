@@ -34,7 +34,7 @@ class Features:
     and its [SEP], and segment B; in RoBERTa's every token has type 0."""
     labels: np.ndarray | None
     """[R, ...]: [R] int32 labels, [R] float32 scores, [R, 2] int32 places of an answer; or, with ``token_labels``,
-    [tokens of all rows] int32, one a token or IGNORED. None where the split has none."""
+    [tokens of all rows] int32, one per token or IGNORE_INDEX. None where the split has none."""
     pad_token_id: int = 0
     token_labels: bool = False
     """Whether ``labels`` are those of tokens."""
@@ -51,7 +51,7 @@ class Features:
         """The given rows, padded to T = ``length`` tokens and B = ``batch_size`` rows; fill rows weigh 0.
 
         Returns:
-          input_ids, token_type_ids, attention_mask [B, T] int32, labels [B, ...] or [B, T] (0, and IGNORED for
+          input_ids, token_type_ids, attention_mask [B, T] int32, labels [B, ...] or [B, T] (0, and IGNORE_INDEX for
           tokens, in fill rows and padding; [B] zeros where there are none), weights [B] float32, 1 for a row asked for.
         """
         rows = np.asarray(rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
-from bert.config.yaml_io import load_config as load_config
+from bert.config.yaml_io import load_config
 from bert.errors import UserError
 from bert.files import local_path
 from bert.inference.pretrained import Pretrained
@@ -44,7 +44,7 @@ def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> 
 
     Args:
         source: folder of a run, folder as transformers or sentence-transformers writes it, or a name on the hub
-            (``organisation/name``; where no such folder is here, it is downloaded).
+            (``organisation/name``), which is downloaded if the first part is no file or folder here.
         say: logs what was read, what is randomly initialized, and damaged checkpoints that were passed over.
 
     Raises:

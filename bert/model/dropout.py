@@ -53,7 +53,7 @@ class Dropout(struct.PyTreeNode):
         return jnp.where(keep, scaled, jnp.zeros((), x.dtype))
 
     def keep_mask(self, shape: tuple[int, ...], rate: float, site: str) -> jax.Array:
-        """Booleans of ``to_config`` [B, ...], true with probability 1 - rate (to 2**-32)."""
+        """Booleans of ``shape`` [B, ...], true with probability 1 - rate (to 2**-32)."""
         key = _fold(self.key, zlib.crc32(site.encode()))
         bits = _threefry_bits if self.generator == "threefry" else _hash_bits
         return bits(key, self.rows, shape) >= jnp.uint32(round(rate * 2**32))

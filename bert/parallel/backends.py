@@ -50,7 +50,7 @@ class Parallelism(Protocol):
         ...
 
     def to_host(self, tree: Any) -> Any:
-        """What `replicate` or a compiled body gave, as whole NumPy arrays of their own (safe under donation).
+        """The result of `put_state` or of a compiled body, as whole NumPy arrays of their own (safe under donation).
 
         All hosts call it together.
         """
@@ -146,7 +146,7 @@ class PmapParallelism:
 
 
 class MeshParallel:
-    """`jax.jit` over a mesh: rows, parameters and features lie where the table in `bert.parallel.sharding` puts them.
+    """`jax.jit` over a mesh: rows, parameters and features are placed by `bert.parallel.sharding.RULES`.
 
     A body sees whole arrays and needs no axis: the compiler splits the work and adds over devices. Neighbours along
     the last axis are neighbours in ``devices``, so tensor parallelism stays within a host while it can.

@@ -69,7 +69,7 @@ class RunFolder(Generic[Config]):
         path: the folder.
         config: of the run; of a resumed one as it was resolved at its start.
         resumed: whether the run was started before.
-        writes: whether this process writes into the folder; of several hosts, the first one does.
+        is_writer: whether this process writes into the folder; of several hosts, the first one does.
     """
 
     path: Path

@@ -88,8 +88,8 @@ def train(setup: Setup, say: Log) -> BestCheckpoint:
     run, parallel, task, config = setup.run, setup.parallel, setup.task, setup.run.config
     total_steps = setup.total_steps
     with (
+        InterruptHandler() as interrupts,  # also while the last checkpoint is written
         shared_run.make_checkpointer(run, say) as checkpoints,
-        InterruptHandler() as interrupts,
         make_profiler(config.profile and run.is_writer, run.path, say) as profiler,
     ):
         state = _initialize(setup, checkpoints, say)

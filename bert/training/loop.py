@@ -87,7 +87,7 @@ class TrainLoop:
         """Trains from a state on the host; returns the last one, on the devices.
 
         Raises:
-            Interrupted: after a signal, with the state saved.
+            Interrupted: after a signal; the state is saved by the time that the checkpointer is closed.
             UserError: too many consecutive steps were skipped, or data cannot be read; the state is saved.
         """
         self._step = self._saved_step = int(state.step)

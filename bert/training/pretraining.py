@@ -193,8 +193,8 @@ def train(setup: Setup, data: PretrainingData, say: Log) -> TrainState:
     """
     run, parallel, config = setup.run, setup.parallel, setup.run.config
     with (
+        InterruptHandler() as interrupts,  # also while the last checkpoint is written
         shared_run.make_checkpointer(run, say) as checkpoints,
-        InterruptHandler() as interrupts,
         make_profiler(config.profile and run.is_writer, run.path, say) as profiler,
     ):
         model, objective = build_model_and_objective(config)

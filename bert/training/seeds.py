@@ -56,8 +56,8 @@ def aggregate_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     Returns:
         Per split with labels ``mean`` and ``standard_deviation`` of each score (that of a sample, n - 1 in the
-        divisor; None of a single run), the seeds that ``is_degenerate`` and, if some did and some did not,
-        ``without_collapsed`` the same of the others; the ``best_seed``; and ``runs``, each run's own results, but for
+        divisor; None of a single run), the ``collapsed`` seeds (`Task.is_degenerate`) and, if some
+        collapsed and others did not, ``without_collapsed``, the same of the others; the ``best_seed``; and ``runs``, each run's own results, but for
         the details.
     """
     first = runs[0]

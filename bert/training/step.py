@@ -100,7 +100,7 @@ def make_train_step(
     dropout_rng: str = "hash",
     axis: str | None = AXIS,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, StepMetrics]]:
-    """The body of a step: (state, batch) -> (state, outcome); `make_grad_fn` and `make_update_fn` in one program."""
+    """The body of a step: (state, batch) -> (state, metrics); `make_grad_fn` and `make_update_fn` in one program."""
     gradients, update = make_grad_fn(objective, seed, dropout_rng, axis), make_update_fn(optimizer)
 
     def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, StepMetrics]:
@@ -126,7 +126,7 @@ def make_grad_fn(
 def make_update_fn(
     optimizer: optax.GradientTransformation,
 ) -> Callable[[TrainState, Any, WeightedSums], tuple[TrainState, StepMetrics]]:
-    """The body of a step's second half: (state, gradients, their sums) -> (state, outcome).
+    """The body of a step's second half: (state, gradients, their sums) -> (state, metrics).
 
     A step whose loss, gradient or update is not finite changes nothing but the count of steps: the parameters, the
     optimizer and the metrics stay as if its batch had never been.
@@ -161,7 +161,7 @@ def compile_bucketed_train_step(
     dropout_rng: str,
     parallel: Parallelism,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, StepMetrics]]:
-    """A compiled step for batches of several lengths: (state, batch) -> (state, outcome), donating the state.
+    """A compiled step for batches of several lengths: (state, batch) -> (state, metrics), donating the state.
 
     It is two programs, as more than half of what there is to compile is the update, which no length changes.
     """

@@ -69,7 +69,7 @@ def build_examples(
     Args:
       config: corpus, lengths, seed, workers; its ``cache_dir`` is used where the argument is None, and
         without either the folder bert-jax/examples in the user's cache folder.
-      tokenizer: special tokens spelled out in the corpus are ordinary text to it (``corpus_tokenizer``).
+      tokenizer: special tokens spelled out in the corpus are ordinary text to it (`bert.tokenizer.wordpiece.literal_tokenizer`).
       progress: is told how far it is.
 
     Raises:
@@ -266,8 +266,9 @@ def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[S
             order = store.mixture_order(order, config.mixture_weights, config.seed)
         if len(order) < minimum:
             raise UserError(
-                f"data.{split} holds {_count_of_documents(store)}: at least 2 are needed, since next-sentence pairs "
-                "draw from another document; an empty line separates documents"
+                f"data.{split} holds {_count_of_documents(store)}: at least {minimum} are needed"
+                f"{', since next-sentence pairs draw from another document' if minimum == 2 else ''}; an empty line "
+                "separates documents"
             )
         order_file = work / f"{split}-order.npy"
         if not order_file.exists():  # it is the same for every process, and another one may be reading it
