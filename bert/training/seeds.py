@@ -55,10 +55,9 @@ def aggregate_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The results of runs that differ in their seed alone, together.
 
     Returns:
-        Per split with labels ``mean`` and ``standard_deviation`` of each score (that of a sample, n - 1 in the
-        divisor; None of a single run), the ``collapsed`` seeds (`Task.is_degenerate`) and, if some
-        collapsed and others did not, ``without_collapsed``, the same of the others; the ``best_seed``; and ``runs``, each run's own results, but for
-        the details.
+        Per split with labels ``mean`` and ``standard_deviation`` of each score (of the sample, with n - 1; None for a
+        single run), the ``collapsed`` seeds (`Task.is_degenerate`) and, if only some collapsed, ``without_collapsed``,
+        the same of the others; the ``best_seed``; and ``runs``, the results of each run without the details.
     """
     first = runs[0]
     splits = metrics_log.scored_splits(first)

@@ -69,7 +69,8 @@ def build_examples(
     Args:
       config: corpus, lengths, seed, workers; its ``cache_dir`` is used where the argument is None, and
         without either the folder bert-jax/examples in the user's cache folder.
-      tokenizer: special tokens spelled out in the corpus are ordinary text to it (`bert.tokenizer.wordpiece.literal_tokenizer`).
+      tokenizer: special tokens spelled out in the corpus are ordinary text to it
+        (`bert.tokenizer.wordpiece.literal_tokenizer`).
       progress: is told how far it is.
 
     Raises:
