@@ -222,7 +222,7 @@ def compare_tags(ours: bert.Pretrained, folder: Path, cases: list[tuple[str, lis
         if len(tokenizer(words, is_split_into_words=True)["input_ids"]) > LENGTH:
             continue  # transformers cuts; ours has windows
         features = task.features(ours.tokenizer, task.examples_from_inputs([text]), ours.data)
-        assert rows_of(features.features) == [row["input_ids"]], text
+        assert rows_of(features) == [row["input_ids"]], text
         firsts = [place for place, word in enumerate(row.word_ids()) if word is not None]
         firsts = [place for place in firsts if place == 0 or row.word_ids()[place - 1] != row.word_ids()[place]]
         assert np.flatnonzero(features.words >= 0).tolist() == firsts
@@ -276,7 +276,7 @@ def compare_answers(ours: bert.Pretrained, folder: Path, stride: int) -> None:
         )  # fmt: skip
         asked = task.examples_from_inputs([(question, context)])
         features = task.features(ours.tokenizer, asked, data)
-        assert rows_of(features.features) == row["input_ids"], (question, context)
+        assert rows_of(features) == row["input_ids"], (question, context)
         windows += len(features) > 1
         batch = features.batch(np.arange(len(features)), LENGTH, len(features))
         if "token_type_ids" in row:
@@ -329,7 +329,7 @@ def test_the_export_of_a_tagging_run_makes_the_rows_it_was_trained_on(make, tmp_
     run.save(tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     task = run.require_task()
-    trained = rows_of(task.features(run.tokenizer, task.read(data, "train"), run.data).features)
+    trained = rows_of(task.features(run.tokenizer, task.read(data, "train"), run.data))
     rows = [tokenizer(row, is_split_into_words=True)["input_ids"] for row in words if row]
     short = [row for row in rows if len(row) <= LENGTH]
     assert len(short) > 4
