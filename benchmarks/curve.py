@@ -1,4 +1,4 @@
-"""Pretraining beside PyTorch: the same rows, masks, schedule and start, the held-out MLM loss of both, seed by seed.
+"""Pretraining compared with PyTorch: the held-out MLM loss with the same rows, masks, schedule and start.
 
     PYTHONPATH=. python benchmarks/curve.py OUT --train train.txt --eval valid.txt --tokenizer vocab.txt
 

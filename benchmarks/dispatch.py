@@ -1,4 +1,4 @@
-"""What the host spends on one step beside the work itself: a state of 600 small arrays, under pmap and on a mesh.
+"""What the host spends on one step next to the work itself: a state of 600 small arrays, under pmap and on a mesh.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python benchmarks/dispatch.py
     python benchmarks/dispatch.py --coordinator=localhost:8476 --num_processes=2 --process_id=0   # and 1

@@ -42,7 +42,7 @@ once."""
 ALSO = ("jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "optax", "numpy")
 """Packages whose versions count here besides those of every benchmark."""
 NOTES = ("host_gap", "waiting_for_input", "making_a_batch", "difference")
-"""Shares that the table has beside a row's name."""
+"""Shares that the table has next to a row's name."""
 
 Row = tuple[str, Callable[[], dict[str, Any]]]
 
@@ -164,7 +164,7 @@ def rows(process: str, scale: Scale) -> Iterator[Row]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """All rows as Markdown: TFLOP/s also as a share of the best measured product, ours beside the peer's where both
+    """All rows as Markdown: TFLOP/s also as a share of the best measured product, ours next to the peer's where both
     have the same batch. Above them what they were measured with."""
     measured = {name: row for name, row in found["rows"].items() if "error" not in row}
     products = [row["tflops"] for name, row in measured.items() if name.startswith("matmul")]

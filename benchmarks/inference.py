@@ -1,4 +1,4 @@
-"""Sentences a second of `embed` and of `encode`, against sentence-transformers and onnxruntime on our export, in turns:
+"""Sentences per second of `embed` and `encode`, sentence-transformers and onnxruntime on our export, in turns:
 
     PYTHONPATH=. python benchmarks/inference.py MODEL --output inference.json
 
@@ -67,7 +67,7 @@ def sentences(model: Path, count: int) -> list[str]:
 
 
 def measured(given: argparse.Namespace) -> dict[str, float]:
-    """Sentences a second of the second pass; seconds of loading and of the first batch."""
+    """Sentences per second of the second pass; seconds of loading and of the first batch."""
     side, exported = given.worker
     texts = sentences(given.model, given.sentences)
     start = time.perf_counter()

@@ -45,9 +45,7 @@ def measure(name: str, drawn: Callable[[int], np.ndarray], masking: Masking, ids
         mask.append(time.perf_counter() - middle)
     drawing, corrupting = statistics.median(draw) / STEPS, statistics.median(mask) / STEPS
     print(f"{name}: B {ROWS}, T {LENGTH}: drawing {drawing * 1e3:.3f} ms, masking {corrupting * 1e3:.3f} ms a batch")
-    print(
-        f"{ROWS * LENGTH / (drawing + corrupting) / 1e6:.0f} million tokens a second on one thread (median of {ROUNDS})"
-    )
+    print(f"{ROWS * LENGTH / (drawing + corrupting) / 1e6:.0f} million tokens/s on one thread (median of {ROUNDS})")
 
 
 if __name__ == "__main__":

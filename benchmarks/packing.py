@@ -1,4 +1,4 @@
-"""Packed against unpacked rows of English Wikipedia: share of padding, and real tokens a second of training.
+"""Packed against unpacked rows of English Wikipedia: share of padding, and real tokens per second of training.
 
     PYTHONPATH=. python benchmarks/packing.py [--shared ../shared] [--cache_dir DIR] [--objective nsp]
 
@@ -98,7 +98,7 @@ def describe(lengths: np.ndarray, longest: int) -> None:
 
 
 def speed(config: DataConfig, options: argparse.Namespace, tokenizer: Tokenizer, kinds: dict[str, RowSource]) -> None:
-    """Steps of both kinds in turns: seconds of each, by the clock and of the processor, and real tokens a second."""
+    """Steps of both kinds in turns: seconds of each, by the clock and of the processor, and real tokens per second."""
     sizes = ModelConfig(embedding_rows(tokenizer), 256, 4, 4, 1024, max_position_embeddings=config.sequence_length)
     model, objective = build_model_and_objective(PretrainConfig(data=config, model=sizes))
     params = model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]

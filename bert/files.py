@@ -52,7 +52,7 @@ def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> Path:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary path beside this one that takes its place at the end, or vanishes after an error."""
+    """A temporary path next to this one that takes its place at the end, or vanishes after an error."""
     temporary = _temporary(path)
     try:
         yield temporary

@@ -65,7 +65,7 @@ def is_quoted(lines: Iterable[str]) -> bool:
         pending.append(line)
         odd ^= line.count('"') % 2 == 1
         if odd:
-            continue  # a quote is open: the row goes on in the next line
+            continue  # a quote is open: the row continues on the next line
         cells = _enclosed(pending)
         if cells is None or width not in (0, len(cells)):
             return False
@@ -82,7 +82,7 @@ def is_quoted(lines: Iterable[str]) -> bool:
 
 
 def _enclosed(row: Sequence[str]) -> list[str | None] | None:
-    """What stands in the quotes of each cell of a row, None for a cell without quotes; None for an unsound row."""
+    """What is in the quotes of each cell of a row, None for a cell without quotes; None for an unsound row."""
     text, offset = "\n".join(row), 0
     cells: list[str | None] = []
     while True:

@@ -244,4 +244,4 @@ class Rows(Protocol):
         """
 
     def digest(self) -> str:
-        """Of tokens and labels: a run does not go on with others."""
+        """Of tokens and labels: a run does not resume with others."""

@@ -132,7 +132,7 @@ def write_png(attention: AttentionMap, path: Path) -> None:
     figure = Figure(figsize=(side * heads + 1.9, side * layers + 1.6), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(layers, heads, squeeze=False, sharex=True, sharey=True)
-    # Under a square root a weight of 0.01 is still seen beside one of 1; all heads share the scale.
+    # Under a square root a weight of 0.01 is still visible next to one of 1; all heads share the scale.
     norm = PowerNorm(0.5, 0, 1)
     boundary = np.flatnonzero(np.diff(attention.segments)) + 0.5
     for (layer, head), axes in np.ndenumerate(grid):

@@ -26,7 +26,7 @@ _PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-
 
 
 def _placed(names: list[str]) -> list[str]:
-    """Beside the folder's other files, or where sentence-transformers up to 1.x kept the encoder."""
+    """Next to the folder's other files, or where sentence-transformers up to 1.x kept the encoder."""
     return [f"{path}{name}" for path in ("", "0_Transformer/") for name in names]
 
 

@@ -97,7 +97,7 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "BertForQuestionAnswering": (QA_OUTPUTS,),
     "BertForMultipleChoice": (POOLER, CLASSIFIER),
 }
-"""Our modules, and the parts each has beside the encoder. A part is complete or randomly initialized."""
+"""Our modules, and the parts each has in addition to the encoder. A part is complete or randomly initialized."""
 
 
 class Tensor(NamedTuple):

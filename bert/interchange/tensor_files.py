@@ -71,7 +71,7 @@ def _read_shards(index: Path, read: Any) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for name in sorted(set(file_of.values())):
         if name in ("", ".", "..") or "/" in name or "\\" in name:
-            raise UserError(f"{index} names {name!r}, which may lie outside of the folder: name a file beside it")
+            raise UserError(f"{index} names {name!r}, which may be outside of the folder: use a file next to it")
         shard = index.parent / name
         if not shard.is_file():
             raise UserError(f"{index} names {name}, which is not there: copy it as well")

@@ -1,4 +1,4 @@
-"""What stands in the core's signatures for an array: JAX's, or NumPy's, which every function takes as well."""
+"""What is in the core's signatures for an array: JAX's, or NumPy's, which every function takes as well."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def sinusoids(shape: tuple[int, ...], deviation: float) -> jax.Array:
 def sinusoidal_position_table(config: ModelConfig) -> jax.Array:
     """[rows of a position table, E]: sinusoids of norm 1.
 
-    As Vaswani et al. 2017 have them beside words of deviation 1, both divided by the root of E; a function of sizes
+    As Vaswani et al. 2017 have them next to words of deviation 1, both divided by the root of E; a function of sizes
     alone, so that how weights start does not change what a model computes.
     """
     rows = config.position_offset + config.max_position_embeddings

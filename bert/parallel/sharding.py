@@ -1,4 +1,4 @@
-"""Where each array of a mesh lies: one table for parameters and optimizer state, one rule for rows.
+"""Where each array of a mesh is placed: one table for parameters and optimizer state, one rule for rows.
 
 A mesh has three axes. ``data`` and ``fsdp`` both deal out the rows of a batch; ``fsdp`` deals out parameters and
 optimizer state as well (Rajbhandari et al. 2020, ZeRO stage 3); ``tensor`` deals out heads and feed-forward features,
@@ -32,7 +32,7 @@ RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"(position|segment)/embedding", PartitionSpec(None, "fsdp")),  # [., D]
     (r"kernel", PartitionSpec("fsdp", None)),  # of pooler and heads: [D, .]
 )
-"""The first rule that matches holds; what matches none (biases, LayerNorm, counters) lies on every device.
+"""The first rule that matches holds; what matches none (biases, LayerNorm, counters) is copied to every device.
 
 An axis that does not divide a dimension evenly leaves it whole: BERT's 30,522 pieces are sharded over 2 and 3
 devices, not over 4; ``model.vocab_size: 30720`` goes with any power of two up to 2,048.

@@ -144,7 +144,7 @@ class Checkpointer:
             raise UserError(
                 f"the checkpoint of step {step} could not be saved in {self.folder}: {describe_error(error)}; "
                 + (f"step {good[-1]} is the last good one: " if good else "there is none yet: ")
-                + "fix this and run the same command again to go on from there"
+                + "fix this and run the same command again to resume from there"
             ) from error
 
     # Reading

@@ -169,7 +169,7 @@ def _add_legend(axes: Any, colours: Mapping[str, str], drawn: list[str], baselin
 
 
 def _series(lines: list[dict[str, Any]], split: str, name: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one metric; a null, which stands for NaN, is a gap."""
+    """Steps and values of one metric; a null, which means NaN, is a gap."""
     points = [(line["step"], line[name]) for line in lines if line.get("split") == split and name in line]
     points = [(step, value) for step, value in points if value is None or isinstance(value, (int, float))]
     return [step for step, _ in points], [math.nan if value is None else float(value) for _, value in points]

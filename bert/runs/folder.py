@@ -181,7 +181,7 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
             key, stored_value, value = different
             raise UserError(
                 f"{path} holds another run: its {key} is {stored_value!r}, here {value!r}; name another --output_dir, "
-                f"or go on with it by --config {file}"
+                f"or resume it with --config {file}"
             )
         # Nothing was trained yet: the user fixed a mistake before the first checkpoint.
         for name in ("config.yaml", "tokenizer.json", "vocab.txt", DATA_DIGEST_FILE):

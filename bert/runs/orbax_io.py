@@ -77,7 +77,7 @@ def restore_into(like: Any, state: Mapping[str, Any], checkpoint: Path) -> Any:
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise UserError(
             f"checkpoint {checkpoint} does not fit this model and optimizer: {'; '.join(problems[:8])}{more}: "
-            "go on with the configuration it was saved with, or choose another output_dir"
+            "use the configuration it was saved with, or another output_dir"
         )
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 

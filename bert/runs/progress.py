@@ -191,6 +191,6 @@ def _formatted(metrics: dict[str, Any]) -> list[str]:
 
 
 def _short(metrics: dict[str, Any]) -> str:
-    """What fits beside a bar."""
+    """What fits next to a bar."""
     names = ("phase", "loss", "tokens_per_second")
     return "  ".join(_formatted({name: metrics[name] for name in names if name in metrics}))

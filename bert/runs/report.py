@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 PLOT_INTERVAL_SECONDS = 20
-"""At least between two pictures of the curves, each of which takes up to a second of a processor; the last is always
+"""At least between two pictures of the curves, each of which takes up to per second of a processor; the last is always
 drawn."""
 
 
@@ -100,7 +100,7 @@ class RunReport(Report):
 
     def skipped(self, step: SkippedStep) -> None:
         file = step.write(self._folder / skipped_steps.FOLDER)
-        where = "as many are written down already" if file is None else f"its batch stands in {file}"
+        where = "as many are written down already" if file is None else f"its batch is in {file}"
         self.say(f"step {step.step:,} was skipped: {step.diagnosis}; {where}")
 
     def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:

@@ -107,9 +107,7 @@ def read(path: Path, labelled: bool | None = True) -> Examples:
             labels.append(names.index(answer))
         id = label_text(records, line_number, "id", fields.get("id", len(examples)))
         if (before := line_of_id.setdefault(id, line_number)) != line_number:
-            raise records.error(
-                line_number, f"the id {id} stands on line {before} already: give every question an id of its own"
-            )
+            raise records.error(line_number, f"the id {id} is on line {before} already: give every question its own id")
         examples.contexts.append(context)
         examples.choices.append(choices)
         examples.names.append(names)

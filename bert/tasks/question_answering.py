@@ -292,7 +292,7 @@ class SquadTask(Task):
                 examples = dataset.trainable
                 told = f"{told}; {len(dataset.skipped)} without another answer skipped"
                 if not examples:
-                    raise UserError(f"{path} has no question with an answer that stands where it says: copy it again")
+                    raise UserError(f"{path} has no question with an answer at its stated position: copy it again")
             notes += (told,)
         if split == "dev" and self.may_be_impossible and self.null_score_diff_threshold is not None:
             notes += (

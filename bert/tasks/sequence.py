@@ -302,7 +302,7 @@ class RegressionTask(SentenceTask):
         return self.score(predictions, examples)[self.main_metric] <= 0
 
     def write(self, folder: Path, split: str, predictions: np.ndarray, examples: Examples) -> list[Path]:
-        """Scores for the leaderboard are within the scale; those beside labels are as the head gives them."""
+        """Scores for the leaderboard are within the scale; those next to labels are as the head gives them."""
         if len(examples) != len(predictions):
             raise ValueError(f"{len(examples)} rows, {len(predictions)} predictions")
         shown = predictions if examples.labelled else self._within(predictions)

@@ -174,7 +174,7 @@ class TaggingTask(Task):
         return join_tag("B", split_tag(tag)[1]) if self.marks_entities and tag != OUTSIDE else tag
 
     def write(self, folder: Path, split: str, predictions: Tagged, examples: Sentences) -> list[Path]:
-        """The columns of the file with the predicted tag as one more, as conlleval reads them; beside the scores of
+        """The columns of the file with the predicted tag as one more, as conlleval reads them; next to the scores of
         each type, where the right tags are known."""
         paths = [conll.write_predictions(folder / f"{split}.conll", examples, predictions.tags)]
         if examples.tags is not None and self.marks_entities:

@@ -23,7 +23,7 @@ UNUSED_TOKEN = re.compile(r"\[unused\d+\]")
 
 @dataclass(frozen=True)
 class NewWord:
-    """A word that a vocabulary lacks: how often it stands in the corpus, and the pieces it is read as now."""
+    """A word that a vocabulary lacks: how often it occurs in the corpus, and the pieces it is read as now."""
 
     word: str
     count: int

@@ -1,4 +1,4 @@
-"""What stands beside a vocabulary and decides how text is read with it: tokenizer_config.json, added_tokens.json."""
+"""What stands next to a vocabulary and decides how text is read with it: tokenizer_config.json, added_tokens.json."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TokenizerSettings:
         if name is not None and (not name.startswith(_WORD_PIECE) or name.startswith("BertJapanese")):
             raise UserError(
                 f"{folder / SETTINGS}: the tokenizer is a {name}, which reads vocab.txt in a way of its own: put its "
-                "tokenizer.json beside it"
+                "tokenizer.json next to it"
             )
 
     def apply(self, tokenizer: Tokenizer, folder: Path) -> None:

@@ -115,16 +115,16 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> Tokenizer:
-    """Reads tokenizer.json, vocab.txt, RoBERTa's vocab.json with merges.txt beside it, or a folder that holds one.
+    """Reads tokenizer.json, vocab.txt, RoBERTa's vocab.json with merges.txt next to it, or a folder that holds one.
 
-    A bare vocab.txt does not say how text is normalised: a ``tokenizer_config.json`` beside it does, and has the last
-    word beside a tokenizer.json, too, as in transformers; otherwise ``config.lowercase`` and ``config.strip_accents``.
-    Tokens that the files beside it add to the vocabulary are added. Truncation and padding stored in a tokenizer.json
+    A bare vocab.txt does not say how text is normalised: a ``tokenizer_config.json`` next to it does, and has the last
+    word next to a tokenizer.json, too, as in transformers; otherwise ``config.lowercase`` and ``config.strip_accents``.
+    Tokens that the files next to it add to the vocabulary are added. Truncation and padding stored in a tokenizer.json
     are turned off: rows are made elsewhere.
 
     Raises:
       UserError: nothing there, or a file that is neither a WordPiece vocabulary with BERT's special tokens nor a
-        byte-level one with RoBERTa's; or files beside it that are malformed or contradict it.
+        byte-level one with RoBERTa's; or files next to it that are malformed or contradict it.
     """
     config = config or TokenizerConfig()
     file = _vocabulary_file(Path(path).expanduser())
@@ -269,7 +269,7 @@ def _build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: bool
 
 
 def _blocks(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[str]:
-    """The texts, one a line, in blocks of about a million characters: NumPy then counts 100 MB a second."""
+    """The texts, one a line, in blocks of about a million characters: NumPy then counts 100 MB per second."""
     lines: list[str] = []
     size = 0
     for text in texts:

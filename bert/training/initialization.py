@@ -64,7 +64,7 @@ def initialize_state(
     like = jax.eval_shape(lambda key: TrainState.create(init(key), optimizer, metrics), jax.random.key(0))
     restored = checkpoints.restore(like)
     if restored is not None:
-        say(f"goes on at step {restored[0]:,}")
+        say(f"resumes at step {restored[0]:,}")
         return restored[1]
     shapes = _split_pooler(like.params)
     moved = () if source is None else _shared_modules(shapes, _split_pooler(source[1]), modules)
@@ -72,7 +72,7 @@ def initialize_state(
     def fresh(key: jax.Array) -> Params:
         return {module: tree for module, tree in _split_pooler(init(key)).items() if module not in moved}
 
-    # What comes from elsewhere is not drawn: for a small head beside a large encoder that is nearly all.
+    # What comes from elsewhere is not drawn: for a small head next to a large encoder that is nearly all.
     drawn = jax.device_get(jax.jit(fresh)(jax.random.key(seed)))
     params = prepare(_merge_pooler({**shapes, **drawn}))
     if source is None:

@@ -94,7 +94,7 @@ def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.S
 
 
 def layer_depth(path: tuple[str, ...]) -> int | None:
-    """How deep a parameter lies: 0 in the embeddings, i + 1 in layer i; None above the layers (pooler, heads)."""
+    """The depth of a parameter: 0 in the embeddings, i + 1 in layer i; None above the layers (pooler, heads)."""
     if path[:2] == ("bert", "embeddings"):
         return 0
     layer = re.fullmatch(r"layer_(\d+)", path[2]) if path[:2] == ("bert", "encoder") else None

@@ -126,7 +126,7 @@ def test_masking_is_measured_fresh_and_frozen():
     printed = run("masking.py")
     for kind in ("single tokens, fresh", "single tokens, frozen", "whole words, fresh", "whole words, frozen"):
         assert f"{kind}: B 256, T 128" in printed
-    assert printed.count("million tokens a second") == 4
+    assert printed.count("million tokens per second") == 4
 
 
 @pytest.mark.slow

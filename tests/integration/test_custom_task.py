@@ -62,7 +62,7 @@ def reviews(workplace: Path) -> list[str]:
 
 
 def written(name: str, line: str) -> FinetuneConfig:
-    """The page's configuration of that name, beside the page's line of JSONL many times over, with ids of their own."""
+    """The page's configuration of that name, next to many copies of the page's line of JSONL, each with its own id."""
     Path(name).mkdir()
     for split, count in (("train", 16), ("dev", 4), ("test", 2)):
         rows = [block(line).replace('"id": "7"', f'"id": "{number}"') for number in range(count)]

@@ -22,7 +22,7 @@ NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w-])")
 """A number that is no part of a name such as F1, SST-2 or 4m27s."""
 
 MEASURABLE = re.compile(
-    r"\b(measured|perplexity|accurac(y|ies)|F1|Matthews|Pearson|Spearman|exact match|loss of|a second"
+    r"\b(measured|perplexity|accurac(y|ies)|F1|Matthews|Pearson|Spearman|exact match|loss of|(a|per) second"
     r"|\d+ (seconds?|minutes?|ms|[MG]i?B|times (as|the)|of the time))\b",
     re.IGNORECASE,
 )

@@ -67,7 +67,7 @@ def test_a_run_that_gets_no_better_ends_early_interrupted_or_not(pretrained, sst
     assert lines_of(parts) == lines_of(whole)
     capsys.readouterr()
     assert run(parts, sst2, *arguments) == 0
-    assert "goes on at step 10" in capsys.readouterr().out
+    assert "resumes at step 10" in capsys.readouterr().out
     assert lines_of(parts) == lines_of(whole)
     assert results_of(parts)["dev"] == results["dev"]
 
@@ -89,7 +89,7 @@ def test_what_is_frozen_stays_bit_for_bit(pretrained, sst2, tmp_path, capsys, ar
     for answer, (_, _, _, probability) in zip(ours.predict(sentences), written, strict=True):
         assert answer.probabilities[answer.label] == pytest.approx(float(probability), abs=1e-5)
     assert run(tmp_path / "run", sst2, *arguments) == 0
-    assert "goes on at step 5" in capsys.readouterr().out
+    assert "resumes at step 5" in capsys.readouterr().out
 
 
 def test_more_layers_than_there_are(pretrained, sst2, tmp_path, fails) -> None:

@@ -170,7 +170,7 @@ def test_a_pretraining_run_killed_twenty_times_equals_an_uninterrupted_one(corpu
 
     # Two at a time: the second one is sent away, and the first does not notice.
     def begun() -> int:
-        return (tmp_path / "killed.log").read_text().count("goes on at step")
+        return (tmp_path / "killed.log").read_text().count("resumes at step")
 
     lives = begun()
     first = start("pretrain", killed, arguments)

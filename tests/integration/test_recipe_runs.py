@@ -75,7 +75,7 @@ MARKS = ("xa", "xo", "xu")
 
 
 def cell(task: str, column: str, number: int) -> str:
-    """What stands in a column of a row."""
+    """What is in a column of a row."""
     answers = ANSWERS.get(task, ENTAILED if task in ("qnli", "rte") else ("0", "1"))
     if any(column.startswith(word) or column.endswith(word) for word in WORDS):
         return " ".join([MARKS[number % len(answers)], *words(number + len(column), 3)])

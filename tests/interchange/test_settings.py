@@ -1,4 +1,4 @@
-"""What a folder says beside its tensors: rates, labels, how texts are read. It is kept, honoured, or told."""
+"""What a folder says next to its tensors: rates, labels, how texts are read. It is kept, honoured, or told."""
 
 import dataclasses
 import json

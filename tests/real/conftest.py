@@ -1,4 +1,4 @@
-"""Real data: $BERT_SHARED, or the folder shared beside the clone."""
+"""Real data: $BERT_SHARED, or the folder shared next to the clone."""
 
 import os
 from pathlib import Path

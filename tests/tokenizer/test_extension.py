@@ -184,7 +184,7 @@ def test_a_run_goes_on_with_new_words(pretrained, corpus, tmp_path, capsys, monk
 
     assert pretrain(arguments) == 0
     again = capsys.readouterr().out
-    assert "goes on at step 6" in again and "seeded" not in again
+    assert "resumes at step 6" in again and "seeded" not in again
     (tmp_path / "other.txt").write_text("\n".join([*PIECES, "the", "on"]))
     other = [data, *SMALL_RUN, f"--init={pretrained}", f"--tokenizer.path={tmp_path / 'other.txt'}"]
     assert "its tokenizer.path is" in fails(pretrain, *other, f"--output_dir={tmp_path / 'a'}")

@@ -1,4 +1,4 @@
-"""What stands beside a vocabulary: its text steps and the tokens added to it."""
+"""What stands next to a vocabulary: its text steps and the tokens added to it."""
 
 import json
 from pathlib import Path

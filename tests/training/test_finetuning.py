@@ -88,7 +88,7 @@ def test_a_run_started_again_goes_on_where_it_was(finetuned: Path, tmp_path: Pat
     folder = tmp_path / "run"
     shutil.copytree(finetuned, folder)
     assert main([f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"]) == 0
-    assert "goes on at step 15" in capsys.readouterr().out
+    assert "resumes at step 15" in capsys.readouterr().out
     assert lines_of(folder) == lines_of(finetuned)
     for name in ("dev.tsv", "SST-2.tsv"):
         assert (folder / "predictions" / name).read_bytes() == (finetuned / "predictions" / name).read_bytes()
@@ -98,7 +98,7 @@ def test_the_same_command_in_the_same_folder_goes_on(finetuned: Path, pretrained
     folder = tmp_path / "run"
     shutil.copytree(finetuned, folder)
     assert run(folder, sst2, f"--init={pretrained}") == 0
-    assert "goes on at step 15" in capsys.readouterr().out
+    assert "resumes at step 15" in capsys.readouterr().out
     assert json.loads((folder / "results.json").read_text())["init"] == str(pretrained)
 
 

@@ -113,11 +113,11 @@ def split_sentences(
 ) -> list[str]:
     """Sentences of a document, in order, none of them empty.
 
-    With ``keep_space`` a sentence that stands after white space or at the start of a line, but for the first one, has
+    With ``keep_space`` a sentence that comes after white space or at the start of a line, but for the first one, has
     one space in front. The others have none.
 
     A paragraph ends a sentence: sentencex is called once for each, since it looks past single line ends (and
-    one open quotation mark would swallow the paragraphs after it), at 100 MB of English a second on one core.
+    one open quotation mark would swallow the paragraphs after it), at 100 MB of English per second on one core.
     """
     pieces = []
     for paragraph in paragraphs:
@@ -158,7 +158,7 @@ def _windows(paragraph: str, language: str) -> Iterator[str]:
     while len(paragraph) - start > LONG_PARAGRAPH:
         window = paragraph[start : start + LONG_PARAGRAPH]
         window = window[: window.rfind(" ") + 1] or window
-        # The last sentence may go on beyond the window: it opens the next one, unless it fills this one.
+        # The last sentence may continue beyond the window: it opens the next one, unless it fills this one.
         last = len(segment(language, window)[-1])
         window = window[: len(window) - last] or window
         yield window

@@ -1,4 +1,4 @@
-"""The vocabulary of a corpus, trained once and found again beside the built examples."""
+"""The vocabulary of a corpus, trained once and found again next to the built examples."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     documents -> store -> random order -> held-out share | shards -> one worker a shard -> index.json
 
 A set of examples is a folder named by the hash of all that decides its content. Until ``index.json`` stands
-in it, it is not a set: a build that was killed goes on with the shards that are missing. Memory holds one
+in it, it is not a set: a build that was killed resumes with the missing shards. Memory holds one
 shard a worker, whatever the size of the corpus; the bytes do not depend on the number of workers, or on how
 often it was killed.
 """
@@ -133,7 +133,7 @@ def build_shard_subset(
 def _folder_of(
     config: DataConfig, tokenizer: Tokenizer, cache_dir: Path | None, progress: Progress
 ) -> tuple[Path, dict[str, Any]]:
-    """Where the set lies or will lie, and the settings that name it."""
+    """The folder of the set, which may not exist yet, and the settings that name it."""
     config.check()
     cache = cache_folder(config, cache_dir)
     progress("fingerprinting the corpus", 0, None)

@@ -23,7 +23,7 @@ class PretrainingDataset:
     """A finished set of examples.
 
     Attributes:
-      folder: where it lies.
+      folder: its folder.
       train, eval: its shards, for ``open_rows``.
       sequence_length: T.
       vocab_size: V.

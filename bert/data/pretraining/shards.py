@@ -110,7 +110,7 @@ def build_shards_of(
       tokenizer: as ``bert.tokenizer.wordpiece.literal_tokenizer`` gives it.
 
     Yields:
-      Each task with its summary, and how often each token stands in its rows, special ones included and padding not:
+      Each task with its summary, and how often each token occurs in its rows, special ones included and padding not:
       int64 [V].
 
     Raises:

@@ -28,7 +28,7 @@ _tokenizer: Tokenizer | None = None
 
 
 def build_shards(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, processes: int) -> Iterator[str]:
-    """Builds shards and yields their names as they are done; beside each, in ``work``, its summary and
+    """Builds shards and yields their names as they are done; next to each, in ``work``, its summary and
     counts.
 
     Raises:

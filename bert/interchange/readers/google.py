@@ -171,7 +171,7 @@ def read_config(file: Path, say: Log = lambda text: None) -> ModelConfig:
 def read_tokenizer(folder: Path, config: ModelConfig, say: Log = lambda text: None) -> Tokenizer:
     """The vocabulary, lower-casing where the folder's name or the pieces say so: Google's files do not say it.
 
-    A ``tokenizer.json`` or ``tokenizer_config.json`` beside it, where somebody has put one, knows better.
+    A ``tokenizer.json`` or ``tokenizer_config.json`` next to it, where somebody has put one, knows better.
 
     Args:
         folder: with ``vocab.txt``.

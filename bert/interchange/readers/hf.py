@@ -76,7 +76,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     pooling, folder = read_pooling(folder, say)
     file = folder / "config.json"
     if not file.is_file():
-        raise UserError(f"{file} does not exist: copy it beside the weights")
+        raise UserError(f"{file} does not exist: copy it next to the weights")
     content = read_json(file)
     if not isinstance(content, dict):
         raise UserError(f"{file} holds no JSON object: copy it again")
@@ -217,7 +217,7 @@ def _warn_casing(folder: Path, tokenizer: Tokenizer, say: Log) -> None:
     if capital is not None and isinstance(tokenizer.normalizer, BertNormalizer):
         say(
             f"{folder / 'vocab.txt'}: text is lower-cased, though the vocabulary has upper-case letters, as in "
-            f'{capital!r}; if that is wrong, put {{"do_lower_case": false}} into {SETTINGS} beside it'
+            f'{capital!r}; if that is wrong, put {{"do_lower_case": false}} into {SETTINGS} next to it'
         )
 
 

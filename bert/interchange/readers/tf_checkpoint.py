@@ -52,11 +52,11 @@ class Entry:
     Attributes:
         dtype: TensorFlow's number of its type.
         shape: its dimensions.
-        shard: number of the data file it lies in.
+        shard: number of the data file that holds it.
         offset: where in that file, in bytes.
         size: its bytes.
         checksum: masked CRC-32C of these bytes.
-        partitioned: whether it lies in several parts, each with an entry of its own.
+        partitioned: whether it is stored in several parts, each with an entry of its own.
     """
 
     dtype: int
@@ -113,7 +113,7 @@ class Bundle:
         entry = self.entries[name]
         dtype = DTYPES.get(entry.dtype)
         if dtype is None or entry.partitioned:
-            reason = "lies in parts" if entry.partitioned else f"has TensorFlow's type number {entry.dtype}"
+            reason = "is stored in parts" if entry.partitioned else f"has TensorFlow's type number {entry.dtype}"
             raise UserError(
                 f"{self._index}: {name} {reason}, which is not read: store it whole, as one of float32, float16, "
                 "bfloat16, int32, int64"

@@ -76,7 +76,7 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
         )
     if config.embedding_width != config.hidden_size:
         raise UserError(
-            f"{model.source} has model.embedding_size {config.embedding_size} beside model.hidden_size "
+            f"{model.source} has model.embedding_size {config.embedding_size} next to model.hidden_size "
             f"{config.hidden_size}, which transformers' BERT cannot express: export it as stablehlo or onnx"
         )
     params = model.params

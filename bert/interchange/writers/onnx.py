@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 OPSET, IR_VERSION = 17, 8
 GRAPH, WEIGHTS = "model.onnx", "model.onnx_data"
 LARGEST = 2**31 - 2**24
-"""Bytes of weights that fit into the graph's own file, whose format ends at 2 GiB; more lie in a file beside it."""
+"""Bytes of weights that fit into the graph's own file, whose format ends at 2 GiB; more lie in a file next to it."""
 
 
 def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""A model as one compiled-anywhere function: StableHLO in `jax.export`'s envelope, its weights in a file beside it.
+"""A model as one compiled-anywhere function: StableHLO in `jax.export`'s envelope, its weights in a file next to it.
 
 The weights are an argument and not constants of the function: a 45 MB model then is 70 KB of graph that loads in no
 time, rather than 45 MB that XLA parses and folds at every compilation; and they can be put on a device once.

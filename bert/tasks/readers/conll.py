@@ -45,7 +45,7 @@ class Sentences:
     scheme: str = "BIO"
     """The file's own: one of bert.metrics.tagging_schemes.SCHEMES, or PLAIN."""
     columns: list[list[list[str]]] | None = None
-    """Every column of every word as it stands in the file."""
+    """Every column of every word as it is in the file."""
     lines: list[int] = field(default_factory=list)
     """[S] line of each sentence's first word, from 1."""
     delimiter: str = " "
@@ -62,7 +62,7 @@ class Sentences:
     unit: str = "line"
     """What the numbers in ``lines`` count: lines, or the rows of a data set."""
     lines_a_word: int = 1
-    """1 in columns; 0 where a whole sentence stands on one line."""
+    """1 in columns; 0 if a whole sentence is on one line."""
 
     def __len__(self) -> int:
         return len(self.words)

@@ -10,7 +10,7 @@ DOC = """\
 frobnicate(x, y=None) -> int
 
 Turn the knob by x degrees, which takes
-about a second on a slow machine.
+about per second on a slow machine.
 
     >>> frobnicate(3)
     3
@@ -42,7 +42,7 @@ def harvest():
 
 def test_prose_keeps_sentences_and_drops_code_sessions_tables_and_headings():
     assert stdlib.prose(DOC) == [
-        "Turn the knob by x degrees, which takes about a second on a slow machine.",
+        "Turn the knob by x degrees, which takes about per second on a slow machine.",
         "x -- the angle, measured in degrees from the top.",
         "y -- nobody knows what it is, so leave it alone.",
         "The first point is made here, and goes on in the next line.",

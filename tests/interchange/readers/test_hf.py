@@ -303,7 +303,7 @@ def test_training_starts_from_a_folder(pretrained: Path, corpus: Path, sst2: Pat
     ("sizes", "said"),
     [
         ({"pre_layer_norm": True}, "tiny has model.pre_layer_norm, which transformers' BERT cannot express"),
-        ({"embedding_size": 6}, "tiny has model.embedding_size 6 beside model.hidden_size 24, which transformers'"),
+        ({"embedding_size": 6}, "tiny has model.embedding_size 6 next to model.hidden_size 24, which transformers'"),
     ],
 )
 def test_what_transformers_cannot_express_is_not_exported(make, tmp_path: Path, sizes: dict, said: str) -> None:
