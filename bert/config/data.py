@@ -42,9 +42,10 @@ class DataConfig:
     language: list[str] | str = "en"
     """Language code by which sentence boundaries are found; several: one for each entry of data.train."""
     objective: Objective = "nsp"
-    """The objective in addition to masked words: nsp (does B follow A, or is it from another document, as in half of the
-    rows of long documents and in more of short ones), sop (are two consecutive segments swapped, as in ALBERT), or nothing,
-    with rows full of whole sentences as in RoBERTa: across documents (full_sentences) or within one (doc_sentences)."""
+    """The objective in addition to masked words: nsp (does B follow A, or is it from another document, as in half of
+    the rows of long documents and in more of short ones), sop (are two consecutive segments swapped, as in ALBERT), or
+    nothing, with rows full of whole sentences as in RoBERTa: across documents (full_sentences) or within one
+    (doc_sentences)."""
     sequence_length: Annotated[int, Range(least=8)] = 128
     """Tokens T a row, special ones included."""
     max_predictions_per_sequence: Positive = 20

@@ -87,7 +87,7 @@ def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossi
         id = _get(question, "id", str, location)
         location = f"{path}, question {id}"
         if id in seen:
-            raise UserError(f"{location}: the id occurs twice: give every question an id of its own")
+            raise UserError(f"{location}: the id occurs twice: give every question its own id")
         seen.add(id)
         text = _get(question, "question", str, location)
         if not text.strip():

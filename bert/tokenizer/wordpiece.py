@@ -384,7 +384,7 @@ def _parse_vocab(text: str, file: Path) -> dict[str, int]:
         piece = line.removesuffix("\r") if windows else line
         if piece in vocab:
             raise UserError(
-                f"{file}, line {number + 1}: {piece!r} stands on line {vocab[piece] + 1} already: "
+                f"{file}, line {number + 1}: {piece!r} is on line {vocab[piece] + 1} already: "
                 "take a vocabulary that lists each piece once"
             )
         vocab[piece] = number

@@ -69,7 +69,7 @@ def test_domain_takes_one_override_to_become_small(override: str, rows: int, pre
 @pytest.mark.parametrize("override", [["--training.steps=400"], ["--training.steps=40", "--training.batch_size=8"]])
 def test_one_override_makes_any_pretraining_recipe_small(name: str, override: list[str]) -> None:
     argv = [f"--config={name}", "--data.train=corpus.txt", "--output_dir=runs/short", *override]
-    config, _ = parse(PretrainConfig, argv, prog="bert pretrain", description="", default_recipe=None)
+    config, *_ = parse(PretrainConfig, argv, prog="bert pretrain", description="", default_recipe=None)
     steps = int(config.training.steps)
     assert config.optimizer.warmup_steps is None
     for phase in phases_of(config, steps):
@@ -87,7 +87,7 @@ def test_one_override_makes_any_finetuning_recipe_small(name: str) -> None:
         "--output_dir=runs/short",
         "--training.steps=40",
     ]
-    config, _ = parse(FinetuneConfig, argv, prog="bert finetune", description="", default_recipe=None)
+    config, *_ = parse(FinetuneConfig, argv, prog="bert finetune", description="", default_recipe=None)
     assert (config.training.steps, config.training.epochs, config.optimizer.warmup_of(40)) == (40, None, 4)
 
 

@@ -198,7 +198,7 @@ def test_what_is_not_read_is_said(tmp_path: Path) -> None:
     half = np.ones((2, 3), np.float32)
     save_v2(prefix, {"table": half}, {"table": "4 3 0,2:0,3"})
     assert list(Bundle(prefix).entries) == ["table"]
-    with pytest.raises(UserError, match="table lies in parts"):
+    with pytest.raises(UserError, match="table is stored in parts"):
         Bundle(prefix).read("table")
 
     tf.train.Checkpoint(model=tf.Variable(half)).write(str(prefix))

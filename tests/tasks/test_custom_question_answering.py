@@ -82,7 +82,7 @@ def test_a_split_to_predict_has_no_answers(tmp_path: Path) -> None:
             {"answer": ["Ann", "Ann"], "answer_start": [7]},
             "answer has 2 texts, answer_start is [7]: give one for each",
         ),
-        ({"id": "q1"}, "id 'q1' stands on line 1 already"),
+        ({"id": "q1"}, "id 'q1' is on line 1 already"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(tmp_path: Path, changed: dict[str, object], words: str) -> None:

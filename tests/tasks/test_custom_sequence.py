@@ -201,7 +201,7 @@ def test_what_is_wrong_with_labels_scores_and_ids_is_one_sentence(tmp_path: Path
         made_files(tmp_path, train_tsv=f"text\tlabel\na\t{word}\n")
         assert f"train.tsv, line 2: label is '{word}': " in error_of(own("regression"), tmp_path)
     made_files(tmp_path, train_csv=PAIRS_CSV + "b,r,s,true\n")
-    twice = "line 4: number 'b' stands on line 2 already: give each row its own id, or leave data.columns.id out"
+    twice = "line 4: number 'b' is on line 2 already: give each row its own id, or leave data.columns.id out"
     assert twice in error_of(own(train="train.csv", columns=PAIRS), tmp_path)
 
 

@@ -113,7 +113,7 @@ def test_what_is_wrong_in_csv_is_told_with_file_and_line(tmp_path, content, word
         (line().replace('"label": "B", ', ""), "line 1: the labels of the choices are"),
         (line() + line(answer=None), "line 2: no 'answerKey'"),
         (line(answer="D"), "line 1: answerKey is 'D': it must be one of A, B, C"),
-        (line(id="one") + line(id="one"), "line 2: the id one stands on line 1 already"),
+        (line(id="one") + line(id="one"), "line 2: the id one is on line 1 already"),
         (line(id=[]), "line 1: id is []: it must be a text"),
     ],
 )

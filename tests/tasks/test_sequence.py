@@ -124,19 +124,19 @@ def test_what_is_wrong_is_one_sentence_with_file_and_line(tmp_path: Path, name, 
 
 def test_ids_that_are_there_twice_are_refused(tmp_path: Path) -> None:
     made(tmp_path, "wnli", test=LAYOUTS["wnli"]["test.tsv"][0] + "1\tx\ty\n0\tx\ty\n")
-    assert "test.tsv, line 4: index '0' stands on line 2 already" in error_of(tmp_path, "wnli", "test")
+    assert "test.tsv, line 4: index '0' is on line 2 already" in error_of(tmp_path, "wnli", "test")
 
 
 @pytest.mark.parametrize(
     ("name", "more", "words"),
     [
-        ("rte", "5\tx\ty\tentailment\n5\tx\ty\tentailment\n", "dev.tsv, line 4: index '5' stands on line 3 already: "),
-        ("qqp", "5\t1\t2\tx\ty\t0\n5\t3\t4\tv\tw\t1\n", "dev.tsv, line 4: id '5' stands on line 3 already: "),
+        ("rte", "5\tx\ty\tentailment\n5\tx\ty\tentailment\n", "dev.tsv, line 4: index '5' is on line 3 already: "),
+        ("qqp", "5\t1\t2\tx\ty\t0\n5\t3\t4\tv\tw\t1\n", "dev.tsv, line 4: id '5' is on line 3 already: "),
     ],
 )
 def test_ids_of_labelled_rows_that_are_there_twice_are_refused(tmp_path: Path, name, more, words) -> None:
     message = error_of(made(tmp_path, name, dev=LAYOUTS[name]["dev.tsv"][0] + more), name, "dev")
-    assert words + "give each row an id of its own, or copy the file again" in message
+    assert words + "give each row its own id, or copy the file again" in message
 
 
 def test_labelled_files_without_ids_are_read(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ BAD = {
     "no [MASK]": ("vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"vocab\.txt lacks \[MASK\]"),
     "empty": ("vocab.txt", b"", r"vocab\.txt lacks \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\]"),
     "Latin-1": ("vocab.txt", b"[PAD]\n\xe9\n", r"vocab\.txt, line 2: not UTF-8"),
-    "twice": ("vocab.txt", b"[PAD]\na\nb\na\n", r"vocab\.txt, line 4: 'a' stands on line 2 already"),
+    "twice": ("vocab.txt", b"[PAD]\na\nb\na\n", r"vocab\.txt, line 4: 'a' is on line 2 already"),
     "broken JSON": ("tokenizer.json", b'{"model": ', r"tokenizer\.json is not a whole tokenizer\.json"),
     "no vocabulary": ("readme.md", b"hello", "holds neither tokenizer.json nor vocab.txt"),
 }

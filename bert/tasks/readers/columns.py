@@ -123,7 +123,7 @@ def read_columns(
                 fix = f"leave {id[1]} out" if id[1].startswith("data.") else "copy the file again"
                 raise records.error(
                     line_number,
-                    f"{id[0]} {row_id!r} stands on {records.unit} {before} already: give each row its own id, or {fix}",
+                    f"{id[0]} {row_id!r} is on {records.unit} {before} already: give each row its own id, or {fix}",
                 )
         columns.ids.append(row_id)
         columns.line_numbers.append(line_number)

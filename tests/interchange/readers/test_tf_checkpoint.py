@@ -120,7 +120,7 @@ def test_what_is_not_read_is_said(tmp_path: Path) -> None:
     write_bundle(prefix, {"flags": np.ones(3, bool)})
     assert "flags has TensorFlow's type number 10" in error_of(prefix)
     write_bundle(prefix, tensors(), partitioned=("layer_0/kernel",), more={b"\0\xff\1part": b""})
-    assert "layer_0/kernel lies in parts" in error_of(prefix)
+    assert "layer_0/kernel is stored in parts" in error_of(prefix)
 
 
 @pytest.mark.parametrize(
