@@ -74,13 +74,16 @@ def _temporary(path: Path) -> Path:
 def atomic_directory(out: Path) -> Iterator[Path]:
     """A temporary folder whose content is moved to ``out`` at the end; it is removed after an error.
 
-    An empty folder that exists stays the same folder: it may be the working directory, or a mount point.
+    An empty folder that exists stays the same folder: it may be the working directory, or a mount point. What a killed
+    process left in it is removed.
 
     Raises:
         UserError: ``out`` exists and is not an empty folder, or cannot be written, or is no local path.
     """
     local_path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (
+        not out.is_dir() or not all(is_temporary(entry) and entry.is_dir() for entry in out.iterdir())
+    ):
         raise UserError(f"{out} exists already and is not an empty folder: name another one")
     exists = out.exists()
     draft = _temporary(out / "export") if exists else _temporary(out)
@@ -88,6 +91,8 @@ def atomic_directory(out: Path) -> Iterator[Path]:
         draft.mkdir(parents=True)
         yield draft
         if exists:
+            for leftover in set(out.iterdir()) - {draft}:
+                shutil.rmtree(leftover)
             for entry in sorted(draft.iterdir()):
                 entry.rename(out / entry.name)
         else:

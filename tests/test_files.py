@@ -29,6 +29,14 @@ def test_an_existing_empty_folder_stays_the_same_folder(tmp_path: Path, monkeypa
         pass
 
 
+def test_what_a_killed_export_left_in_a_folder_does_not_block_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / ".export.4711.bert-partial").mkdir()
+    (tmp_path / ".export.4711.bert-partial" / "half").write_text("")
+    with atomic_directory(tmp_path) as draft:
+        (draft / "config.json").write_text("{}")
+    assert [path.name for path in tmp_path.rglob("*")] == ["config.json"]
+
+
 def test_an_error_leaves_no_folder_and_an_empty_one_empty(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("empty", "new"):
