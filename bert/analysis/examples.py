@@ -49,13 +49,13 @@ def example_statistics(dataset: PretrainingDataset, tokenizer: Tokenizer) -> lis
         columns = [(block["length"], block.get(EXAMPLE_LENGTH)) for block in blocks]
         lengths = np.concatenate([length for length, _ in columns])
         low, middle, high = np.percentile(lengths, [10, 50, 90])
-        padding, packing = f"{_padding(lengths, dataset.sequence_length):.1%} of all positions", ""
+        padding, packing = f"{_padding_share(lengths, dataset.sequence_length):.1%} of all positions", ""
         if columns[0][1] is not None:
             example_lengths = np.concatenate([length for _, length in columns])
             unpacked = example_lengths[example_lengths > 0]
             most = np.count_nonzero(example_lengths, axis=1).max()
             packing = f" and {most} examples, {len(unpacked):,} in all"
-            padding += f"; with one example a row {_padding(unpacked, dataset.sequence_length):.1%}"
+            padding += f"; with one example a row {_padding_share(unpacked, dataset.sequence_length):.1%}"
         lines += [
             (f"{split}: documents", f"{documents:,}, of {sentences / documents:,.1f} sentences and "
                                     f"{tokens / documents:,.0f} tokens on average"),
@@ -68,7 +68,7 @@ def example_statistics(dataset: PretrainingDataset, tokenizer: Tokenizer) -> lis
     return lines
 
 
-def _padding(lengths: np.ndarray, sequence_length: int) -> float:
+def _padding_share(lengths: np.ndarray, sequence_length: int) -> float:
     return 1 - lengths.sum() / (len(lengths) * sequence_length)
 
 

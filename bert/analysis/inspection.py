@@ -112,7 +112,7 @@ def _shapes(params: Any) -> Shapes:
     return {name: leaf.shape for name, leaf in traverse_util.flatten_dict(params).items()}
 
 
-def _part_of(path: tuple[str, ...]) -> str:
+def _table_line(path: tuple[str, ...]) -> str:
     """The line of the table that a parameter belongs to."""
     if path[:2] == ("bert", "embeddings"):
         return f"embeddings/{path[2]}"
@@ -131,7 +131,7 @@ def _parts(
     """Parameters and operations, part by part and in all."""
     parameters: dict[str, int] = {}
     for path, shape in shapes.items():
-        part = _part_of(path)
+        part = _table_line(path)
         parameters[part] = parameters.get(part, 0) + math.prod(shape)
     tokens, predictions = _row(model, config, length)
     outputs = {

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     not_needed = {"data.train": "stdlib:"}
     config, _, options = parse(PretrainConfig, argv, "bert plan", DESCRIPTION, "quickstart", EXTRA_OPTIONS, not_needed)
-    memory = None if "memory" not in options else size_of(options["memory"])
+    memory = None if "memory" not in options else parse_size(options["memory"])
     if config.model.vocab_size is None:
         model = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
         config = dataclasses.replace(config, model=model)
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 
     devices = local_devices() if spec is None else tpu_devices(options["device"].lower())
     if memory is None:
-        memory = _memory_of(devices[0]) if spec is None else int(TPU_MEMORY_GIB[spec.kind] * 2**30)
+        memory = _device_memory(devices[0]) if spec is None else int(TPU_MEMORY_GIB[spec.kind] * 2**30)
     _print_compiled(config, devices, memory)
     return 0
 
@@ -144,7 +144,7 @@ def suggestion(fits: list[BatchFit], mesh: MeshParallel, section: str = "trainin
     return f"suggested: --{section}.gradient_accumulation_steps {best.micro_batches} --training.remat {best.remat}"
 
 
-def size_of(text: str) -> int:
+def parse_size(text: str) -> int:
     """Bytes of a size such as 16GiB or 80GB. Raises UserError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B|)", text)
     if match is None or not float(match[1]):
@@ -152,7 +152,7 @@ def size_of(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def _memory_of(device: Device) -> int:
+def _device_memory(device: Device) -> int:
     try:
         stats = device.memory_stats() or {}
     except Exception:  # a device that is only compiled for has none

@@ -57,7 +57,7 @@ def _extend(config: TokenizerConfig, lines: Iterable[str], count: str) -> Tokeni
         )
     if config.path is None:
         raise UserError("tokenizer.path is not set: name the vocabulary that --extend adds words to")
-    published = _published(config.path, config)
+    published = _load_published(config.path, config)
     new_words = select_new_words(published, lines, int(count), config.min_frequency)
     saved = sum(new.saved for new in new_words)
     print(f"{len(new_words):,} new words, {saved:,} pieces fewer in the corpus; the first:")
@@ -66,7 +66,7 @@ def _extend(config: TokenizerConfig, lines: Iterable[str], count: str) -> Tokeni
     return add_words(published, [new.word for new in new_words])
 
 
-def _published(path: str, config: TokenizerConfig) -> Tokenizer:
+def _load_published(path: str, config: TokenizerConfig) -> Tokenizer:
     """The vocabulary of a folder or file, or of a model on the hub."""
     from bert.interchange.hub import is_hub_name
     from bert.tokenizer.wordpiece import load_tokenizer

@@ -73,7 +73,7 @@ class Phase:
     config: PretrainConfig
 
 
-def phases_of(config: PretrainConfig, total_steps: int) -> list[Phase]:
+def resolve_phases(config: PretrainConfig, total_steps: int) -> list[Phase]:
     """The phases of a run of ``total_steps``, one where the configuration has none."""
     ends = _phase_boundaries(config.phases or [PhaseConfig()], total_steps)
     spans = itertools.pairwise([0, *ends])

@@ -43,7 +43,7 @@ class OptimizerConfig:
         """Raises UserError for values that cannot train."""
         check_fields("optimizer.", self)
 
-    def warmup_of(self, total_steps: int) -> int:
+    def num_warmup_steps(self, total_steps: int) -> int:
         """Steps of warm-up of a run of ``total_steps``. Raises UserError if the rate would never fall."""
         if self.warmup_steps is None:
             return int(self.warmup_ratio * total_steps)
@@ -129,7 +129,7 @@ class TrainingConfig:
     def check_warmup(self, optimizer: OptimizerConfig) -> None:
         """Raises UserError for a warm-up that is not shorter than the run, if the number of steps is set."""
         if self.steps is not None:
-            optimizer.warmup_of(int(self.steps))
+            optimizer.num_warmup_steps(int(self.steps))
 
     @property
     def rows_per_evaluation(self) -> int:

@@ -66,7 +66,7 @@ def is_quoted(lines: Iterable[str]) -> bool:
         odd ^= line.count('"') % 2 == 1
         if odd:
             continue  # a quote is open: the row continues on the next line
-        cells = _enclosed(pending)
+        cells = _unquote(pending)
         if cells is None or width not in (0, len(cells)):
             return False
         everything = everything or (not width and None not in cells)
@@ -81,7 +81,7 @@ def is_quoted(lines: Iterable[str]) -> bool:
     return not pending and (evidence or everything)
 
 
-def _enclosed(row: Sequence[str]) -> list[str | None] | None:
+def _unquote(row: Sequence[str]) -> list[str | None] | None:
     """What is in the quotes of each cell of a row, None for a cell without quotes; None for an unsound row."""
     text, offset = "\n".join(row), 0
     cells: list[str | None] = []

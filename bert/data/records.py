@@ -146,7 +146,7 @@ def dataset_records(source: str, splits: DatasetDict, split: str) -> Records:
     if split not in splits:
         raise UserError(f"{source} has no split {split!r} but {', '.join(splits)}: name one of these")
     table = splits[split].flatten()  # answers.text rather than answers: {text: ...}
-    named = {name: convert for name, feature in table.features.items() if (convert := _names_of(feature))}
+    named = {name: convert for name, feature in table.features.items() if (convert := _label_namer(feature))}
     rows = (
         (row_number, {name: named[name](value) if name in named else value for name, value in row.items()})
         for row_number, row in enumerate(table, start=1)
@@ -154,11 +154,11 @@ def dataset_records(source: str, splits: DatasetDict, split: str) -> Records:
     return Records(f"{source}, split {split}", rows, tuple(table.column_names), "row")
 
 
-def _names_of(feature: Any) -> Callable[[Any], Any] | None:
+def _label_namer(feature: Any) -> Callable[[Any], Any] | None:
     """Number -> name of a class label, list -> list of a list of them; None for any other feature."""
     if hasattr(feature, "int2str"):
         return lambda value: None if value is None or value < 0 else feature.int2str(value)
-    inner = _names_of(feature.feature) if hasattr(feature, "feature") else None
+    inner = _label_namer(feature.feature) if hasattr(feature, "feature") else None
     return None if inner is None else lambda values: [inner(value) for value in values]
 
 

@@ -103,8 +103,8 @@ def write_html(attention: AttentionMap, path: Path) -> None:
         "segments": attention.segments.tolist(),
         "special": attention.special.tolist(),
         "cut": attention.cut,
-        "weights": _packed(bytes_),
-        "largest": _packed(np.round(65535 * largest).astype("<u2")),
+        "weights": _encode_base64(bytes_),
+        "largest": _encode_base64(np.round(65535 * largest).astype("<u2")),
     }
     # Inside a script element nothing but "<" can end it; escaped, pieces such as "</script>" are text.
     content = json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -115,7 +115,7 @@ def write_html(attention: AttentionMap, path: Path) -> None:
         temporary.write_text(page, encoding="utf-8")
 
 
-def _packed(array: np.ndarray) -> str:
+def _encode_base64(array: np.ndarray) -> str:
     return base64.b64encode(zlib.compress(array.tobytes(), 9)).decode("ascii")
 
 

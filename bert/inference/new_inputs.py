@@ -63,7 +63,7 @@ def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
       UserError: a file of a kind that is not read, is damaged or empty; a table without the task's columns.
     """
     if name == "-":
-        chunks = _decoded(lines_as_they_come(cast(io.BufferedReader, sys.stdin.buffer)))
+        chunks = _decode_lines(lines_as_they_come(cast(io.BufferedReader, sys.stdin.buffer)))
         return _not_empty(([_text(*line, task) for line in chunk] for chunk in chunks), "standard input")
     path = Path(name)
     suffix = file_suffix(path)
@@ -92,7 +92,7 @@ def lines_as_they_come(file: io.BufferedReader) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _decoded(chunks: Iterator[list[bytes]]) -> Iterator[list[tuple[int, str]]]:
+def _decode_lines(chunks: Iterator[list[bytes]]) -> Iterator[list[tuple[int, str]]]:
     line_number = 0
     for chunk in chunks:
         chunk[0] = chunk[0].removeprefix(b"" if line_number else b"\xef\xbb\xbf")

@@ -172,7 +172,7 @@ class Pretrained(ModelBundle):
         check_count("top_k", top_k)
         if "predictions" not in self.params:
             raise UserError(f"{self.source} has no masked-LM head to fill masks with: load a pretraining run")
-        features, positions = self._masked(text)
+        features, positions = self._encode_masked(text)
         logits = self._forward.predict_masks(features)
         predictions = []
         for position in positions:
@@ -290,7 +290,7 @@ class Pretrained(ModelBundle):
             texts = [_lower(text) for text in texts]
         return self._features(texts, pooling.max_length), pooling
 
-    def _masked(self, text: Any) -> tuple[Features, np.ndarray]:
+    def _encode_masked(self, text: Any) -> tuple[Features, np.ndarray]:
         """A text as one row, and the positions of its masks, at least one. Raises UserError where one is cut off."""
         if isinstance(text, list):
             raise UserError(f"the text is {shown(text)}: pass one string, or a tuple of two for a pair")

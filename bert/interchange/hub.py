@@ -25,13 +25,13 @@ _WEIGHTS = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.s
 _PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
 
 
-def _placed(names: list[str]) -> list[str]:
+def _with_subfolders(names: list[str]) -> list[str]:
     """Next to the folder's other files, or where sentence-transformers up to 1.x kept the encoder."""
     return [f"{path}{name}" for path in ("", "0_Transformer/") for name in names]
 
 
-SETTINGS = [*_placed(_NAMES), "modules.json", "config_sentence_transformers.json", "*_Pooling/config.json"]
-WEIGHTS, PICKLES = _placed(_WEIGHTS), _placed(_PICKLES)
+SETTINGS = [*_with_subfolders(_NAMES), "modules.json", "config_sentence_transformers.json", "*_Pooling/config.json"]
+WEIGHTS, PICKLES = _with_subfolders(_WEIGHTS), _with_subfolders(_PICKLES)
 
 
 LEGACY_MODEL_NAME = re.compile(r"(bert|roberta)-(base|large)(-[\w-]+)?")
@@ -83,7 +83,7 @@ def download(name: str, weights: bool = True) -> Path:
     try:
         folder = Path(snapshot_download(name, allow_patterns=patterns))
         whole = any(any(folder.glob(pattern)) for pattern in WEIGHTS)
-        if weights and not whole and any(any(folder.glob(path)) for path in _placed(["config.json"])):
+        if weights and not whole and any(any(folder.glob(path)) for path in _with_subfolders(["config.json"])):
             folder = Path(snapshot_download(name, allow_patterns=[*patterns, *PICKLES]))
     except Exception as error:  # the client raises its own, httpx's and the system's
         raise UserError(

@@ -93,7 +93,7 @@ class Progress:
         elif metrics is not None and (step - self._last_line >= self.every or step >= self.total_steps):
             self._last_line = step
             percent = 100 * step // max(self.total_steps, 1)
-            texts = [f"step {step}/{self.total_steps} ({percent}%)", *_formatted(metrics), left]
+            texts = [f"step {step}/{self.total_steps} ({percent}%)", *_format_metrics(metrics), left]
             print("  ".join(text for text in texts if text), flush=True)
 
     def say(self, text: str) -> None:
@@ -131,7 +131,7 @@ def _bar() -> Any:
 
 def format_metrics(split: str, step: int, metrics: dict[str, Any]) -> str:
     """One line for people: ``eval  step 500  loss 2.345  mlm_accuracy 0.412``."""
-    return "  ".join([split, f"step {step}", *_formatted(metrics)])
+    return "  ".join([split, f"step {step}", *_format_metrics(metrics)])
 
 
 def format_duration(seconds: float) -> str:
@@ -170,7 +170,7 @@ def print_table(rows: list[tuple[str, str]]) -> None:
     sys.stdout.flush()
 
 
-def _formatted(metrics: dict[str, Any]) -> list[str]:
+def _format_metrics(metrics: dict[str, Any]) -> list[str]:
     """Each number with its name, as short as it stays readable."""
     texts = []
     for name, value in metrics.items():
@@ -193,4 +193,4 @@ def _formatted(metrics: dict[str, Any]) -> list[str]:
 def _short(metrics: dict[str, Any]) -> str:
     """What fits next to a bar."""
     names = ("phase", "loss", "tokens_per_second")
-    return "  ".join(_formatted({name: metrics[name] for name in names if name in metrics}))
+    return "  ".join(_format_metrics({name: metrics[name] for name in names if name in metrics}))

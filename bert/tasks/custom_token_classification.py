@@ -105,11 +105,11 @@ class CustomTokenClassification(TaggingTask):
                 if not (given or trained or file_suffix(path) == ".csv"):
                     return None
                 raise UserError(
-                    f"{path}, line {line_number}: no {name!r} among {_listed(cells)}: set data.columns.{key} to the "
+                    f"{path}, line {line_number}: no {name!r} among {_quoted(cells)}: set data.columns.{key} to the "
                     "right one, or name them all in their order as data.column_names"
                 )
         if len(set(cells)) < len(cells):
-            raise UserError(f"{path}, line {line_number}: the columns are {_listed(cells)}: give each its own name")
+            raise UserError(f"{path}, line {line_number}: the columns are {_quoted(cells)}: give each its own name")
         rows.remove((line_number, cells))
         return cells
 
@@ -193,7 +193,7 @@ def _refuse_header(path: Path, rows: list[Row]) -> None:
         )
 
 
-def _listed(names: list[str]) -> str:
+def _quoted(names: list[str]) -> str:
     return ", ".join(map(repr, names))[:200]
 
 

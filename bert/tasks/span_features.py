@@ -265,7 +265,7 @@ def decode_answers(
             )
             spans_of_text = dict(list(spans_of_text.items())[: max(n_best_size - 1, 1)])
             spans_of_text[""] = (-1, -1, *null)
-        lists[example.id] = _ranked(spans_of_text or {"": (-1, -1, 0.0, 0.0)})
+        lists[example.id] = _rank_candidates(spans_of_text or {"": (-1, -1, 0.0, 0.0)})
     return Answers(lists, None if null_score_diff_threshold is None else odds, null_score_diff_threshold)
 
 
@@ -362,7 +362,7 @@ def _best_spans(
     return rows, firsts, lasts, scores
 
 
-def _ranked(spans_of_text: Mapping[str, tuple[int, int, float, float]]) -> list[Candidate]:
+def _rank_candidates(spans_of_text: Mapping[str, tuple[int, int, float, float]]) -> list[Candidate]:
     """Candidates, best first, with the softmax of their scores."""
     ranked = sorted(spans_of_text.items(), key=lambda item: -(item[1][2] + item[1][3]))
     scores = np.array([values[2] + values[3] for _, values in ranked])

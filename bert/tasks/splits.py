@@ -79,7 +79,7 @@ def read_splits(task: Task, config: FinetuneConfig) -> Splits:
             else f"no dev file, data.dev_fraction {data.dev_fraction:g}"
         )
         notes.append(f"dev: {len(rows):,} of the {whole:,} training rows are held out at random ({share})")
-    train = _sampled(task, train, data.max_train_samples, "max_train_samples", seed)
+    train = _sample(task, train, data.max_train_samples, "max_train_samples", seed)
     _require_labels(task, train, data)
     task = task.fit(train)
     for name in ([] if "dev" in examples else ["dev"]) + names:
@@ -87,7 +87,7 @@ def read_splits(task: Task, config: FinetuneConfig) -> Splits:
         notes += examples[name].notes
     for name in examples:
         if name.startswith("dev"):
-            examples[name] = _sampled(task, examples[name], data.max_dev_samples, "max_dev_samples", seed)
+            examples[name] = _sample(task, examples[name], data.max_dev_samples, "max_dev_samples", seed)
     return Splits(task, {"train": train, "dev": examples.pop("dev"), **examples}, data, tuple(notes))
 
 
@@ -121,7 +121,7 @@ def _permutation(count: int, seed: int, stream: str) -> np.ndarray:
     return np.argsort(words, kind="stable")
 
 
-def _sampled(task: Task, examples: Any, most: int | None, key: str, seed: int) -> Any:
+def _sample(task: Task, examples: Any, most: int | None, key: str, seed: int) -> Any:
     if most is None or len(examples) <= most:
         return examples
     return _take(task, examples, np.sort(_permutation(len(examples), seed, key)[:most]), f"data.{key}")

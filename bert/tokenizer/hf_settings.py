@@ -104,12 +104,12 @@ def read_settings(folder: Path) -> TokenizerSettings:
     kind = content.get("tokenizer_class")
     return TokenizerSettings(
         **{name: content.get(name) for name in _FLAGS},
-        added=_added(folder, content),
+        added=_read_added(folder, content),
         tokenizer_class=kind if isinstance(kind, str) else None,
     )
 
 
-def _added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, tuple[tuple[str, bool], ...]], ...]:
+def _read_added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, tuple[tuple[str, bool], ...]], ...]:
     found: dict[int, tuple[str, dict[str, bool]]] = {}
     for content_of_token, place in _read(folder / ADDED).items():
         if isinstance(place, bool) or not isinstance(place, int):

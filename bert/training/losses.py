@@ -98,7 +98,7 @@ def pretraining_objective(
             batch["token_type_ids"],
             batch["attention_mask"],
             batch["masked_lm_positions"],
-            packing=_packing(batch),
+            packing=_get_packing(batch),
             dropout=dropout,
         )
         logits = output if label is None else output.prediction_logits
@@ -119,7 +119,7 @@ def pretraining_objective(
     return Objective(forward, weights, tuple(f"{name}_{end}" for end in ("loss", "accuracy") for name in names))
 
 
-def _packing(batch: Batch) -> Packing | None:
+def _get_packing(batch: Batch) -> Packing | None:
     if "example_ids" not in batch:
         return None
     return Packing(batch["example_ids"], batch["position_ids"], batch["cls_positions"])

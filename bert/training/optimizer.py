@@ -83,7 +83,7 @@ def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.S
 
     As google-research/bert and transformers count: the first update of a warm-up has rate 0.
     """
-    warmup = config.warmup_of(total_steps)
+    warmup = config.num_warmup_steps(total_steps)
     return optax.join_schedules(
         [
             optax.linear_schedule(0.0, config.learning_rate, max(warmup, 1)),

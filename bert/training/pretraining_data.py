@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config import PretrainConfig
-from bert.config.pretraining import Phase, phase_configs, phases_of
+from bert.config.pretraining import Phase, phase_configs, resolve_phases
 from bert.data.corpus.vocabulary import corpus_vocabulary
 from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.dataset import PretrainingDataset
@@ -109,7 +109,7 @@ def open_phases(
     phases: list[PhaseData] = []
     num_rows_read: Counter[Path] = Counter()
     train_rows = [open_rows(examples.train) for examples in datasets]
-    spans = phases_of(config, num_train_steps(config.training, len(train_rows[0])))
+    spans = resolve_phases(config, num_train_steps(config.training, len(train_rows[0])))
     for phase, examples, rows in zip(spans, datasets, train_rows, strict=True):
         batch_size = phase.config.training.batch_size
         loader = PretrainingLoader(

@@ -5,7 +5,7 @@ import pytest
 from bert.analysis.batch_fit import BatchFit
 from bert.analysis.step_memory import StepMemory
 from bert.commands.arguments import run_command
-from bert.commands.plan import main, size_of, suggestion
+from bert.commands.plan import main, parse_size, suggestion
 from tests.conftest import SMALL_MODEL
 
 ARGUMENTS = [
@@ -53,10 +53,10 @@ def test_each_phase_has_a_plan_of_its_own_and_packed_rows_one_as_well(capsys) ->
 
 
 def test_sizes() -> None:
-    assert size_of("16GiB") == 16 * 2**30
-    assert size_of("80GB") == 80 * 10**9
-    assert size_of("1.5MiB") == 3 * 2**19
-    assert size_of("4096") == 4096
+    assert parse_size("16GiB") == 16 * 2**30
+    assert parse_size("80GB") == 80 * 10**9
+    assert parse_size("1.5MiB") == 3 * 2**19
+    assert parse_size("4096") == 4096
 
 
 def test_mistakes_are_sentences(fails) -> None:

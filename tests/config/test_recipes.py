@@ -9,7 +9,7 @@ import pytest
 
 from bert.commands.arguments import parse
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, recipe_folder, recipe_names
-from bert.config.pretraining import phases_of
+from bert.config.pretraining import resolve_phases
 from bert.config.yaml_io import load_config
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.model.execution import LayerExecution
@@ -72,7 +72,7 @@ def test_one_override_makes_any_pretraining_recipe_small(name: str, override: li
     config, *_ = parse(PretrainConfig, argv, prog="bert pretrain", description="", default_recipe=None)
     steps = int(config.training.steps)
     assert config.optimizer.warmup_steps is None
-    for phase in phases_of(config, steps):
+    for phase in resolve_phases(config, steps):
         training = phase.config.training
         rows = training.batch_size // training.gradient_accumulation_steps
         assert rows * phase.config.data.sequence_length <= 256 * 128
@@ -88,7 +88,7 @@ def test_one_override_makes_any_finetuning_recipe_small(name: str) -> None:
         "--training.steps=40",
     ]
     config, *_ = parse(FinetuneConfig, argv, prog="bert finetune", description="", default_recipe=None)
-    assert (config.training.steps, config.training.epochs, config.optimizer.warmup_of(40)) == (40, None, 4)
+    assert (config.training.steps, config.training.epochs, config.optimizer.num_warmup_steps(40)) == (40, None, 4)
 
 
 @pytest.mark.parametrize("name", PRETRAINING)
@@ -104,7 +104,7 @@ def test_pretraining_recipes(name: str) -> None:
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
     if name in PARAMETERS:
         assert count_parameters(params) == PARAMETERS[name]
-    for phase in phases_of(config, int(config.training.steps)):
+    for phase in resolve_phases(config, int(config.training.steps)):
         data, training = phase.config.data, phase.config.training
         rows = training.batch_size // training.gradient_accumulation_steps
         tokens = jax.ShapeDtypeStruct((rows, data.sequence_length), jnp.int32)
@@ -119,7 +119,7 @@ def test_pretraining_recipes(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_the_papers_two_phases(name: str) -> None:
     config = pretraining(name)
-    short, long = phases_of(config, int(config.training.steps))
+    short, long = resolve_phases(config, int(config.training.steps))
     assert (short.end, long.end) == (900_000, 1_000_000)
     sizes = [(p.config.data.sequence_length, p.config.data.max_predictions_per_sequence) for p in (short, long)]
     assert sizes == [(128, 20), (512, 77)]

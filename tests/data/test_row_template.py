@@ -180,7 +180,7 @@ def test_rows_of_another_layout_are_no_longer_found_in_the_cache(roberta, tmp_pa
     for tokenizer, same in ((roberta, False), (letter_tokenizer(WORDS), True)):
         settings = builder._settings(config, cache, tokenizer_fingerprint(tokenizer))
         name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
-        folder, named = builder._folder_of(config, tokenizer, cache, lambda *_: None)
+        folder, named = builder._dataset_folder(config, tokenizer, cache, lambda *_: None)
         assert (folder.name == name) is same
         assert ("row_template" in named) is not same
 

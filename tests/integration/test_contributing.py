@@ -60,7 +60,7 @@ def test_an_objective(corpus, tmp_path, monkeypatch) -> None:
         for pair in sentence_order_pairs(*arguments):
             yield pair._replace(label=int(pair.b_end - pair.b_start > pair.a_end - pair.a_start))
 
-    line = objectives._paired(longer_pairs, "longer", "longer", 1, ("A is longer", "B is longer"))
+    line = objectives._paired_objective(longer_pairs, "longer", "longer", 1, ("A is longer", "B is longer"))
     monkeypatch.setitem(objectives.OBJECTIVES, "longer", line)
     monkeypatch.setattr(bert.config.data, "Objective", Literal[(*bert.config.OBJECTIVES, "longer")])
     from bert.commands.pretrain import main

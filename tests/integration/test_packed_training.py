@@ -15,7 +15,7 @@ from bert.commands.pretrain import main
 from bert.config import DataConfig, ModelConfig, PretrainConfig
 from bert.data.pretraining.loader import masked_batch
 from bert.data.pretraining.masking import Masking, philox_uint64
-from bert.data.pretraining.packing import EXAMPLE_LENGTH, packed
+from bert.data.pretraining.packing import EXAMPLE_LENGTH, pack_rows
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Packing
 from bert.parallel.backends import PmapParallelism
@@ -38,7 +38,7 @@ def batch_of_packed_rows() -> dict[str, np.ndarray]:
     segment_a = lengths // 2
     at = np.arange(len(lengths))
     ids[:, 0], ids[at, segment_a - 1], ids[at, lengths - 1] = 2, 3, 3
-    rows = packed(
+    rows = pack_rows(
         {
             "input_ids": np.where(np.arange(T) < lengths[:, None], ids, 0).astype(np.uint16),
             "length": lengths,
@@ -219,7 +219,7 @@ def test_large_rows_of_many_short_examples_agree_too() -> None:
     ids[:, 0], ids[np.arange(40), lengths - 1] = 2, 3
     ids[np.arange(512) >= lengths[:, None]] = 0
     columns = {"input_ids": ids, "length": lengths, "segment_a_length": lengths}
-    rows = packed(columns, 20, pad=0)
+    rows = pack_rows(columns, 20, pad=0)
     model = Bert(long_rows)
     params = jax.jit(model.init)(jax.random.key(1), jnp.zeros((1, 8), jnp.int32))
     batch = masked_batch(

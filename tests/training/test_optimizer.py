@@ -101,10 +101,10 @@ def test_learning_rate_rises_and_falls_in_lines() -> None:
 
 
 def test_warm_up_by_share_or_by_steps() -> None:
-    assert OptimizerConfig(warmup_ratio=0.1).warmup_of(345) == 34
-    assert OptimizerConfig(warmup_steps=50, warmup_ratio=0.1).warmup_of(345) == 50
+    assert OptimizerConfig(warmup_ratio=0.1).num_warmup_steps(345) == 34
+    assert OptimizerConfig(warmup_steps=50, warmup_ratio=0.1).num_warmup_steps(345) == 50
     with pytest.raises(UserError, match=r"warmup_steps \(345\) is not below the 345 steps"):
-        OptimizerConfig(warmup_steps=345).warmup_of(345)
+        OptimizerConfig(warmup_steps=345).num_warmup_steps(345)
 
 
 ENCODER = {

@@ -21,7 +21,7 @@ from bert.commands.examples import main as examples
 from bert.commands.pretrain import main
 from bert.config import DataConfig, OptimizerConfig, PretrainConfig, TrainingConfig
 from bert.config.phases import PhaseConfig
-from bert.config.pretraining import phases_of
+from bert.config.pretraining import resolve_phases
 from bert.config.yaml_io import dump, load_config
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.errors import UserError
@@ -50,7 +50,7 @@ def config_of(phases: list[PhaseConfig] | None = None, steps: int = 1_000_000, *
 def test_the_papers_two_phases() -> None:
     config = config_of()
     config.check()
-    short, long = phases_of(config, 1_000_000)
+    short, long = resolve_phases(config, 1_000_000)
     assert (short.first, short.end, long.first, long.end) == (0, 900_000, 900_000, 1_000_000)
     assert (short.config.data.sequence_length, long.config.data.sequence_length) == (128, 512)
     # 20 of 128 are 80 of 512: at least 15% of a full row in both
@@ -62,27 +62,27 @@ def test_the_papers_two_phases() -> None:
 
 def test_a_phase_takes_what_it_leaves_out_from_the_rest() -> None:
     phase = PhaseConfig(None, None, 64, 9, 32, 4, 3e-4)
-    [alone] = phases_of(config_of([phase]), 7)
+    [alone] = resolve_phases(config_of([phase]), 7)
     assert (alone.number, alone.first, alone.end) == (1, 0, 7)
     data, training = alone.config.data, alone.config.training
     assert (data.sequence_length, data.max_predictions_per_sequence) == (64, 9)
     assert (training.batch_size, training.gradient_accumulation_steps) == (32, 4)
     assert alone.config.optimizer.learning_rate == 3e-4
     expected = config_of([PhaseConfig()])
-    [empty] = phases_of(expected, 7)
+    [empty] = resolve_phases(expected, 7)
     assert empty.config == dataclasses.replace(expected, phases=None)
-    assert phases_of(dataclasses.replace(expected, phases=None), 7) == [empty]
+    assert resolve_phases(dataclasses.replace(expected, phases=None), 7) == [empty]
 
 
 @pytest.mark.parametrize("total", [3, 10, 11, 101])
 def test_no_step_is_lost_between_shares_and_steps(total: int) -> None:
     third = PhaseConfig(share=1 / 3)
-    spans = [(p.first, p.end) for p in phases_of(config_of([third, third, PhaseConfig()]), total)]
+    spans = [(p.first, p.end) for p in resolve_phases(config_of([third, third, PhaseConfig()]), total)]
     assert spans[0][0] == 0
     assert spans[-1][1] == total
     assert all(a[1] == b[0] for a, b in itertools.pairwise(spans))
     assert all(abs((end - first) - total / 3) <= 1 for first, end in spans)
-    mixed = phases_of(config_of([PhaseConfig(steps=2), PhaseConfig()]), total)
+    mixed = resolve_phases(config_of([PhaseConfig(steps=2), PhaseConfig()]), total)
     assert [(p.first, p.end) for p in mixed] == [(0, 2), (2, total)]
 
 
@@ -126,20 +126,20 @@ def test_one_schedule_over_all_phases_times_each_phases_peak() -> None:
     """The formula of `bert.config.phases`, by hand; with one peak it is the paper's schedule."""
     phases = [PhaseConfig(0.9), PhaseConfig(learning_rate=2e-4)]
     config = config_of(phases, steps=1000, optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100))
-    short, long = phases_of(config, 1000)
+    short, long = resolve_phases(config, 1000)
     n = np.arange(1000)
     rates = [np.asarray(learning_rate_schedule(phase.config.optimizer, 1000)(n)) for phase in (short, long)]
     peaks = np.where(n < 900, 1e-3, 2e-4)
     expected = peaks * np.minimum(n / 100, (1000 - n) / 900)
     np.testing.assert_allclose(np.where(n < 900, *rates), expected, rtol=1e-4)
-    [_, same] = phases_of(config_of(steps=1000, optimizer=config.optimizer), 1000)
+    [_, same] = resolve_phases(config_of(steps=1000, optimizer=config.optimizer), 1000)
     assert same.config.optimizer == config.optimizer, "without a peak of its own the paper's schedule goes on"
 
 
 def test_the_optimizers_of_all_phases_share_one_state() -> None:
     params = {"kernel": np.ones((2, 2), np.float32), "bias": np.ones(2, np.float32)}
     config = config_of([PhaseConfig(0.5), PhaseConfig(learning_rate=1e-5)])
-    states = [make_optimizer(p.config.optimizer, 1_000_000).init(params) for p in phases_of(config, 1_000_000)]
+    states = [make_optimizer(p.config.optimizer, 1_000_000).init(params) for p in resolve_phases(config, 1_000_000)]
     assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
 
 

@@ -122,7 +122,7 @@ def split_sentences(
     pieces = []
     for paragraph in paragraphs:
         pieces += ["\n", *([paragraph] if one_sentence_per_line else _segments(paragraph, language))]
-    return _spaced(pieces) if keep_space else [sentence for sentence in map(str.strip, pieces) if sentence]
+    return _keep_spaces(pieces) if keep_space else [sentence for sentence in map(str.strip, pieces) if sentence]
 
 
 def _segments(paragraph: str, language: str) -> Iterator[str]:
@@ -133,7 +133,7 @@ def _segments(paragraph: str, language: str) -> Iterator[str]:
         yield from segment(language, window)
 
 
-def _spaced(pieces: list[str]) -> list[str]:
+def _keep_spaces(pieces: list[str]) -> list[str]:
     """Stretches of text, one after the other, as sentences with a space in front where white space was."""
     sentences: list[str] = []
     space = False

@@ -122,7 +122,7 @@ def open_dataset(source: str) -> Dataset:
         try:
             dataset = datasets.load_from_disk(source)
         except Exception as error:  # Arrow's, JSON's and the library's own, bare KeyErrors among them
-            raise _damaged(Path(source), "", error) from None
+            raise _damaged_error(Path(source), "", error) from None
     else:
         name, config, split = [*source.removeprefix(HUB_PREFIX).split(":", 2), "", ""][:3]
         try:
@@ -151,7 +151,7 @@ def unreadable(path: Path | str, error: OSError) -> UserError:
     return UserError(f"{path} cannot be read ({error.strerror}): fix its permissions or leave it out")
 
 
-def _damaged(path: Path, where: str, error: Exception) -> UserError:
+def _damaged_error(path: Path, where: str, error: Exception) -> UserError:
     reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     return UserError(f"{path} is cut short or damaged{where} ({reason}): copy it again")
 
@@ -196,12 +196,12 @@ def numbered_lines(path: Path, utf_16: bool = False, errors: str = "strict") -> 
             except UnicodeDecodeError:
                 raise UserError(f"{path}, line {line_number}: not UTF-8: {convert(data)}") from None
     except UnicodeDecodeError as error:
-        raise _damaged(path, f" after line {line_number}", error) from None
+        raise _damaged_error(path, f" after line {line_number}", error) from None
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise _damaged(path, f" after line {line_number}", error) from None
+        raise _damaged_error(path, f" after line {line_number}", error) from None
     except OSError as error:
         if error.strerror is None:  # of bz2 and zstd: the file's fault, not the system's
-            raise _damaged(path, f" after line {line_number}", error) from None
+            raise _damaged_error(path, f" after line {line_number}", error) from None
         raise unreadable(path, error) from None
 
 
@@ -251,10 +251,10 @@ def _parquet_documents(path: Path) -> Iterator[Document]:
                 yield from _column_documents(str(path), batch.column(0), row)
                 row += len(batch)
     except pa.ArrowException as error:
-        raise _damaged(path, f" after row {row}", error) from None
+        raise _damaged_error(path, f" after row {row}", error) from None
     except OSError as error:
         if error.strerror is None:
-            raise _damaged(path, f" after row {row}", error) from None
+            raise _damaged_error(path, f" after row {row}", error) from None
         raise unreadable(path, error) from None
 
 
@@ -268,7 +268,7 @@ def _dataset_documents(source: str) -> Iterator[Document]:
                 yield from _column_documents(source, chunk, row)
                 row += len(chunk)
     except (OSError, pa.ArrowException) as error:
-        raise _damaged(Path(source), f" after row {row}", error) from None
+        raise _damaged_error(Path(source), f" after row {row}", error) from None
 
 
 def _column_documents(source: str, column: pa.ChunkedArray, row: int) -> Iterator[Document]:

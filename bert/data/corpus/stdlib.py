@@ -35,7 +35,7 @@ _FIELD = re.compile(r"^\w[\w.,*' ]{0,30}\s(--|-)\s")
 
 def stdlib_documents() -> Iterator[list[str]]:
     """Documents, one a module in the sorted order of paths; each a list of paragraphs."""
-    for document in _harvested():
+    for document in _harvest():
         yield list(document)
 
 
@@ -52,7 +52,7 @@ def source_state() -> tuple[str, int]:
 
 
 @functools.cache
-def _harvested() -> tuple[tuple[str, ...], ...]:
+def _harvest() -> tuple[tuple[str, ...], ...]:
     """All documents: 1.6 MB, read up to three times (vocabulary, fingerprint, examples) but parsed once."""
     documents = []
     for _, path in _modules():

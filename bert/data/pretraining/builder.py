@@ -78,9 +78,9 @@ def build_examples(
         written.
     """
     progress = progress or _silent
-    folder, settings = _folder_of(config, tokenizer, cache_dir, progress)
+    folder, settings = _dataset_folder(config, tokenizer, cache_dir, progress)
     if not (folder / INDEX).exists():
-        with _writing(folder), blocking_lock(folder, lambda: progress(WAITING, 0, None)):
+        with _write_errors(folder), blocking_lock(folder, lambda: progress(WAITING, 0, None)):
             if not (folder / INDEX).exists():
                 tasks = _shard_tasks(folder, config, progress)
                 _build(tasks, tasks, folder, config, tokenizer, progress)
@@ -108,11 +108,11 @@ def build_shard_subset(
       The set, or None while shards of others are missing. ``build_examples`` then builds those.
     """
     progress = progress or _silent
-    folder, settings = _folder_of(config, tokenizer, cache_dir, progress)
+    folder, settings = _dataset_folder(config, tokenizer, cache_dir, progress)
     shard, shard_count = subset
     index = folder / INDEX
     if not index.exists():
-        with _writing(folder):
+        with _write_errors(folder):
             with blocking_lock(folder, lambda: progress(WAITING, 0, None)):
                 tasks = [] if index.exists() else _shard_tasks(folder, config, progress)
             # Duplicates of a shard have its number: their text is tokenised once.
@@ -124,13 +124,13 @@ def build_shard_subset(
                     raise
             with blocking_lock(folder, lambda: progress(WAITING, 0, None)):
                 if not index.exists():
-                    if any(_finished(task, folder / _WORK) is None for task in tasks):
+                    if any(_read_finished(task, folder / _WORK) is None for task in tasks):
                         return None
                     _merge(tasks, folder, config, settings)
     return verify_checksums(open_examples(folder))
 
 
-def _folder_of(
+def _dataset_folder(
     config: DataConfig, tokenizer: Tokenizer, cache_dir: Path | None, progress: Progress
 ) -> tuple[Path, dict[str, Any]]:
     """The folder of the set, which may not exist yet, and the settings that name it."""
@@ -142,7 +142,7 @@ def _folder_of(
 
 
 @contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _write_errors(folder: Path) -> Iterator[None]:
     """Makes the folder; what the system refuses there becomes a UserError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,7 @@ def _build(
 ) -> None:
     """Builds those of some shards, out of all, that are missing."""
     work = folder / _WORK
-    missing = [task for task in tasks if _finished(task, work) is None]
+    missing = [task for task in tasks if _read_finished(task, work) is None]
     done = len(tasks) - len(missing)
     progress("building examples", done, len(tasks))
     # A process takes a second to start: worth it for a shard of text each, not for less.
@@ -234,7 +234,7 @@ def _build(
 def _merge(tasks: list[ShardSpec], folder: Path, config: DataConfig, settings: dict[str, Any]) -> None:
     """Makes a set of finished shards. The caller holds its lock."""
     work = folder / _WORK
-    summaries = {task.name: require(_finished(task, work), task.name) for task in tasks}
+    summaries = {task.name: require(_read_finished(task, work), task.name) for task in tasks}
     splits = {
         split: [asdict(summary) for name, summary in summaries.items() if name.startswith(split)]
         for split in ("train", "eval")
@@ -344,7 +344,7 @@ def _count_of_documents(store: DocumentStore) -> str:
     return f"{store.number_of_documents} document{'s' * (store.number_of_documents != 1)}"
 
 
-def _finished(task: ShardSpec, work: Path) -> ShardSummary | None:
+def _read_finished(task: ShardSpec, work: Path) -> ShardSummary | None:
     """The summary of a shard that stands whole on disk, or None."""
     try:
         summary = ShardSummary(**json.loads((work / f"{task.name}.json").read_text(encoding="utf-8")))

@@ -111,9 +111,9 @@ class Masking:
         count = min(most, length)
         draws = words.view(np.uint32)
         if example_length is None:
-            positions, used = self._chosen(input_ids, draws[:, :length])
+            positions, used = self._choose_positions(input_ids, draws[:, :length])
         else:
-            positions, used = self._chosen_of_examples(input_ids, draws[:, :length], example_length, count)
+            positions, used = self._choose_in_examples(input_ids, draws[:, :length], example_length, count)
         flat_positions = positions + np.arange(len(input_ids), dtype=np.int32)[:, None] * np.int32(length)
         original = input_ids.take(flat_positions).astype(np.int32)
 
@@ -134,7 +134,7 @@ class Masking:
             predicted = {name: np.pad(value, ((0, 0), (0, most - count))) for name, value in predicted.items()}
         return {"input_ids": output, **predicted}
 
-    def _chosen(
+    def _choose_positions(
         self, input_ids: Integer[np.ndarray, "B T"], draws: UInt32[np.ndarray, "B T"]
     ) -> tuple[Int32[np.ndarray, "B count"], Bool[np.ndarray, "B count"]]:
         """Positions [B, min(P, T)], ascending and 0 where unused, and which of them are used, by draws [B, T]."""
@@ -145,14 +145,14 @@ class Masking:
             return self._whole_words(input_ids, maskable, wanted, draws, count)
         return self._single_tokens(maskable, wanted, draws, count)
 
-    def _chosen_of_examples(
+    def _choose_in_examples(
         self,
         input_ids: Integer[np.ndarray, "B T"],
         draws: UInt32[np.ndarray, "B T"],
         example_length: Integer[np.ndarray, "B K"],
         count: int,
     ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
-        """As ``_chosen``, [B, count], of packed rows: their examples, each laid out as a row, and put back."""
+        """As ``_choose_positions``, [B, count], of packed rows: each example is laid out as a row, and put back."""
         row, index = np.nonzero(example_length)
         start = (np.cumsum(example_length, axis=1) - example_length)[row, index, None]
         length = example_length[row, index, None]
@@ -160,7 +160,7 @@ class Masking:
         here = within < length
         columns = np.where(here, start + within, 0)
         apart = np.where(here, input_ids[row[:, None], columns], self.special_ids[0])
-        positions, used = self._chosen(apart, draws[row[:, None], columns])
+        positions, used = self._choose_positions(apart, draws[row[:, None], columns])
         example = np.nonzero(used)[0]
         counts = np.bincount(row[example], minlength=len(input_ids))
         together = np.zeros((len(input_ids), count), np.int32)

@@ -56,7 +56,7 @@ class PretrainingObjective:
     answers: tuple[str, ...] = ()
 
 
-def _paired(
+def _paired_objective(
     pairs: Callable[..., Iterator[Pair]],
     label: str,
     metric: str,
@@ -80,7 +80,9 @@ def _paired(
     return PretrainingObjective(True, documents, True, draw, lay_out, label, metric, answers)
 
 
-def _unpaired(rows: Callable[[list[int], list[int], int, int], Iterator[tuple[int, int]]]) -> PretrainingObjective:
+def _unpaired_objective(
+    rows: Callable[[list[int], list[int], int, int], Iterator[tuple[int, int]]],
+) -> PretrainingObjective:
     def draw(sentences: list[int], documents: list[int], length: int, template: RowTemplate, *_: Any) -> np.ndarray:
         ranges = rows(sentences, documents, template.room(length), len(template.suffix))
         return np.array(list(ranges), np.int64).reshape(-1, 2)
@@ -137,9 +139,9 @@ def _full_columns(
 
 
 OBJECTIVES = {
-    "nsp": _paired(sentence_pairs, "next_sentence", "nsp", 2, ("B follows A", "B is from another document")),
-    "sop": _paired(sentence_order_pairs, "sentence_order", "sop", 1, ("in order", "swapped")),
-    "full_sentences": _unpaired(rows_across_documents),
-    "doc_sentences": _unpaired(rows_within_documents),
+    "nsp": _paired_objective(sentence_pairs, "next_sentence", "nsp", 2, ("B follows A", "B is from another document")),
+    "sop": _paired_objective(sentence_order_pairs, "sentence_order", "sop", 1, ("in order", "swapped")),
+    "full_sentences": _unpaired_objective(rows_across_documents),
+    "doc_sentences": _unpaired_objective(rows_within_documents),
 }
 """By the name that data.objective takes; `bert.config.OBJECTIVES` lists the same names."""

@@ -66,7 +66,7 @@ def assign_packs(lengths: np.ndarray, longest: int, most: int) -> list[list[int]
     return sorted(sorted(next(waiting[length]) for length in pack) for pack in packs)
 
 
-def packed(columns: Columns, most: int, pad: int) -> Columns:
+def pack_rows(columns: Columns, most: int, pad: int) -> Columns:
     """Rows of one example -> rows of up to K.
 
     Args:

@@ -78,7 +78,7 @@ def sentence_pairs(
             else:
                 b_first, b_stop, label, following = a_stop, end, IS_NEXT, end
             yield Pair(
-                *truncated(sentences[start], sentences[a_stop], sentences[b_first], sentences[b_stop], room, draw),
+                *truncate_pair(sentences[start], sentences[a_stop], sentences[b_first], sentences[b_stop], room, draw),
                 label,
             )
             start = following
@@ -105,7 +105,7 @@ def sentence_order_pairs(
             start = min(start, stop - 2)
             end = _chunk_end(sentences, start, start + 2, stop, _target(room, short_seq_prob, draw))
             middle = start + 1 + _randint(draw, end - start - 1)
-            a_start, a_end, b_start, b_end = truncated(
+            a_start, a_end, b_start, b_end = truncate_pair(
                 sentences[start], sentences[middle], sentences[middle], sentences[end], room, draw
             )
             if draw.random() < RANDOM_SHARE:
@@ -115,7 +115,7 @@ def sentence_order_pairs(
             start = end
 
 
-def truncated(
+def truncate_pair(
     a_start: int, a_end: int, b_start: int, b_end: int, longest: int, draw: random.Random
 ) -> tuple[int, int, int, int]:
     """Two ranges cut to ``longest`` tokens together: one by one from the longer, front or back by chance."""

@@ -23,7 +23,7 @@ from bert.data.corpus.document_store import DocumentStore
 from bert.data.corpus.documents import split_sentences
 from bert.data.pretraining import segments
 from bert.data.pretraining.objectives import OBJECTIVES
-from bert.data.pretraining.packing import EXAMPLE_LENGTH, packed
+from bert.data.pretraining.packing import EXAMPLE_LENGTH, pack_rows
 from bert.data.row_template import RowTemplate, row_template
 from bert.errors import UserError
 from bert.files import write_atomic
@@ -100,9 +100,7 @@ class _Text(NamedTuple):
     """Of each document, its index in the store."""
 
 
-def build_shards_of(
-    tasks: list[ShardSpec], tokenizer: Tokenizer
-) -> Iterator[tuple[ShardSpec, ShardSummary, np.ndarray]]:
+def build_range(tasks: list[ShardSpec], tokenizer: Tokenizer) -> Iterator[tuple[ShardSpec, ShardSummary, np.ndarray]]:
     """Builds and writes the shards of one range of documents, duplicates of each other, each atomically.
 
     Args:
@@ -120,7 +118,7 @@ def build_shards_of(
     # Copy instead of mapping: another process may replace the file, and some file systems then invalidate the mapping.
     indices = np.array(np.load(task.order, mmap_mode="r")[task.first : task.last])
     template = row_template(tokenizer, OBJECTIVES[task.objective].pair)
-    text = _tokenized(task, indices, tokenizer, template.room(task.sequence_length))
+    text = _tokenize_documents(task, indices, tokenizer, template.room(task.sequence_length))
     _check_documents(task, text, len(indices))
     pad, vocab_size = special_ids(tokenizer).pad, embedding_rows(tokenizer)
     for task in tasks:
@@ -161,7 +159,7 @@ def _build_shard(
     counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
     positive_rows = int(columns[f"{objective.label}_label"].sum()) if objective.label else 0
     if task.max_sequences_per_pack is not None:
-        columns = packed(columns, task.max_sequences_per_pack, pad)
+        columns = pack_rows(columns, task.max_sequences_per_pack, pad)
     size, sha256 = _write(task.file, columns)
     summary = ShardSummary(
         file=task.file.name,
@@ -171,13 +169,13 @@ def _build_shard(
         documents=len(documents) - 1,
         sentences=len(sentences) - 1,
         tokens=len(tokens),
-        unused_tokens=_unused(ranges, len(tokens)),
+        unused_tokens=_count_unused(ranges, len(tokens)),
         positive_rows=positive_rows,
     )
     return summary, counts
 
 
-def _tokenized(task: ShardSpec, indices: np.ndarray, tokenizer: Tokenizer, longest: int) -> _Text:
+def _tokenize_documents(task: ShardSpec, indices: np.ndarray, tokenizer: Tokenizer, longest: int) -> _Text:
     """Tokenizes the documents of these indices.
 
     A sentence of more than ``longest`` tokens, as many as fit a row, is cut into even pieces of about half that: if a
@@ -221,7 +219,7 @@ def _batches_of_sentences(
         yield sentences, owners
 
 
-def _unused(ranges: np.ndarray, token_count: int) -> int:
+def _count_unused(ranges: np.ndarray, token_count: int) -> int:
     """Tokens that stand in no row [R, ...] of ranges: cut off if A and B were too long together."""
     steps = np.zeros(token_count + 1, np.int64)
     for start in range(0, ranges.shape[1] - 1, 2):

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert.data.pretraining.shards import ShardSpec, build_shards_of
+from bert.data.pretraining.shards import ShardSpec, build_range
 from bert.errors import UserError, require
 from bert.files import write_array, write_atomic
 
@@ -37,8 +37,8 @@ def build_shards(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, proce
     from bert.tokenizer.wordpiece import literal_tokenizer
 
     # Duplicates of a shard are built together: their text is tokenised once.
-    in_order = sorted(tasks, key=_text_of)
-    groups = [list(group) for _, group in itertools.groupby(in_order, key=_text_of)]
+    in_order = sorted(tasks, key=_source_key)
+    groups = [list(group) for _, group in itertools.groupby(in_order, key=_source_key)]
     if processes <= 1:
         plain = literal_tokenizer(tokenizer)
         for group in groups:
@@ -81,7 +81,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _text_of(task: ShardSpec) -> tuple[str, int]:
+def _source_key(task: ShardSpec) -> tuple[str, int]:
     """What the task reads: duplicates of each other read the same."""
     return str(task.order), task.first
 
@@ -91,7 +91,7 @@ def _build_in_worker(tasks: list[ShardSpec], work: Path) -> None:
 
 
 def _build_and_record(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path) -> None:
-    for task, summary, counts in build_shards_of(tasks, tokenizer):
+    for task, summary, counts in build_range(tasks, tokenizer):
         write_array(work / f"{task.name}.npy", counts)
         # Last: a shard without its summary is built again.
         write_atomic(work / f"{task.name}.json", json.dumps(asdict(summary)).encode())

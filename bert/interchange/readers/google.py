@@ -182,7 +182,7 @@ def read_tokenizer(folder: Path, config: ModelConfig, say: Log = lambda text: No
         UserError: no vocabulary, a malformed one, or one with more pieces than the embedding has rows.
     """
     vocabulary = load_tokenizer(folder)
-    lowercase, why = _casing(folder.resolve().name, vocabulary.get_vocab())
+    lowercase, why = _detect_casing(folder.resolve().name, vocabulary.get_vocab())
     tokenizer = load_tokenizer(folder, TokenizerConfig(lowercase=lowercase))
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         say(f"text is {'lower-cased' if lowercase else 'not lower-cased'}: {why}")
@@ -190,7 +190,7 @@ def read_tokenizer(folder: Path, config: ModelConfig, say: Log = lambda text: No
     return tokenizer
 
 
-def _casing(name: str, pieces: dict[str, int]) -> tuple[bool, str]:
+def _detect_casing(name: str, pieces: dict[str, int]) -> tuple[bool, str]:
     """Whether to lower-case, and why."""
     for sign, lowercase in (("uncased", True), ("cased", False)):
         if sign in name.lower():

@@ -67,7 +67,7 @@ def _front_matter(model: ModelBundle, architecture: str, recipe: dict[str, Any])
     if base is not None:
         fields["base_model"] = base
     data = recipe.get("data", {})
-    sources = [data.get("dir"), *_listed(data.get("train"))]
+    sources = [data.get("dir"), *_as_list(data.get("train"))]
     if names := sorted({source.split(":")[1] for source in sources if source and source.startswith(HUB_PREFIX)}):
         fields["datasets"] = names
     return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---"
@@ -90,10 +90,10 @@ def _is_public(key: str, value: Any) -> bool:
     """Whether an option for paths holds names that mean the same on every machine."""
     if key in ("init", "architecture_from"):
         return value == "none" or (value is not None and is_downloaded(value))
-    return value is not None and all(source.startswith((HUB_PREFIX, STDLIB_CORPUS)) for source in _listed(value))
+    return value is not None and all(source.startswith((HUB_PREFIX, STDLIB_CORPUS)) for source in _as_list(value))
 
 
-def _listed(value: list[str] | str | None) -> list[str]:
+def _as_list(value: list[str] | str | None) -> list[str]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 

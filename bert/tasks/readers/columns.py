@@ -134,7 +134,7 @@ def read_columns(
 
 def _text(records: Records, line_number: int, name: str, value: Any, may_be_empty: bool) -> str:
     if value is None:
-        raise records.error(line_number, _missing(records, name))
+        raise records.error(line_number, _missing_message(records, name))
     if not isinstance(value, str):
         raise records.error(line_number, f"{name} is {json.dumps(value, default=str)[:40]}: it must be a text")
     if not (value.strip() or may_be_empty):
@@ -145,7 +145,7 @@ def _text(records: Records, line_number: int, name: str, value: Any, may_be_empt
 def label_text(records: Records, line_number: int, name: str, value: Any) -> str:
     """A label or an id: a text on one line, or a whole number."""
     if value is None:
-        raise records.error(line_number, _missing(records, name))
+        raise records.error(line_number, _missing_message(records, name))
     word = json.dumps(value) if isinstance(value, int) else value  # true and false among them
     if not isinstance(word, str) or not word.strip() or set(word) & set("\t\r\n"):
         shown = repr(value)[:40]
@@ -155,5 +155,5 @@ def label_text(records: Records, line_number: int, name: str, value: Any) -> str
     return without_surrogates(word)
 
 
-def _missing(records: Records, name: str) -> str:
+def _missing_message(records: Records, name: str) -> str:
     return f"{name} is missing (null): write it or remove the {records.unit}"

@@ -23,13 +23,13 @@ DIAGNOSTIC = "ax"
 
 def is_glue(folder: Path, task: str) -> bool:
     """Whether the data of a task is a data set: ``hub:NAME``, its folder, or one with a folder of the task's name."""
-    return _dataset_of(folder, task, task) is not None
+    return _find_dataset(folder, task, task) is not None
 
 
 def glue_records(folder: Path, task: str, split: str) -> Records | None:
     """The rows of one split of a task, None where it is not there. Raises UserError where it cannot be loaded."""
     config = DIAGNOSTIC if split == "diagnostic" else task
-    source = _dataset_of(folder, task, config)
+    source = _find_dataset(folder, task, config)
     if source is None:
         return None
     try:
@@ -42,7 +42,7 @@ def glue_records(folder: Path, task: str, split: str) -> Records | None:
     return None if name is None else dataset_records(source, there, name)
 
 
-def _dataset_of(folder: Path, task: str, config: str) -> str | None:
+def _find_dataset(folder: Path, task: str, config: str) -> str | None:
     """The data set of a configuration: in the folder, next to it, or, the task's own, the folder itself.
 
     On the hub a configuration that is named is the task's: another one is looked for in the data set as a whole.

@@ -73,7 +73,7 @@ def test_harvest_is_the_same_twice_and_sorted(harvest, monkeypatch):
     assert not any(part in name for name in names for part in ("site-packages", "/test/", "idle_test"))
     assert stdlib.source_state() == stdlib.source_state()
     monkeypatch.setattr(stdlib, "_modules", lambda: modules[:60])
-    again = stdlib._harvested.__wrapped__()
+    again = stdlib._harvest.__wrapped__()
     assert list(map(list, again)) == harvest[: len(again)]
 
 
@@ -83,7 +83,7 @@ def test_nothing_is_imported(monkeypatch, tmp_path):
     (tmp_path / "nul.py").write_bytes(b'"""Nul."""\n\x00')
     (tmp_path / "short.py").write_text('"""Too short to be a document."""')
     monkeypatch.setattr(stdlib.sysconfig, "get_path", lambda name: str(tmp_path))
-    found = stdlib._harvested.__wrapped__()
+    found = stdlib._harvest.__wrapped__()
     assert found == ((("A sentence of several plain words. " * 9).strip(),),)
     assert "boom" not in sys.modules
 

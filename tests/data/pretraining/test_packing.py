@@ -10,7 +10,7 @@ from bert.data.pretraining import builder
 from bert.data.pretraining.builder import build_examples, build_shard_subset
 from bert.data.pretraining.loader import PretrainingLoader, masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import Masking, philox_uint64
-from bert.data.pretraining.packing import EXAMPLE_LENGTH, assign_packs, packed, packing_arrays, shortest_pack_first
+from bert.data.pretraining.packing import EXAMPLE_LENGTH, assign_packs, pack_rows, packing_arrays, shortest_pack_first
 from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
 from tests.helpers import all_rows, config_of, digest
@@ -115,7 +115,7 @@ def taken_apart(rows: dict[str, np.ndarray]) -> list[tuple]:
 
 def test_packed_rows_hold_the_same_examples() -> None:
     columns = columns_of(lengths_like_wikipedia(300, T))
-    rows = packed(columns, K, pad=0)
+    rows = pack_rows(columns, K, pad=0)
     assert rows["input_ids"].dtype == np.uint16
     assert rows[EXAMPLE_LENGTH].shape == rows["segment_a_length"].shape == (len(rows["length"]), K)
     np.testing.assert_array_equal(rows["length"], rows[EXAMPLE_LENGTH].sum(axis=1))
@@ -150,7 +150,7 @@ def owners_of_predictions(batch: dict[str, np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize("most", [20, 4])
 def test_each_example_predicts_its_15_percent_and_none_is_lost(most: int) -> None:
     masking = Masking(V, MASK, SPECIAL, max_predictions=most)
-    rows = packed(columns_of(lengths_like_wikipedia(4000, T)), K, pad=0)
+    rows = pack_rows(columns_of(lengths_like_wikipedia(4000, T)), K, pad=0)
     batch = masked(rows, masking)
     lengths = rows[EXAMPLE_LENGTH]
     maskable = np.maximum(lengths - 3, 0)
@@ -164,7 +164,7 @@ def test_each_example_predicts_its_15_percent_and_none_is_lost(most: int) -> Non
 
 def test_80_10_10_and_uniform_choice_within_the_examples() -> None:
     masking = Masking(V, MASK, SPECIAL, max_predictions=20)
-    rows = packed(columns_of(np.full(9000, 20)), K, pad=0)
+    rows = pack_rows(columns_of(np.full(9000, 20)), K, pad=0)
     batch = masked(rows, masking)
     row, spot = np.nonzero(batch["masked_lm_weights"])
     positions = batch["masked_lm_positions"][row, spot]
@@ -186,7 +186,7 @@ def test_80_10_10_and_uniform_choice_within_the_examples() -> None:
 def test_words_are_masked_whole_within_their_example() -> None:
     continuing = tuple(range(600, V))
     masking = Masking(V, MASK, SPECIAL, max_predictions=20, continuing_ids=continuing)
-    rows = packed(columns_of(lengths_like_wikipedia(500, T)), K, pad=0)
+    rows = pack_rows(columns_of(lengths_like_wikipedia(500, T)), K, pad=0)
     batch = masked(rows, masking)
     chosen = np.zeros(batch["input_ids"].shape, bool)
     row, spot = np.nonzero(batch["masked_lm_weights"])
@@ -204,7 +204,7 @@ def test_words_are_masked_whole_within_their_example() -> None:
 def test_an_example_that_fills_its_row_is_masked_as_unpacked_rows_are() -> None:
     columns = columns_of(np.full(40, T))
     masking = Masking(V, MASK, SPECIAL, max_predictions=9)
-    rows = packed(columns, K, pad=0)
+    rows = pack_rows(columns, K, pad=0)
     words = philox_uint64((3, 0), 0, 40, masking.words_per_row(T, K))
     ours = masking(rows["input_ids"], words, rows[EXAMPLE_LENGTH])
     theirs = masking(columns["input_ids"], words)

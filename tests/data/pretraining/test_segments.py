@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bert.data.pretraining.segments import IS_NEXT, IS_RANDOM, make_rng, sentence_pairs, truncated
+from bert.data.pretraining.segments import IS_NEXT, IS_RANDOM, make_rng, sentence_pairs, truncate_pair
 
 
 def corpus(lengths_of_documents):
@@ -106,12 +106,12 @@ def test_every_other_document_is_drawn_from():
 def test_truncation_takes_from_the_longer_at_both_ends():
     fronts = []
     for seed in range(300):
-        a_start, a_end, b_start, b_end = truncated(0, 30, 100, 110, 24, make_rng(seed))
+        a_start, a_end, b_start, b_end = truncate_pair(0, 30, 100, 110, 24, make_rng(seed))
         assert (a_end - a_start, b_end - b_start) == (14, 10)
         fronts.append(a_start)
     assert sum(fronts) / len(fronts) == pytest.approx(8, abs=0.5)
-    assert truncated(0, 30, 100, 110, 40, make_rng(0)) == (0, 30, 100, 110)
-    a_start, a_end, b_start, b_end = truncated(0, 30, 100, 130, 11, make_rng(0))
+    assert truncate_pair(0, 30, 100, 110, 40, make_rng(0)) == (0, 30, 100, 110)
+    a_start, a_end, b_start, b_end = truncate_pair(0, 30, 100, 130, 11, make_rng(0))
     assert (a_end - a_start, b_end - b_start) in ((5, 6), (6, 5))
 
 
