@@ -21,6 +21,8 @@ LANGUAGE = re.compile("[a-z]{2,3}(-[a-z]+)*")
 Objective = Literal["nsp", "sop", "full_sentences", "doc_sentences"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 
+Prediction = Literal["masked"]
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -46,6 +48,8 @@ class DataConfig:
     the rows of long documents and in more of short ones), sop (are two consecutive segments swapped, as in ALBERT), or
     nothing, with rows full of whole sentences as in RoBERTa: across documents (full_sentences) or within one
     (doc_sentences)."""
+    prediction: Prediction = "masked"
+    """What is predicted of a row: masked words by the words around them (masked)."""
     sequence_length: Annotated[int, Range(least=8)] = 128
     """Tokens T a row, special ones included."""
     max_predictions_per_sequence: Positive = 20

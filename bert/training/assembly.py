@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.data.pretraining.objectives import OBJECTIVES
 from bert.model.dropout import Dropout
 from bert.model.execution import LayerExecution
-from bert.model.heads import HEADS, BertForMaskedLM, BertForPreTraining
+from bert.model.heads import HEADS
 from bert.tasks.base import Task
 from bert.training.initialization import Params
-from bert.training.losses import Apply, Batch, Objective, pretraining_objective
+from bert.training.losses import Apply, Batch, Objective
 from bert.training.optimizer import ParameterPath
+from bert.training.predictions import PREDICTIONS
 
 
 def build_model_and_objective(config: PretrainConfig, cudnn_head: int | None = None) -> tuple[nn.Module, Objective]:
@@ -30,11 +30,10 @@ def build_model_and_objective(config: PretrainConfig, cudnn_head: int | None = N
     Raises:
         UserError: the devices cannot run the model as the configuration demands.
     """
-    rows = OBJECTIVES[config.data.objective]
-    model_class = BertForPreTraining if rows.label else BertForMaskedLM
+    prediction = PREDICTIONS[config.data.prediction]
     execution = LayerExecution.from_config(config.training, config.model.head_size, cudnn_head)
-    model = model_class(config.model, jnp.dtype(config.training.dtype), execution)
-    return model, pretraining_objective(model.apply, rows.label, rows.metric)
+    model = prediction.build_model(config, execution)
+    return model, prediction.build_objective(model, config)
 
 
 def build_task_model(task: Task, config: FinetuneConfig) -> nn.Module:

@@ -196,7 +196,7 @@ def _copy(params: Params) -> Params:
     return {name: _copy(value) if isinstance(value, dict) else value for name, value in params.items()}
 
 
-def init_mlm_bias(method: str, counts: np.ndarray, params: Params) -> Params:
+def init_mlm_bias(method: str, counts: np.ndarray, head: Sequence[str], params: Params) -> Params:
     """The MLM head's output bias set to the log frequencies of the tokens; unchanged for the method ``zeros``.
 
     A bias that starts at zero moves by at most the learning rate per step, and is several nats away. Meanwhile the
@@ -206,11 +206,12 @@ def init_mlm_bias(method: str, counts: np.ndarray, params: Params) -> Params:
     Args:
         method: ``unigram`` or ``zeros``.
         counts: [V] occurrences of each token in the training rows.
+        head: path of the MLM head in ``params``.
     """
     if method == "zeros":
         return params
-    predictions = params["predictions"]
-    bias = np.zeros(predictions["bias"].shape, np.float32)
+    flat, path = traverse_util.flatten_dict(params), (*head, "bias")
+    bias = np.zeros(flat[path].shape, np.float32)
     bias[: len(counts)] = unigram_log_probabilities(counts)
     bias[len(counts) :] = bias[: len(counts)].min()  # rows of the embedding beyond the vocabulary
-    return {**params, "predictions": {**predictions, "bias": bias}}
+    return traverse_util.unflatten_dict({**flat, path: bias})

@@ -42,6 +42,7 @@ from bert.training.initialization import (
 from bert.training.loop import TrainLoop, TrainStep
 from bert.training.losses import Objective, WeightedSums
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
+from bert.training.predictions import PREDICTIONS
 from bert.training.pretraining_data import PhaseData, PretrainingData, predictable_counts, prepare_data
 from bert.training.pretraining_results import curves_subject, print_summary, write_results
 from bert.training.step import TrainState, make_eval_step, make_train_step
@@ -159,10 +160,11 @@ class PretrainingEvaluator:
         interrupts: InterruptHandler,
     ) -> None:
         self._eval_step, self._data, self._parallel, self._interrupts = eval_step, data, parallel, interrupts
+        self._perplexity_loss = PREDICTIONS[data.phase.config.data.prediction].perplexity_loss
 
     def __call__(self, params: Any) -> Metrics:
         means = compute_means(accumulate_sums(self._sums(params), self._parallel))
-        return {**means, "perplexity": metrics.perplexity(means["mlm_loss"])}
+        return {**means, "perplexity": metrics.perplexity(means[self._perplexity_loss])}
 
     def _sums(self, params: Any) -> Iterator[WeightedSums]:
         for batch in self._data.eval_batches(self._parallel.process):
@@ -257,7 +259,8 @@ def _initialize(
     say: Log,
 ) -> TrainState:
     config, source = setup.run.config, setup.init_model
-    first = data.phases[0]
+    first, prediction = data.phases[0], PREDICTIONS[config.data.prediction]
+    counts = predictable_counts(first.examples, data.tokenizer)
     return initialize_state(
         model,
         make_optimizer(first.phase.config.optimizer, data.total_steps),
@@ -265,9 +268,9 @@ def _initialize(
         config.seed,
         checkpoints,
         None if source is None else (source.origin, source.params),
-        ("bert", "predictions", *(["seq_relationship"] if OBJECTIVES[config.data.objective].label else [])),
+        prediction.modules,
         say,
-        partial(init_mlm_bias, config.mlm_bias_init, predictable_counts(first.examples, data.tokenizer)),
+        partial(init_mlm_bias, config.mlm_bias_init, counts, prediction.mlm_head),
     )
 
 

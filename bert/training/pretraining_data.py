@@ -59,7 +59,7 @@ class PhaseData:
     def eval_batches(self, process: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
         """Every held-out row once, or this host's share of each batch; masked the same way each time."""
         rows = self.phase.config.training.rows_per_evaluation
-        return held_out_batches(self.eval_rows, self.loader.masking, rows, process)
+        return held_out_batches(self.eval_rows, self.loader.predictions, rows, process)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a pretraining run prints at its start and writes at its end: table, baselines, sample predictions."""
+"""What a pretraining run prints at its start and writes at its end."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from bert import metrics
 from bert.config import PretrainConfig
-from bert.data.pretraining.loader import Batch, RowSource
-from bert.data.pretraining.objectives import OBJECTIVES, PretrainingObjective
+from bert.data.pretraining.objectives import OBJECTIVES
 from bert.inference.pretrained import Pretrained
 from bert.parallel.backends import Parallelism
 from bert.runs import metrics_log, progress
 from bert.runs.curves import Subject, plot_curves
 from bert.runs.folder import RunFolder
-from bert.tokenizer.wordpiece import special_ids
 from bert.training.evaluation import read_eval_metrics, scores_of_line
 from bert.training.loop import count_parameters
 from bert.training.optimizer import describe_decay
+from bert.training.predictions import PREDICTIONS
 from bert.training.pretraining_data import PhaseData, PretrainingData, predictable_counts
 
 
@@ -50,7 +46,7 @@ def _describe_phase(data: PhaseData, num_phases: int) -> list[tuple[str, str]]:
     steps = f"{num_steps:,} ({num_steps * batch_size / num_rows:.1f} epochs)"
     if num_phases == 1:
         return [("rows", rows), ("tokens per step", tokens), ("steps", steps)]
-    rate, predictions = phase.config.optimizer.learning_rate, data.loader.masking.max_predictions
+    rate, predictions = phase.config.optimizer.learning_rate, phase.config.data.max_predictions_per_sequence
     return [
         (f"phase {phase.number}", f"steps {phase.first + 1:,} to {phase.end:,}: {steps}"),
         ("  rows", rows),
@@ -67,7 +63,8 @@ def curves_subject(config: PretrainConfig, baselines: Mapping[str, Any] | None =
         scores["loss"] = scores["mlm_loss"]
     model = config.model
     title = f"pretraining ({config.data.objective}), {model.num_hidden_layers} layers of {model.hidden_size}"
-    return Subject(title, baseline="word frequencies, majority class", baselines=scores, main_metric="mlm_accuracy")
+    main_metric = PREDICTIONS[config.data.prediction].main_metric
+    return Subject(title, baseline="word frequencies, majority class", baselines=scores, main_metric=main_metric)
 
 
 def write_results(
@@ -85,61 +82,17 @@ def write_results(
     model = Pretrained(
         config=run.config.model, params=params, tokenizer=data.tokenizer, step=data.total_steps, source=str(run.path)
     )
+    prediction, objective = PREDICTIONS[run.config.data.prediction], OBJECTIVES[run.config.data.objective]
+    last = data.phases[-1]
+    counts = predictable_counts(last.examples, data.tokenizer)
+    scores = scores_of_line(read_eval_metrics(run.path)[-1])
     results: dict[str, Any] = {
         "steps": data.total_steps,
-        "eval": scores_of_line(read_eval_metrics(run.path)[-1]),
-        "baselines": _compute_baselines(data, OBJECTIVES[run.config.data.objective]),
-        "filled_masks": _sample_predictions(model, data.phases[-1].eval_rows),
+        "eval": scores,
+        "baselines": prediction.baselines(last.eval_batches(), objective, counts, scores),
+        "filled_masks": prediction.examples(model, last.eval_rows),
         "seconds": round(time.perf_counter() - start_time, 1),
     }
     metrics_log.write_results(run.path, results)
     plot_curves(run.path, curves_subject(run.config, results["baselines"]))
     return dict(metrics_log.to_jsonable(results))
-
-
-def _compute_baselines(data: PretrainingData, objective: PretrainingObjective) -> dict[str, Any]:
-    """Scores of the last phase's held-out rows for a model that knows only word frequencies and the majority label."""
-    last = data.phases[-1]
-    tokens, labels = [], []
-    for batch in last.eval_batches():
-        tokens.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
-        if objective.label:
-            labels.append(batch[f"{objective.label}_labels"][batch[f"{objective.label}_weights"] > 0])
-    predicted = np.concatenate(tokens)
-    counts = predictable_counts(last.examples, data.tokenizer)
-    unigram = metrics.unigram_baseline(counts, predicted) if len(predicted) else {}
-    if not objective.label:
-        return {"unigram": unigram}
-    share_of_ones = float(np.mean(np.concatenate(labels)))
-    return {"unigram": unigram, f"{objective.metric}_majority_accuracy": max(share_of_ones, 1 - share_of_ones)}
-
-
-def _sample_predictions(model: Pretrained, rows: RowSource, count: int = 3) -> list[dict[str, Any]]:
-    """Held-out texts with one whole word masked: the first suitable word after the middle of evenly spread rows."""
-    samples: list[dict[str, Any]] = []
-    for index in np.unique(np.linspace(0, len(rows) - 1, 8 * count).astype(int)):
-        samples += _predict_one_word(model, rows.take(np.array([index])))
-        if len(samples) == count:
-            break
-    return samples
-
-
-def _predict_one_word(model: Pretrained, row: Batch) -> list[dict[str, Any]]:
-    """The text of a row with one word masked, and the model's guesses for it; empty if no word is suitable."""
-    mask_id = special_ids(model.tokenizer).mask
-    ids = [int(i) for i in row["input_ids"][0, 1 : row["segment_a_length"][0] - 1]][:40]
-    tokens = [model.tokenizer.id_to_token(i) or "" for i in ids]
-    if len(tokens) < 12:
-        return []
-    for position in range(len(tokens) // 2, len(tokens) - 1):
-        word = tokens[position]
-        if not word.isalpha() or len(word) <= 2 or tokens[position + 1].startswith("##"):
-            continue
-        masked = [*ids[:position], mask_id, *ids[position + 1 :]]
-        text = model.tokenizer.decode(masked, skip_special_tokens=False)
-        if mask_id not in model.tokenizer.encode(text).ids[: model.config.max_position_embeddings - 1]:
-            continue  # the text has more tokens than the row had, and the mask would be cut off
-        [candidates] = model.fill_mask(text, top_k=3)
-        guesses = [{"token": guess.token, "probability": guess.probability} for guess in candidates]
-        return [{"text": text, "truth": word, "guesses": guesses}]
-    return []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from bert.config import DataConfig
-from bert.data.pretraining.masking import Masking, philox_uint64, philox_uint64_of_rows
+from bert.data.pretraining.masking import Masking, Predictions, philox_uint64, philox_uint64_of_rows
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, packing_arrays
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class PretrainingLoader:
 
     Attributes:
         rows: the examples.
-        masking: how they are masked.
+        predictions: which of their tokens are predicted, and what the model reads in their place.
         batch_size: rows B of a global batch.
         seed: seed of order and masks, below 2**32.
         process: (index, count) of this host among all; it reads its contiguous share of every batch only.
@@ -49,7 +49,7 @@ class PretrainingLoader:
     """
 
     rows: RowSource
-    masking: Masking
+    predictions: Predictions
     batch_size: int
     seed: int
     process: tuple[int, int] = (0, 1)
@@ -69,12 +69,12 @@ class PretrainingLoader:
         chosen = self.row_indices(step)
         local, first = len(chosen), self._first
         examples = self.rows.take(chosen)
-        words_per_row = random_uint64s_per_row(self.masking, examples)
+        words_per_row = random_uint64s_per_row(self.predictions, examples)
         if self.static_masking:
             words = philox_uint64_of_rows((_FROZEN + self.seed, 0), chosen, words_per_row)
         else:
             words = philox_uint64((_MASKS + self.seed, step), first, local, words_per_row)
-        return masked_batch(examples, self.masking, words, first)
+        return masked_batch(examples, self.predictions, words, first)
 
     def row_indices(self, step: int) -> np.ndarray:
         """[B] indices, among all ``rows``, of this host's rows of the batch of ``step``."""
@@ -115,14 +115,14 @@ def make_masking(config: DataConfig, tokenizer: Tokenizer) -> Masking:
     )
 
 
-def random_uint64s_per_row(masking: Masking, examples: dict[str, np.ndarray]) -> int:
+def random_uint64s_per_row(predictions: Predictions, examples: dict[str, np.ndarray]) -> int:
     """What a row of these, packed or not, takes of a random stream."""
     packed = examples.get(EXAMPLE_LENGTH)
-    return masking.words_per_row(examples["input_ids"].shape[1], 1 if packed is None else packed.shape[1])
+    return predictions.words_per_row(examples["input_ids"].shape[1], 1 if packed is None else packed.shape[1])
 
 
 def held_out_batches(
-    rows: RowSource, masking: Masking, batch_size: int, process: tuple[int, int] = (0, 1)
+    rows: RowSource, predictions: Predictions, batch_size: int, process: tuple[int, int] = (0, 1)
 ) -> Iterator[Batch]:
     """This host's share of every held-out batch, each row once, with masks that depend on the row's number alone.
 
@@ -136,14 +136,14 @@ def held_out_batches(
         chosen = np.arange(first, min(first + local, len(rows)))
         some = chosen if len(chosen) else np.zeros(1, dtype=np.int64)
         examples = rows.take(some)
-        words = philox_uint64((_HELD_OUT, 0), int(some[0]), len(some), random_uint64s_per_row(masking, examples))
-        batch = masked_batch(examples, masking, words, first - start)
+        words = philox_uint64((_HELD_OUT, 0), int(some[0]), len(some), random_uint64s_per_row(predictions, examples))
+        batch = masked_batch(examples, predictions, words, first - start)
         if len(chosen) < local:
             batch = {name: _pad_rows(value[: len(chosen)], local) for name, value in batch.items()}
         yield batch
 
 
-def masked_batch(examples: dict[str, np.ndarray], masking: Masking, words: np.ndarray, first_row: int) -> Batch:
+def masked_batch(examples: dict[str, np.ndarray], predictions: Predictions, words: np.ndarray, first_row: int) -> Batch:
     """Examples -> one pretraining batch. The attention mask comes from the lengths, never from corrupted tokens.
 
     Of an objective with a label the batch has NAME_labels and NAME_weights, NAME being next_sentence or sentence_order:
@@ -161,7 +161,7 @@ def masked_batch(examples: dict[str, np.ndarray], masking: Masking, words: np.nd
         of_examples = packing_arrays(example_length, examples["segment_a_length"], length)
         labelled = example_length > 0
     batch = {
-        **masking(ids, words, example_length),
+        **predictions(ids, words, example_length),
         **{name: value.astype(np.int32) for name, value in of_examples.items()},
         "attention_mask": mask.astype(np.int32),
         "rows": np.arange(first_row, first_row + rows, dtype=np.int32),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Integer, UInt32, UInt64
@@ -17,6 +18,19 @@ from jaxtyping import Bool, Float32, Int32, Integer, UInt32, UInt64
 from bert.errors import UserError
 
 _PHILOX_WORDS = 4  # 64-bit words that one step of Philox's counter yields
+
+
+class Predictions(Protocol):
+    """Which tokens of a row are predicted, and what the model reads in their place; `Masking` is one way.
+
+    A row takes a fixed number of random words, so that any process can draw any row.
+    """
+
+    def words_per_row(self, sequence_length: int, examples: int = 1) -> int: ...
+
+    def __call__(
+        self, input_ids: np.ndarray, words: np.ndarray, example_length: np.ndarray | None = None
+    ) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,122 @@
+"""What a pretraining run predicts: for each value of data.prediction its model, objective, baselines and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+from bert import metrics
+from bert.config import PretrainConfig
+from bert.data.pretraining.loader import Batch, RowSource
+from bert.data.pretraining.objectives import OBJECTIVES, PretrainingObjective
+from bert.inference.pretrained import Pretrained
+from bert.model.execution import LayerExecution
+from bert.model.heads import BertForMaskedLM, BertForPreTraining
+from bert.runs.metrics_log import Metrics
+from bert.tokenizer.wordpiece import special_ids
+from bert.training.losses import Objective, pretraining_objective
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One value of data.prediction.
+
+    Attributes:
+        build_model: (config, execution) -> the model.
+        build_objective: (model, config) -> the objective that it is trained with.
+        modules: top-level modules of its parameters that ``init`` may fill.
+        mlm_head: path of its masked-LM head in the parameters, whose output bias ``mlm_bias_init`` sets.
+        perplexity_loss: the loss whose exponential is the perplexity.
+        main_metric: the score that the curves show first.
+        baselines: (held-out batches, their row objective, [V] occurrences of predictable tokens in training, scores of
+            the last evaluation) -> scores without a model.
+        examples: (model, held-out rows) -> what the model makes of some of them, for results.json.
+    """
+
+    build_model: Callable[[PretrainConfig, LayerExecution], nn.Module]
+    build_objective: Callable[[nn.Module, PretrainConfig], Objective]
+    modules: tuple[str, ...]
+    mlm_head: tuple[str, ...]
+    perplexity_loss: str
+    main_metric: str
+    baselines: Callable[[Iterable[Batch], PretrainingObjective, np.ndarray, Metrics], dict[str, Any]]
+    examples: Callable[[Pretrained, RowSource], list[dict[str, Any]]]
+
+
+def _masked_model(config: PretrainConfig, execution: LayerExecution) -> nn.Module:
+    model_class = BertForPreTraining if OBJECTIVES[config.data.objective].label else BertForMaskedLM
+    return model_class(config.model, jnp.dtype(config.training.dtype), execution)
+
+
+def _masked_objective(model: nn.Module, config: PretrainConfig) -> Objective:
+    rows = OBJECTIVES[config.data.objective]
+    return pretraining_objective(model.apply, rows.label, rows.metric)
+
+
+def masked_baselines(
+    batches: Iterable[Batch], objective: PretrainingObjective, counts: np.ndarray, scores: Metrics
+) -> dict[str, Any]:
+    """Scores of held-out rows for a model that knows only word frequencies and the majority label."""
+    del scores
+    tokens, labels = [], []
+    for batch in batches:
+        tokens.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
+        if objective.label:
+            labels.append(batch[f"{objective.label}_labels"][batch[f"{objective.label}_weights"] > 0])
+    predicted = np.concatenate(tokens)
+    unigram = metrics.unigram_baseline(counts, predicted) if len(predicted) else {}
+    if not objective.label:
+        return {"unigram": unigram}
+    share_of_ones = float(np.mean(np.concatenate(labels)))
+    return {"unigram": unigram, f"{objective.metric}_majority_accuracy": max(share_of_ones, 1 - share_of_ones)}
+
+
+def fill_some_masks(model: Pretrained, rows: RowSource, count: int = 3) -> list[dict[str, Any]]:
+    """Held-out texts with one whole word masked: the first suitable word after the middle of evenly spread rows."""
+    samples: list[dict[str, Any]] = []
+    for index in np.unique(np.linspace(0, len(rows) - 1, 8 * count).astype(int)):
+        samples += _predict_one_word(model, rows.take(np.array([index])))
+        if len(samples) == count:
+            break
+    return samples
+
+
+def _predict_one_word(model: Pretrained, row: Batch) -> list[dict[str, Any]]:
+    """The text of a row with one word masked, and the model's guesses for it; empty if no word is suitable."""
+    mask_id = special_ids(model.tokenizer).mask
+    ids = [int(i) for i in row["input_ids"][0, 1 : row["segment_a_length"][0] - 1]][:40]
+    tokens = [model.tokenizer.id_to_token(i) or "" for i in ids]
+    if len(tokens) < 12:
+        return []
+    for position in range(len(tokens) // 2, len(tokens) - 1):
+        word = tokens[position]
+        if not word.isalpha() or len(word) <= 2 or tokens[position + 1].startswith("##"):
+            continue
+        masked = [*ids[:position], mask_id, *ids[position + 1 :]]
+        text = model.tokenizer.decode(masked, skip_special_tokens=False)
+        if mask_id not in model.tokenizer.encode(text).ids[: model.config.max_position_embeddings - 1]:
+            continue  # the text has more tokens than the row had, and the mask would be cut off
+        [candidates] = model.fill_mask(text, top_k=3)
+        guesses = [{"token": guess.token, "probability": guess.probability} for guess in candidates]
+        return [{"text": text, "truth": word, "guesses": guesses}]
+    return []
+
+
+PREDICTIONS = {
+    "masked": Prediction(
+        build_model=_masked_model,
+        build_objective=_masked_objective,
+        modules=("bert", "predictions", "seq_relationship"),
+        mlm_head=("predictions",),
+        perplexity_loss="mlm_loss",
+        main_metric="mlm_accuracy",
+        baselines=masked_baselines,
+        examples=fill_some_masks,
+    ),
+}
+"""By the name that data.prediction takes."""
