@@ -22,7 +22,7 @@ MOST_MEMORY, MOST_TIME = 0.02, 0.05
 
 # Rows short and few, so that steps are: it is the loop that is looked at.
 TINY = [
-    "--config=tiny", "--phases=null", "--data.train=stdlib:", "--tokenizer.vocab_size=2048",
+    "--config=tiny", "--phases=null", "--data.train=docstrings:stdlib", "--tokenizer.vocab_size=2048",
     "--data.sequence_length=32", "--data.max_predictions_per_sequence=5", "--training.batch_size=8",
     "--optimizer.warmup_steps=100",
 ]  # fmt: skip

@@ -48,7 +48,7 @@ MIN_EFFICIENT_ROWS = 8
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    not_needed = {"data.train": "stdlib:"}
+    not_needed = {"data.train": "docstrings:"}
     config, _, options = parse(PretrainConfig, argv, "bert plan", DESCRIPTION, "quickstart", EXTRA_OPTIONS, not_needed)
     memory = None if "memory" not in options else parse_size(options["memory"])
     if config.model.vocab_size is None:

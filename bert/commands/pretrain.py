@@ -13,8 +13,9 @@ from bert.config import PretrainConfig
 if TYPE_CHECKING:
     from bert.runs.folder import RunFolder
 
-DESCRIPTION = """Pretrains BERT on a corpus. Without arguments: a tiny model on the prose of Python's own standard
-library, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it was."""
+DESCRIPTION = """Pretrains BERT on a corpus. Without arguments: a tiny model on the prose in the docstrings of all
+installed packages, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it
+was."""
 
 
 @run_command

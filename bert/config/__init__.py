@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bert.config.data import HUB_PREFIX, OBJECTIVES, STDLIB_CORPUS, DataConfig
+from bert.config.data import DOCSTRINGS_PREFIX, HUB_PREFIX, OBJECTIVES, DataConfig
 from bert.config.finetuning import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.presets import apply_preset
@@ -16,9 +16,9 @@ from bert.config.training import OptimizerConfig, TrainingConfig
 from bert.errors import UserError
 
 __all__ = [
+    "DOCSTRINGS_PREFIX",
     "HUB_PREFIX",
     "OBJECTIVES",
-    "STDLIB_CORPUS",
     "ColumnsConfig",
     "DataConfig",
     "FinetuneConfig",

@@ -9,8 +9,9 @@ from typing import Annotated, Literal, get_args
 from bert.config.validation import Fraction, Positive, PositiveFloat, Range, Seed, check_fields
 from bert.errors import UserError
 
-STDLIB_CORPUS = "stdlib:"
-"""Value of ``data.train`` for the embedded corpus: the docstrings of the running Python's standard library."""
+DOCSTRINGS_PREFIX = "docstrings:"
+"""Start of a ``data.train`` that names the embedded corpus, the prose of installed packages:
+docstrings:[PACKAGE,...][:SPLIT]."""
 
 HUB_PREFIX = "hub:"
 """Start of a ``data.train`` that names a data set on the Hugging Face hub: hub:ORG/NAME[:CONFIG][:SPLIT]."""
@@ -31,7 +32,8 @@ class DataConfig:
     train: list[str] | str = field(default_factory=list)
     """Corpus: files, globs or folders of .txt (an empty line ends a document), of .jsonl with a "text" field, either
     also as .gz, .bz2, .xz or .zst, of .parquet with a "text" column; folders that datasets saved;
-    hub:ORG/NAME[:CONFIG][:SPLIT]; "stdlib:" is the prose of Python's own standard library."""
+    hub:ORG/NAME[:CONFIG][:SPLIT]; docstrings:[PACKAGE,...][:SPLIT] is the prose in the docstrings of what is installed
+    (stdlib stands for the standard library), and its split dev one module in twenty."""
     mixture_weights: list[PositiveFloat] | None = None
     """Share of the training text for each entry of data.train: those that have less are repeated; null takes each
     document once."""
@@ -83,7 +85,7 @@ class DataConfig:
         if not self.train:
             raise UserError(
                 "data.train is not set: name a corpus, for example --data.train 'corpus/*.txt' "
-                '(or "stdlib:" for the embedded one)'
+                '(or "docstrings:" for the embedded one)'
             )
         self._check_entries()
         for language in [self.language] if isinstance(self.language, str) else self.language:

@@ -22,18 +22,23 @@ from bert.training.pretraining_data import PhaseData, PretrainingData, predictab
 
 def print_summary(params: Any, config: PretrainConfig, parallel: Parallelism, phases: Sequence[PhaseData]) -> None:
     """Prints the table of sizes before training."""
-    counts = phases[0].examples.counts
-    documents = f"{counts['train_documents']:,} for training, {counts['eval_documents']:,} held out"
+    examples = phases[0].examples
+    corpus = {name: _describe_corpus(examples.counts, name) for name in ("train", "eval")}
     progress.print_table(
         [
             ("parameters", f"{count_parameters(params):,}"),
             ("devices", parallel.describe()),
             ("vocabulary", f"{config.model.vocab_size:,} pieces"),
-            ("documents", documents),
+            ("corpus", f"{corpus['train']} for training, {corpus['eval']} held out"),
+            ("fingerprint", examples.corpus[:16]),
             *(line for phase in phases for line in _describe_phase(phase, len(phases))),
             ("optimizer", describe_decay(params, config.optimizer)),
         ]
     )
+
+
+def _describe_corpus(counts: Mapping[str, int], split: str) -> str:
+    return f"{counts[f'{split}_documents']:,} documents, {counts[f'{split}_tokens']:,} tokens"
 
 
 def _describe_phase(data: PhaseData, num_phases: int) -> list[tuple[str, str]]:
@@ -89,6 +94,7 @@ def write_results(
     results: dict[str, Any] = {
         "steps": data.total_steps,
         "eval": scores,
+        "corpus": {**last.examples.counts, "fingerprint": last.examples.corpus},
         "baselines": prediction.baselines(last.eval_batches(), objective, counts, scores),
         "filled_masks": prediction.examples(model, last.eval_rows),
         "seconds": round(time.perf_counter() - start_time, 1),

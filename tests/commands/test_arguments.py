@@ -22,7 +22,7 @@ def recipes(tmp_path, monkeypatch):
     """A folder with three recipes, and a working directory of its own."""
     folder = tmp_path / "configs"
     folder.mkdir()
-    (folder / "tiny.yaml").write_text("data:\n  train: 'stdlib:'\ntraining:\n  steps: 1e3\n")
+    (folder / "tiny.yaml").write_text("data:\n  train: 'docstrings:'\ntraining:\n  steps: 1e3\n")
     (folder / "base.yaml").write_text("data: {train: x.txt}\nmodel: {hidden_size: 768}\ntraining: {steps: 1_000_000}\n")
     (folder / "sst2.yaml").write_text("task: sst2\n")
     monkeypatch.setattr("bert.config.recipe_folder", lambda: folder)
@@ -85,7 +85,7 @@ def test_float_is_written_as_people_write_it(text, value):
     [
         (["a/*.txt"], "a/*.txt"),
         (["*.txt"], "*.txt"),
-        (["stdlib:"], "stdlib:"),
+        (["docstrings:"], "docstrings:"),
         (["[a.txt,b.txt]"], ["a.txt", "b.txt"]),
         (["a.txt", "b.txt"], ["a.txt", "b.txt"]),
         (["[ab].txt"], "[ab].txt"),
@@ -307,7 +307,7 @@ def test_later_files_override_earlier_ones():
     files = ["--config", "a.yaml", "--config", "tiny", "--config", "b.yaml"]
     config, name = pretrain(*files, "--seed", "3")
     assert name == "b"
-    assert (config.data.train, config.training.epochs, config.training.steps) == ("stdlib:", 2.0, None)
+    assert (config.data.train, config.training.epochs, config.training.steps) == ("docstrings:", 2.0, None)
     assert (config.training.batch_size, config.seed) == (8, 3)
     Path("c.yaml").write_text("training: {steps: 50}\nphases: [{share: 0.5}, {batch_size: 4}]\n")
     two = ["--config", "tiny", "--config", "c.yaml"]

@@ -87,6 +87,7 @@ def test_an_option_beats_word_frequencies_on_the_embedded_corpus(option: str | N
     """400 steps on the docstrings of the standard library, no option for comparison; narrow is half as wide."""
     run = tmp_path / "run"
     arguments = [
+        "--data.train=docstrings:stdlib",
         "--tokenizer.vocab_size=1024",
         "--data.sequence_length=32",
         "--data.max_predictions_per_sequence=5",

@@ -1,7 +1,7 @@
 """Text on disk -> documents -> sentences. Streaming: memory holds one document, never a file.
 
 A source is a file, a glob, a folder (searched through, in sorted order), a folder that ``datasets`` saved,
-``hub:NAME[:CONFIG][:SPLIT]`` or ``stdlib:``; several make a list. `bert.data.corpus.files` reads each.
+``hub:NAME[:CONFIG][:SPLIT]`` or ``docstrings:``; several make a list. `bert.data.corpus.files` reads each.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bert.config import HUB_PREFIX, STDLIB_CORPUS
-from bert.data.corpus import stdlib
+from bert.config import DOCSTRINGS_PREFIX, HUB_PREFIX
+from bert.data.corpus.docstrings import docstring_documents, source_state
 from bert.data.corpus.files import (
     FOLDER_SUFFIXES,
     Document,
@@ -52,7 +52,8 @@ def numbered_documents(source: list[str] | str) -> Iterator[tuple[int, Document]
     empty = True
     for entry, paths in enumerate(resolve_sources(source)):
         for path in paths:
-            for document in stdlib.stdlib_documents() if path == STDLIB_CORPUS else read_documents(path):
+            is_embedded = path.startswith(DOCSTRINGS_PREFIX)
+            for document in docstring_documents(path) if is_embedded else read_documents(path):
                 if _has_text(document):
                     empty = False
                     yield entry, document
@@ -61,7 +62,7 @@ def numbered_documents(source: list[str] | str) -> Iterator[tuple[int, Document]
 
 
 def corpus_files(source: list[str] | str) -> list[str]:
-    """Paths of the files behind a source, each once; ``stdlib:`` stands for itself.
+    """Paths of the files behind a source, each once; ``docstrings:`` stands for itself.
 
     Raises:
       UserError: a missing file, a glob that matches nothing, a folder without a corpus file.
@@ -74,7 +75,7 @@ def resolve_sources(source: list[str] | str) -> list[list[str]]:
     seen: set[str] = set()
     files: list[list[str]] = []
     for entry in [source] if isinstance(source, str) else source:
-        no_file = entry == STDLIB_CORPUS or entry.startswith(HUB_PREFIX)
+        no_file = entry.startswith((DOCSTRINGS_PREFIX, HUB_PREFIX))
         paths: dict[str, str] = {}
         for path in [entry] if no_file else _expand(os.path.expanduser(entry)):
             paths.setdefault(entry if no_file else os.path.realpath(path), path)
@@ -94,9 +95,9 @@ def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -
     cache = DigestCache(cache_dir)
     combined = hashlib.blake2b(digest_size=32)
     for path in corpus_files(source):
-        if path == STDLIB_CORPUS:
-            digest = cache.get(stdlib.source_state(), _digest_of_docstrings)
-            combined.update(f"{STDLIB_CORPUS} {digest}\n".encode())
+        if path.startswith(DOCSTRINGS_PREFIX):
+            digest = cache.get(source_state(path), lambda: _digest_of_docstrings(path))
+            combined.update(f"{DOCSTRINGS_PREFIX} {digest}\n".encode())
             continue
         file_format = corpus_format(path)
         if path.startswith(HUB_PREFIX):  # the split may be a share of the files
@@ -260,8 +261,8 @@ def _digest_of_file(path: str) -> str:
     return digest.hexdigest()
 
 
-def _digest_of_docstrings() -> str:
+def _digest_of_docstrings(source: str) -> str:
     digest = hashlib.blake2b(digest_size=32)
-    for document in stdlib.stdlib_documents():
+    for document in docstring_documents(source):
         digest.update("\n".join([*document, "", ""]).encode("utf-8"))
     return digest.hexdigest()

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -39,6 +38,7 @@ from bert.data.pretraining.dataset import (
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.shards import ShardSpec, ShardSummary
 from bert.data.row_template import RowTemplate, row_template
+from bert.data.worker_processes import available_cores
 from bert.errors import UserError, require
 from bert.files import user_cache_dir, write_array, write_atomic
 from bert.locks import blocking_lock
@@ -224,7 +224,7 @@ def _build(
     # A process takes a second to start: worth it for a shard of text each, not for less.
     text = sum({task.store.folder: task.store.number_of_bytes for task in missing}.values())
     own_text = text * len(tasks) / max(1, len(every))
-    cores = config.num_workers or _cores()
+    cores = config.num_workers or available_cores()
     number_of_workers = min(cores, len(missing), round(own_text / SHARD_BYTES))
     for _ in workers.build_shards(missing, tokenizer, work, number_of_workers):
         done += 1
@@ -352,11 +352,6 @@ def _read_finished(task: ShardSpec, work: Path) -> ShardSummary | None:
     except (OSError, ValueError, TypeError):
         return None
     return summary if whole else None
-
-
-def _cores() -> int:
-    """Cores this process may use; macOS does not tell, and has all of them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _silent(stage: str, done: int, total: int | None) -> None:

@@ -29,6 +29,7 @@ class PretrainingDataset:
       vocab_size: V.
       counts: train_rows and eval_rows, their positive_rows and unused_tokens, duplicates included; and documents,
         sentences and tokens of the text behind either.
+      corpus: fingerprint of the training text and its order.
     """
 
     folder: Path
@@ -37,6 +38,7 @@ class PretrainingDataset:
     sequence_length: int
     vocab_size: int
     counts: dict[str, int]
+    corpus: str
 
     @functools.cached_property
     def unigram_counts(self) -> np.ndarray:
@@ -105,6 +107,7 @@ def open_examples(folder: str | Path) -> PretrainingDataset:
         sequence_length=index["settings"]["sequence_length"],
         vocab_size=index["vocab_size"],
         counts=index["counts"],
+        corpus=index["settings"]["corpus"],
     )
 
 

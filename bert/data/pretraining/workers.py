@@ -5,10 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
-import multiprocessing.connection
 import os
-import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -17,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert.data.pretraining.shards import ShardSpec, build_range
+from bert.data.worker_processes import start_worker
 from bert.errors import UserError, require
 from bert.files import write_array, write_atomic
 
@@ -65,20 +63,12 @@ def _start(tokenizer: str) -> None:
     global _tokenizer
     # One core a worker: the workers are the parallelism.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Ctrl-C reaches the whole group: the parent answers it, and ends us.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    start_worker()
     from tokenizers import Tokenizer
 
     from bert.tokenizer.wordpiece import literal_tokenizer
 
     _tokenizer = literal_tokenizer(Tokenizer.from_str(tokenizer))
-
-
-def _end_with_parent() -> None:
-    """A worker waits for its next task on a pipe it holds both ends of: it would never see its parent die."""
-    multiprocessing.connection.wait([require(multiprocessing.parent_process(), "the parent").sentinel])
-    os._exit(1)
 
 
 def _source_key(task: ShardSpec) -> tuple[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import yaml
 
-from bert.config import HUB_PREFIX, STDLIB_CORPUS
+from bert.config import DOCSTRINGS_PREFIX, HUB_PREFIX
 from bert.config.validation import PATHS
 from bert.errors import UserError
 from bert.interchange.bundle import ModelBundle
@@ -90,7 +90,7 @@ def _is_public(key: str, value: Any) -> bool:
     """Whether an option for paths holds names that mean the same on every machine."""
     if key in ("init", "architecture_from"):
         return value == "none" or (value is not None and is_downloaded(value))
-    return value is not None and all(source.startswith((HUB_PREFIX, STDLIB_CORPUS)) for source in _as_list(value))
+    return value is not None and all(source.startswith((DOCSTRINGS_PREFIX, HUB_PREFIX)) for source in _as_list(value))
 
 
 def _as_list(value: list[str] | str | None) -> list[str]:

@@ -66,7 +66,7 @@ def documents_of(ids: np.ndarray) -> np.ndarray:
 def test_the_configuration_names_every_objective() -> None:
     assert tuple(OBJECTIVES) == config.OBJECTIVES
     with pytest.raises(UserError, match=r"data\.objective is 'rtd': use one of nsp, sop, full_sentences"):
-        DataConfig(train="stdlib:", objective="rtd").check()
+        DataConfig(train="docstrings:stdlib", objective="rtd").check()
 
 
 def test_each_objective_is_a_set_of_its_own_with_the_same_text_held_out(place) -> None:
