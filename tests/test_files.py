@@ -86,6 +86,8 @@ def test_every_option_that_takes_a_path_refuses_one_with_a_scheme(name, config_c
         ["predict", "run", URL],
         ["predict", "run", "input.txt", "--output", URL],
         ["inspect", URL],
+        ["compare", URL],
+        ["compare", "run", "--output", URL],
         ["attention", URL, "text", "--output", "page.html"],
         ["attention", "run", "text", "--output", "gs://bucket/page.html"],
         ["export", URL, "out"],

@@ -17,6 +17,7 @@ COMMANDS = {
     "examples": ("bert.commands.examples", "builds the examples of a corpus in advance, and shows them"),
     "predict": ("bert.commands.predict", "predicts for new inputs with a fine-tuned model"),
     "inspect": ("bert.commands.inspect", "prints parameters, FLOPs, vocabulary and origin of a run or model"),
+    "compare": ("bert.commands.compare", "shows the curves, settings and scores of several runs side by side"),
     "attention": ("bert.commands.attention", "shows the attention weights of a model over a text"),
     "export": ("bert.commands.export", "writes a model as a Hugging Face folder, StableHLO or ONNX"),
     "glue-zip": ("bert.commands.glue_zip", "puts test predictions into one zip for gluebenchmark.com"),

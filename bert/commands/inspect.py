@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.files import local_path
+from bert.runs.progress import align_columns
 
 DESCRIPTION = """Prints the parameters and FLOPs per token of each part of a run, or of anything else that bert.load
 takes, its vocabulary, and the origin of its weights. A run need not have ended, nor have a
@@ -57,7 +57,7 @@ def _parts(facts: dict[str, Any]) -> list[str]:
         count = part["parameters"]
         rows.append((part["part"], f"{count:,}", f"{count / total:.1%}", _flops(part["flops_per_token"])))
     rows.append(("in all", f"{total:,}", "", _flops(flops["forward"])))
-    lines = _table(rows)
+    lines = align_columns(rows)
     decoded = f", P = {flops['predictions']} predictions a row" if flops["predictions"] else ""
     lines.append(
         f"  training: {_flops(flops['training'])} FLOPs a token, at T = {flops['sequence_length']} tokens a row"
@@ -86,16 +86,6 @@ def _provenance(facts: dict[str, Any]) -> list[str]:
     lines = [f"  from {facts['initial_weights']}"] if "initial_weights" in facts else []
     lines += [f"  {line}" for line in facts["read"]]
     return ["weights:", *lines] if lines else []
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns as wide as they need; the first one to the left, numbers to the right."""
-    first, *others = ([len(cell) for cell in column] for column in zip(*rows, strict=True))
-    return [
-        f"  {name:{max(first)}}"
-        + "".join(f"  {cell:>{max(widths)}}" for cell, widths in zip(cells, others, strict=True)).rstrip()
-        for name, *cells in rows
-    ]
 
 
 def _flops(value: float) -> str:

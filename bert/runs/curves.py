@@ -6,7 +6,7 @@ import contextlib
 import gc
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from bert.runs.metrics_log import read_metrics
 
 # Okabe and Ito's colours, which colour-blind people can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
+GREY = "#666666"
 
 STYLES: dict[str, dict[str, Any]] = {
     "training": {"linewidth": 1.2, "alpha": 0.45},  # faint: evaluation is what counts
@@ -49,20 +50,21 @@ def plot_curves(folder: Path | str, subject: Subject | None = None) -> Path | No
     """Writes FOLDER/curves.png and returns its path; None where there is nothing to draw or no matplotlib."""
     lines, subject = read_metrics(folder), subject or Subject()
     panels = {
-        "loss": _losses(_names(lines)),
+        "loss": _losses(metric_names(lines)),
         "score": _scores(lines, subject),
-        "learning rate": [name for name in _names(lines) if name == "learning_rate"],
+        "learning rate": [name for name in metric_names(lines) if name == "learning_rate"],
     }
     panels = {title: members for title, members in panels.items() if members}
     if not panels:
         return None
     path = Path(folder) / "curves.png"
-    with _collect_garbage_after():
+    with collect_garbage_after():
         drawn = _draw(path, panels, lines, subject)
     return path if drawn else None
 
 
-def _names(lines: list[dict[str, Any]], split: str | None = None) -> list[str]:
+def metric_names(lines: list[dict[str, Any]], split: str | None = None) -> list[str]:
+    """The names of the metrics in lines of metrics.jsonl, of all or of one split, in their order."""
     held = (line for line in lines if split is None or line.get("split") == split)
     return list(dict.fromkeys(name for line in held for name in line if name not in ("step", "split")))
 
@@ -78,7 +80,7 @@ def _scores(lines: list[dict[str, Any]], subject: Subject) -> list[str]:
 
     The axis has place for as many as there are colours: beyond that the scores of single labels are left out.
     """
-    main, names = subject.main_metric, _names(lines, "eval") or _names(lines, "train")
+    main, names = subject.main_metric, metric_names(lines, "eval") or metric_names(lines, "train")
     scores = [name for name in names if subject.higher_is_better(name) or name == main]
     scores = [name for name in scores if name not in _losses(names)]
     if len(scores) > len(COLOURS):
@@ -87,7 +89,7 @@ def _scores(lines: list[dict[str, Any]], subject: Subject) -> list[str]:
 
 
 @contextlib.contextmanager
-def _collect_garbage_after() -> Iterator[None]:
+def collect_garbage_after() -> Iterator[None]:
     """Collects the reference cycles that a matplotlib figure leaves, which the garbage collector would otherwise
     reach only late in a long run.
 
@@ -125,30 +127,20 @@ def _draw(path: Path, panels: dict[str, list[str]], lines: list[dict[str, Any]],
 
 
 def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, Any]], subject: Subject) -> None:
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
     is_rate = title == "learning rate"
     colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
     drawn: list[str] = []
     for name, colour in colours.items():
         for split, style in SPLITS.items():
-            steps, values = _series(lines, split, name)
+            steps, values = series(lines, split, name)
             if steps:
                 drawn.append(style)
-                dot = {"marker": "."} if len(steps) == 1 else {}  # one point makes no line
-                axes.plot(steps, values, color=colour, **{**dot, **STYLES[style], **({"alpha": 1} if is_rate else {})})
+                draw_line(axes, steps, values, style, color=colour, **({"alpha": 1} if is_rate else {}))
         if name in subject.baselines:
             drawn.append("baseline")
             axes.axhline(subject.baselines[name], color=colour, **STYLES["baseline"])
 
-    axes.set_xlabel("step")
-    axes.set_ylabel(names[0].replace("_", " ") if len(names) == 1 else title)
-    axes.grid(color="#DDDDDD", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlim(left=0)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 250k, 1M
+    format_axes(axes, names[0].replace("_", " ") if len(names) == 1 else title)
     if is_rate:
         axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
         axes.set_ylim(bottom=0)
@@ -156,19 +148,43 @@ def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, A
         _add_legend(axes, colours, drawn, subject.baseline)
 
 
+def draw_line(axes: Any, steps: list[int], values: list[float], style: str, **look: Any) -> None:
+    """Draws one curve in one of the `STYLES`, changed by ``look``."""
+    dot = {"marker": "."} if len(steps) == 1 else {}  # one point makes no line
+    axes.plot(steps, values, **{**dot, **STYLES[style], **look})
+
+
+def format_axes(axes: Any, label: str) -> None:
+    """Steps to the right, the metric upwards, and no frame."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axes.set_xlabel("step")
+    axes.set_ylabel(label)
+    axes.grid(color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 250k, 1M
+
+
+def style_handles(drawn: Container[str], baseline: str) -> list[Any]:
+    """The legend's entries for the kinds of lines, in grey."""
+    from matplotlib.lines import Line2D
+
+    labels = {style: baseline.replace("_", " ") if style == "baseline" else style for style in STYLES}
+    return [Line2D([], [], color=GREY, label=labels[style], **look) for style, look in STYLES.items() if style in drawn]
+
+
 def _add_legend(axes: Any, colours: Mapping[str, str], drawn: list[str], baseline: str) -> None:
     """One entry for each metric and one for each kind of line: half as many as one for each line."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=colour, label=name) for name, colour in colours.items()]
-    for style, look in STYLES.items():
-        if style in drawn:
-            label = baseline.replace("_", " ") if style == "baseline" else style
-            handles.append(Line2D([], [], color="#666666", label=label, **look))
-    axes.legend(handles=handles, frameon=False, fontsize=9)
+    axes.legend(handles=[*handles, *style_handles(drawn, baseline)], frameon=False, fontsize=9)
 
 
-def _series(lines: list[dict[str, Any]], split: str, name: str) -> tuple[list[int], list[float]]:
+def series(lines: list[dict[str, Any]], split: str, name: str) -> tuple[list[int], list[float]]:
     """Steps and values of one metric; a null, which means NaN, is a gap."""
     points = [(line["step"], line[name]) for line in lines if line.get("split") == split and name in line]
     points = [(step, value) for step, value in points if value is None or isinstance(value, (int, float))]

@@ -210,7 +210,7 @@ def _difference(requested: Config, stored: Config) -> tuple[str, Any, Any] | Non
     """The first key in which two runs differ, and its values in the stored and in the requested one."""
     # A run that starts from another one has that one's sizes, whatever the recipe says.
     source = requested.init not in (None, "none") or getattr(requested, "architecture_from", None) is not None
-    stored_values, values = _flat(dataclasses.asdict(stored)), _flat(dataclasses.asdict(requested))
+    stored_values, values = flatten(dataclasses.asdict(stored)), flatten(dataclasses.asdict(requested))
     for key, value in values.items():
         section, _, name = key.rpartition(".")
         comes_along = section in ("model", "tokenizer") and name not in MODEL_KEYS_KEPT_WITH_INIT
@@ -244,10 +244,11 @@ def _with_value(stored: Any, requested: Any, name: str) -> Any:
     return dataclasses.replace(stored, **{name: getattr(requested, name)}) if hasattr(requested, name) else stored
 
 
-def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values under dotted keys; the dictionaries of a list are counted from 1."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, list) and any(isinstance(item, dict) for item in value):
             value = {str(index): item for index, item in enumerate(value, 1)}
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat

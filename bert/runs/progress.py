@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -168,6 +168,16 @@ def print_table(rows: list[tuple[str, str]]) -> None:
         for line in more:
             print(f"  {'':{width}}  {line}")
     sys.stdout.flush()
+
+
+def align_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns as wide as they need; the first one to the left, numbers to the right."""
+    first, *others = ([len(cell) for cell in column] for column in zip(*rows, strict=True))
+    return [
+        f"  {name:{max(first)}}"
+        + "".join(f"  {cell:>{max(widths)}}" for cell, widths in zip(cells, others, strict=True)).rstrip()
+        for name, *cells in rows
+    ]
 
 
 def _format_metrics(metrics: dict[str, Any]) -> list[str]:

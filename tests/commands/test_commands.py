@@ -49,7 +49,7 @@ def test_unknown_command_is_one_sentence(name, fix):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["predict", "export", "attention", "inspect", "glue-zip"])
+@pytest.mark.parametrize("name", ["predict", "export", "attention", "inspect", "compare", "glue-zip"])
 def test_a_missing_argument_is_one_sentence(name, fails):
     error = fails(main, name)
     assert error.startswith("error: command line: the following arguments are required: ")
@@ -116,6 +116,7 @@ HEAVY = (
         "from bert.commands.examples import main\ntry: main(['--help'])\nexcept SystemExit: pass",
         "from bert.commands.tokenizer import main\ntry: main(['--help'])\nexcept SystemExit: pass",
         "from bert.commands.inspect import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+        "from bert.commands.compare import main\ntry: main(['--help'])\nexcept SystemExit: pass",
         "from bert.commands.attention import main\ntry: main(['--help'])\nexcept SystemExit: pass",
         "import bert.analysis.flops, bert.commands.arguments, bert.runs.report, bert.runs.curves, bert.config",
     ],

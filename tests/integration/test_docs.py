@@ -234,6 +234,7 @@ def test_a_plain_install_runs_what_the_guides_show(corpus: Path, tmp_path: Path)
           --optimizer.warmup_steps 1
         test $(bert predict run texts.txt | wc -l) = 2
         bert inspect run
+        bert compare run --output curves.png
         bert attention run "ba ri" --output heads.html
         bert attention run "ba ri" --output heads.png
         bert export run hf --format hf

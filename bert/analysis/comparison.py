@@ -1,0 +1,214 @@
+"""Several runs side by side: the settings that differ, the final scores, the curves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert import metrics
+from bert.config import FinetuneConfig, PretrainConfig
+from bert.config.pretraining import phase_configs
+from bert.config.yaml_io import load_config
+from bert.errors import UserError
+from bert.runs.comparison_plot import RunCurves
+from bert.runs.curves import Subject
+from bert.runs.folder import KINDS, config_class_of_run, flatten
+from bert.runs.metrics_log import read_metrics, read_results, scored_splits
+from bert.tasks import make_task
+from bert.training.pretraining_results import curves_subject
+
+Rows = list[tuple[str, ...]]
+
+HELD_OUT_KEYS: dict[type, tuple[str, ...]] = {
+    PretrainConfig: (
+        *(f"data.{name}" for name in ("train", "eval", "eval_fraction", "one_sentence_per_line", "language")),
+        *(f"data.{name}" for name in ("objective", "masked_lm_prob", "whole_word_masking", "short_seq_prob", "seed")),
+        *("seed", "model.vocab_size", "tokenizer.path"),
+    ),
+    FinetuneConfig: ("task", "data.dir", "data.dev", "data.dev_fraction", "data.max_dev_samples"),
+}
+"""Settings that decide which rows a run is evaluated on, but for the sequence lengths."""
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run of any state.
+
+    Attributes:
+        path: its folder.
+        config: its config.yaml.
+        lines: of metrics.jsonl, for each seed.
+        results: of results.json, for each seed that has ended.
+        num_seeds: its seeds.
+    """
+
+    path: Path
+    config: PretrainConfig | FinetuneConfig
+    lines: list[list[dict[str, Any]]]
+    results: list[dict[str, Any]]
+    num_seeds: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The values of config.yaml by dotted key, without the folder."""
+        values = flatten(dataclasses.asdict(self.config))
+        del values["output_dir"]
+        return values
+
+    def subject(self) -> Subject:
+        """Title, main metric and baselines of the curves."""
+        results = self.results[0] if self.results else {}
+        if isinstance(self.config, PretrainConfig):
+            return curves_subject(self.config, results.get("baselines"))
+        task = make_task(self.config)
+        baseline = results.get("baseline") or "baseline"
+        return Subject(task.name, baseline, results.get(baseline, {}), task.main_metric, task.higher_is_better)
+
+    def state(self) -> str:
+        """The last evaluated step, and whether there are more to come."""
+        last = [int(lines[-1]["step"]) for lines in map(_evaluations, self.lines) if lines]
+        if len(self.results) == self.num_seeds:
+            return f"{max(last):,}" if last else "ended"
+        progress = f"step {max(last):,}" if last else "no evaluation yet"
+        seeds = "" if self.num_seeds == 1 else f", {len(self.results)} of {self.num_seeds} seeds"
+        return f"unfinished ({progress}{seeds})"
+
+    def scores(self) -> dict[str, list[float]]:
+        """Each seed's scores by name: the final ones, or, if no seed has ended, those of the last evaluations."""
+        if self.results:
+            return _by_name([_final_scores(results) for results in self.results])
+        name = "eval" if isinstance(self.config, PretrainConfig) else "dev"
+        return _by_name([_named(name, lines[-1]) for lines in map(_evaluations, self.lines) if lines])
+
+
+def read_runs(paths: Sequence[Path]) -> dict[str, ComparedRun]:
+    """The runs by their names, each once.
+
+    Raises:
+        UserError: a path holds no run, a file of one is damaged, or they are runs of both kinds.
+    """
+    folders = list(dict.fromkeys(path.resolve() for path in paths))
+    runs = [_read_run(path) for path in folders]
+    kinds = {type(run.config): run for run in runs}
+    if len(kinds) > 1:
+        named = " and ".join(f"{run.path} is a {KINDS[kind]} run" for kind, run in kinds.items())
+        raise UserError(f"{named}: pass runs of one kind")
+    return dict(zip(_shortest_names(folders), runs, strict=True))
+
+
+def _read_run(path: Path) -> ComparedRun:
+    if not (path / "config.yaml").is_file():
+        raise UserError(f"{path} holds no run (no config.yaml): pass folders of runs")
+    config: PretrainConfig | FinetuneConfig = load_config(config_class_of_run(path), path / "config.yaml")
+    results = read_results(path)
+    if isinstance(config, PretrainConfig) or config.num_seeds == 1:
+        return ComparedRun(path, config, [read_metrics(path)], [results] if results else [], 1)
+    seeds = [path / f"seed-{seed}" for seed in range(config.seed, config.seed + config.num_seeds)]
+    ended = results["runs"] if results else [one for one in map(read_results, seeds) if one]
+    return ComparedRun(
+        path, _with_resolved_sizes(config, seeds[0]), [read_metrics(seed) for seed in seeds], ended, config.num_seeds
+    )
+
+
+def _with_resolved_sizes(config: FinetuneConfig, seed: Path) -> FinetuneConfig:
+    """The configuration of several seeds with the model and the labels that a seed's own config.yaml has."""
+    if not (seed / "config.yaml").is_file():
+        return config
+    resolved = load_config(FinetuneConfig, seed / "config.yaml")
+    data = dataclasses.replace(resolved.data, sample_seed=config.data.sample_seed)
+    return dataclasses.replace(resolved, seed=config.seed, num_seeds=config.num_seeds, data=data)
+
+
+def _shortest_names(folders: Sequence[Path]) -> list[str]:
+    """As many of the last parts of each path as tell it from the others."""
+    names = []
+    for folder in folders:
+        others = [other for other in folders if other != folder]
+        counts = range(1, len(folder.parts))
+        count = next((n for n in counts if all(folder.parts[-n:] != one.parts[-n:] for one in others)), None)
+        names.append(str(folder) if count is None else "/".join(folder.parts[-count:]))
+    return names
+
+
+def _evaluations(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in lines if line.get("split") == "eval"]
+
+
+def _final_scores(results: dict[str, Any]) -> dict[str, float]:
+    """The scores of results.json: of pretraining ``mlm_loss``, of fine-tuning ``dev accuracy``."""
+    found: dict[str, float] = {}
+    for split in scored_splits(results) or ["eval"]:
+        found |= _named(split, results.get(split, {}), results.get("main_metric"))
+    return found | {name: results[name] for name in ("seconds",) if name in results}
+
+
+def _named(split: str, scores: dict[str, Any], main_metric: str | None = None) -> dict[str, float]:
+    """The scores with a direction; those of single labels have none."""
+    prefix = "" if split == "eval" else f"{split} "
+    kept = {name: value for name, value in scores.items() if name == main_metric or _has_direction(name)}
+    return {prefix + name: math.nan if value is None else value for name, value in kept.items()}
+
+
+def _has_direction(name: str) -> bool:
+    return metrics.higher_is_better(name) is not None
+
+
+def _by_name(seeds: list[dict[str, float]]) -> dict[str, list[float]]:
+    names = dict.fromkeys(name for scores in seeds for name in scores)
+    return {name: [scores[name] for scores in seeds if name in scores] for name in names}
+
+
+def setting_rows(runs: Sequence[ComparedRun]) -> Rows:
+    """The settings that differ: key, and its value in each run."""
+    settings = [run.settings for run in runs]
+    keys = dict.fromkeys(key for values in settings for key in values)
+    rows = [(key, *(_setting(values[key]) if key in values else "-" for values in settings)) for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def score_rows(runs: Sequence[ComparedRun]) -> Rows:
+    """How far each run is, and its scores; several seeds as mean and standard deviation."""
+    scores = [run.scores() for run in runs]
+    names = dict.fromkeys(name for values in scores for name in values)
+    digits = {name: 1 if name in ("perplexity", "seconds") else 4 for name in names}
+    rows = [
+        (name, *(_score(values[name], digits[name]) if name in values else "-" for values in scores)) for name in names
+    ]
+    return [("steps", *(run.state() for run in runs)), *rows]
+
+
+def held_out_differences(runs: Sequence[ComparedRun]) -> list[str]:
+    """The settings that differ and decide which rows a run is evaluated on."""
+    settings = [run.settings for run in runs]
+    lengths = [
+        [phase.data.sequence_length for phase in phase_configs(run.config)]
+        for run in runs
+        if isinstance(run.config, PretrainConfig)
+    ]
+    keys = HELD_OUT_KEYS[type(runs[0].config)]
+    different = [key for key in keys if any(values[key] != settings[0][key] for values in settings)]
+    return [*(["sequence_length"] if any(one != lengths[0] for one in lengths) else []), *different]
+
+
+def curves(runs: dict[str, ComparedRun]) -> list[RunCurves]:
+    """The curves to draw."""
+    return [
+        RunCurves(name, getattr(run.config, "task", "pretraining"), run.lines, run.subject())
+        for name, run in runs.items()
+    ]
+
+
+def _setting(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _score(values: list[float], digits: int) -> str:
+    mean = statistics.fmean(values)
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean:,.{digits}f}{spread}"

@@ -1,0 +1,81 @@
+"""`bert compare`: the curves, settings and scores of several runs next to each other."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from bert.commands.arguments import CommandParser, run_command
+from bert.errors import UserError
+from bert.files import local_path
+from bert.runs.progress import align_columns
+
+DESCRIPTION = """Draws the held-out and training curves of several runs in one picture, and prints the settings that
+differ and the final scores. The runs are all of pretraining or all of fine-tuning; they need not have ended. Several
+seeds of a run are drawn in one colour, and their scores are printed as mean and standard deviation."""
+
+DEFAULT_OUTPUT = "compare.png"
+WIDTH = 160
+"""Columns of a table where no terminal tells how many there are."""
+
+
+@run_command
+def main(argv: list[str]) -> int:
+    """Runs the command and returns its exit status."""
+    parser = CommandParser("bert compare", DESCRIPTION)
+    parser.add_argument("runs", type=local_path, metavar="RUN", nargs="+", help="Folder of a run.")
+    parser.add_argument(
+        "--output",
+        type=local_path,
+        metavar="FILE.png",
+        default=DEFAULT_OUTPUT,
+        help="The picture to write; that of an earlier comparison is replaced. (default: %(default)s)",
+    )
+    arguments = parser.parse_args(argv)
+    output, paths = Path(arguments.output), [Path(run) for run in arguments.runs]
+    _check_output(output)
+
+    from bert.analysis import comparison
+    from bert.runs.comparison_plot import plot_comparison
+
+    runs = comparison.read_runs(paths)
+    if len(runs) < len(paths):
+        print("a run that is named twice is shown once\n")
+    members = list(runs.values())
+    for title, rows in (
+        ("settings that differ", comparison.setting_rows(members)),
+        ("held-out scores", comparison.score_rows(members)),
+    ):
+        if rows:
+            print("\n".join([*_table(title, list(runs), rows), ""]))
+    if different := comparison.held_out_differences(members):
+        print(f"held-out losses and scores are not on the same rows: {', '.join(different)} differ\n")
+    drawn = plot_comparison(output, comparison.curves(runs))
+    print(f"{output}: {', '.join(runs)}" if drawn else "no picture: no run has been evaluated yet")
+    return 0
+
+
+def _check_output(output: Path) -> None:
+    """Raises UserError if the picture cannot be written, or would replace anything but an earlier comparison."""
+    from bert.runs.comparison_plot import is_comparison
+
+    if output.suffix.lower() != ".png":
+        raise UserError(f"command line: --output {output} does not end in .png: pass the path of a picture")
+    if output.exists() and not (output.is_file() and is_comparison(output)):
+        raise UserError(f"{output} exists already and is no picture of bert compare: pass another --output")
+    if not output.parent.is_dir():
+        raise UserError(f"{output.parent} is not a folder: pass another --output")
+
+
+def _table(title: str, names: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """One column for each run or, if these are too wide for the terminal, one line for each value."""
+    lines = align_columns([(title, *names), *rows])
+    if max(map(len, lines)) <= shutil.get_terminal_size((WIDTH, 24)).columns:
+        return [lines[0].removeprefix("  "), *lines[1:]]
+    width = max(map(len, names))
+    return [title] + [
+        line
+        for key, *values in rows
+        for line in (f"  {key}", *(f"    {name:{width}}  {value}" for name, value in zip(names, values, strict=True)))
+    ]
