@@ -69,15 +69,16 @@ SMALL = Scale((1, 32, 2), (2, 32, 2), 99, (16, 32), (32, 64, 256), 2, 400_000)
 
 
 def remat_of(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, is_fast: bool) -> Remat:
-    """`LayerExecution.remat` of a row: "dots" where a step that stores everything would fill 70% of the memory.
+    """`LayerExecution.remat` of a row: "dots" if a step that stores everything would fill the memory.
 
-    Counted are the layers, by the formula of `bert.analysis.memory_estimate`, and the logits, which take 10 bytes for
-    each token of the vocabulary and decoded position.
+    Counts the layers, by the formula of `bert.analysis.memory_estimate`, and the logits, which take 10 bytes for each
+    token of the vocabulary and decoded position. The limit is 45% of the memory: XLA keeps about half as much again as
+    the formula counts.
     """
     config = model_config(scale, sizes, 0.0 if is_fast else 0.1)
     layers = activation_bytes(config, length, stores_scores=not is_fast)
     stored = layers * tokens / length + 0.15 * 10 * scale.pieces * tokens
-    return "dots" if stored > 0.7 * scale.memory else "none"
+    return "dots" if stored > 0.45 * scale.memory else "none"
 
 
 def seconds(call: Callable[[], Any], wait: Callable[[Any], Any], steps: int) -> dict[str, float]:
