@@ -1,4 +1,4 @@
-"""Tokens a second that masking takes on one thread: PYTHONPATH=. python benchmarks/masking.py"""
+"""Measures the tokens per second that masking takes on one thread: PYTHONPATH=. python benchmarks/masking.py"""
 
 import statistics
 import time
@@ -16,28 +16,28 @@ def main() -> None:
     ids = np.random.default_rng(0).integers(1000, 30000, (ROWS, LENGTH)).astype(np.uint16)
     ids[:, 0] = 101
     ids[:, LENGTH // 2] = ids[:, -1] = 102
-    # A fifth of the pieces continue a word, about as in English text.
+    # A fifth of the tokens continue a word, about as in English text.
     for name, continuing in (("single tokens", ()), ("whole words", range(24200, 30000))):
         masking = Masking(30522, 103, (0, 100, 101, 102, 103), max_predictions=20, continuing_ids=continuing)
         width = masking.words_per_row(LENGTH)
-        measure(f"{name}, fresh", partial(fresh, width), masking, ids)
-        measure(f"{name}, frozen", partial(frozen, width), masking, ids)
+        measure(f"{name}, dynamic", partial(draw_dynamic, width), masking, ids)
+        measure(f"{name}, static", partial(draw_static, width), masking, ids)
 
 
-def fresh(width: int, step: int) -> np.ndarray:
+def draw_dynamic(width: int, step: int) -> np.ndarray:
     return philox_uint64((0, step), 0, ROWS, width)
 
 
-def frozen(width: int, step: int) -> np.ndarray:
+def draw_static(width: int, step: int) -> np.ndarray:
     return philox_uint64_of_rows((0, 0), np.random.default_rng(step).integers(0, 10_000_000, ROWS), width)
 
 
-def measure(name: str, drawn: Callable[[int], np.ndarray], masking: Masking, ids: np.ndarray) -> None:
+def measure(name: str, draw_words: Callable[[int], np.ndarray], masking: Masking, ids: np.ndarray) -> None:
     draw, mask = [], []
     for _ in range(ROUNDS):
         start = time.perf_counter()
         for step in range(STEPS):
-            words = drawn(step)
+            words = draw_words(step)
         middle = time.perf_counter()
         for _ in range(STEPS):
             masking(ids, words)

@@ -122,11 +122,11 @@ def test_the_train_step_is_measured_in_turns(tmp_path):
 
 
 @pytest.mark.slow
-def test_masking_is_measured_fresh_and_frozen():
+def test_masking_is_measured_dynamic_and_static():
     printed = run("masking.py")
-    for kind in ("single tokens, fresh", "single tokens, frozen", "whole words, fresh", "whole words, frozen"):
+    for kind in ("single tokens, dynamic", "single tokens, static", "whole words, dynamic", "whole words, static"):
         assert f"{kind}: B 256, T 128" in printed
-    assert printed.count("million tokens per second") == 4
+    assert printed.count("million tokens/s") == 4
 
 
 @pytest.mark.slow
