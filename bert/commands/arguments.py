@@ -163,7 +163,7 @@ def run_program(main: Command) -> Command:
             print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
             return 2
         except BrokenPipeError:
-            # Python flushes stdout once more at exit and would complain again.
+            # Python flushes stdout again at exit and would complain again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         except KeyboardInterrupt:

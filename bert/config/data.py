@@ -61,7 +61,7 @@ class DataConfig:
     whole_word_masking: bool = False
     """Mask whole words or none of their pieces; each piece is still replaced as 80/10/10 has it."""
     static_masking: bool = False
-    """Mask a row in the same way at every visit; with dupe_factor each copy has masks of its own."""
+    """Mask a row in the same way at every visit; with dupe_factor each copy has its own masks."""
     dupe_factor: Positive = 1
     """Times the training text is made into examples, each time with other pairs (Google's dupe_factor); full rows get
     other frozen masks."""

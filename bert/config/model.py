@@ -53,7 +53,7 @@ class ModelConfig:
     layer_norm_eps: PositiveFloat = 1e-12
     """Epsilon of LayerNorm."""
     tie_word_embeddings: bool = True
-    """The MLM head decodes with the word embeddings, as published; false gives it a matrix of its own."""
+    """The MLM head decodes with the word embeddings, as published; false gives it its own matrix."""
     embedding_size: Positive | None = None
     """Width E of the embeddings and of the MLM head's decoder, with a projection to hidden_size (ALBERT); null makes
     it hidden_size, without one."""
@@ -79,7 +79,7 @@ class ModelConfig:
         return self.embedding_size or self.hidden_size
 
     def check_length(self, name: str, length: int) -> None:
-        """Raises UserError for rows with more places than masks and the counter of dropout (32 bits) tell apart."""
+        """Raises UserError for rows with more positions than masks and dropout's 32-bit counter can distinguish."""
         if length > MAX_LENGTH:
             raise UserError(f"{name} is {length}: it must be at most {MAX_LENGTH:,}")
         weights = self.num_attention_heads * length**2

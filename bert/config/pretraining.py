@@ -29,7 +29,7 @@ class PretrainConfig:
     mlm_bias_init: Literal["unigram", "zeros"] = "unigram"
     """Start of the MLM head's output bias: log frequencies of the tokens (unigram), or, as published, zeros."""
     phases: list[PhaseConfig] | None = None
-    """Phases of the run, one after the other, each with rows and batches of its own; null is a single one. In YAML a
+    """Phases of the run, one after the other, each with its own rows and batches; null is a single one. In YAML a
     list, each phase with some of the keys below; null on the command line drops a recipe's."""
     profile: bool = False
     """Write a trace of a few early steps to profile/ in the run's folder, for TensorBoard and Perfetto."""

@@ -49,7 +49,7 @@ class ConfigField(NamedTuple):
 
     @property
     def section(self) -> type | None:
-        """The dataclass that the field is, with keys of its own."""
+        """The dataclass of a field that has keys itself."""
         return self.type if isinstance(self.type, type) and dataclasses.is_dataclass(self.type) else None
 
     @property

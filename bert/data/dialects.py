@@ -51,7 +51,7 @@ def csv_reader(lines: Iterable[str], delimiter: str = ",", strict: bool = True) 
 def is_quoted(lines: Iterable[str]) -> bool:
     """Whether a table with tabs is quoted in the way of a CSV writer (pandas, Excel).
 
-    In such a file a ``"`` stands only in cells that are enclosed in quotes as a whole, with each quote inside doubled,
+    In such a file a ``"`` occurs only in cells that are enclosed in quotes as a whole, with each quote inside doubled,
     and a cell is enclosed because it needs it (a tab, a line end or a quote inside; for Excel also a comma), or all
     texts are, the header among them. One cell with any other quote, as in the files of GLUE, makes all quotes
     characters.

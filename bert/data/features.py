@@ -95,7 +95,7 @@ class Features:
 
 @dataclass(frozen=True)
 class ChoiceFeatures:
-    """R rows of two or more choices each, every choice a sequence of its own."""
+    """R rows of two or more choices each; every choice is its own sequence."""
 
     sequences: Features
     """The choices of all rows, one after the other; without labels."""

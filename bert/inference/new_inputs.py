@@ -82,7 +82,7 @@ def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
 
 
 def lines_as_they_come(file: io.BufferedReader) -> Iterator[list[bytes]]:
-    """The lines that are there, at most LINES_AT_ONCE: whoever waits for an answer before continuing gets it."""
+    """The lines available now, at most LINES_AT_ONCE, so that a writer that waits for each answer gets it."""
     rest = b""
     while data := file.read1(READ_AT_ONCE):
         *lines, rest = (rest + data).split(b"\n")

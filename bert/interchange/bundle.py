@@ -1,4 +1,4 @@
-"""The data of a model, apart from what it can do: what readers return and writers take."""
+"""A model's data without its methods: readers return it, writers take it."""
 
 from __future__ import annotations
 

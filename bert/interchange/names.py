@@ -121,8 +121,8 @@ def part_of(path: str) -> str:
 def tensors(layers: int, family: str, architecture: str) -> list[Tensor]:
     """Every array that a file of this family may hold for a model of ``layers`` layers.
 
-    Classifiers are named alike in several architectures: only those of ``architecture`` (a key of ARCHITECTURES) are
-    among them.
+    Several architectures name their classifiers alike: the result has only those of ``architecture`` (a key of
+    ARCHITECTURES).
     """
     parts = {ENCODER, POOLER, PREDICTIONS, SEQ_RELATIONSHIP, *ARCHITECTURES[architecture]}
     table = []

@@ -53,7 +53,7 @@ def read_pooling(folder: Path, say: Callable[[str], None]) -> tuple[Pooling | No
 
     Args:
         folder: the sentence-transformers folder, or any other.
-        say: told what is declared and not done here.
+        say: called with what is declared and not done here.
 
     Returns:
         None and the folder itself where there is no modules.json.

@@ -28,7 +28,7 @@ def dot_product_attention(
         key: [B, S, N, H].
         value: [B, S, N, H].
         mask: booleans that broadcast to [B, N, T, S]; true where a query may look at a key. A query that may look
-            nowhere looks everywhere alike, rather than giving NaN.
+            nowhere attends equally to all positions instead of giving NaN.
         dropout: source of dropout on the weights; None for none.
         dropout_rate: its rate.
 
@@ -52,7 +52,7 @@ def padding_mask(attention_mask: Num[Array, "B S"] | Bool[Array, "B S"]) -> Bool
 
 
 def same_example_mask(example_ids: Int[Array, "B T"]) -> Bool[Array, "B 1 T T"]:
-    """[B, T] -> [B, 1, T, T] booleans: a token looks at those of its own example, padding at padding."""
+    """[B, T] -> [B, 1, T, T] booleans: a token attends to those of its example, padding to padding."""
     return (example_ids[:, :, None] == example_ids[:, None, :])[:, None]
 
 

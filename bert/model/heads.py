@@ -23,7 +23,7 @@ Inputs = tuple[Int[Array, "B T"], Int[Array, "B T"] | None, PaddingMask | None]
 
 
 class MaskedLMHead(nn.Module):
-    """Transform, LayerNorm, and a decoder with a bias of its own, tied to the word embeddings unless the config says
+    """Transform, LayerNorm, and a decoder with its own bias, tied to the word embeddings unless the config says
     otherwise.
 
     Attributes:
@@ -296,7 +296,7 @@ class BertForQuestionAnswering(nn.Module):
 
 
 class BertForMultipleChoice(nn.Module):
-    """Encoder over every choice as a row of its own, and one score each (Devlin et al. 2018, section 4.4).
+    """Encoder over every choice as a separate row, and one score each (Devlin et al. 2018, section 4.4).
 
     Attributes:
         num_labels: 1, the score of a choice.

@@ -177,7 +177,7 @@ def _sum_of_rows(x: jax.Array) -> jax.Array:
 
 def _weight_and_bias_grads(rows: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
     """[R, M], [R, N] -> the sum over rows of outer products [M, N] and that of the second operand's rows [N], as one
-    product: below the first operand stands a row of ones.
+    product: a row of ones follows the first operand.
 
     The row keeps XLA from taking the transposition back, which makes bfloat16 slow. The barrier keeps what made the
     operand out of the loop that turns it over.

@@ -15,7 +15,7 @@ from bert import metrics
 from bert.files import atomic_write
 from bert.runs.metrics_log import read_metrics
 
-# Okabe and Ito's colours, which colour-blind people can tell apart.
+# Okabe and Ito's colours, which colour-blind people can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
 GREY = "#666666"
 

@@ -25,7 +25,7 @@ PARAMS = "params"
 
 
 def to_items(state: Any) -> dict[str, Any]:
-    """A pytree as nested dicts of arrays, ``params`` apart: optimizer classes leave no trace in the files."""
+    """A pytree as nested dicts of arrays, with ``params`` separate: optimizer classes leave no trace in the files."""
     tree: dict[str, Any] = {}
     for path, leaf in _leaves(state).items():
         node = tree

@@ -71,7 +71,7 @@ def use_compilation_cache() -> Path | None:
 
 
 def _given_to_jax() -> bool:
-    """Whether this process has told JAX of a folder by ``jax.config``."""
+    """Whether this process has set JAX's folder through ``jax.config``."""
     return "jax" in sys.modules and sys.modules["jax"].config.jax_compilation_cache_dir is not None
 
 

@@ -38,7 +38,7 @@ CUSTOM_TASK_KEYS = ("train", "dev", "test", "column_names", "columns", "metrics"
 def register_task(task: Task) -> None:
     """Makes a custom task known to this process, under its name: to fine-tune, to load its runs, to predict.
 
-    A run's folder names its task and holds no code. Whoever loads the run registers the task first; nothing else is
+    A run's folder names its task and holds no code. Register the task before loading the run; nothing else is
     ever imported or run on its behalf.
 
     Raises:

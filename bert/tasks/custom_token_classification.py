@@ -22,7 +22,7 @@ from bert.tasks.token_classification import TaggingTask
 SUFFIXES = (".jsonl", ".csv", ".tsv", ".conll", ".txt")
 
 NAMES_OF_WORDS = ("word", "words", "token", "tokens", "form")
-"""What a column of words is called where nobody said so: such a first row is hardly one."""
+"""Usual names of a column of words if none is configured: a first row with them is a header."""
 
 Row = tuple[int, list[str]]
 """(line, cells); without cells it ends a sentence."""
@@ -157,7 +157,7 @@ def _column_rows(path: Path, header: list[str] | None) -> tuple[str, Iterator[Ro
 
 
 def _csv_rows(path: Path, header: list[str] | None) -> Iterator[Row]:
-    """Rows without any text are without cells, and so is what stands for the lines that the csv module leaves out."""
+    """Rows without any text have no cells; nor do the lines that the csv module leaves out."""
     last = 0
     for line_number, given in table_rows(path, header)[0]:
         if broken := next((cell for cell in given if set(cell) & set("\t\r\n")), None):

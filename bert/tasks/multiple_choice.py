@@ -35,7 +35,7 @@ FILES: split_files.Names = {
 
 @dataclass(frozen=True)
 class Examples:
-    """The questions of one split, E of them; each has choices of its own, two or more."""
+    """The questions of one split, E of them; each has its own choices, two or more."""
 
     contexts: list[str]
     choices: list[list[str]]
@@ -148,7 +148,7 @@ def parse_question(fields: Mapping[str, Any]) -> tuple[str, list[str], list[str]
     if len(texts) < 2 or not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError("fewer than two choices, or one that is empty or not a text: write two or more texts")
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise ValueError(f"the labels of the choices are {json.dumps(names)[:80]}: give each choice a text of its own")
+        raise ValueError(f"the labels of the choices are {json.dumps(names)[:80]}: give each choice a different text")
     return context, texts, names
 
 
@@ -176,7 +176,7 @@ def write_predictions(
 
     Args:
       predictions: [E] place of the choice.
-      probabilities: E arrays [C] of each choice; what lies beyond a question's own choices is ignored.
+      probabilities: E arrays [C] of each choice; what is beyond a question's choices is ignored.
     """
     if not len(examples.ids) == len(predictions) == len(probabilities):
         raise ValueError(
@@ -206,7 +206,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoiceTask(Task):
-    """One right choice of two or more a question; every choice is a row of its own, with the softmax over them."""
+    """One right choice of two or more per question; every choice is a separate row, with the softmax over them."""
 
     name: str
     head: str = "choices"

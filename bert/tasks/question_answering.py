@@ -352,7 +352,7 @@ class SquadTask(Task):
         return ("id",)
 
     def parse_line(self, line: str) -> Any:
-        """``question<TAB>context``, or a JSON object with the two, whose context may have lines of its own."""
+        """``question<TAB>context``, or a JSON object with the two, whose context may have several lines."""
         given = json_input(line, self.input_columns)
         if given is None:
             return super().parse_line(line)

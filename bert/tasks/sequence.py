@@ -257,7 +257,7 @@ class ClassificationTask(SentenceTask):
     def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
         """A label is one of the files' words or, in data sets, its name. A training split may tell the labels."""
         pairs = zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True)
-        # A blank next to a label is nobody's intention, and nobody sees it.
+        # A blank next to a label is never intended and hard to see.
         words = [label_text(records, line_number, self.label_column, label).strip() for line_number, label in pairs]
         labels = self.labels or (_in_order(words) if is_train else ())
         class_of = {word: label for words in (self.label_names, labels) for label, word in enumerate(words)}

@@ -220,7 +220,7 @@ class TaggingTask(Task):
 def split_text(text: str) -> tuple[list[str], list[tuple[int, int]]]:
     """The words of a text that is not in columns, as files in columns have them, and their spans.
 
-    Words stand between white space; each punctuation character before or behind one is a word of its own, all but the
+    Words are separated by white space; each punctuation character before or behind one is a separate word, all but the
     last dot of an abbreviation with dots in it. Those within a word stay (U.N., AL-AIN, O'Neill), as do the signs of
     tweets before one (@name, #topic). Each Chinese character is a word.
     """

@@ -1,4 +1,4 @@
-"""What stands next to a vocabulary and decides how text is read with it: tokenizer_config.json, added_tokens.json."""
+"""The files next to a vocabulary that decide how text is read with it: tokenizer_config.json, added_tokens.json."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TokenizerSettings:
         name = self.tokenizer_class
         if name is not None and (not name.startswith(_WORD_PIECE) or name.startswith("BertJapanese")):
             raise UserError(
-                f"{folder / SETTINGS}: the tokenizer is a {name}, which reads vocab.txt in a way of its own: put its "
+                f"{folder / SETTINGS}: the tokenizer is a {name}, which reads vocab.txt differently: put its "
                 "tokenizer.json next to it"
             )
 

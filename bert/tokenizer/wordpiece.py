@@ -367,7 +367,7 @@ def _byte_level(text: str, file: Path) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     *others, mask = special_tokens(vocab)
-    tokenizer.add_special_tokens([*others, AddedToken(mask, lstrip=True)])  # "a <mask>" has no space of its own
+    tokenizer.add_special_tokens([*others, AddedToken(mask, lstrip=True)])  # "a <mask>" has no token for the space
     separator, classifier = ((token, vocab[token]) for token in ("</s>", "<s>"))
     tokenizer.post_processor = processors.RobertaProcessing(separator, classifier, add_prefix_space=False)
     return tokenizer

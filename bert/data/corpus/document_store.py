@@ -97,7 +97,7 @@ class DocumentStore:
         return np.concatenate(orders)
 
     def shard_ranges(self, order: np.ndarray, slice_bytes: int) -> list[tuple[int, int]]:
-        """Ranges of an order: about ``slice_bytes`` of text each, all alike, at least two documents."""
+        """Ranges of an order: about ``slice_bytes`` of text each, of equal length, at least two documents."""
         offsets = self.offsets()
         ends = np.cumsum((offsets[1:] - offsets[:-1])[order])
         count = max(1, round(int(ends[-1]) / slice_bytes))
@@ -117,7 +117,7 @@ class DocumentStore:
 def write_store(
     documents: Iterable[tuple[int, list[str]]], folder: Path, progress: Callable[[int], None]
 ) -> DocumentStore:
-    """Writes (number of the source, document) in their order. ``progress`` is told now and then how many they are."""
+    """Writes (number of the source, document) in their order. ``progress`` is called now and then with their number."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _DONE).unlink(missing_ok=True)
     count, offset = 0, 0

@@ -71,7 +71,7 @@ def build_examples(
         without either the folder bert-jax/examples in the user's cache folder.
       tokenizer: special tokens spelled out in the corpus are ordinary text to it
         (`bert.tokenizer.wordpiece.literal_tokenizer`).
-      progress: is told how far it is.
+      progress: called with how much is done.
 
     Raises:
       UserError: an unreadable or empty corpus, too few documents, a damaged set, a cache that cannot be
@@ -157,7 +157,7 @@ def _write_errors(folder: Path) -> Iterator[None]:
 def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]:
     """All that decides the rows, and nothing else: masking, workers and names of files do not.
 
-    What came later stands in it only where it is set, so that sets built before it are still found.
+    Later settings are in it only if they are set, so that sets built before them are still found.
     """
     settings = {
         "format": CACHE_VERSION,
@@ -198,7 +198,7 @@ def _layout(config: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def cache_folder(config: DataConfig, cache_dir: Path | None = None) -> Path:
-    """Where built examples, and vocabularies of corpora, lie. Raises UserError where nobody says: there is no home."""
+    """The folder of built examples and of vocabularies. Raises UserError if none is set and there is no home folder."""
     named = cache_dir or config.cache_dir
     if named:
         return Path(named).expanduser()
@@ -345,7 +345,7 @@ def _count_of_documents(store: DocumentStore) -> str:
 
 
 def _read_finished(task: ShardSpec, work: Path) -> ShardSummary | None:
-    """The summary of a shard that stands whole on disk, or None."""
+    """The summary of a shard that is complete on disk, or None."""
     try:
         summary = ShardSummary(**json.loads((work / f"{task.name}.json").read_text(encoding="utf-8")))
         whole = file_sha256(task.file) == summary.sha256

@@ -217,7 +217,7 @@ class Masking:
 
         A word is a piece and those that continue it; one that truncation left without its beginning starts where the
         row has it. As in google-research/bert ``create_masked_lm_predictions`` a word that is too long is passed over,
-        and each token of a word that is taken gets a fate of its own.
+        and each token of a chosen word is replaced by its own draw.
         """
         rows, length = input_ids.shape
         starts = ~(maskable & self.continuing.take(input_ids))
@@ -255,7 +255,7 @@ def philox_uint64(
 ) -> UInt64[np.ndarray, "{rows} {words_per_row}"]:
     """[rows, words_per_row] uint64 from the Philox stream of ``key`` = (seed, step), starting at ``first_row``.
 
-    Rows first_row .. first_row + rows - 1 get the same words whoever draws them and with whatever rows before.
+    Rows first_row .. first_row + rows - 1 get the same words in any process and after any other rows.
     """
     stream = np.random.Philox(key=np.array(key, dtype=np.uint64))
     stream.advance(first_row * words_per_row // _PHILOX_WORDS)

@@ -79,7 +79,7 @@ def read_params(folder: Path, say: Log = lambda text: None) -> tuple[ModelConfig
 
     Args:
         folder: with ``bert_config.json`` and one checkpoint.
-        say: told what was read and what was left out.
+        say: called with what was read and what was left out.
 
     Returns:
         The sizes, and a nested dict of float32 arrays: ``bert``, and of ``predictions``, ``seq_relationship``,
@@ -176,7 +176,7 @@ def read_tokenizer(folder: Path, config: ModelConfig, say: Log = lambda text: No
     Args:
         folder: with ``vocab.txt``.
         config: whose ``vocab_size`` the vocabulary must fit.
-        say: told whether text is lower-cased, and why.
+        say: called with whether text is lower-cased, and why.
 
     Raises:
         UserError: no vocabulary, a malformed one, or one with more pieces than the embedding has rows.

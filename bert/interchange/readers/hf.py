@@ -183,7 +183,7 @@ def _labels(content: dict[str, Any], file: Path) -> tuple[str, ...]:
         raise UserError(f"{file}: id2label does not number its labels 0, 1, ...: fix it")
     labels = tuple(str(known[str(label)]) for label in range(len(known)))
     if len(set(labels)) < len(labels):
-        raise UserError(f"{file}: id2label names two labels alike: fix it")
+        raise UserError(f"{file}: id2label gives two labels the same name: fix it")
     return labels
 
 
@@ -237,7 +237,7 @@ def _rename_tensors(
             raise UserError(f"{source} holds {by_name[plain]} and {name}, which are one tensor: copy it again")
         by_name[plain] = name
     if family == names.ROBERTA and architecture == "BertForSequenceClassification":
-        # Left over from pretraining: this architecture has no pooler of its own, only its classifier's first layer.
+        # Left over from pretraining: this architecture has no pooler, only its classifier's first layer.
         left_out |= {by_name.pop(f"roberta.pooler.dense.{end}", "") for end in ("weight", "bias")} - {""}
 
     def of(ours: str) -> np.ndarray | None:

@@ -56,7 +56,7 @@ class Entry:
         offset: where in that file, in bytes.
         size: its bytes.
         checksum: masked CRC-32C of these bytes.
-        partitioned: whether it is stored in several parts, each with an entry of its own.
+        partitioned: whether it is stored in several parts, each with its own entry.
     """
 
     dtype: int

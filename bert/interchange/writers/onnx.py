@@ -116,7 +116,7 @@ class Graph:
         return path
 
     def array(self, name: str, array: np.ndarray) -> str:
-        """A constant under a name of its own."""
+        """A constant under a new name."""
         self._constants[name] = array
         return name
 
@@ -249,7 +249,7 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
 
 
 def _attention(graph: Graph, config: ModelConfig, x: str, visible: str, path: str) -> str:
-    """[B, T, D] and booleans [B, 1, 1, S] -> [B, T, D]; a row without any token attends everywhere alike, as ours."""
+    """[B, T, D] and booleans [B, 1, 1, S] -> [B, T, D]; a row without tokens attends equally to all positions."""
     node, heads = graph.node, config.num_attention_heads
     split = graph.constant([0, 0, heads, config.hidden_size // heads])
 

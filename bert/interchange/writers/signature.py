@@ -159,7 +159,7 @@ def verify_outputs(
 
 
 def write_metadata_files(model: ModelBundle, folder: Path, given: Signature, dtype: str, text: list[str]) -> None:
-    """Writes what lies next to a graph: signature.json, the tokenizer's files, and README.md with ``text`` in it."""
+    """Writes the files next to a graph: signature.json, the tokenizer's files, and README.md with ``text`` in it."""
     content: dict[str, Any] = {
         "architecture": model.architecture,
         "inputs": [{"name": name, "shape": list(shape), "dtype": dtype} for name, shape in given.inputs.items()],

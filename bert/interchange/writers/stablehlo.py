@@ -52,7 +52,7 @@ def export(
     Args:
         model: what to export; the outputs are its architecture's.
         out: a folder that is not there yet, or an empty one.
-        say: told what was written and how near its outputs are to ours.
+        say: called with what was written and how far its outputs are from ours.
         length: T of every input; None for the longest that the model reads.
         dynamic_length: leave T free, up to that longest.
 

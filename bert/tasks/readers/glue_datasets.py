@@ -16,7 +16,7 @@ SPLITS = {
     "test_mismatched": ("test_mismatched",),
     "diagnostic": ("test",),
 }
-"""The names that each split goes by there; the diagnostic set is a configuration of its own."""
+"""The names of each split there; the diagnostic set is a separate configuration."""
 
 DIAGNOSTIC = "ax"
 

@@ -140,7 +140,7 @@ MALFORMED = {
         "a BertJapaneseTokenizer, which reads vocab.txt in a way of its own",
     ),
     "labels": (lambda f: edit(f, id2label={"0": "a", "2": "b"}), "does not number its labels"),
-    "twins": (lambda f: edit(f, id2label={"0": "a", "1": "a", "2": "b"}), "names two labels alike"),
+    "twins": (lambda f: edit(f, id2label={"0": "a", "1": "a", "2": "b"}), "gives two labels the same name"),
     "json": (lambda f: (f / "config.json").write_text("{"), "config.json is not a whole JSON file"),
     "no config": (lambda f: (f / "config.json").unlink(), "holds no run (no config.yaml), no model"),
     "no tokenizer": (
