@@ -37,7 +37,7 @@ GRACE = 50
 SHARES = {"ours": 0.55, "torch": 0.9, "rest": 1.0}
 """The processes in their order, and when, as a share of the budget, each begins its last row."""
 ALLOCATOR = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95", "XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
-"""All of the memory, and in one piece: an allocator that grows gives none back, and a step asks for all it needs at
+"""All of the memory, and in one token: an allocator that grows gives none back, and a step asks for all it needs at
 once."""
 ALSO = ("jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "optax", "numpy")
 """Packages whose versions count here besides those of every benchmark."""

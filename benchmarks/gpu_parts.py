@@ -33,7 +33,7 @@ def ceiling_shapes(scale: Scale) -> dict[str, tuple[int, int, int]]:
     for model, (_, width, _) in (("base", scale.base), ("large", scale.large)):
         shapes[f"{model} projection"] = (tokens, width, width)
         shapes[f"{model} feed-forward"] = (tokens, width, 4 * width)
-        shapes[f"{model} decoder"] = (tokens // 6, width, -(-scale.pieces // 64) * 64)
+        shapes[f"{model} decoder"] = (tokens // 6, width, -(-scale.vocab_size // 64) * 64)
     return shapes
 
 

@@ -49,7 +49,7 @@ class Scale:
     Attributes:
         base: sizes of the smaller model, as layers, width, heads.
         large: of the larger one.
-        pieces: V.
+        vocab_size: V.
         lengths: T of both phases.
         tokens: of the batches of the sweep; the second is that of all other rows.
         steps: timed at a time, three times for a row.
@@ -58,7 +58,7 @@ class Scale:
 
     base: tuple[int, int, int] = (12, 768, 12)
     large: tuple[int, int, int] = (24, 1024, 16)
-    pieces: int = 30522
+    vocab_size: int = 30522
     lengths: tuple[int, int] = (128, 512)
     tokens: tuple[int, ...] = (32768, 65536, 131072, 262144)
     steps: int = 8
@@ -77,7 +77,7 @@ def remat_of(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int
     """
     config = model_config(scale, sizes, 0.0 if is_fast else 0.1)
     layers = activation_bytes(config, length, stores_scores=not is_fast)
-    stored = layers * tokens / length + 0.15 * 10 * scale.pieces * tokens
+    stored = layers * tokens / length + 0.15 * 10 * scale.vocab_size * tokens
     return "dots" if stored > 0.45 * scale.memory else "none"
 
 
@@ -105,7 +105,7 @@ def model_config(scale: Scale, sizes: tuple[int, int, int], rate: float) -> Mode
     """A model of these sizes; ``rate`` is the dropout on attention weights alone."""
     layers, width, heads = sizes
     return ModelConfig(
-        vocab_size=scale.pieces,
+        vocab_size=scale.vocab_size,
         hidden_size=width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
@@ -116,9 +116,9 @@ def model_config(scale: Scale, sizes: tuple[int, int, int], rate: float) -> Mode
 
 @dataclass(frozen=True)
 class Corpus:
-    """Pairs of random pieces without padding; 0 to 4 are special."""
+    """Pairs of random tokens without padding; 0 to 4 are special."""
 
-    pieces: int
+    vocab_size: int
     length: int
     count: int = 4096
 
@@ -138,15 +138,15 @@ class Corpus:
     @functools.cached_property
     def _columns(self) -> tuple[np.ndarray, np.ndarray]:
         random = np.random.default_rng(0)
-        ids = random.integers(5, self.pieces, (self.count, self.length)).astype(np.uint16)
+        ids = random.integers(5, self.vocab_size, (self.count, self.length)).astype(np.uint16)
         ids[:, 0], ids[:, self.length // 2], ids[:, -1] = 2, 3, 3
         return ids, random.integers(0, 2, self.count).astype(np.uint8)
 
 
 def loader_of(scale: Scale, length: int, tokens: int) -> PretrainingLoader:
     """Batches as pretraining has them, 15% of the tokens predicted."""
-    masking = Masking(scale.pieces, 4, range(5), max_predictions=round(0.15 * length))
-    return PretrainingLoader(Corpus(scale.pieces, length), masking, max(tokens // length, 1), seed=0)
+    masking = Masking(scale.vocab_size, 4, range(5), max_predictions=round(0.15 * length))
+    return PretrainingLoader(Corpus(scale.vocab_size, length), masking, max(tokens // length, 1), seed=0)
 
 
 class Watched(PmapParallelism):
@@ -252,7 +252,7 @@ def torch_step(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: i
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     config = BertConfig(
-        vocab_size=-(-scale.pieces // 64) * 64 if best else scale.pieces,
+        vocab_size=-(-scale.vocab_size // 64) * 64 if best else scale.vocab_size,
         hidden_size=width,
         num_hidden_layers=layers,
         num_attention_heads=heads,

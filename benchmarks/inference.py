@@ -59,8 +59,8 @@ def sentences(model: Path, count: int) -> list[str]:
     """Texts of 3 to 100 words, most of them short, of words that the vocabulary has whole."""
     from tokenizers import Tokenizer
 
-    pieces = Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab()
-    words = sorted(piece for piece in pieces if piece.isascii() and piece.isalpha() and len(piece) > 2)
+    tokens = Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab()
+    words = sorted(token for token in tokens if token.isascii() and token.isalpha() and len(token) > 2)
     random = np.random.default_rng(0)
     lengths = np.clip(random.lognormal(2.8, 0.7, count).astype(int), 3, 100)
     return [" ".join(random.choice(words, length)) for length in lengths]

@@ -1,6 +1,6 @@
 """Milliseconds in which a resident model answers one short input: PYTHONPATH=. python benchmarks/latency.py
 
-A model of the recipe tiny with random weights and 30,522 pieces, for every kind of task; or RUN, a fine-tuned one:
+A model of the recipe tiny with random weights and 30,522 tokens, for every kind of task; or RUN, a fine-tuned one:
 PYTHONPATH=. python benchmarks/latency.py RUN 'a text'
 """
 
@@ -45,9 +45,9 @@ def tiny(name: str) -> Pretrained:
     if isinstance(task, TaggingTask):
         task = dataclasses.replace(task, labels=("O", *(f"{prefix}-{type}" for type in "ABCD" for prefix in "BI")))
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    pieces = list(dict.fromkeys([*special, *" ".join(map(str, INPUTS.values())).replace("'", " ").split()]))
-    pieces += [f"piece{number}" for number in range(PIECES - len(pieces))]
-    tokenizer = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokens = list(dict.fromkeys([*special, *" ".join(map(str, INPUTS.values())).replace("'", " ").split()]))
+    tokens += [f"token{number}" for number in range(PIECES - len(tokens))]
+    tokenizer = Tokenizer(models.WordPiece({token: number for number, token in enumerate(tokens)}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     config = dataclasses.replace(load_config(PretrainConfig, recipe_folder() / "tiny.yaml").model, vocab_size=PIECES)
     model = HEADS[task.head](config, task.num_labels)

@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python benchmarks/train_step.py --output train_step.json
 
-L4 H256 A4, 30,522 pieces, 32 rows of 128 tokens, 20 of them predicted, dropout 0.1, AdamW, clipping at 1, NSP. Sides:
+L4 H256 A4, 30,522 tokens, 32 rows of 128 tokens, 20 of them predicted, dropout 0.1, AdamW, clipping at 1, NSP. Sides:
 ours in float32 and bfloat16; "stock", transformers' BertForPreTraining as users run it; "best", the same model with the
 masked positions gathered before the decoder, SDPA and fused AdamW, compiled and not, in float32 and under autocast to
 bfloat16. Every measurement is a process of its own; started again, it goes on where it was.
@@ -25,7 +25,7 @@ from turns import in_turns, table
 
 from bert.runtime.malloc import reexec_with_huge_pages
 
-SIZES = {"layers": 4, "width": 256, "heads": 4, "pieces": 30522, "rows": 32, "length": 128, "predicted": 20}
+SIZES = {"layers": 4, "width": 256, "heads": 4, "vocab_size": 30522, "rows": 32, "length": 128, "predicted": 20}
 SIDES = {
     "ours float32": ("ours", "float32", ""),
     "ours bfloat16": ("ours", "bfloat16", ""),
@@ -81,10 +81,10 @@ def timed(step: Callable[[], Any], steps: int) -> dict[str, float]:
 
 
 def batch_of(sizes: Any) -> dict[str, np.ndarray]:
-    """One batch of random pieces, the same for every side."""
+    """One batch of random tokens, the same for every side."""
     random = np.random.default_rng(0)
     shape = (sizes.rows, sizes.length)
-    ids = random.integers(5, sizes.pieces, shape).astype(np.int32)
+    ids = random.integers(5, sizes.vocab_size, shape).astype(np.int32)
     places = np.sort([random.permutation(sizes.length - 2)[: sizes.predicted] + 1 for _ in range(sizes.rows)], axis=1)
     return {
         "input_ids": ids,
@@ -111,7 +111,7 @@ def ours(sizes: Any, dtype: Any, how: str) -> Callable[[], None]:
     from bert.training.step import TrainState, make_train_step
 
     config = ModelConfig(
-        vocab_size=sizes.pieces,
+        vocab_size=sizes.vocab_size,
         hidden_size=sizes.width,
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,
@@ -184,7 +184,7 @@ def _peer(sizes: Any) -> tuple[Any, dict[str, Any]]:
     torch.manual_seed(0)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     config = BertConfig(
-        vocab_size=sizes.pieces,
+        vocab_size=sizes.vocab_size,
         hidden_size=sizes.width,
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,

@@ -235,11 +235,11 @@ def thoroughly(examples: int) -> settings:
 
 
 @lru_cache
-def english(pieces: int) -> list[str]:
-    """As many pieces as the models have rows, out of this project's own prose."""
+def english(vocab_size: int) -> list[str]:
+    """As many tokens as the models have rows, out of this project's own prose."""
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    vocab = train_tokenizer(text.splitlines(), TokenizerConfig(vocab_size=pieces)).get_vocab()
-    return [*sorted(vocab, key=vocab.get), *(f"[unused{number}]" for number in range(pieces - len(vocab)))]
+    vocab = train_tokenizer(text.splitlines(), TokenizerConfig(vocab_size=vocab_size)).get_vocab()
+    return [*sorted(vocab, key=vocab.get), *(f"[unused{number}]" for number in range(vocab_size - len(vocab)))]
 
 
 def params_of_transformers(model) -> dict:

@@ -1,4 +1,4 @@
-"""Vocabularies in which every letter is a piece."""
+"""Vocabularies in which every letter is a token."""
 
 import string
 
@@ -13,7 +13,7 @@ def letter_tokenizer(words: list[str]) -> Tokenizer:
 
 
 def byte_level_tokenizer(add_prefix_space: bool = False) -> Tokenizer:
-    """RoBERTa's form: every byte is a piece, and so is every ASCII letter with the space before it."""
+    """RoBERTa's form: every byte is a token, and so is every ASCII letter with the space before it."""
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     spaced = [f"Ġ{letter}" for letter in string.ascii_letters]
     words = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), *spaced]

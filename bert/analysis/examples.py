@@ -37,9 +37,9 @@ class MaskedExample(NamedTuple):
 
 
 def example_statistics(dataset: PretrainingDataset, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """Names and values: unknown pieces, and for each split documents, sentences, tokens, rows and padding."""
+    """Names and values: unknown tokens, and for each split documents, sentences, tokens, rows and padding."""
     unknown = dataset.unknown_rate(special_ids(tokenizer))
-    lines = [("unknown pieces", f"{unknown:.3%} of the training pieces")]
+    lines = [("unknown tokens", f"{unknown:.3%} of the training tokens")]
     for split, paths in (("train", dataset.train), ("eval", dataset.eval)):
         documents, sentences, tokens = (
             dataset.counts[f"{split}_{name}"] for name in ("documents", "sentences", "tokens")

@@ -178,14 +178,14 @@ def _row(model: ModelConfig, config: RunConfig | None, length: int | None) -> tu
 
 
 def _vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> Facts:
-    pieces = tokenizer.get_vocab()
-    special = special_tokens(pieces)
+    tokens = tokenizer.get_vocab()
+    special = special_tokens(tokens)
     is_wordpiece = special == SPECIAL_TOKENS
     facts: Facts = {
         "kind": "WordPiece" if is_wordpiece else "byte-level BPE",
-        "pieces": len(pieces),
+        "tokens": len(tokens),
         "rows": model.vocab_size,
-        "special": {token: pieces[token] for token in special},
+        "special": {token: tokens[token] for token in special},
         "fingerprint": tokenizer_fingerprint(tokenizer),
     }
     if is_wordpiece:

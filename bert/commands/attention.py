@@ -9,7 +9,7 @@ from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError, without_surrogates
 from bert.files import local_path
 
-DESCRIPTION = """Shows the attention of every layer and head over the pieces of a text, or of a pair of texts. A file
+DESCRIPTION = """Shows the attention of every layer and head over the tokens of a text, or of a pair of texts. A file
 that ends in .html is a page to explore in a browser, which needs nothing else; one in .png is a picture of all
 heads."""
 
@@ -48,8 +48,8 @@ def main(argv: list[str]) -> int:
     text = arguments.text if arguments.pair is None else (arguments.text, arguments.pair)
     attention = compute_attention_map(model, text)
     if attention.cut:
-        print(f"{attention.cut} pieces beyond the model's {len(attention.pieces)} are cut", file=sys.stderr)
+        print(f"{attention.cut} tokens beyond the model's {len(attention.tokens)} are cut", file=sys.stderr)
     (write_html if output.suffix.lower() == ".html" else write_png)(attention, output)
     layers, heads, length, _ = attention.weights.shape
-    print(f"{output}: {layers} layers x {heads} heads over {length} pieces")
+    print(f"{output}: {layers} layers x {heads} heads over {length} tokens")
     return 0

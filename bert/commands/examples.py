@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """Builds the examples that `bert pretrain` with the same arguments will find in its cache."""
 
 EXTRA_OPTIONS = {
-    "show N": "Print N examples: pieces, masks, labels.",
-    "statistics": "Count documents, sentences, tokens, unknown pieces, padding.",
+    "show N": "Print N examples: tokens, masks, labels.",
+    "statistics": "Count documents, sentences, tokens, unknown tokens, padding.",
     "shard I/N": "Build every N-th shard from the I-th on: N processes that share only data.cache_dir build all of "
     "them, and the last to end puts the set together.",
 }

@@ -72,7 +72,7 @@ def _parts(facts: dict[str, Any]) -> list[str]:
 
 def _vocabulary(facts: dict[str, Any]) -> list[str]:
     vocabulary = facts["vocabulary"]
-    lines = [f"vocabulary: {vocabulary['kind']}, {vocabulary['pieces']:,} pieces in {vocabulary['rows']:,} rows"]
+    lines = [f"vocabulary: {vocabulary['kind']}, {vocabulary['tokens']:,} tokens in {vocabulary['rows']:,} rows"]
     if vocabulary["kind"] == "WordPiece":
         case = {True: "lower-cased", False: "cased", None: "with a custom normalizer"}[vocabulary["lowercase"]]
         accents = ", accents removed" if vocabulary["strip_accents"] else ""

@@ -36,7 +36,7 @@ def _show(results: dict[str, Any], path: str) -> None:
     print(f"\nheld-out text after {results['steps']:,} steps:")
     print(f"  {'':22}{'model':>10}{'baseline':>12}")
     lines = [
-        ("MLM accuracy", measured["mlm_accuracy"], unigram.get("accuracy"), "most frequent piece"),
+        ("MLM accuracy", measured["mlm_accuracy"], unigram.get("accuracy"), "most frequent token"),
         ("MLM perplexity", measured["perplexity"], unigram.get("perplexity"), "unigram frequencies"),
     ]
     for name, value in baselines.items():

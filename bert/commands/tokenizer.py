@@ -20,7 +20,7 @@ tokenizer.json and vocab.txt, into a folder, or adds a corpus' words to a publis
 EXTRA_OPTIONS = {
     "output DIR": "New folder for the vocabulary.",
     "extend N": "With tokenizer.path, here also a model's name on the hub: add to that vocabulary the N words of the "
-    "corpus that save most pieces, into its [unused] slots first, which need no new weights, then at its end.",
+    "corpus that save most tokens, into its [unused] slots first, which need no new weights, then at its end.",
 }
 """The options that are not configuration keys."""
 
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     else:
         tokenizer = train_tokenizer(lines, config.tokenizer)
     save_tokenizer(tokenizer, folder)
-    print(f"{folder} holds tokenizer.json and vocab.txt with {embedding_rows(tokenizer):,} pieces; "
+    print(f"{folder} holds tokenizer.json and vocab.txt with {embedding_rows(tokenizer):,} tokens; "
           f"use it with --tokenizer.path {folder}")  # fmt: skip
     return 0
 
@@ -60,9 +60,9 @@ def _extend(config: TokenizerConfig, lines: Iterable[str], count: str) -> Tokeni
     published = _load_published(config.path, config)
     new_words = select_new_words(published, lines, int(count), config.min_frequency)
     saved = sum(new.saved for new in new_words)
-    print(f"{len(new_words):,} new words, {saved:,} pieces fewer in the corpus; the first:")
+    print(f"{len(new_words):,} new words, {saved:,} tokens fewer in the corpus; the first:")
     for new in new_words[:20]:
-        print(f"  {new.count:8,} x {new.word}   (was {' '.join(new.pieces)})")
+        print(f"  {new.count:8,} x {new.word}   (was {' '.join(new.tokens)})")
     return add_words(published, [new.word for new in new_words])
 
 

@@ -59,7 +59,7 @@ class DataConfig:
     masked_lm_prob: Fraction = 0.15
     """Share of a row's tokens that are predicted."""
     whole_word_masking: bool = False
-    """Mask whole words or none of their pieces; each piece is still replaced as 80/10/10 has it."""
+    """Mask whole words or none of their tokens; each token is still replaced as 80/10/10 has it."""
     static_masking: bool = False
     """Mask a row in the same way at every visit; with dupe_factor each copy has its own masks."""
     dupe_factor: Positive = 1

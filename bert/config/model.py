@@ -105,16 +105,16 @@ class TokenizerConfig:
 
     path: str | None = None
     """vocab.txt, tokenizer.json, or a folder that holds one (a run, say); null trains one on the corpus. With init, the
-    source's vocabulary extended by new words, whose rows start as the mean of their old pieces; null takes it as it
+    source's vocabulary extended by new words, whose rows start as the mean of their old tokens; null takes it as it
     is."""
     vocab_size: Annotated[int, Range(least=32, below=2**24)] = 30522
-    """Number of pieces to train, special ones included; the result is smaller where the corpus has fewer."""
+    """Number of tokens to train, special ones included; the result is smaller where the corpus has fewer."""
     lowercase: bool = True
     """Lower-case all text."""
     strip_accents: bool | None = None
     """Remove accents; null does so exactly when lower-casing, as BERT's own vocabularies do."""
     min_frequency: Positive = 2
-    """Rarest pair of pieces that is still merged, and rarest character that is kept, when a vocabulary is trained."""
+    """Rarest pair of tokens that is still merged, and rarest character that is kept, when a vocabulary is trained."""
     num_unused_tokens: NonNegative = 0
     """Slots [unused0], [unused1], ... of a trained vocabulary, for words that are added later without new weights."""
     limit_alphabet: Positive | None = None

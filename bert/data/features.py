@@ -18,7 +18,7 @@ ROWS_AT_ONCE = 4096
 """Texts tokenized in one call: enough to make calls cheap, few enough to bound memory."""
 
 IGNORE_INDEX = -1
-"""Label of a token that has none: special tokens, padding, the pieces of a word after its first."""
+"""Label of a token that has none: special tokens, padding, the tokens of a word after its first."""
 
 
 @dataclass(frozen=True)
@@ -181,9 +181,9 @@ def tokenize(
 
 
 @lru_cache(maxsize=8)
-def _truncating_tokenizer(tokenizer: Tokenizer, max_length: int, pieces: int) -> Tokenizer:
-    """A copy that cuts and does not pad. Kept, since a copy of 30,000 pieces takes longer than a short answer should;
-    ``pieces``, their number, is there to notice tokens that were added since."""
+def _truncating_tokenizer(tokenizer: Tokenizer, max_length: int, tokens: int) -> Tokenizer:
+    """A copy that cuts and does not pad. Kept, since a copy of 30,000 tokens takes longer than a short answer should;
+    ``tokens``, their number, is there to notice tokens that were added since."""
     copy = Tokenizer.from_str(tokenizer.to_str())  # truncation and padding are settings of the object itself
     copy.no_padding()
     copy.enable_truncation(max_length, strategy="longest_first")
@@ -197,7 +197,7 @@ def prose_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
 
 
 @lru_cache(maxsize=8)
-def _prose_tokenizer(tokenizer: Tokenizer, pieces: int) -> Tokenizer:
+def _prose_tokenizer(tokenizer: Tokenizer, tokens: int) -> Tokenizer:
     copy = literal_tokenizer(tokenizer)
     copy.no_padding()
     copy.no_truncation()

@@ -26,24 +26,24 @@ from bert.model.encoder import Bert
 from bert.tokenizer.wordpiece import ROBERTA_SPECIAL_TOKENS, special_ids, special_tokens
 
 MAX_TICK_LABELS = 24
-"""Most pieces that a picture names: more are not readable."""
+"""Most tokens that a picture names: more are not readable."""
 
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """Attention over one text, or one pair of texts, of T pieces.
+    """Attention over one text, or one pair of texts, of T tokens.
 
     Attributes:
         source: name of the model.
-        pieces: T pieces as people read them, special tokens included.
+        tokens: T tokens as people read them, special tokens included.
         segments: [T] of 0 and 1.
         special: [T] booleans, true for special tokens.
-        weights: [layers, N, T, S] float32: how much of its attention piece t gives to piece s; each row sums to 1.
-        cut: pieces of the text that did not fit the model.
+        weights: [layers, N, T, S] float32: how much of its attention token t gives to token s; each row sums to 1.
+        cut: tokens of the text that did not fit the model.
     """
 
     source: str
-    pieces: list[str]
+    tokens: list[str]
     segments: np.ndarray
     special: np.ndarray
     weights: np.ndarray
@@ -74,7 +74,7 @@ def compute_attention_map(model: Pretrained, text: Text) -> AttentionMap:
     weights = jax.device_get(attentions(params, batch["input_ids"], batch["token_type_ids"]))
     return AttentionMap(
         source=model.origin,
-        pieces=_pieces(model.tokenizer, features.ids),
+        tokens=_tokens(model.tokenizer, features.ids),
         segments=batch["token_type_ids"][0],
         special=np.isin(features.ids, special_ids(model.tokenizer).all),
         weights=np.stack([layer[0] for layer in weights]),
@@ -82,8 +82,8 @@ def compute_attention_map(model: Pretrained, text: Text) -> AttentionMap:
     )
 
 
-def _pieces(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
-    """Pieces by id: WordPiece's as they are; byte-level ones as text, a space at the start as an open box."""
+def _tokens(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
+    """Tokens by id: WordPiece's as they are; byte-level ones as text, a space at the start as an open box."""
     if special_tokens(tokenizer.get_vocab()) != ROBERTA_SPECIAL_TOKENS:
         return [tokenizer.id_to_token(int(token_id)) or "" for token_id in ids]
     return [tokenizer.decode([int(token_id)], skip_special_tokens=False).replace(" ", "␣") for token_id in ids]
@@ -99,14 +99,14 @@ def write_html(attention: AttentionMap, path: Path) -> None:
         "source": attention.source,
         "layers": layers,
         "heads": heads,
-        "pieces": attention.pieces,
+        "tokens": attention.tokens,
         "segments": attention.segments.tolist(),
         "special": attention.special.tolist(),
         "cut": attention.cut,
         "weights": _encode_base64(bytes_),
         "largest": _encode_base64(np.round(65535 * largest).astype("<u2")),
     }
-    # Inside a script element nothing but "<" can end it; escaped, pieces such as "</script>" are text.
+    # Inside a script element nothing but "<" can end it; escaped, tokens such as "</script>" are text.
     content = json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     page = resources.files("bert.inference").joinpath("attention_page.html").read_text(encoding="utf-8")
     filling = {"title": html.escape(f"attention of {attention.source}"), "data": content}
@@ -149,13 +149,13 @@ def write_png(attention: AttentionMap, path: Path) -> None:
             axes.set_ylabel(f"layer {layer + 1}", fontsize=8)
     if named:
         for axes in grid[-1]:
-            axes.set_xticklabels(attention.pieces, rotation=90, parse_math=False)
+            axes.set_xticklabels(attention.tokens, rotation=90, parse_math=False)
         for axes in grid[:, 0]:
-            axes.set_yticklabels(attention.pieces, parse_math=False)
+            axes.set_yticklabels(attention.tokens, parse_math=False)
     bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.01, ticks=[0, 0.01, 0.1, 0.3, 0.6, 1])
     bar.ax.tick_params(labelsize=7)
-    bar.set_label("attention from the row's piece to the column's", fontsize=8)
+    bar.set_label("attention from the row's token to the column's", fontsize=8)
     cut = f", {attention.cut} more cut" if attention.cut else ""
-    figure.suptitle(f"{attention.source}: {length} pieces{cut}", fontsize=9, parse_math=False)
+    figure.suptitle(f"{attention.source}: {length} tokens{cut}", fontsize=9, parse_math=False)
     with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png")

@@ -34,7 +34,7 @@ RULES: tuple[tuple[str, PartitionSpec], ...] = (
 )
 """The first rule that matches holds; what matches none (biases, LayerNorm, counters) is copied to every device.
 
-An axis that does not divide a dimension evenly leaves it whole: BERT's 30,522 pieces are sharded over 2 and 3
+An axis that does not divide a dimension evenly leaves it whole: BERT's 30,522 tokens are sharded over 2 and 3
 devices, not over 4; ``model.vocab_size: 30720`` goes with any power of two up to 2,048.
 """
 

@@ -1,7 +1,7 @@
 """Answers as spans of a context: questions -> windows over their contexts; logits -> the best answers.
 
 Answers are places in the context's own characters: the tokenizer says which characters each token came from,
-and an answer is cut from the context there, so that nothing has to be put together from pieces.
+and an answer is cut from the context there, so that nothing has to be put together from tokens.
 """
 
 from __future__ import annotations

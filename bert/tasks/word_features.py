@@ -46,7 +46,7 @@ class Entity(NamedTuple):
 def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], max_length: int = 128) -> WordFeatures:
     """Sentences -> rows of at most ``max_length`` tokens; every word is labelled in exactly one place.
 
-    A sentence that does not fit is read through windows that overlap by half. A word without a piece (a control
+    A sentence that does not fit is read through windows that overlap by half. A word without a token (a control
     character, say) is [UNK], so that it has a label too. ``tokenizer`` stays as it is.
 
     Args:

@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 Params = dict[str, Any]
 
 UNUSED_TOKEN = re.compile(r"\[unused\d+\]")
-"""Pieces that are there to become words."""
+"""Tokens that are there to become words."""
 
 
 @dataclass(frozen=True)
 class NewWord:
-    """A word that a vocabulary lacks: how often it occurs in the corpus, and the pieces it is read as now."""
+    """A word that a vocabulary lacks: how often it occurs in the corpus, and the tokens it is read as now."""
 
     word: str
     count: int
-    pieces: tuple[str, ...]
+    tokens: tuple[str, ...]
 
     @property
     def saved(self) -> int:
-        """Pieces that the corpus is shorter by with the word; one that cannot be read at all counts its characters."""
-        return self.count * ((len(self.word) if "[UNK]" in self.pieces else len(self.pieces)) - 1)
+        """Tokens that the corpus is shorter by with the word; one that cannot be read at all counts its characters."""
+        return self.count * ((len(self.word) if "[UNK]" in self.tokens else len(self.tokens)) - 1)
 
 
 def select_new_words(tokenizer: Tokenizer, texts: Iterable[str], number: int, min_frequency: int = 2) -> list[NewWord]:
-    """The words that save most pieces, most first and of equals in order of the alphabet. Memory: the distinct words.
+    """The words that save most tokens, most first and of equals in order of the alphabet. Memory: the distinct words.
 
     Args:
       tokenizer: the vocabulary they are new to.
@@ -51,16 +51,16 @@ def select_new_words(tokenizer: Tokenizer, texts: Iterable[str], number: int, mi
     vocab, found = tokenizer.get_vocab(), []
     for word, count in counts.items():
         if count >= min_frequency and word not in vocab and 1 < len(word) <= MAX_INPUT_CHARS_PER_WORD:
-            pieces = tuple(piece.value for piece in tokenizer.model.tokenize(word))
-            found.append(NewWord(word, count, pieces))
+            tokens = tuple(token.value for token in tokenizer.model.tokenize(word))
+            found.append(NewWord(word, count, tokens))
     return sorted(found, key=lambda new: (-new.saved, new.word))[:number]
 
 
 def add_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
-    """A copy that knows the words as pieces of their own.
+    """A copy that knows the words as tokens of their own.
 
     They take the [unused] slots first, in the order of the slots, so that a published model's embedding keeps its size;
-    the rest stand at the end. All other pieces keep their ids.
+    the rest stand at the end. All other tokens keep their ids.
 
     Raises:
       UserError: no vocabulary of BERT's.
@@ -72,8 +72,8 @@ def add_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
     if (kind := content["model"]["type"]) != "WordPiece":
         raise UserError(f"the vocabulary is {kind}, and words are added to WordPiece alone: name a BERT vocabulary")
     vocab: dict[str, int] = content["model"]["vocab"]
-    taken = {token["content"] for token in content["added_tokens"]}
-    slots = [piece for piece in vocab if UNUSED_TOKEN.fullmatch(piece) and piece not in taken]
+    taken = {added["content"] for added in content["added_tokens"]}
+    slots = [token for token in vocab if UNUSED_TOKEN.fullmatch(token) and token not in taken]
     slots.sort(key=vocab.__getitem__)
     following = max(tokenizer.get_vocab().values()) + 1
     for number, word in enumerate(words):
@@ -90,16 +90,16 @@ def add_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
 
 
 def decompose_new_tokens(old: Tokenizer, new: Tokenizer, old_name: str, new_name: str) -> dict[int, list[int]]:
-    """Id of each piece that ``new`` has and ``old`` has not -> ids of the pieces that ``old`` reads it as.
+    """Id of each token that ``new`` has and ``old`` has not -> ids of the tokens that ``old`` reads it as.
 
     Args:
       old: the vocabulary that a model was trained with.
-      new: the same with further pieces, in [unused] slots or at its end.
+      new: the same with further tokens, in [unused] slots or at its end.
       old_name: where ``old`` is from, for messages.
       new_name: where ``new`` is from.
 
     Raises:
-      UserError: ``new`` gives an old piece another id, or none, or reads text otherwise than ``old``.
+      UserError: ``new`` gives an old token another id, or none, or reads text otherwise than ``old``.
     """
     steps = [json.loads(tokenizer.to_str()) for tokenizer in (old, new)]
     for step in ("normalizer", "pre_tokenizer"):
@@ -110,35 +110,35 @@ def decompose_new_tokens(old: Tokenizer, new: Tokenizer, old_name: str, new_name
             )
     before, after = old.get_vocab(), new.get_vocab()
     moved = sorted(
-        (i, piece) for piece, i in before.items() if after.get(piece) != i and not UNUSED_TOKEN.fullmatch(piece)
+        (i, token) for token, i in before.items() if after.get(token) != i and not UNUSED_TOKEN.fullmatch(token)
     )
     if moved:
-        number, piece = moved[0]
-        there = f"has number {after[piece]}" if piece in after else "is not there"
+        number, token = moved[0]
+        there = f"has number {after[token]}" if token in after else "is not there"
         raise UserError(
-            f"{new_name} does not extend the vocabulary of {old_name}, whose piece {number}, {piece!r}, {there} "
-            f"({len(moved):,} such pieces): extend that one (bert tokenizer --extend), or leave tokenizer.path out"
+            f"{new_name} does not extend the vocabulary of {old_name}, whose token {number}, {token!r}, {there} "
+            f"({len(moved):,} such tokens): extend that one (bert tokenizer --extend), or leave tokenizer.path out"
         )
-    added = {piece: i for piece, i in after.items() if piece not in before}
+    added = {token: i for token, i in after.items() if token not in before}
     if added and (kind := steps[0]["model"]["type"]) != "WordPiece":
         raise UserError(f"{new_name} extends a {kind} vocabulary, and only WordPiece is extended: leave it out")
     read, unknown = _reader(old), special_ids(old).unk
-    return {i: read(piece) or [unknown] for piece, i in sorted(added.items(), key=lambda item: item[1])}
+    return {i: read(token) or [unknown] for token, i in sorted(added.items(), key=lambda item: item[1])}
 
 
 def _reader(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
-    """Piece -> the ids of its text; of one that continues a word, as the continuation that it is."""
+    """Token -> the ids of its text; of one that continues a word, as the continuation that it is."""
     from tokenizers import models
 
     vocab, prefix = tokenizer.get_vocab(), CONTINUATION
     unknown = require(tokenizer.id_to_token(special_ids(tokenizer).unk), "[UNK]")
-    continuing = {piece.removeprefix(prefix): i for piece, i in vocab.items() if piece.startswith(prefix)}
+    continuing = {token.removeprefix(prefix): i for token, i in vocab.items() if token.startswith(prefix)}
     continuing = {unknown: vocab[unknown], **{text: i for text, i in continuing.items() if text}}
     inside = models.WordPiece(continuing, unk_token=unknown, continuing_subword_prefix="")
 
-    def read(piece: str) -> list[int]:
-        if piece.startswith(prefix) and piece != prefix:
-            return [token.id for token in inside.tokenize(piece.removeprefix(prefix))]
-        return tokenizer.encode(piece, add_special_tokens=False).ids
+    def read(token: str) -> list[int]:
+        if token.startswith(prefix) and token != prefix:
+            return [part.id for part in inside.tokenize(token.removeprefix(prefix))]
+        return tokenizer.encode(token, add_special_tokens=False).ids
 
     return read

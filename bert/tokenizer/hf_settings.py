@@ -38,7 +38,7 @@ class TokenizerSettings:
     added: tuple[tuple[int, str, tuple[tuple[str, bool], ...]], ...] = ()
     tokenizer_class: str | None = None
 
-    def require_word_piece(self, folder: Path) -> None:
+    def require_wordpiece(self, folder: Path) -> None:
         """Raises UserError where a bare vocab.txt belongs to a class that cuts words otherwise than BERT."""
         name = self.tokenizer_class
         if name is not None and (not name.startswith(_WORD_PIECE) or name.startswith("BertJapanese")):

@@ -2,7 +2,7 @@
 
 The text handling is BERT's own (google-research/bert ``tokenization.py``): clean, split CJK characters,
 lower-case and strip accents where configured, split at white space and punctuation, then the longest matching
-pieces first.
+tokens first.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ ROBERTA_SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 """The same five in RoBERTa's byte-level vocabularies."""
 
 CONTINUATION = "##"
-"""Prefix of a piece that continues a word."""
+"""Prefix of a token that continues a word."""
 
 MAX_INPUT_CHARS_PER_WORD = 100
 """Longer words become [UNK], as in transformers and in the vocabularies' own tokenizer files."""
 
 UNUSED = "[unused{}]"
-"""Name of a slot, numbered from 0: no text becomes such a piece, since brackets are words of their own."""
+"""Name of a slot, numbered from 0: no text becomes such a token, since brackets are words of their own."""
 
 _LEAST_VOCAB_SIZE = 32
 _UNICODE_SIZE = 0x110000
@@ -64,7 +64,7 @@ class SpecialTokenIds:
 
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
-    """Trains a WordPiece vocabulary of at most ``config.vocab_size`` pieces.
+    """Trains a WordPiece vocabulary of at most ``config.vocab_size`` tokens.
 
     The same texts give the same vocabulary, ids included. The library alone does not: it numbers the
     continuing characters in the order of a hash table, and its ties follow those numbers (three runs over 3
@@ -134,7 +134,7 @@ def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> T
     elif file.suffix == ".json":
         tokenizer = _parse_tokenizer(text, file)
     else:
-        settings.require_word_piece(file.parent)
+        settings.require_wordpiece(file.parent)
         vocab = _parse_vocab(text, file)
         _require_special_tokens(vocab, file)
         tokenizer = _build_wordpiece(vocab, config.lowercase, config.strip_accents)
@@ -148,8 +148,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if special_tokens(tokenizer.get_vocab()) != ROBERTA_SPECIAL_TOKENS:
-        pieces = sorted((i, piece) for piece, i in tokenizer.get_vocab().items())
-        write_atomic(folder / "vocab.txt", "".join(piece + "\n" for _, piece in pieces))
+        tokens = sorted((i, token) for token, i in tokenizer.get_vocab().items())
+        write_atomic(folder / "vocab.txt", "".join(token + "\n" for _, token in tokens))
     write_atomic(folder / "tokenizer.json", tokenizer.to_str(pretty=True) + "\n")
 
 
@@ -167,18 +167,18 @@ def special_tokens(vocab: dict[str, int]) -> tuple[str, ...]:
     return ROBERTA_SPECIAL_TOKENS if all(token in vocab for token in ROBERTA_SPECIAL_TOKENS) else SPECIAL_TOKENS
 
 
-def first_cased_token(pieces: Iterable[str]) -> str | None:
-    """The first piece, special tokens aside, that lower-casing changes; None where text must be lower-cased."""
-    words = (piece for piece in pieces if not re.fullmatch(r"\[.*\]|<.*>", piece))
-    return next((piece for piece in words if piece != piece.lower()), None)
+def first_cased_token(tokens: Iterable[str]) -> str | None:
+    """The first token, special tokens aside, that lower-casing changes; None where text must be lower-cased."""
+    words = (token for token in tokens if not re.fullmatch(r"\[.*\]|<.*>", token))
+    return next((token for token in words if token != token.lower()), None)
 
 
 def subword_ids(tokenizer: Tokenizer) -> list[int]:
-    """Ids of the pieces that continue a word, ascending. Raises UserError for a vocabulary that does not mark them."""
+    """Ids of the tokens that continue a word, ascending. Raises UserError for a vocabulary that does not mark them."""
     prefix = tokenizer.model.continuing_subword_prefix
     if not prefix:
-        raise UserError("data.whole_word_masking needs pieces that say whether they continue a word: leave it out")
-    return sorted(i for piece, i in tokenizer.get_vocab().items() if piece.startswith(prefix) and piece != prefix)
+        raise UserError("data.whole_word_masking needs tokens that say whether they continue a word: leave it out")
+    return sorted(i for token, i in tokenizer.get_vocab().items() if token.startswith(prefix) and token != prefix)
 
 
 def keeps_spaces(tokenizer: Tokenizer) -> bool:
@@ -285,9 +285,9 @@ def _blocks(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[str]:
 def _alphabet(counts: np.ndarray, draft: Tokenizer, config: TokenizerConfig) -> tuple[list[str], list[str]]:
     """Characters that start words and characters that continue them, each sorted.
 
-    A character costs up to two pieces, so those rarer than min_frequency and, of the others, the rarest
-    beyond a quarter of the vocabulary are left out (words with them become [UNK]). A quarter of 21128 pieces
-    still holds the 5000 most common Chinese characters, which never continue a word and so cost one piece.
+    A character costs up to two tokens, so those rarer than min_frequency and, of the others, the rarest
+    beyond a quarter of the vocabulary are left out (words with them become [UNK]). A quarter of 21128 tokens
+    still holds the 5000 most common Chinese characters, which never continue a word and so cost one token.
     """
     normalized: dict[str, int] = {}
     for code in np.flatnonzero(counts):
@@ -374,20 +374,20 @@ def _byte_level(text: str, file: Path) -> Tokenizer:
 
 
 def _parse_vocab(text: str, file: Path) -> dict[str, int]:
-    """Piece -> id, its line from 0. Only "\\n" ends a line: some pieces are other separators."""
+    """Token -> id, its line from 0. Only "\\n" ends a line: some tokens are other separators."""
     vocab: dict[str, int] = {}
     lines = text.split("\n")
     while lines and lines[-1] in ("", "\r"):
         lines.pop()
     windows = bool(lines) and all(line.endswith("\r") for line in lines[:-1]) and len(lines) > 1
     for number, line in enumerate(lines):
-        piece = line.removesuffix("\r") if windows else line
-        if piece in vocab:
+        token = line.removesuffix("\r") if windows else line
+        if token in vocab:
             raise UserError(
-                f"{file}, line {number + 1}: {piece!r} is on line {vocab[piece] + 1} already: "
-                "take a vocabulary that lists each piece once"
+                f"{file}, line {number + 1}: {token!r} is on line {vocab[token] + 1} already: "
+                "take a vocabulary that lists each token once"
             )
-        vocab[piece] = number
+        vocab[token] = number
     return vocab
 
 

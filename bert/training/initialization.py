@@ -152,18 +152,18 @@ def model_config_from_source(requested: ModelConfig, source: ModelConfig, name: 
     return dataclasses.replace(source, **{key: getattr(requested, key) for key in MODEL_KEYS_KEPT_WITH_INIT})
 
 
-def with_vocab_size(requested: ModelConfig, pieces: int) -> ModelConfig:
+def with_vocab_size(requested: ModelConfig, vocab_size: int) -> ModelConfig:
     """The requested sizes, with the vocabulary's filled in.
 
     Raises:
         UserError: the embedding would be smaller than the vocabulary.
     """
-    if requested.vocab_size is not None and requested.vocab_size < pieces:
+    if requested.vocab_size is not None and requested.vocab_size < vocab_size:
         raise UserError(
-            f"model.vocab_size ({requested.vocab_size}) is smaller than the vocabulary ({pieces} pieces): "
+            f"model.vocab_size ({requested.vocab_size}) is smaller than the vocabulary ({vocab_size} tokens): "
             "leave it out, or enlarge it"
         )
-    return dataclasses.replace(requested, vocab_size=requested.vocab_size or pieces)
+    return dataclasses.replace(requested, vocab_size=requested.vocab_size or vocab_size)
 
 
 VOCAB_PARAMS = (("bert", "embeddings", "word", "embedding"), ("predictions", "decoder"), ("predictions", "bias"))
@@ -187,8 +187,8 @@ def extend_embeddings(params: Params, rows: dict[int, list[int]], size: int) -> 
             table = np.asarray(module[name])
             filling = np.repeat(table.mean(axis=0, keepdims=True), size - len(table), axis=0)
             module[name] = np.concatenate([table, filling])
-            for row, pieces in rows.items():
-                module[name][row] = table[pieces].mean(axis=0)
+            for row, token_ids in rows.items():
+                module[name][row] = table[token_ids].mean(axis=0)
     return params
 
 

@@ -138,7 +138,7 @@ def _load_init_model(run: RunFolder[PretrainConfig], say: Log) -> Pretrained:
     size = max(model.config.known_vocab_size, embedding_rows(tokenizer))
     if not run.resumed:
         say(
-            f"{len(rows):,} new rows seeded from the mean of their old pieces, "
+            f"{len(rows):,} new rows seeded from the mean of their old tokens, "
             f"the first for {tokenizer.id_to_token(next(iter(rows)))!r}; the embedding has {size:,} rows"
         )
     return dataclasses.replace(

@@ -151,6 +151,6 @@ def _warn_of_unknown_tokens(examples: PretrainingDataset, tokenizer: Tokenizer, 
     unknown_rate = examples.unknown_rate(special)
     if unknown_rate > UNK_RATE_WARNING:
         say(
-            f"warning: {unknown_rate:.1%} of the training pieces are {tokenizer.id_to_token(special.unk)}, which is "
+            f"warning: {unknown_rate:.1%} of the training tokens are {tokenizer.id_to_token(special.unk)}, which is "
             "never predicted: take a vocabulary of the corpus' language and script, or train one"
         )

@@ -28,7 +28,7 @@ def print_summary(params: Any, config: PretrainConfig, parallel: Parallelism, ph
         [
             ("parameters", f"{count_parameters(params):,}"),
             ("devices", parallel.describe()),
-            ("vocabulary", f"{config.model.vocab_size:,} pieces"),
+            ("vocabulary", f"{config.model.vocab_size:,} tokens"),
             ("corpus", f"{corpus['train']} for training, {corpus['eval']} held out"),
             ("fingerprint", examples.corpus[:16]),
             *(line for phase in phases for line in _describe_phase(phase, len(phases))),

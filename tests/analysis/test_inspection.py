@@ -33,7 +33,7 @@ def test_a_pretraining_run(pretrained, capsys) -> None:
     flops = facts["flops_per_token"]
     assert (flops["sequence_length"], flops["predictions"]) == (32, 5)
     assert flops["training"] == pytest.approx(3 * flops["forward"])
-    assert facts["vocabulary"]["pieces"] == facts["vocabulary"]["rows"] == model.config.vocab_size
+    assert facts["vocabulary"]["tokens"] == facts["vocabulary"]["rows"] == model.config.vocab_size
     assert facts["initial_weights"] == "random weights"
 
 

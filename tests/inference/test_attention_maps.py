@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models
 
 import bert
 from bert.commands.attention import main
-from bert.inference.attention_maps import AttentionMap, _pieces, compute_attention_map, write_html, write_png
+from bert.inference.attention_maps import AttentionMap, _tokens, compute_attention_map, write_html, write_png
 from bert.model.attention import dot_product_attention
 from bert.tokenizer.wordpiece import ROBERTA_SPECIAL_TOKENS
 
@@ -34,7 +34,7 @@ def hostile() -> AttentionMap:
     weights = np.random.default_rng(0).dirichlet(np.full(length, 0.3), size=(3, 2, length)).astype(np.float32)
     weights[0, 0] = 1 / length
     segments = np.array([0] * 5 + [1] * 3)
-    special = np.array([piece in ("[CLS]", "[SEP]") for piece in HOSTILE])
+    special = np.array([token in ("[CLS]", "[SEP]") for token in HOSTILE])
     return AttentionMap("runs/<b>&amp;", HOSTILE, segments, special, weights)
 
 
@@ -69,12 +69,12 @@ def unpacked(text: str, kind: type) -> np.ndarray:
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), kind)
 
 
-def test_the_page_has_every_weight_and_runs_no_piece(hostile, tmp_path) -> None:
+def test_the_page_has_every_weight_and_runs_no_token(hostile, tmp_path) -> None:
     write_html(hostile, tmp_path / "page.html")
     page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert [attributes.get("id") for tag, attributes in page.elements if tag == "script"] == ["data", None]
     data = json.loads(page.scripts[0])
-    assert data["pieces"] == HOSTILE
+    assert data["tokens"] == HOSTILE
     assert data["segments"] == hostile.segments.tolist()
     layers, heads, length, _ = hostile.weights.shape
     shares = unpacked(data["weights"], np.uint8).reshape(layers, heads, length, length) / 255
@@ -113,14 +113,14 @@ def test_the_weights_are_the_models(pretrained) -> None:
     found = compute_attention_map(model, ("ba ko ri.", "tu ne"))
     layers, heads, length, _ = found.weights.shape
     assert (layers, heads) == (model.config.num_hidden_layers, model.config.num_attention_heads)
-    assert found.pieces[0] == "[CLS]" and found.pieces[-1] == "[SEP]"
+    assert found.tokens[0] == "[CLS]" and found.tokens[-1] == "[SEP]"
     assert found.special.sum() == 3
-    assert found.segments[found.pieces.index("[SEP]") + 1] == 1
+    assert found.segments[found.tokens.index("[SEP]") + 1] == 1
     np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
     # The first layer's by hand, from the parameters alone.
     params = jax.tree.map(np.asarray, model.params["bert"])
     tables = params["embeddings"]
-    ids = np.array([model.tokenizer.token_to_id(piece) for piece in found.pieces])
+    ids = np.array([model.tokenizer.token_to_id(token) for token in found.tokens])
     x = tables["word"]["embedding"][ids] + tables["position"]["embedding"][:length]
     x = x + tables["segment"]["embedding"][found.segments]
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + model.config.layer_norm_eps)
@@ -133,11 +133,11 @@ def test_the_weights_are_the_models(pretrained) -> None:
     np.testing.assert_allclose(found.weights[0], weights[0], atol=1e-5)
 
 
-def test_byte_level_pieces_are_read_as_text() -> None:
-    pieces = [*ROBERTA_SPECIAL_TOKENS, "Ġthe", "caf", "Ã©"]
-    tokenizer = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, []))
+def test_byte_level_tokens_are_read_as_text() -> None:
+    tokens = [*ROBERTA_SPECIAL_TOKENS, "Ġthe", "caf", "Ã©"]
+    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, []))
     tokenizer.decoder = decoders.ByteLevel()
-    assert _pieces(tokenizer, np.array([2, 5, 6, 7, 3])) == ["<s>", "␣the", "caf", "é", "</s>"]
+    assert _tokens(tokenizer, np.array([2, 5, 6, 7, 3])) == ["<s>", "␣the", "caf", "é", "</s>"]
 
 
 def test_the_command(pretrained, tmp_path, capsys) -> None:
@@ -147,7 +147,7 @@ def test_the_command(pretrained, tmp_path, capsys) -> None:
         assert output.stat().st_size > 5000
         assert f"{output}: 1 layers x 2 heads over " in capsys.readouterr().out
     assert main([str(pretrained), "ba ko " * 40, "--output", str(tmp_path / "long.png")]) == 0
-    assert "pieces beyond the model's 32 are cut" in capsys.readouterr().err
+    assert "tokens beyond the model's 32 are cut" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_sentence(pretrained, tmp_path, fails) -> None:
@@ -167,7 +167,7 @@ def test_the_page_and_the_types_are_shipped() -> None:
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_the_page_shows_a_piece_before_the_first_hover_and_names_rows_and_columns(hostile, tmp_path) -> None:
+def test_the_page_shows_a_token_before_the_first_hover_and_names_rows_and_columns(hostile, tmp_path) -> None:
     write_html(hostile, tmp_path / "page.html")
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom",
                f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()]  # fmt: skip
@@ -179,4 +179,4 @@ def test_the_page_shows_a_piece_before_the_first_hover_and_names_rows_and_column
         assert [html.unescape(name) for name in re.findall(r"<span[^>]*>(.*?)</span>", names, re.S)] == [
             name if len(name) <= 14 else f"{name[:13]}…" for name in HOSTILE
         ]
-    assert len(re.findall(r'class="(?:strong )?from', shown)) >= 2, "the piece, and its row"
+    assert len(re.findall(r'class="(?:strong )?from', shown)) >= 2, "the token, and its row"

@@ -33,8 +33,8 @@ def shared(corpus, pretrained, tmp_path):
     text.mkdir(parents=True)
     vocabulary.mkdir(parents=True)
     shutil.copy(corpus, text / "train.txt")
-    pieces = load_tokenizer(pretrained).get_vocab()
-    (vocabulary / "vocab.txt").write_text("".join(f"{piece}\n" for piece in sorted(pieces, key=pieces.get)))
+    tokens = load_tokenizer(pretrained).get_vocab()
+    (vocabulary / "vocab.txt").write_text("".join(f"{token}\n" for token in sorted(tokens, key=tokens.get)))
     return tmp_path / "shared"
 
 
@@ -109,7 +109,7 @@ def test_gpu_measures_every_row_and_goes_on_where_it_was(tmp_path):
 @pytest.mark.slow
 def test_the_train_step_is_measured_in_turns(tmp_path):
     output = tmp_path / "train_step.json"
-    sizes = {"layers": 1, "width": 16, "heads": 2, "pieces": 99, "rows": 2, "length": 8, "predicted": 2}
+    sizes = {"layers": 1, "width": 16, "heads": 2, "vocab_size": 99, "rows": 2, "length": 8, "predicted": 2}
     sizes = [f"--{name}={value}" for name, value in {**sizes, "steps": 2, "rounds": 2}.items()]
     sides = ["ours float32", "ours bfloat16"]
     printed = run("train_step.py", "--output", output, "--sides", *sides, *sizes)

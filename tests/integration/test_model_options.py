@@ -45,7 +45,7 @@ def learns_by_heart(option: str) -> None:
     optimizer = make_optimizer(OptimizerConfig(learning_rate=5e-3, warmup_steps=20), 200)
     parallel = PmapParallelism(jax.devices()[:1])
     batch = batch_of(0)
-    batch["masked_lm_positions"][:] = np.arange(4) + 1  # no place asked for two different pieces
+    batch["masked_lm_positions"][:] = np.arange(4) + 1  # no place asked for two different tokens
     init = jax.jit(
         lambda key: TrainState.create(model.init(key, batch["input_ids"])["params"], optimizer, objective.metrics)
     )

@@ -35,7 +35,7 @@ def tiny(architecture: str, pooler: bool = True, **sizes) -> Pretrained:
         }
     )
     labels = ("no", "perhaps", "yes", "both") if architecture in LABELLED else ()
-    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(PIECES)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordPiece({token: i for i, token in enumerate(PIECES)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
@@ -96,5 +96,5 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def made(vocabulary: Path) -> Callable[..., Pretrained]:
-    """The function `random_model` with a vocabulary of 23 pieces."""
+    """The function `random_model` with a vocabulary of 23 tokens."""
     return partial(random_model, vocabulary)

@@ -31,7 +31,7 @@ SHORT_ROWS = ["--data.sequence_length=16", "--data.max_predictions_per_sequence=
 
 
 def write_roberta(folder: Path, made, corpus: Path) -> None:
-    """With a byte-level vocabulary of the corpus, and as many rows as it has pieces."""
+    """With a byte-level vocabulary of the corpus, and as many rows as it has tokens."""
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -63,8 +63,8 @@ def write_google(folder: Path, made, corpus: Path) -> None:
              "max_position_embeddings", "type_vocab_size")  # fmt: skip
     content = {**{key: getattr(CONFIG, key) for key in sizes}, "hidden_act": "gelu"}
     (folder / "bert_config.json").write_text(json.dumps(content))
-    pieces = sorted(model.tokenizer.get_vocab(), key=model.tokenizer.token_to_id)
-    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    tokens = sorted(model.tokenizer.get_vocab(), key=model.tokenizer.token_to_id)
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
 
 
 def write_sentences(folder: Path, made, corpus: Path) -> None:

@@ -226,17 +226,17 @@ def test_the_options_parameters(option: str) -> None:
     config = ModelConfig(30522, 768, 12, 12, 3072, **OPTIONS[option])
     model = BertForPreTraining(config)
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((2, 8), jnp.int32)))
-    width, pieces, positions, segments, narrow = 768, 30522, 512, 2, 8
+    width, tokens, positions, segments, narrow = 768, 30522, 512, 2, 8
     # Tables and their LayerNorm; the projection; the head's transform (kernel and bias) and LayerNorm.
-    narrower = (width - narrow) * (pieces + positions + segments + 2)
+    narrower = (width - narrow) * (tokens + positions + segments + 2)
     head = (width * width + width + 2 * width) - (width * narrow + narrow + 2 * narrow)
     difference = {
         "pre-LN": 2 * width,
         "fixed positions": -positions * width,
-        "untied decoder": pieces * width,
+        "untied decoder": tokens * width,
         "narrow embeddings": -narrower + (narrow * width + width) - head,
     }
-    difference["all at once"] = 2 * width - positions * narrow + pieces * narrow + difference["narrow embeddings"]
+    difference["all at once"] = 2 * width - positions * narrow + tokens * narrow + difference["narrow embeddings"]
     assert count_parameters(shapes) == 110_106_428 + difference[option]
 
 

@@ -140,7 +140,7 @@ def test_a_bert_that_tensorflow_saved(tmp_path: Path, shared: Path, act: str, th
     np.testing.assert_allclose(logits.seq_relationship_logits, expected.seq_relationship_logits.numpy(), atol=1e-4)
 
     (tmp_path / "vocab.txt").write_text(
-        "".join(f"{piece}\n" for piece in english(SIZES["vocab_size"])), encoding="utf-8"
+        "".join(f"{token}\n" for token in english(SIZES["vocab_size"])), encoding="utf-8"
     )
     model = bert.load(tmp_path)
     lines = (shared / "data/glue/MRPC/dev.tsv").read_text("utf-8-sig").splitlines()[1:9]

@@ -66,7 +66,7 @@ def drawn(folder, architecture: str, family: str = "bert", **settings):
     model.save_pretrained(folder)
     model.path = folder / "model.safetensors"
     if family == "bert":
-        (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in english(PIECES)), encoding="utf-8")
+        (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in english(PIECES)), encoding="utf-8")
     return model
 
 

@@ -30,7 +30,7 @@ def test_a_published_model_goes_on_with_new_words(shared, tmp_path, capsys) -> N
     arguments += ["--optimizer.warmup_steps=0"]
     assert pretrain(arguments) == 0  # the default recipe's sizes give way to the model's
     said = capsys.readouterr().out
-    assert f"{len(new):,} new rows seeded from the mean of their old pieces" in said
+    assert f"{len(new):,} new rows seeded from the mean of their old tokens" in said
     assert "randomly initialized: predictions" in said
     before, after = (
         model.params["bert"]["embeddings"]["word"]["embedding"] for model in (source, bert.load(tmp_path / "run"))
@@ -41,6 +41,6 @@ def test_a_published_model_goes_on_with_new_words(shared, tmp_path, capsys) -> N
     old = np.setdiff1d(np.arange(len(before)), numbers)
     np.testing.assert_allclose(after[old], before[old], rtol=0, atol=1e-9)
     for word, number in zip(new, numbers, strict=True):
-        pieces = source.tokenizer.encode(word, add_special_tokens=False).ids
-        np.testing.assert_allclose(after[number], before[pieces].mean(axis=0), rtol=0, atol=1e-7)
+        tokens = source.tokenizer.encode(word, add_special_tokens=False).ids
+        np.testing.assert_allclose(after[number], before[tokens].mean(axis=0), rtol=0, atol=1e-7)
     assert np.isfinite(json.loads((tmp_path / "run" / "results.json").read_text())["eval"]["mlm_loss"])

@@ -161,12 +161,12 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     with Progress(10, 0, "pretraining") as progress:
         progress.update(5, {"loss": 7.5, "tokens_per_second": 1234.0, "learning_rate": 1e-4})
-        progress.say("[MASK] is a piece")
+        progress.say("[MASK] is a token")
         progress.update(10)
     text = capsys.readouterr().out
     assert "pretraining" in text
     assert "loss 7.500  1,234 tokens/s" in text
-    assert "[MASK] is a piece" in text
+    assert "[MASK] is a token" in text
 
 
 def test_metrics_on_one_line():

@@ -291,7 +291,7 @@ def oracle(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_answers_come_back_as_they_stand_in_the_context(tokenizer):
-    """White space, case, accents, punctuation: all as written, whatever the pieces are; and half a word widened."""
+    """White space, case, accents, punctuation: all as written, whatever the tokens are; and half a word widened."""
     context = "abc d\u00e9  F\tghi. J'k  (Lm) o\u0308p\u00a0qe\u0301 " + " r s t" * 9
     wanted = ["abc d\u00e9", "d\u00e9  F", "F\tghi", "J'k", "Lm", "o\u0308p", "qe\u0301", "s t"]
     examples = [example(context, answer, id=answer) for answer in wanted]

@@ -38,14 +38,14 @@ def test_labels_the_training_data_lacks_are_told_with_their_line(tmp_path, token
         word_features.tokenize(tokenizer, sentences, LABELS)
 
 
-def pieces(rows: WordFeatures) -> list[list[str]]:
+def tokens(rows: WordFeatures) -> list[list[str]]:
     return [[WORDS[id] for id in row] for row in np.split(rows.ids, rows.offsets[1:-1])]
 
 
-def test_the_first_piece_carries_the_label(tokenizer):
+def test_the_first_token_carries_the_label(tokenizer):
     sentences = Sentences([["ab", "C-d", "e"], ["f"]], [["B-X", "I-X", "O"], ["B-X"]])
     rows = word_features.tokenize(tokenizer, sentences, LABELS, 16)
-    assert pieces(rows) == [["[CLS]", "a", "##b", "c", "-", "d", "e", "[SEP]"], ["[CLS]", "f", "[SEP]"]]
+    assert tokens(rows) == [["[CLS]", "a", "##b", "c", "-", "d", "e", "[SEP]"], ["[CLS]", "f", "[SEP]"]]
     assert rows.words.tolist() == [-1, 0, -1, 1, -1, -1, 2, -1, -1, 3, -1]
     batch = rows.batch(np.array([1, 0]), 10, 3)
     assert batch["labels"].tolist() == [[-1, 1, *[-1] * 8], [-1, 1, -1, 2, -1, -1, 0, -1, -1, -1], [-1] * 10]
@@ -55,16 +55,16 @@ def test_the_first_piece_carries_the_label(tokenizer):
     assert batch["weights"].dtype == np.float32
 
 
-def test_words_without_pieces_have_a_label_too(tokenizer):
+def test_words_without_tokens_have_a_label_too(tokenizer):
     rows = word_features.tokenize(tokenizer, Sentences([["a", "\u200d", "\x01", "[SEP]"]], [["O"] * 4]), LABELS)
-    assert pieces(rows) == [["[CLS]", "a", "[UNK]", "[UNK]", "[UNK]", *("s", "##e", "##p"), "[UNK]", "[SEP]"]]
+    assert tokens(rows) == [["[CLS]", "a", "[UNK]", "[UNK]", "[UNK]", *("s", "##e", "##p"), "[UNK]", "[SEP]"]]
     assert rows.words[rows.words >= 0].tolist() == [0, 1, 2, 3]
 
 
 def test_a_long_sentence_is_read_through_windows(tokenizer):
     """Ten words through windows of four, two apart: each is labelled where it has most around it."""
     rows = word_features.tokenize(tokenizer, Sentences([list("abcdefghij")], None), LABELS, 6)
-    assert [row[1:-1] for row in pieces(rows)] == [list("abcd"), list("cdef"), list("efgh"), list("ghij")]
+    assert [row[1:-1] for row in tokens(rows)] == [list("abcd"), list("cdef"), list("efgh"), list("ghij")]
     assert np.split(rows.words, rows.offsets[1:-1])[1].tolist() == [-1, -1, 3, 4, -1, -1]
     assert rows.labels is None
 
@@ -126,13 +126,13 @@ def test_a_text_has_the_words_that_training_files_have(text, words):
 
 
 def test_a_text_is_read_as_the_columns_of_training_are(tmp_path, tokenizer):
-    """Each word's tag is asked of the piece that had the label in training."""
+    """Each word's tag is asked of the token that had the label in training."""
     trained = conll.read(write(tmp_path, "U.N. B-X\nmet O\nAL-AIN B-X\nO-Neil I-X\n. O\n"))
     words, places = split_text("U.N. met AL-AIN O-Neil.")
     rows, asked = (
         word_features.tokenize(tokenizer, given, LABELS) for given in (trained, Sentences(words=[words], tags=None))
     )
-    assert pieces(asked) == pieces(rows)
+    assert tokens(asked) == tokens(rows)
     assert asked.words.tolist() == rows.words.tolist()
     assert word_features.entities("U.N. met AL-AIN O-Neil.", places, trained.tags[0]) == [
         ("X", "U.N.", 0, 4, None), ("X", "AL-AIN O-Neil", 9, 22, None)]  # fmt: skip

@@ -35,13 +35,13 @@ def vocabulary(tmp_path):
 
 def test_unused_slots_and_alphabet() -> None:
     tokenizer = train_tokenizer(TEXTS, TokenizerConfig(vocab_size=90, num_unused_tokens=3, limit_alphabet=6))
-    pieces = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
-    assert pieces[:8] == [*SPECIAL_TOKENS, "[unused0]", "[unused1]", "[unused2]"]
-    letters = {piece for piece in pieces if len(piece) == 1}
+    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    assert tokens[:8] == [*SPECIAL_TOKENS, "[unused0]", "[unused1]", "[unused2]"]
+    letters = {token for token in tokens if len(token) == 1}
     assert len(letters) == 6
     assert "t" in letters
-    assert len(pieces) <= 90
-    assert not any(piece.startswith("[unused") for piece in tokenizer.encode("an [unused0] slot").tokens)
+    assert len(tokens) <= 90
+    assert not any(token.startswith("[unused") for token in tokenizer.encode("an [unused0] slot").tokens)
     with pytest.raises(UserError, match=r"tokenizer\.num_unused_tokens is 70: .* leaves no room"):
         TokenizerConfig(vocab_size=100, num_unused_tokens=70).check()
 
@@ -60,8 +60,8 @@ def test_new_words_take_unused_slots_then_the_end_and_all_else_stays(vocabulary)
     assert new["cardiomyopathy"] == old["[unused0]"]
     assert new["stent"] == old["[unused1]"]
     assert new["cat"] == len(old)
-    assert {piece: i for piece, i in new.items() if piece in old} == {
-        piece: i for piece, i in old.items() if "unused" not in piece
+    assert {token: i for token, i in new.items() if token in old} == {
+        token: i for token, i in old.items() if "unused" not in token
     }
     assert after.encode("The Stent", add_special_tokens=False).tokens == ["the", "stent"]
 
@@ -91,7 +91,7 @@ def changed(tokenizer: Tokenizer, change) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(content))
 
 
-def test_new_rows_are_the_means_of_the_old_pieces(vocabulary) -> None:
+def test_new_rows_are_the_means_of_the_old_tokens(vocabulary) -> None:
     before = load_tokenizer(vocabulary)
     words = ["stent", "cat", "onto", "##ty", "中"]
     after = changed(
@@ -101,8 +101,8 @@ def test_new_rows_are_the_means_of_the_old_pieces(vocabulary) -> None:
     rows = decompose_new_tokens(before, after, "old", "new")
     old, new = before.get_vocab(), after.get_vocab()
     assert [new[word] for word in words] == list(rows) == [5, 6, 52, 53, 54]
-    assert rows[new["stent"]] == [old[piece] for piece in ("s", "##t", "##e", "##n", "##t")]
-    assert rows[new["onto"]] == [old[piece] for piece in ("on", "##t", "##o")]
+    assert rows[new["stent"]] == [old[token] for token in ("s", "##t", "##e", "##n", "##t")]
+    assert rows[new["onto"]] == [old[token] for token in ("on", "##t", "##o")]
     assert rows[new["##ty"]] == [old["##t"], old["##y"]]
     assert rows[new["中"]] == [old["[UNK]"]]
 
@@ -117,9 +117,9 @@ def test_new_rows_are_the_means_of_the_old_pieces(vocabulary) -> None:
     same = [row for row in range(size) if row not in rows]
     np.testing.assert_array_equal(table[same], word[same])
     np.testing.assert_array_equal(output[same], bias[same])
-    for row, pieces in rows.items():
-        np.testing.assert_array_equal(table[row], word[pieces].mean(axis=0))
-        np.testing.assert_array_equal(output[row], bias[pieces].mean())
+    for row, tokens in rows.items():
+        np.testing.assert_array_equal(table[row], word[tokens].mean(axis=0))
+        np.testing.assert_array_equal(output[row], bias[tokens].mean())
     np.testing.assert_array_equal(table[55], word.mean(axis=0))
     np.testing.assert_array_equal(word, given)
 
@@ -137,8 +137,8 @@ def test_what_is_no_extension_is_one_sentence(vocabulary) -> None:
         vocab = content["model"]["vocab"]
         vocab["the"], vocab["on"] = vocab["on"], vocab["the"]
 
-    assert "whose piece 50, 'the', has number 51 (2 such pieces)" in error(swap)
-    assert "whose piece 50, 'the', is not there (1 such" in error(lambda content: content["model"]["vocab"].pop("the"))
+    assert "whose token 50, 'the', has number 51 (2 such tokens)" in error(swap)
+    assert "whose token 50, 'the', is not there (1 such" in error(lambda content: content["model"]["vocab"].pop("the"))
     assert "its normalizer is another" in error(lambda content: content["normalizer"].update(lowercase=False))
     assert decompose_new_tokens(before, before, "old", "new") == {}
     bytes_ = Tokenizer.from_str(
@@ -164,7 +164,7 @@ def test_a_run_goes_on_with_new_words(pretrained, corpus, tmp_path, capsys, monk
     capsys.readouterr()
     assert pretrain(arguments) == 0
     said = capsys.readouterr().out
-    assert "2 new rows seeded from the mean of their old pieces, the first for 'bakoritunelosami'" in said
+    assert "2 new rows seeded from the mean of their old tokens, the first for 'bakoritunelosami'" in said
     source, run = bert.load(pretrained), bert.load(tmp_path / "a")
     old, new = source.config.vocab_size, run.config.vocab_size
     assert new == old + 2
@@ -172,12 +172,12 @@ def test_a_run_goes_on_with_new_words(pretrained, corpus, tmp_path, capsys, monk
         (lambda params: params["bert"]["embeddings"]["word"]["embedding"]),
         (lambda params: params["predictions"]["bias"]),
     ]
-    pieces = source.tokenizer.encode("bakoritunelosami", add_special_tokens=False).ids
-    assert len(pieces) > 1
+    tokens = source.tokenizer.encode("bakoritunelosami", add_special_tokens=False).ids
+    assert len(tokens) > 1
     for table in tables:
         before, start, after = (np.asarray(table(params)) for params in (source.params, begun[0].params, run.params))
         np.testing.assert_array_equal(start[:old], before)
-        np.testing.assert_array_equal(start[old], before[pieces].mean(axis=0))
+        np.testing.assert_array_equal(start[old], before[tokens].mean(axis=0))
         assert np.isfinite(after).all()
         assert (after[old] != start[old]).any(), "the new word is learned"
     assert run.tokenizer.encode("bakoritunelosami", add_special_tokens=False).ids == [old]

@@ -35,7 +35,7 @@ print(tokenizer_fingerprint(train_tokenizer(texts, TokenizerConfig(vocab_size=15
 """
 
 
-def pieces(tokenizer):
+def tokens(tokenizer):
     vocab = tokenizer.get_vocab()
     return sorted(vocab, key=vocab.get)
 
@@ -46,10 +46,10 @@ def tokenizer():
 
 
 def test_vocabulary_starts_with_the_special_tokens_and_holds_the_words(tokenizer):
-    assert pieces(tokenizer)[:5] == list(SPECIAL_TOKENS)
+    assert tokens(tokenizer)[:5] == list(SPECIAL_TOKENS)
     assert special_ids(tokenizer).all == (0, 1, 2, 3, 4)
     assert tokenizer.get_vocab_size() <= 120
-    assert {"the", "low", "newest", "a", "##a"} <= set(pieces(tokenizer))
+    assert {"the", "low", "newest", "a", "##a"} <= set(tokens(tokenizer))
     assert special_ids(tokenizer).unk not in tokenizer.encode(" ".join(TEXTS)).ids
 
 
@@ -68,9 +68,9 @@ def test_training_gives_the_same_ids_in_every_process():
     assert len(outputs.pop().strip()) == 64
 
 
-def test_pieces_that_continue_a_word(tokenizer):
-    continuing = {pieces(tokenizer)[i] for i in subword_ids(tokenizer)}
-    assert continuing == {piece for piece in pieces(tokenizer) if piece.startswith("##") and piece != "##"}
+def test_tokens_that_continue_a_word(tokenizer):
+    continuing = {tokens(tokenizer)[i] for i in subword_ids(tokenizer)}
+    assert continuing == {token for token in tokens(tokenizer) if token.startswith("##") and token != "##"}
     assert "##a" in continuing
 
 
@@ -88,24 +88,24 @@ def test_lowercase_and_accents():
     lower = train_tokenizer(TEXTS, TokenizerConfig(vocab_size=120))
     cased = train_tokenizer(TEXTS, TokenizerConfig(vocab_size=120, lowercase=False))
     kept = train_tokenizer(TEXTS, TokenizerConfig(vocab_size=120, strip_accents=False))
-    assert "é" not in pieces(lower)
-    assert "É" in pieces(cased)
-    assert "é" in pieces(kept)
+    assert "é" not in tokens(lower)
+    assert "É" in tokens(cased)
+    assert "é" in tokens(kept)
 
 
-def test_a_piece_has_to_stand_as_often_as_asked():
+def test_a_token_has_to_stand_as_often_as_asked():
     texts = ["ab ab ab ab ab ab cd cd"]
-    assert {"ab", "cd"} <= set(pieces(train_tokenizer(texts, TokenizerConfig(vocab_size=120, min_frequency=1))))
-    often = pieces(train_tokenizer(texts, TokenizerConfig(vocab_size=120, min_frequency=6)))
+    assert {"ab", "cd"} <= set(tokens(train_tokenizer(texts, TokenizerConfig(vocab_size=120, min_frequency=1))))
+    often = tokens(train_tokenizer(texts, TokenizerConfig(vocab_size=120, min_frequency=6)))
     assert "ab" in often
     assert "cd" not in often
 
 
 def test_rare_characters_do_not_crowd_out_words():
     texts = [*TEXTS * 20, "".join(map(chr, range(0x4E00, 0x5200)))]
-    vocab = pieces(train_tokenizer(texts, TokenizerConfig(vocab_size=400)))
+    vocab = tokens(train_tokenizer(texts, TokenizerConfig(vocab_size=400)))
     assert "the" in vocab
-    assert not any(0x4E00 <= ord(piece[0]) < 0x5200 for piece in vocab)
+    assert not any(0x4E00 <= ord(token[0]) < 0x5200 for token in vocab)
 
 
 @pytest.mark.parametrize("name", ["", "tokenizer.json"])
@@ -129,7 +129,7 @@ def test_bare_vocab_takes_its_casing_from_the_configuration_or_from_beside_it(to
 
 
 def test_windows_line_ends_and_byte_order_mark(tokenizer, tmp_path):
-    text = "\r\n".join(pieces(tokenizer)) + "\r\n"
+    text = "\r\n".join(tokens(tokenizer)) + "\r\n"
     (tmp_path / "vocab.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert tokenizer_fingerprint(load_tokenizer(tmp_path)) == tokenizer_fingerprint(tokenizer)
 

@@ -242,7 +242,7 @@ def test_who_waits_for_an_answer_before_the_next_question_gets_it(finetuned: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sst2", "ner", "squad", "multiple_choice"])
 def test_a_short_text_is_answered_in_under_20_ms(name) -> None:
-    """A resident model of the recipe tiny, 30,522 pieces. In processor time: others may be at work."""
+    """A resident model of the recipe tiny, 30,522 tokens. In processor time: others may be at work."""
     model = latency.tiny(name)
     times = []
     for _ in range(40):

@@ -35,7 +35,7 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
         folder.parent.mkdir(parents=True, exist_ok=True)
         with blocking_lock(folder, lambda: say("waiting for another process that trains the same vocabulary")):
             if not (folder / "tokenizer.json").is_file():
-                say(f"training a vocabulary of up to {config.vocab_size:,} pieces")
+                say(f"training a vocabulary of up to {config.vocab_size:,} tokens")
                 tokenizer = train_tokenizer((line for document in documents(data.train) for line in document), config)
                 folder.mkdir(exist_ok=True)
                 save_tokenizer(tokenizer, folder)

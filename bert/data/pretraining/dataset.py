@@ -42,7 +42,7 @@ class PretrainingDataset:
 
     @functools.cached_property
     def unigram_counts(self) -> np.ndarray:
-        """Occurrences of each piece in the training rows, special ones included, padding not: int64 [V]."""
+        """Occurrences of each token in the training rows, special ones included, padding not: int64 [V]."""
         return np.load(self.folder / COUNTS)
 
     def unknown_rate(self, special: SpecialTokenIds) -> float:

@@ -38,15 +38,15 @@ class Masking:
     """What masking needs to know of the vocabulary, and its rates.
 
     Attributes:
-        vocab_size: number of pieces V.
+        vocab_size: number of tokens V.
         mask_id: id of [MASK].
         special_ids: ids that are never chosen and never put in (all special tokens, padding among them).
         max_predictions: P, most predictions a row; in packed rows, an example.
         prob: share of a row's (an example's) maskable tokens that is predicted.
-        continuing_ids: ids of pieces that continue a word. Where there are any, words are masked whole or not at all;
+        continuing_ids: ids of tokens that continue a word. Where there are any, words are masked whole or not at all;
             where there are none, tokens are chosen one by one.
-        maskable: [V] booleans, pieces that may be chosen.
-        continuing: [V] booleans, pieces that continue a word.
+        maskable: [V] booleans, tokens that may be chosen.
+        continuing: [V] booleans, tokens that continue a word.
         ordinary_ids: int32 ids that may be put in.
         predictions_of: maskable tokens of a row (an example) -> how many of them are predicted.
         predictions_per_row: `_predictions_per_row`, remembered.
@@ -71,7 +71,7 @@ class Masking:
         maskable = np.ones(self.vocab_size, dtype=bool)
         maskable[list(self.special_ids)] = False
         if not maskable.any():
-            raise UserError("the vocabulary holds special tokens only: give one with pieces to predict")
+            raise UserError("the vocabulary holds special tokens only: give one with tokens to predict")
         continuing = np.zeros(self.vocab_size, dtype=bool)
         continuing[list(self.continuing_ids)] = True
         object.__setattr__(self, "maskable", maskable)
@@ -215,7 +215,7 @@ class Masking:
     ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
         """As ``_single_tokens``: words in random order, each taken if no more than ``wanted`` tokens come together.
 
-        A word is a piece and those that continue it; one that truncation left without its beginning starts where the
+        A word is a token and those that continue it; one that truncation left without its beginning starts where the
         row has it. As in google-research/bert ``create_masked_lm_predictions`` a word that is too long is passed over,
         and each token of a chosen word is replaced by its own draw.
         """

@@ -169,7 +169,7 @@ def read_config(file: Path, say: Log = lambda text: None) -> ModelConfig:
 
 
 def read_tokenizer(folder: Path, config: ModelConfig, say: Log = lambda text: None) -> Tokenizer:
-    """The vocabulary, lower-casing where the folder's name or the pieces say so: Google's files do not say it.
+    """The vocabulary, lower-casing where the folder's name or the tokens say so: Google's files do not say it.
 
     A ``tokenizer.json`` or ``tokenizer_config.json`` next to it, where somebody has put one, knows better.
 
@@ -179,7 +179,7 @@ def read_tokenizer(folder: Path, config: ModelConfig, say: Log = lambda text: No
         say: called with whether text is lower-cased, and why.
 
     Raises:
-        UserError: no vocabulary, a malformed one, or one with more pieces than the embedding has rows.
+        UserError: no vocabulary, a malformed one, or one with more tokens than the embedding has rows.
     """
     vocabulary = load_tokenizer(folder)
     lowercase, why = _detect_casing(folder.resolve().name, vocabulary.get_vocab())
@@ -190,14 +190,14 @@ def read_tokenizer(folder: Path, config: ModelConfig, say: Log = lambda text: No
     return tokenizer
 
 
-def _detect_casing(name: str, pieces: dict[str, int]) -> tuple[bool, str]:
+def _detect_casing(name: str, tokens: dict[str, int]) -> tuple[bool, str]:
     """Whether to lower-case, and why."""
     for sign, lowercase in (("uncased", True), ("cased", False)):
         if sign in name.lower():
             return lowercase, f'the folder\'s name says "{sign}"'
-    capital = first_cased_token(pieces)
+    capital = first_cased_token(tokens)
     if capital is None:
-        return True, "no piece of the vocabulary has an upper-case letter"
+        return True, "no token of the vocabulary has an upper-case letter"
     return False, f"the vocabulary has upper-case letters, as in {capital!r}"
 
 

@@ -164,9 +164,9 @@ def find_tokenizer_mismatch(model: ModelBundle, folder: Path) -> str | None:
     """The first of some texts that transformers' tokenizer makes other ids of than ours; None where all are equal."""
     import transformers
 
-    pieces = sorted(model.tokenizer.get_vocab())
-    some = np.random.default_rng(0).choice(len(pieces), (4, 12))
-    texts = [*SAMPLES, *(" ".join(pieces[i] for i in row) for row in some)]
+    tokens = sorted(model.tokenizer.get_vocab())
+    some = np.random.default_rng(0).choice(len(tokens), (4, 12))
+    texts = [*SAMPLES, *(" ".join(tokens[i] for i in row) for row in some)]
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     longest = model.config.max_position_embeddings
     ours = tokenize(model.tokenizer, texts, longest)

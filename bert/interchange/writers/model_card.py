@@ -37,7 +37,7 @@ def model_card(model: ModelBundle, architecture: str) -> str:
         _front_matter(model, architecture, recipe),
         f"# {source.resolve().name}",
         f"{architecture}, {size:,} parameters: {config.num_hidden_layers} layers of width {config.hidden_size} with "
-        f"{config.num_attention_heads} heads, {config.vocab_size:,} pieces, up to {config.max_position_embeddings} "
+        f"{config.num_attention_heads} heads, {config.vocab_size:,} tokens, up to {config.max_position_embeddings} "
         "tokens. Exported by bert-jax.",
         "```python\n"
         f"from transformers import AutoTokenizer, {architecture}\n\n"

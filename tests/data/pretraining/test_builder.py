@@ -1,4 +1,4 @@
-"""Examples on disk. Every word of the corpus is one piece that names its document: rows tell their origin."""
+"""Examples on disk. Every word of the corpus is one token that names its document: rows tell their origin."""
 
 import gzip
 import hashlib
@@ -288,7 +288,7 @@ def test_corpus_for_evaluation(place, tokenizer, tmp_path):
 
 def test_awkward_text(place, tokenizer, tmp_path):
     lines = [
-        "[MASK] d1s1w1 [SEP] [PAD]",  # ordinary text, of pieces this vocabulary lacks
+        "[MASK] d1s1w1 [SEP] [PAD]",  # ordinary text, of tokens this vocabulary lacks
         "\u200b\u200b",  # cleaned away: not a sentence
         " ".join(word(2, s, w) for s in range(SENTENCES) for w in range(WORDS)),  # longer than a row
         "d1s1w2",
@@ -333,7 +333,7 @@ def test_cache_lies_where_the_user_keeps_caches(place, monkeypatch, tmp_path):
         builder.cache_folder(config_of(place), None)
 
 
-def test_many_pieces_need_wider_ids(place, tmp_path):
+def test_many_tokens_need_wider_ids(place, tmp_path):
     words = [f"x{i}" for i in range(70_000)]
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
     (tmp_path / "c.txt").write_text("\n\n".join(f"x69990 x{i} x3\nx69999" for i in range(9)))

@@ -20,7 +20,7 @@ B, T = 32, 64
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Words of three letters, each letter a piece of its own."""
+    """Words of three letters, each letter a token of its own."""
     folder = tmp_path_factory.mktemp("letters")
     draw = random.Random("words")
     documents = [
@@ -55,20 +55,20 @@ def predicted(batch: Batch) -> np.ndarray:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_whole_words_by_one_line_each_piece_still_80_10_10(place, whole) -> None:
-    first_piece, words, kinds = len(SPECIAL_TOKENS), [], []
+def test_whole_words_by_one_line_each_token_still_80_10_10(place, whole) -> None:
+    first_token, words, kinds = len(SPECIAL_TOKENS), [], []
     for batch in itertools.chain(*batches(place, whole_word_masking=whole)):
         before, chosen = originals(batch), predicted(batch)
-        starts = (before >= first_piece) & (before < first_piece + len(LETTERS))
+        starts = (before >= first_token) & (before < first_token + len(LETTERS))
         for row, place_ in np.argwhere(starts[:, :-2]):
-            if (before[row, place_ + 1 : place_ + 3] >= first_piece + len(LETTERS)).all():  # else cut by the row's end
+            if (before[row, place_ + 1 : place_ + 3] >= first_token + len(LETTERS)).all():  # else cut by the row's end
                 words.append(chosen[row, place_ : place_ + 3].sum())
         after = batch["input_ids"][chosen]
         kinds += [np.mean(after == 4), np.mean(after == before[chosen])]
     parts = np.isin(words, (1, 2)).mean()
     assert parts == 0 if whole else parts > 0.2
     masked, kept = np.array(kinds).reshape(-1, 2).mean(axis=0)
-    # Over 20,000 predicted pieces: a standard error of 0.003 and 0.002. One of 52 random pieces is the piece itself.
+    # Over 20,000 predicted tokens: a standard error of 0.003 and 0.002. One of 52 random tokens is the token itself.
     assert masked == pytest.approx(0.8, abs=0.012)
     assert kept == pytest.approx(0.1 + 0.1 / 57, abs=0.01)
 

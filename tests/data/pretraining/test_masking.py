@@ -24,13 +24,13 @@ def masked(ids: np.ndarray, masking: Masking, key: tuple[int, int] = (7, 1)) -> 
 
 def test_a_worked_example() -> None:
     # Ten maskable tokens at 30%: three are chosen, those with the smallest of the first twelve 32-bit words. Their
-    # fates are the next P words, in order of position: below 0.8 [MASK], from 0.9 a random piece, between them kept.
+    # fates are the next P words, in order of position: below 0.8 [MASK], from 0.9 a random token, between them kept.
     masking = Masking(vocab_size=20, mask_id=4, special_ids=SPECIAL, max_predictions=4, prob=0.3)
     ids = np.array([[2, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 3]], dtype=np.uint16)
     share = lambda x: int(x * 2**32)  # noqa: E731
     selection = [0, 900, 50, 800, 700, 10, 600, 500, 400, 300, 30, 1]  # smallest of the maskable: places 5, 10, 2
     fates = [share(0.5), share(0.85), share(0.95), 0]  # place 2 -> [MASK], place 5 -> kept, place 10 -> random
-    choices = [0, 0, share(0.5), 0]  # the random piece is number 7 of the 15 ordinary ones: 5 + 7
+    choices = [0, 0, share(0.5), 0]  # the random token is number 7 of the 15 ordinary ones: 5 + 7
     halves = np.array(selection + fates + choices, dtype=np.uint32)
     words = np.zeros((1, masking.words_per_row(12) * 2), dtype=np.uint32)
     words[0, : len(halves)] = halves
@@ -61,10 +61,10 @@ def test_80_10_10_and_uniform_choice() -> None:
     n = len(rows)
     to_mask, kept = after == MASK, after == before
     random = ~to_mask & ~kept
-    # Four standard deviations of a binomial; a random piece is the original one in 1 of 995 cases.
+    # Four standard deviations of a binomial; a random token is the original one in 1 of 995 cases.
     for share, expected in ((to_mask, 0.8), (random, 0.1 * 994 / 995), (kept, 0.1 + 0.1 / 995)):
         assert abs(share.mean() - expected) < 4 * np.sqrt(expected * (1 - expected) / n)
-    # Every ordinary piece is drawn about as often as another (chi-squared, 994 degrees of freedom, 5 deviations).
+    # Every ordinary token is drawn about as often as another (chi-squared, 994 degrees of freedom, 5 deviations).
     drawn = np.bincount(after[random], minlength=V)[5:]
     assert ((drawn - drawn.mean()) ** 2 / drawn.mean()).sum() < 994 + 5 * np.sqrt(2 * 994)
     # Every place is chosen about as often as its neighbours.
@@ -123,15 +123,15 @@ def test_rows_are_the_same_whoever_draws_them(length: int) -> None:
 
 
 def words_of(ids: np.ndarray, continuing: set[int]) -> list[list[list[int]]]:
-    """The words of each row as lists of positions; a special piece ends one."""
+    """The words of each row as lists of positions; a special token ends one."""
     found = []
     for row in ids.tolist():
         words: list[list[int]] = []
         open_word = False
-        for place, piece in enumerate(row):
-            if piece in SPECIAL:
+        for place, token in enumerate(row):
+            if token in SPECIAL:
                 open_word = False
-            elif open_word and piece in continuing:
+            elif open_word and token in continuing:
                 words[-1].append(place)
             else:
                 words.append([place])
@@ -140,7 +140,7 @@ def words_of(ids: np.ndarray, continuing: set[int]) -> list[list[list[int]]]:
     return found
 
 
-CONTINUING = range(700, V)  # 30% of the pieces
+CONTINUING = range(700, V)  # 30% of the tokens
 
 
 def whole_words(**changes) -> Masking:
@@ -228,8 +228,8 @@ def test_rows_in_any_order_have_the_words_of_their_numbers(words_per_row) -> Non
 def test_whole_words_are_taken_in_the_order_of_their_draws(sizes) -> None:
     """As the plain loop takes them, also where the first words of the order are too long or too few."""
     masking = whole_words()
-    pieces = [piece for size in sizes for piece in [10] + [800] * (size - 1)]
-    ids = np.array([[2, *pieces, 3]] * 64, dtype=np.uint16)
+    tokens = [token for size in sizes for token in [10] + [800] * (size - 1)]
+    ids = np.array([[2, *tokens, 3]] * 64, dtype=np.uint16)
     words = philox_uint64((1, 2), 0, len(ids), masking.words_per_row(ids.shape[1]))
     starts = np.cumsum([1, *sizes])[:-1]
     found = masking(ids, words)

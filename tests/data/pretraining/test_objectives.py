@@ -1,4 +1,4 @@
-"""Every objective's rows, by where their tokens come from: word w of sentence s of document d is a piece of its own."""
+"""Every objective's rows, by where their tokens come from: word w of sentence s of document d is a token of its own."""
 
 import itertools
 
@@ -58,7 +58,7 @@ def rows_of(paths) -> dict[str, np.ndarray]:
 
 
 def documents_of(ids: np.ndarray) -> np.ndarray:
-    """Which document each of some pieces is from."""
+    """Which document each of some tokens is from."""
     sentences, documents = boundaries(lengths(120))
     return np.searchsorted(np.array(sentences)[documents], ids - FIRST, side="right") - 1
 
@@ -115,8 +115,8 @@ def test_full_rows_hold_whole_sentences_each_once(place, objective) -> None:
     rows = rows_of(found.train)
     assert set(rows) == {"input_ids", "length", "segment_a_length"}
     np.testing.assert_array_equal(rows["length"], rows["segment_a_length"])
-    pieces = rows["input_ids"][rows["input_ids"] >= FIRST]
-    assert len(set(pieces.tolist())) == len(pieces) == found.counts["train_tokens"]
+    tokens = rows["input_ids"][rows["input_ids"] >= FIRST]
+    assert len(set(tokens.tolist())) == len(tokens) == found.counts["train_tokens"]
     assert found.counts["train_unused_tokens"] == found.counts["train_positive_rows"] == 0
     starts = set(boundaries(lengths(120))[0])
     crossing = 0

@@ -81,7 +81,7 @@ def test_every_example_once_no_row_too_long_and_few_rows(longest: int, most: int
 
 
 def columns_of(lengths: np.ndarray, longest: int = T) -> dict[str, np.ndarray]:
-    """[CLS] A [SEP] B [SEP] of these lengths, with pieces that tell the example."""
+    """[CLS] A [SEP] B [SEP] of these lengths, with tokens that tell the example."""
     random = np.random.default_rng(1)
     ids = random.integers(len(SPECIAL), V, (len(lengths), longest)).astype(np.uint16)
     segment_a = (lengths // 2 + 1).astype(np.int32)
@@ -192,7 +192,7 @@ def test_words_are_masked_whole_within_their_example() -> None:
     row, spot = np.nonzero(batch["masked_lm_weights"])
     chosen[row, batch["masked_lm_positions"][row, spot]] = True
     ids = rows["input_ids"].astype(int)
-    # A piece that continues a word shares the fate of the one before it, unless that is a special token.
+    # A token that continues a word shares the fate of the one before it, unless that is a special token.
     joined = (ids[:, 1:] >= 600) & (ids[:, :-1] >= len(SPECIAL))
     np.testing.assert_array_equal(chosen[:, 1:][joined], chosen[:, :-1][joined])
     budget = np.clip(np.floor(np.maximum(rows[EXAMPLE_LENGTH] - 3, 0) * 0.15 + 0.5), 0, 20)

@@ -139,24 +139,24 @@ def test_examples_are_shown_and_counted(place, tmp_path, capsys):
     assert said.count("[CLS]") == 3
     assert "[MASK]{d" in said
     assert "B follows A" in said or "B is from another document" in said
-    for fact in ("documents  57", "unknown pieces", "padding", "percentile"):
+    for fact in ("documents  57", "unknown tokens", "padding", "percentile"):
         assert fact in said
     assert main([*arguments, "--data.objective=doc_sentences"]) == 0
     assert "no label" in capsys.readouterr().out
 
 
-def test_on_a_terminal_segments_and_predicted_pieces_are_told_by_colour(place, tmp_path, capsys, monkeypatch):
+def test_on_a_terminal_segments_and_predicted_tokens_are_told_by_colour(place, tmp_path, capsys, monkeypatch):
     arguments = [f"--data.train={place / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}", "--show=3"]
     arguments += ["--data.sequence_length=32", "--data.num_workers=1", f"--data.cache_dir={tmp_path}"]
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "500"}.items():
         monkeypatch.setenv(name, value)
     assert main(arguments) == 0
     said = capsys.readouterr().out
-    pieces = re.findall(r"(?:\x1b\[([\d;]+)m)?([^\s\x1b]+)(?:\x1b\[0m)? ", said[said.index("row 0") :])
-    styles = {style for style, piece in pieces if "{" in piece}
-    assert styles == {"1;7", "1;7;36"}, "predicted pieces of both segments"
-    assert {style for style, piece in pieces if piece in ("[CLS]", "[SEP]")} == {"2"}
-    assert {style for style, piece in pieces if re.fullmatch(r"d\d+s\d+w\d+", piece)} == {"", "36"}
+    tokens = re.findall(r"(?:\x1b\[([\d;]+)m)?([^\s\x1b]+)(?:\x1b\[0m)? ", said[said.index("row 0") :])
+    styles = {style for style, token in tokens if "{" in token}
+    assert styles == {"1;7", "1;7;36"}, "predicted tokens of both segments"
+    assert {style for style, token in tokens if token in ("[CLS]", "[SEP]")} == {"2"}
+    assert {style for style, token in tokens if re.fullmatch(r"d\d+s\d+w\d+", token)} == {"", "36"}
 
 
 def test_packed_rows_are_shown_by_example_and_counted_before_and_after(place, tmp_path, capsys):

@@ -79,13 +79,13 @@ def weights(*heads: str, labels: int = 4) -> dict[str, np.ndarray]:
 
 
 def write_folder(
-    folder: Path, tensors: dict[str, np.ndarray], name: str = "bert_model.ckpt", pieces: list[str] = PIECES, **changes
+    folder: Path, tensors: dict[str, np.ndarray], name: str = "bert_model.ckpt", tokens: list[str] = PIECES, **changes
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     config = {**SIZES, **RATES, "hidden_act": "gelu", **changes}
     given = {key: value for key, value in config.items() if value is not None}
     (folder / "bert_config.json").write_text(json.dumps(given), encoding="utf-8")
-    (folder / "vocab.txt").write_text("".join(piece + "\n" for piece in pieces), encoding="utf-8")
+    (folder / "vocab.txt").write_text("".join(token + "\n" for token in tokens), encoding="utf-8")
     write_bundle(folder / name, tensors, shards=2)
     return folder
 
@@ -274,19 +274,19 @@ def test_missing_and_old_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "pieces", "lowercase", "why"),
+    ("folder", "tokens", "lowercase", "why"),
     [
         ("uncased_L-2_H-6_A-2", [*PIECES, "The"], True, 'name says "uncased"'),
         ("multi_cased_L-2_H-6_A-2", PIECES, False, 'name says "cased"'),
-        ("chinese_L-2_H-6_A-2", PIECES, True, "no piece"),
+        ("chinese_L-2_H-6_A-2", PIECES, True, "no token"),
         ("biobert", [*PIECES, "##É"], False, "'##É'"),
     ],
 )
-def test_lower_casing_is_told_by_the_name_or_the_pieces(
-    tmp_path: Path, folder: str, pieces: list[str], lowercase: bool, why: str
+def test_lower_casing_is_told_by_the_name_or_the_tokens(
+    tmp_path: Path, folder: str, tokens: list[str], lowercase: bool, why: str
 ) -> None:
     said: list[str] = []
-    tokenizer = read_tokenizer(write_folder(tmp_path / folder, {}, pieces=pieces), CONFIG, said.append)
+    tokenizer = read_tokenizer(write_folder(tmp_path / folder, {}, tokens=tokens), CONFIG, said.append)
     assert tokenizer.encode("THES 中").tokens[1:-1] == (["the", "##s", "中"] if lowercase else ["[UNK]", "中"])
     assert said[0].startswith("text is lower-cased" if lowercase else "text is not lower-cased") and why in said[0]
 
@@ -300,7 +300,7 @@ def test_a_tokenizer_configuration_knows_better(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_must_fit_the_embedding(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path, {}, pieces=PIECES + [f"piece{i}" for i in range(20)])
+    folder = write_folder(tmp_path, {}, tokens=PIECES + [f"token{i}" for i in range(20)])
     with pytest.raises(UserError, match="needs 30 rows"):
         read_tokenizer(folder, CONFIG)
     shutil.copy(folder / "bert_config.json", folder / "vocab.txt")

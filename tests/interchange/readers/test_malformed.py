@@ -137,7 +137,7 @@ MALFORMED = {
             (f / "tokenizer.json").unlink(),
             (f / SETTINGS).write_text('{"tokenizer_class": "BertJapaneseTokenizer"}'),
         ],
-        "a BertJapaneseTokenizer, which reads vocab.txt in a way of its own",
+        "a BertJapaneseTokenizer, which reads vocab.txt differently",
     ),
     "labels": (lambda f: edit(f, id2label={"0": "a", "2": "b"}), "does not number its labels"),
     "twins": (lambda f: edit(f, id2label={"0": "a", "1": "a", "2": "b"}), "gives two labels the same name"),

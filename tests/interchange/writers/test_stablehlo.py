@@ -97,8 +97,8 @@ def test_needs_nothing_of_this_package(make, answer, tmp_path, monkeypatch, caps
     subprocess.run([sys.executable, "-I", "-c", script], cwd=out, check=True, env={**os.environ, "XLA_FLAGS": ""})
     first, ids, mask, segments, logits = np.load(out / "shown.npz").values()
     assert first.shape == (1, 10, 4)
-    pieces = model.tokenizer.get_vocab()
-    assert ids[0].tolist() == [pieces[piece] for piece in ("[CLS]", "one", "text", "[SEP]", *["[PAD]"] * 6)]
+    tokens = model.tokenizer.get_vocab()
+    assert ids[0].tolist() == [tokens[token] for token in ("[CLS]", "one", "text", "[SEP]", *["[PAD]"] * 6)]
     expected = answer(model, model.params, {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments})
     np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-5)
 
