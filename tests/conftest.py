@@ -31,6 +31,7 @@ TYPED = (
     "bert.model.encoder",
     "bert.model.attention",
     "bert.model.heads",
+    "bert.model.electra",
     "bert.training.losses",
     "bert.data.pretraining.masking",
 )
@@ -61,6 +62,14 @@ SMALL_RUN = [
     "--training.eval_every=3",
     "--training.checkpoint_every=3",
     "--optimizer.warmup_steps=1",
+]
+
+REPLACED = [
+    "--data.prediction=replaced",
+    "--data.objective=full_sentences",
+    "--electra.generator_hidden_size=0.5",
+    "--model.embedding_size=8",
+    "--model.pooler_act=gelu",
 ]
 
 
@@ -170,6 +179,17 @@ def finetuned(pretrained: Path, sst2: Path, made_once) -> Path:
         assert main(["--config=sst2", f"--init={pretrained}", *arguments, "--training.batch_size=8"]) == 0
 
     return made_once("finetuned", train)
+
+
+@pytest.fixture(scope="session")
+def detected(corpus: Path, made_once) -> Path:
+    """The folder of a finished run of six steps of replaced-token detection."""
+    from bert.commands.pretrain import main
+
+    def train(folder: Path) -> None:
+        assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *REPLACED]) == 0
+
+    return made_once("detected", train)
 
 
 @pytest.fixture

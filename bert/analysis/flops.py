@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from bert.config import ModelConfig
 
 ATTENTION, FEED_FORWARD, POOLER, PREDICTIONS = "layers/attention", "layers/feed_forward", "pooler", "predictions"
+GENERATOR = "generator"
 
 TRAINING = 3
 """Operations of a training step per operation of the forward pass: the backward pass has two products for each one."""
@@ -22,6 +23,7 @@ FORMULA = {
     FEED_FORWARD: "a layer: 4 D F",
     POOLER: "2 D^2 / T: one token a row",
     PREDICTIONS: "(2 D^2 + 2 D V) P / T: the P masked positions alone are decoded",
+    GENERATOR: "layers and predictions by these formulas, with the generator's D and F",
 }
 """Operations a token of the forward pass, part by part."""
 

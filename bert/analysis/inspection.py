@@ -13,11 +13,22 @@ import jax.numpy as jnp
 from flax import traverse_util
 from tokenizers import Tokenizer
 
-from bert.analysis.flops import ATTENTION, FEED_FORWARD, FORMULA, POOLER, PREDICTIONS, forward_flops, training_flops
+from bert.analysis.flops import (
+    ATTENTION,
+    FEED_FORWARD,
+    FORMULA,
+    GENERATOR,
+    POOLER,
+    PREDICTIONS,
+    forward_flops,
+    training_flops,
+)
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, TrainingConfig
 from bert.config.yaml_io import load_config
 from bert.errors import UserError
 from bert.inference.loading import load
+from bert.interchange.names import pretraining_architecture
+from bert.model.electra import make_generator_config
 from bert.model.heads import BertForMultipleChoice
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.folder import KINDS, config_class_of_run
@@ -37,11 +48,11 @@ PUBLISHED_LENGTH = 128
 
 PART_ORDER = (
     *(f"embeddings/{table}" for table in ("word", "position", "segment", "norm")),
-    *(ATTENTION, FEED_FORWARD, "layers/norm", POOLER, PREDICTIONS),
+    *(ATTENTION, FEED_FORWARD, "layers/norm", POOLER, PREDICTIONS, GENERATOR),
 )
 """The parts as data passes them; further heads come last."""
 
-TOKEN_HEADS = ("BertForTokenClassification", "BertForQuestionAnswering")
+TOKEN_HEADS = ("BertForTokenClassification", "BertForQuestionAnswering", "BertForReplacedTokenDetection")
 """Architectures whose head reads every token, not the first one of a row."""
 
 
@@ -105,7 +116,8 @@ def _expected_parameters(config: RunConfig) -> tuple[str, Shapes]:
         model = build_task_model(make_task(on_any_device), on_any_device)
     ids = jnp.zeros((1, 2, 8) if isinstance(model, BertForMultipleChoice) else (1, 8), jnp.int32)
     params = jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
-    return type(model).__name__, _shapes(params)
+    architecture = pretraining_architecture(set(params)) if isinstance(config, PretrainConfig) else type(model).__name__
+    return architecture, _shapes(params)
 
 
 def _shapes(params: Any) -> Shapes:
@@ -134,12 +146,16 @@ def _parts(
         part = _table_line(path)
         parameters[part] = parameters.get(part, 0) + math.prod(shape)
     tokens, predictions = _row(model, config, length)
-    outputs = {
-        path[0]: (math.prod(shape), architecture in TOKEN_HEADS)
-        for path, shape in shapes.items()
-        if path[0] not in ("bert", PREDICTIONS) and path[-1] == "kernel"
-    }
+    elements: dict[str, int] = {}
+    for path, shape in shapes.items():
+        if path[0] not in ("bert", PREDICTIONS, GENERATOR) and path[-1] == "kernel":
+            elements[path[0]] = elements.get(path[0], 0) + math.prod(shape)
+    outputs = {name: (count, architecture in TOKEN_HEADS) for name, count in elements.items()}
     forward = forward_flops(model, tokens, parameters, predictions, outputs)
+    if GENERATOR in parameters:
+        width = shapes[GENERATOR, PREDICTIONS, "transform", "kernel"][0]
+        sizes = make_generator_config(model, width)
+        forward[GENERATOR] = sum(forward_flops(sizes, tokens, (PREDICTIONS,), predictions, {}).values())
     num_frozen_layers = 0
     frozen: tuple[str, ...] = ()
     if isinstance(config, FinetuneConfig):
@@ -154,7 +170,7 @@ def _parts(
         ],
         "flops_per_token": {
             "sequence_length": tokens,
-            "predictions": predictions if PREDICTIONS in parameters else 0,
+            "predictions": predictions if {PREDICTIONS, GENERATOR} & set(parameters) else 0,
             "forward": sum(forward.values()),
             "training": training_flops(forward, model.num_hidden_layers, num_frozen_layers, frozen),
             "formula": {part: text for part, text in FORMULA.items() if part in parameters},

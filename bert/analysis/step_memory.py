@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from bert.config import PretrainConfig, TrainingConfig
 from bert.data.pretraining.loader import masked_batch, random_uint64s_per_row
-from bert.data.pretraining.masking import Masking, philox_uint64
+from bert.data.pretraining.masking import MASKINGS, philox_uint64
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.errors import UserError, require
@@ -99,7 +99,7 @@ def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
         row[EXAMPLE_LENGTH] = np.array([[length] + [0] * (most - 1)])
     if label := OBJECTIVES[config.data.objective].label:
         row[f"{label}_label"] = np.zeros(examples, int)
-    masking = Masking(
+    masking = MASKINGS[config.data.prediction](
         vocab_size=config.model.known_vocab_size,
         mask_id=special[-1],
         special_ids=tuple(special),

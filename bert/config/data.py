@@ -22,7 +22,7 @@ LANGUAGE = re.compile("[a-z]{2,3}(-[a-z]+)*")
 Objective = Literal["nsp", "sop", "full_sentences", "doc_sentences"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 
-Prediction = Literal["masked"]
+Prediction = Literal["masked", "replaced"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class DataConfig:
     nothing, with rows full of whole sentences as in RoBERTa: across documents (full_sentences) or within one
     (doc_sentences)."""
     prediction: Prediction = "masked"
-    """What is predicted of a row: masked words by the words around them (masked)."""
+    """What is predicted of a row: masked words by the words around them (masked), or, for every token, whether a small
+    generator has replaced it, as in ELECTRA (replaced; needs an objective without pairs)."""
     sequence_length: Annotated[int, Range(least=8)] = 128
     """Tokens T a row, special ones included."""
     max_predictions_per_sequence: Positive = 20
@@ -95,6 +96,11 @@ class DataConfig:
             raise UserError(
                 f"data.dupe_factor is {self.dupe_factor}, and data.objective {self.objective} has no pairs that would "
                 "differ: remove data.dupe_factor (masks are drawn again at every visit), or set data.static_masking"
+            )
+        if self.prediction == "replaced" and self.objective in ("nsp", "sop"):
+            raise UserError(
+                f"data.objective is {self.objective}, whose label data.prediction replaced does not learn: set "
+                "data.objective to full_sentences or doc_sentences"
             )
         if self.packing and self.objective == "full_sentences":
             raise UserError(

@@ -36,6 +36,8 @@ class ModelConfig:
     """Width F of the feed-forward layer; 4 x hidden_size in the paper."""
     hidden_act: Activation = "gelu"
     """Activation: gelu (the erf form), gelu_tanh (as Google's code computes it), relu, silu, tanh."""
+    pooler_act: Literal["tanh", "gelu"] = "tanh"
+    """Activation of the pooled output: tanh (the paper's), or gelu as the classifiers of ELECTRA have it."""
     hidden_dropout_prob: Fraction = 0.1
     """Dropout after embeddings, attention output and feed-forward output."""
     attention_probs_dropout_prob: Fraction = 0.1

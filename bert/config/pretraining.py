@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bert.config.data import DataConfig
+from bert.config.electra import ElectraConfig
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.phases import PhaseConfig
 from bert.config.training import OptimizerConfig, TrainingConfig
@@ -39,6 +40,8 @@ class PretrainConfig:
     """the vocabulary"""
     model: ModelConfig = field(default_factory=ModelConfig)
     """the encoder"""
+    electra: ElectraConfig = field(default_factory=ElectraConfig)
+    """the generator of data.prediction replaced"""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """the optimizer"""
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -50,6 +53,7 @@ class PretrainConfig:
         check_fields("", self)
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
+        self.electra.check(self.model)
         self.training.check_warmup(self.optimizer)
         self.training.check_attention(self.model.attention_probs_dropout_prob, self.data.packing)
         _check_lengths(self, "data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,7 @@ from bert.interchange.bundle import ModelBundle
 from bert.interchange.names import ARCHITECTURES
 from bert.interchange.pooling import Pooling
 from bert.metrics import softmax
+from bert.model.electra import extract_generator
 from bert.tasks.base import Outputs, Task
 from bert.tokenizer.wordpiece import embedding_rows, special_ids
 
@@ -161,6 +163,8 @@ class Pretrained(ModelBundle):
     def fill_mask(self, text: Text, top_k: int = 5) -> list[list[MaskPrediction]]:
         """The ``top_k`` most likely tokens for each [MASK] of a text, masks in order, most likely first.
 
+        A run with data.prediction replaced answers by its generator.
+
         Args:
             text: a string, or a tuple of two for a pair.
             top_k: proposals for each [MASK].
@@ -170,6 +174,8 @@ class Pretrained(ModelBundle):
                 head (a fine-tuned one).
         """
         check_count("top_k", top_k)
+        if "generator" in self.params:
+            return self.generator.fill_mask(text, top_k)
         if "predictions" not in self.params:
             raise UserError(f"{self.source} has no masked-LM head to fill masks with: load a pretraining run")
         features, positions = self._encode_masked(text)
@@ -185,6 +191,18 @@ class Pretrained(ModelBundle):
                 ]
             )
         return predictions
+
+    @cached_property
+    def generator(self) -> Pretrained:
+        """The generator of a run with data.prediction replaced, as a masked language model.
+
+        Raises:
+            UserError: the model has none.
+        """
+        if "generator" not in self.params:
+            raise UserError(f"{self.source} has no generator: use a pretraining run with data.prediction replaced")
+        config, params = extract_generator(self.config, self.params)
+        return dataclasses.replace(self, config=config, params=params, architecture="BertForMaskedLM")
 
     @overload
     def predict(self, inputs: str, batch_size: int = 32) -> Any: ...

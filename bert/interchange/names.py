@@ -86,6 +86,7 @@ GOOGLE_ARRAYS = {
 
 ENCODER, POOLER = "bert", "bert/pooler"
 PREDICTIONS, SEQ_RELATIONSHIP, CLASSIFIER, QA_OUTPUTS = "predictions", "seq_relationship", "classifier", "qa_outputs"
+DETECTION = "discriminator_predictions"
 
 ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "Bert": (POOLER,),
@@ -162,6 +163,8 @@ def _name(row: NameMapping, family: str, architecture: str) -> str | None:
 
 def pretraining_architecture(parts: set[str]) -> str:
     """The module of the pretraining heads that are among the parts."""
+    if DETECTION in parts:
+        return "BertForReplacedTokenDetection"
     if PREDICTIONS in parts:
         return "BertForPreTraining" if SEQ_RELATIONSHIP in parts else "BertForMaskedLM"
     return "BertForNextSentencePrediction" if SEQ_RELATIONSHIP in parts else "Bert"

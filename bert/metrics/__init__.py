@@ -79,7 +79,7 @@ HIGHER_IS_BETTER = {
     **dict.fromkeys(METRICS, True),
     **dict.fromkeys(("exact_match", *SQUAD_V2, "exact_span"), True),
     **dict.fromkeys(("precision", "recall", "weighted_f1"), True),
-    **dict.fromkeys(("mlm_accuracy", "nsp_accuracy", "sop_accuracy"), True),
+    **dict.fromkeys(("mlm_accuracy", "nsp_accuracy", "sop_accuracy", "disc_accuracy", "disc_recall"), True),
     "perplexity": False,
 }
 """Direction of the metrics of this module, of `bert.training.losses` and of the tasks: whether higher is better."""

@@ -55,8 +55,8 @@ class EncoderOutput(struct.PyTreeNode):
 
     Attributes:
         last_hidden_state: [B, T, D].
-        pooled_output: [B, D], tanh of a dense layer over the first token, [B, K, D] over those of the examples of
-            packed rows; None without a pooling layer.
+        pooled_output: [B, D], ``pooler_act`` of a dense layer over the first token, [B, K, D] over those of the
+            examples of packed rows; None without a pooling layer.
         hidden_states: the embeddings' output and each layer's, [B, T, D] each; () unless asked for.
         attentions: each layer's attention weights before dropout, [B, N, T, S]; () unless asked for.
     """
@@ -227,7 +227,17 @@ class Embeddings(nn.Module):
         position_ids: Int[Array, "#B T"],
         dropout: Dropout | None,
     ) -> Float[Array, "B T D"]:
-        """Three [B, T] integer arrays -> [B, T, D]. A model of one segment, as RoBERTa, reads pairs as that one."""
+        """Three [B, T] integer arrays -> [B, T, D]."""
+        return self.project(self.look_up(input_ids, token_type_ids, position_ids, dropout))
+
+    def look_up(
+        self,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"],
+        position_ids: Int[Array, "#B T"],
+        dropout: Dropout | None,
+    ) -> Float[Array, "B T E"]:
+        """The sum [B, T, E] before the dense layer. A model of one segment, as RoBERTa, reads pairs as that one."""
         config = self.config
         if config.type_vocab_size == 1:
             token_type_ids = jnp.zeros_like(token_type_ids)
@@ -240,8 +250,11 @@ class Embeddings(nn.Module):
         else:
             position = sinusoidal_position_table(config)[position_ids]
         x = rows(self.word, input_ids) + position + rows(self.segment, token_type_ids)
-        x = _maybe_dropout(self.norm(x), dropout, config.hidden_dropout_prob, "embeddings")
-        return constrain_activation(x if config.embedding_width == config.hidden_size else self.projection(x))
+        return _maybe_dropout(self.norm(x), dropout, config.hidden_dropout_prob, "embeddings")
+
+    def project(self, x: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
+        """[B, T, E] -> [B, T, D]."""
+        return constrain_activation(x if self.config.embedding_width == self.config.hidden_size else self.projection(x))
 
 
 class Encoder(nn.Module):
@@ -349,6 +362,22 @@ class Bert(nn.Module):
         Raises:
             ValueError: T is over the position table.
         """
+        x = self.embeddings.project(self.embed(input_ids, token_type_ids, position_ids, packing, dropout))
+        mask = self.make_mask(attention_mask, packing, intermediates)
+        x, hidden_states, attentions = self.encoder(x, mask, dropout, intermediates)
+        first = x[:, 0] if packing is None else at_positions(x, packing.cls_positions)
+        pooled = self.pool(first) if self.add_pooling_layer else None
+        return EncoderOutput(x, pooled, hidden_states, attentions)
+
+    def embed(
+        self,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None,
+        position_ids: Int[Array, "#B T"] | None,
+        packing: Packing | None,
+        dropout: Dropout | None,
+    ) -> Float[Array, "B T E"]:
+        """The embeddings [B, T, E] before their projection; arguments and errors as of `__call__`."""
         length = input_ids.shape[1]
         if packing is not None:
             position_ids = self.config.position_offset + packing.position_ids
@@ -360,22 +389,26 @@ class Bert(nn.Module):
             position_ids = self.config.position_offset + jnp.arange(length)[None, :]
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
-        mask: AttentionMask = None
+        return self.embeddings.look_up(input_ids, token_type_ids, position_ids, dropout)
+
+    def make_mask(
+        self,
+        attention_mask: Num[Array, "B T"] | Bool[Array, "B T"] | None,
+        packing: Packing | None,
+        intermediates: bool = False,
+    ) -> AttentionMask:
+        """The attention mask as the layers take it; arguments as of `__call__`."""
         if packing is not None:
-            mask = same_example_mask(packing.example_ids)
-        elif attention_mask is not None:
-            # Of one kernel there are no weights to look at.
-            written = self.execution.attention == "written" or intermediates
-            mask = padding_mask(attention_mask) if written else key_lengths(attention_mask)
-        x = self.embeddings(input_ids, token_type_ids, position_ids, dropout)
-        x, hidden_states, attentions = self.encoder(x, mask, dropout, intermediates)
-        first = x[:, 0] if packing is None else at_positions(x, packing.cls_positions)
-        pooled = self.pool(first) if self.add_pooling_layer else None
-        return EncoderOutput(x, pooled, hidden_states, attentions)
+            return same_example_mask(packing.example_ids)
+        if attention_mask is None:
+            return None
+        # Of one kernel there are no weights to look at.
+        written = self.execution.attention == "written" or intermediates
+        return padding_mask(attention_mask) if written else key_lengths(attention_mask)
 
     def pool(self, first: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
         """[..., D] the first tokens' hidden states -> [..., D] pooled output."""
-        return jnp.tanh(self.pooler(first))
+        return ACTIVATIONS[self.config.pooler_act](self.pooler(first))
 
     def embedding_table(self) -> Float[Array, "V E"]:
         """[V, E], which the MLM head is tied to."""

@@ -31,8 +31,9 @@ def build_model_and_objective(config: PretrainConfig, cudnn_head: int | None = N
         UserError: the devices cannot run the model as the configuration demands.
     """
     prediction = PREDICTIONS[config.data.prediction]
-    execution = LayerExecution.from_config(config.training, config.model.head_size, cudnn_head)
-    model = prediction.build_model(config, execution)
+    model = prediction.build_model(
+        config, lambda sizes: LayerExecution.from_config(config.training, sizes.head_size, cudnn_head)
+    )
     return model, prediction.build_objective(model, config)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -19,14 +20,15 @@ from bert.parallel.multihost import broadcast_from_main
 from bert.runs.metrics_log import Metrics, read_metrics, to_jsonable
 from bert.runtime.interrupts import InterruptHandler
 from bert.tasks.base import Examples, Outputs, Task
-from bert.training.losses import Apply, TaskLoss, WeightedSums
+from bert.training.losses import Apply, TaskLoss, WeightedSums, total_loss
 from bert.training.timing import Timed, timed
 
 
-def compute_means(sums: dict[str, Any]) -> Metrics:
-    """(sum, weight) pairs -> means, and ``loss``: the losses' sum. A weight of 0 gives 0."""
+def compute_means(sums: dict[str, Any], factors: Mapping[str, float] = MappingProxyType({})) -> Metrics:
+    """(sum, weight) pairs -> means, and ``loss``: the losses' sum, by the factors of the `Objective`. A weight of 0
+    gives 0."""
     means = {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}
-    return {"loss": sum(value for name, value in means.items() if name.endswith("_loss")), **means}
+    return {"loss": total_loss(means, factors), **means}
 
 
 def accumulate_sums(batches: Iterable[WeightedSums], parallel: Parallelism) -> dict[str, np.ndarray]:

@@ -166,7 +166,10 @@ def with_vocab_size(requested: ModelConfig, vocab_size: int) -> ModelConfig:
     return dataclasses.replace(requested, vocab_size=requested.vocab_size or vocab_size)
 
 
-VOCAB_PARAMS = (("bert", "embeddings", "word", "embedding"), ("predictions", "decoder"), ("predictions", "bias"))
+VOCAB_PARAMS = (
+    ("bert", "embeddings", "word", "embedding"),
+    *((*head, name) for head in (("predictions",), ("generator", "predictions")) for name in ("decoder", "bias")),
+)
 """Parameters [V, ...] with a row for each token; a model has some of them."""
 
 

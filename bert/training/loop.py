@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -63,6 +63,7 @@ class TrainLoop:
         evaluate: parameters on the devices -> metrics; may raise `EvaluationInterrupted` between two batches.
         early_stopping: None for a run to ``end_step`` that keeps no best checkpoint.
         profiler: None for no trace.
+        loss_factors: those of the `Objective`, for the log.
     """
 
     config: TrainingConfig
@@ -77,6 +78,7 @@ class TrainLoop:
     interrupts: InterruptHandler
     early_stopping: EarlyStopping | None = None
     profiler: StepProfiler | None = None
+    loss_factors: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._in_flight: collections.deque[tuple[int, StepMetrics]] = collections.deque()
@@ -174,7 +176,7 @@ class TrainLoop:
     def _log(self) -> None:
         """Reports the means since the last log line, and resets their sums in the state."""
         sums, skipped = self.parallel.to_host((self._state.sums, self._state.skipped))
-        metrics = compute_means(sums)
+        metrics = compute_means(sums, self.loss_factors)
         if not sums["grad_norm"][1]:  # every step was skipped
             metrics = dict.fromkeys(metrics, float("nan"))
         if skipped[1]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, Num
 
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
+from bert.model.electra import MaskedTokens
 from bert.model.encoder import Packing
 
 Batch = Mapping[str, Array]
@@ -24,18 +25,26 @@ Apply = Callable[[Any, Batch, Dropout | None], Array]
 
 @dataclass(frozen=True)
 class Objective:
-    """What a step minimises: the sum over its losses of (sum / weight).
+    """What a step minimises: the sum over its losses of (sum / weight), each times its factor.
 
     Attributes:
         forward: (params, batch, dropout or None) -> losses and counts by name, each (sum, weight).
         weights: batch -> weight of each loss by name; of the data alone, so that the losses of a micro-batch on one
             device can be scaled by the weight of the whole batch on all devices before they are differentiated.
         metrics: the names ``forward`` yields; those of losses end in ``_loss``.
+        factors: factor of a loss in the sum, by name; 1 for those that are not named.
     """
 
     forward: Callable[[Any, Batch, Dropout | None], tuple[WeightedSums, WeightedSums]]
     weights: Callable[[Batch], dict[str, Array]]
     metrics: tuple[str, ...]
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+
+def total_loss(means: Mapping[str, Any], factors: Mapping[str, float]) -> Any:
+    """The sum of the losses among some means, each times its factor."""
+    losses = {name: value for name, value in means.items() if name.endswith("_loss")}
+    return sum(factors[name] * value if name in factors else value for name, value in losses.items())
 
 
 def cross_entropy(
@@ -117,6 +126,60 @@ def pretraining_objective(
 
     names = ("mlm",) if label is None else ("mlm", metric)
     return Objective(forward, weights, tuple(f"{name}_{end}" for end in ("loss", "accuracy") for name in names))
+
+
+def replaced_token_objective(apply: Callable[..., Any], disc_weight: float) -> Objective:
+    """The generator's MLM, and ``disc_weight`` times the discriminator's cross-entropy over all tokens but padding
+    (Clark et al. 2020, section 2).
+
+    Accuracy takes a token for replaced where that is likelier than not; ``disc_recall`` is that of the replaced tokens,
+    ``replaced_share`` their share of all tokens.
+
+    Args:
+        apply: the ``apply`` of `bert.model.electra.Electra`.
+        disc_weight: weight of the discriminator's loss.
+    """
+
+    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
+        targets = (batch["masked_lm_ids"], batch["masked_lm_weights"])
+        output = apply(
+            {"params": params},
+            batch["input_ids"],
+            batch["token_type_ids"],
+            batch["attention_mask"],
+            MaskedTokens(batch["masked_lm_positions"], *targets, batch["sample_uniforms"]),
+            packing=_get_packing(batch),
+            dropout=dropout,
+        )
+        tokens, replaced = batch["attention_mask"].astype(jnp.float32), output.replaced
+        losses = {
+            "mlm_loss": cross_entropy(output.prediction_logits, *targets),
+            "disc_loss": binary_cross_entropy(output.detection_logits, replaced, tokens),
+        }
+        hits = ((output.detection_logits > 0) == (replaced > 0)).astype(jnp.float32)
+        return losses, {
+            "mlm_accuracy": weighted_accuracy_sum(output.prediction_logits, *targets),
+            "disc_accuracy": (jnp.sum(hits * tokens), jnp.sum(tokens)),
+            "disc_recall": (jnp.sum(hits * replaced), jnp.sum(replaced)),
+            "replaced_share": (jnp.sum(replaced), jnp.sum(tokens)),
+        }
+
+    def weights(batch: Batch) -> dict[str, Array]:
+        return {
+            "mlm_loss": jnp.sum(batch["masked_lm_weights"]),
+            "disc_loss": jnp.sum(batch["attention_mask"]).astype(jnp.float32),
+        }
+
+    names = ("mlm_loss", "disc_loss", "mlm_accuracy", "disc_accuracy", "disc_recall", "replaced_share")
+    return Objective(forward, weights, names, {"disc_loss": disc_weight})
+
+
+def binary_cross_entropy(
+    logits: Float[Array, "*places"], labels: Float[Array, "*places"], weights: Float[Array, "*places"]
+) -> WeightedSum:
+    """Sum over places of weight * -log P(label) in nats, P(1) = sigmoid(logit), and the sum of the weights."""
+    losses = jax.nn.softplus(logits) - labels * logits
+    return jnp.sum(losses * weights), jnp.sum(weights)
 
 
 def _get_packing(batch: Batch) -> Packing | None:

@@ -11,15 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert import metrics
-from bert.config import PretrainConfig
+from bert.config import ModelConfig, PretrainConfig
 from bert.data.pretraining.loader import Batch, RowSource
 from bert.data.pretraining.objectives import OBJECTIVES, PretrainingObjective
 from bert.inference.pretrained import Pretrained
+from bert.model.electra import Electra, make_generator_config
 from bert.model.execution import LayerExecution
 from bert.model.heads import BertForMaskedLM, BertForPreTraining
 from bert.runs.metrics_log import Metrics
 from bert.tokenizer.wordpiece import special_ids
-from bert.training.losses import Objective, pretraining_objective
+from bert.training.losses import Objective, pretraining_objective, replaced_token_objective
+
+MakeExecution = Callable[[ModelConfig], LayerExecution]
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Prediction:
     """One value of data.prediction.
 
     Attributes:
-        build_model: (config, execution) -> the model.
+        build_model: (config, sizes of a model -> how its layers are run) -> the model.
         build_objective: (model, config) -> the objective that it is trained with.
         modules: top-level modules of its parameters that ``init`` may fill.
         mlm_head: path of its masked-LM head in the parameters, whose output bias ``mlm_bias_init`` sets.
@@ -38,7 +41,7 @@ class Prediction:
         examples: (model, held-out rows) -> what the model makes of some of them, for results.json.
     """
 
-    build_model: Callable[[PretrainConfig, LayerExecution], nn.Module]
+    build_model: Callable[[PretrainConfig, MakeExecution], nn.Module]
     build_objective: Callable[[nn.Module, PretrainConfig], Objective]
     modules: tuple[str, ...]
     mlm_head: tuple[str, ...]
@@ -48,14 +51,24 @@ class Prediction:
     examples: Callable[[Pretrained, RowSource], list[dict[str, Any]]]
 
 
-def _masked_model(config: PretrainConfig, execution: LayerExecution) -> nn.Module:
+def _masked_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
     model_class = BertForPreTraining if OBJECTIVES[config.data.objective].label else BertForMaskedLM
-    return model_class(config.model, jnp.dtype(config.training.dtype), execution)
+    return model_class(config.model, jnp.dtype(config.training.dtype), make_execution(config.model))
 
 
 def _masked_objective(model: nn.Module, config: PretrainConfig) -> Objective:
     rows = OBJECTIVES[config.data.objective]
     return pretraining_objective(model.apply, rows.label, rows.metric)
+
+
+def _replaced_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
+    generator = make_generator_config(config.model, config.electra.generator_width(config.model))
+    dtype, executions = jnp.dtype(config.training.dtype), map(make_execution, (config.model, generator))
+    return Electra(config.model, generator, dtype, *executions)
+
+
+def _replaced_objective(model: nn.Module, config: PretrainConfig) -> Objective:
+    return replaced_token_objective(model.apply, config.electra.disc_weight)
 
 
 def masked_baselines(
@@ -74,6 +87,14 @@ def masked_baselines(
         return {"unigram": unigram}
     share_of_ones = float(np.mean(np.concatenate(labels)))
     return {"unigram": unigram, f"{objective.metric}_majority_accuracy": max(share_of_ones, 1 - share_of_ones)}
+
+
+def replaced_baselines(
+    batches: Iterable[Batch], objective: PretrainingObjective, counts: np.ndarray, scores: Metrics
+) -> dict[str, Any]:
+    """As `masked_baselines`, of the generator; and the accuracy of taking no token for replaced, or every one."""
+    share = scores["replaced_share"]
+    return {**masked_baselines(batches, objective, counts, scores), "disc_majority_accuracy": max(share, 1 - share)}
 
 
 def fill_some_masks(model: Pretrained, rows: RowSource, count: int = 3) -> list[dict[str, Any]]:
@@ -116,6 +137,16 @@ PREDICTIONS = {
         perplexity_loss="mlm_loss",
         main_metric="mlm_accuracy",
         baselines=masked_baselines,
+        examples=fill_some_masks,
+    ),
+    "replaced": Prediction(
+        build_model=_replaced_model,
+        build_objective=_replaced_objective,
+        modules=("bert", "generator", "discriminator_predictions"),
+        mlm_head=("generator", "predictions"),
+        perplexity_loss="mlm_loss",
+        main_metric="disc_accuracy",
+        baselines=replaced_baselines,
         examples=fill_some_masks,
     ),
 }

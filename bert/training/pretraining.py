@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -155,15 +155,17 @@ class PretrainingEvaluator:
     def __init__(
         self,
         eval_step: Callable[..., WeightedSums],
+        loss_factors: Mapping[str, float],
         data: PhaseData,
         parallel: Parallelism,
         interrupts: InterruptHandler,
     ) -> None:
         self._eval_step, self._data, self._parallel, self._interrupts = eval_step, data, parallel, interrupts
+        self._loss_factors = loss_factors
         self._perplexity_loss = PREDICTIONS[data.phase.config.data.prediction].perplexity_loss
 
     def __call__(self, params: Any) -> Metrics:
-        means = compute_means(accumulate_sums(self._sums(params), self._parallel))
+        means = compute_means(accumulate_sums(self._sums(params), self._parallel), self._loss_factors)
         return {**means, "perplexity": metrics.perplexity(means[self._perplexity_loss])}
 
     def _sums(self, params: Any) -> Iterator[WeightedSums]:
@@ -226,6 +228,7 @@ def train(setup: Setup, data: PretrainingData, say: Log) -> TrainState:
                         report=report,
                         interrupts=interrupts,
                         profiler=profiler,
+                        loss_factors=objective.factors,
                     ).run(state)
                 )
         checkpoints.wait()
@@ -245,7 +248,7 @@ def _compile_phases(
     for phase in data.phases:
         optimizer = make_optimizer(phase.phase.config.optimizer, data.total_steps)
         step = make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis)
-        evaluate = PretrainingEvaluator(eval_step, phase, parallel, interrupts)
+        evaluate = PretrainingEvaluator(eval_step, objective.factors, phase, parallel, interrupts)
         programs.append(PhaseProgram(phase, parallel.compile(step, donate=(0,)), evaluate))
     return programs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from flax import struct, traverse_util
 from bert.model.dropout import Dropout
 from bert.parallel.backends import AXIS, Parallelism, psum_if_axis
 from bert.parallel.sharding import constrain_state
-from bert.training.losses import Objective, WeightedSums
+from bert.training.losses import Objective, WeightedSums, total_loss
 
 
 class TrainState(struct.PyTreeNode):
@@ -77,8 +77,8 @@ def compute_gradients(
 
     def loss(params: Any, micro: dict[str, jax.Array]) -> tuple[jax.Array, WeightedSums]:
         losses, counts = objective.forward(params, micro, dropout(micro["rows"]))
-        total = sum(value / jnp.maximum(weights[name], 1.0) for name, (value, _) in losses.items())
-        return jnp.asarray(total), {**losses, **counts}
+        means = {name: value / jnp.maximum(weights[name], 1.0) for name, (value, _) in losses.items()}
+        return jnp.asarray(total_loss(means, objective.factors)), {**losses, **counts}
 
     def one(micro: dict[str, jax.Array]) -> tuple[Any, WeightedSums]:
         (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(params, micro)
@@ -101,7 +101,8 @@ def make_train_step(
     axis: str | None = AXIS,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, StepMetrics]]:
     """The body of a step: (state, batch) -> (state, metrics); `make_grad_fn` and `make_update_fn` in one program."""
-    gradients, update = make_grad_fn(objective, seed, dropout_rng, axis), make_update_fn(optimizer)
+    gradients = make_grad_fn(objective, seed, dropout_rng, axis)
+    update = make_update_fn(optimizer, objective.factors)
 
     def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, StepMetrics]:
         return update(state, *gradients(state.params, state.step, batch))
@@ -124,14 +125,14 @@ def make_grad_fn(
 
 
 def make_update_fn(
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation, factors: Mapping[str, float]
 ) -> Callable[[TrainState, Any, WeightedSums], tuple[TrainState, StepMetrics]]:
     """The body of a step's second half: (state, gradients, their sums) -> (state, metrics).
 
     A step whose loss, gradient or update is not finite changes nothing but the count of steps: the parameters, the
     optimizer and the metrics stay as if its batch had never been.
     The decision uses only all-reduced values, so every device takes the same branch without synchronizing; the host
-    sees it in the step's metrics a few steps later.
+    sees it in the step's metrics a few steps later. ``factors`` are those of the `Objective`.
     """
 
     def update(state: TrainState, grads: Any, sums: WeightedSums) -> tuple[TrainState, StepMetrics]:
@@ -142,7 +143,7 @@ def make_update_fn(
         norms = {name: jnp.sqrt(square) for name, square in squares.items()} | {"update": optax.global_norm(updates)}
         sums = {**sums, "grad_norm": (grad_norm, jnp.float32(1))}
         running = {name: state.sums[name] + jnp.stack(pair) for name, pair in sums.items()}
-        loss = sum(sums[name][0] / jnp.maximum(sums[name][1], 1) for name in sums if name.endswith("_loss"))
+        loss = total_loss({name: total / jnp.maximum(weight, 1) for name, (total, weight) in sums.items()}, factors)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.isfinite(norms["update"])
         bad = 1 - finite.astype(jnp.int32)
         new, old = (params, opt_state, running), (state.params, state.opt_state, state.sums)
@@ -166,7 +167,7 @@ def compile_bucketed_train_step(
     It is two programs, as more than half of what there is to compile is the update, which no length changes.
     """
     gradients = parallel.compile(make_grad_fn(objective, seed, dropout_rng, parallel.axis))
-    update = parallel.compile(make_update_fn(optimizer), donate=(0,))
+    update = parallel.compile(make_update_fn(optimizer, objective.factors), donate=(0,))
 
     def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, StepMetrics]:
         after: tuple[TrainState, StepMetrics] = update(state, *gradients(state.params, state.step, batch))

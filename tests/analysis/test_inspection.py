@@ -46,6 +46,20 @@ def test_a_fine_tuning_run(finetuned, pretrained, capsys) -> None:
     assert facts["flops_per_token"]["predictions"] == 0
 
 
+def test_a_run_of_replaced_token_detection(detected, tmp_path, capsys) -> None:
+    facts = facts_of(capsys, detected)
+    assert facts["architecture"] == "BertForReplacedTokenDetection"
+    flops = {part["part"]: part["flops_per_token"] for part in facts["parts"]}
+    assert flops["discriminator_predictions"] == 2 * (16 * 16 + 16)
+    sizes = bert.load(detected).generator.config
+    layer = 8 * 8**2 + 4 * 32 * 8 + 4 * 8 * 32
+    assert flops["generator"] == layer + (2 * 8**2 + 2 * 8 * sizes.vocab_size) * 5 / 32
+    planned = shutil.copytree(detected, tmp_path / "run")
+    shutil.rmtree(planned / "checkpoints")
+    again = facts_of(capsys, planned)
+    assert (again["architecture"], again["parts"]) == (facts["architecture"], facts["parts"])
+
+
 def test_words(pretrained, finetuned, capsys) -> None:
     for run in (pretrained, finetuned):
         assert main([str(run)]) == 0

@@ -18,15 +18,17 @@ V5E = 16 * 2**30
 SMALL = ModelConfig(64, 16, 2, 4, 32, max_position_embeddings=16)
 
 
-def test_a_batch_has_the_arrays_that_the_loader_gives(pretrained) -> None:
+@pytest.mark.parametrize("name", ["pretrained", "detected"])
+def test_a_batch_has_the_arrays_that_the_loader_gives(name: str, request) -> None:
     from bert.config.yaml_io import load_config
     from bert.data.pretraining.builder import build_examples
     from bert.data.pretraining.loader import PretrainingLoader, make_masking
     from bert.data.pretraining.shards import open_rows
     from bert.tokenizer.wordpiece import load_tokenizer
 
-    config = load_config(PretrainConfig, pretrained / "config.yaml")
-    tokenizer = load_tokenizer(pretrained)
+    run = request.getfixturevalue(name)
+    config = load_config(PretrainConfig, run / "config.yaml")
+    tokenizer = load_tokenizer(run)
     rows = open_rows(build_examples(config.data, tokenizer).train)
     batch = PretrainingLoader(rows, make_masking(config.data, tokenizer), config.training.batch_size, 0).batch(0)
     found = {name: (array.shape, array.dtype) for name, array in batch.items()}

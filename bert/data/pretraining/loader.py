@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from bert.config import DataConfig
-from bert.data.pretraining.masking import Masking, Predictions, philox_uint64, philox_uint64_of_rows
+from bert.data.pretraining.masking import MASKINGS, Masking, Predictions, philox_uint64, philox_uint64_of_rows
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, packing_arrays
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def make_masking(config: DataConfig, tokenizer: Tokenizer) -> Masking:
     from bert.tokenizer.wordpiece import embedding_rows, special_ids, subword_ids
 
     special = special_ids(tokenizer)
-    return Masking(
+    return MASKINGS[config.prediction](
         vocab_size=embedding_rows(tokenizer),
         mask_id=special.mask,
         special_ids=special.all,

@@ -43,6 +43,8 @@ class Masking:
         special_ids: ids that are never chosen and never put in (all special tokens, padding among them).
         max_predictions: P, most predictions a row; in packed rows, an example.
         prob: share of a row's (an example's) maskable tokens that is predicted.
+        mask_share: share of these that become [MASK].
+        random_share: share of these that become a random token; the rest stay.
         continuing_ids: ids of tokens that continue a word. Where there are any, words are masked whole or not at all;
             where there are none, tokens are chosen one by one.
         maskable: [V] booleans, tokens that may be chosen.
@@ -60,6 +62,8 @@ class Masking:
     special_ids: Sequence[int]
     max_predictions: int
     prob: float = 0.15
+    mask_share: float = 0.8
+    random_share: float = 0.1
     continuing_ids: Sequence[int] = ()
     maskable: np.ndarray = field(init=False, repr=False, compare=False)
     continuing: np.ndarray = field(init=False, repr=False, compare=False)
@@ -132,10 +136,11 @@ class Masking:
         original = input_ids.take(flat_positions).astype(np.int32)
 
         fate = draws[:, length : length + count]
-        choice = draws[:, length + most : length + most + count].astype(np.uint64)
-        random_ids = self.ordinary_ids.take((choice * np.uint64(len(self.ordinary_ids))) >> np.uint64(32))
-        corrupted = np.where(fate < _share(0.8), np.int32(self.mask_id), original)
-        corrupted = np.where(fate >= _share(0.9), random_ids, corrupted)
+        corrupted = np.where(fate < _share(self.mask_share), np.int32(self.mask_id), original)
+        if self.random_share:
+            choice = draws[:, length + most : length + most + count].astype(np.uint64)
+            random_ids = self.ordinary_ids.take((choice * np.uint64(len(self.ordinary_ids))) >> np.uint64(32))
+            corrupted = np.where(fate >= _share(1 - self.random_share), random_ids, corrupted)
         output = input_ids.astype(np.int32, order="C")
         output.reshape(-1)[flat_positions[used]] = corrupted[used]
 
@@ -248,6 +253,34 @@ class Masking:
         positions = np.zeros((rows, count), np.int32)
         positions[used] = np.sort(tokens) % np.int32(length)
         return positions, used
+
+
+@dataclass(frozen=True)
+class SamplingMasking(Masking):
+    """Masking for a generator whose samples take the place of the predicted tokens.
+
+    85% of these become [MASK], none a random token (google-research/electra pretrain/pretrain_helpers.py, mask). The
+    batch has one array more: ``sample_uniforms`` [B, P] float32 in [0, 1), the random numbers of the samples.
+    """
+
+    mask_share: float = 0.85
+    random_share: float = 0.0
+
+    def __call__(
+        self,
+        input_ids: Integer[np.ndarray, "B T"],
+        words: UInt64[np.ndarray, "B words"],
+        example_length: Integer[np.ndarray, "B K"] | None = None,
+    ) -> dict[str, Int32[np.ndarray, "B T"] | Int32[np.ndarray, "B P"] | Float32[np.ndarray, "B P"]]:
+        """As `Masking`, with ``sample_uniforms``."""
+        batch = super().__call__(input_ids, words, example_length)
+        length, most = input_ids.shape[1], batch["masked_lm_ids"].shape[1]
+        draws = words.view(np.uint32)[:, length + most : length + 2 * most]
+        return {**batch, "sample_uniforms": (draws >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)}
+
+
+MASKINGS: dict[str, type[Masking]] = {"masked": Masking, "replaced": SamplingMasking}
+"""By the name that data.prediction takes."""
 
 
 def philox_uint64(

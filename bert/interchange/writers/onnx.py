@@ -183,7 +183,7 @@ def _outputs(graph: Graph, model: ModelBundle, given: Signature) -> list[str]:
     hidden = _encoder(graph, config, inputs)
 
     def pooled() -> str:
-        return graph.node("Tanh", graph.dense(graph.first_token(hidden), "bert/pooler"))
+        return graph.activation(graph.dense(graph.first_token(hidden), "bert/pooler"), config.pooler_act)
 
     if architecture == "Bert":
         return [hidden, *([pooled()] if "pooler_output" in given.outputs else [])]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from bert.data.pretraining.masking import Masking, philox_uint64, philox_uint64_of_rows
+from bert.data.pretraining.masking import Masking, SamplingMasking, philox_uint64, philox_uint64_of_rows
 
 V, MASK, SPECIAL = 1000, 4, (0, 1, 2, 3, 4)
 
@@ -247,3 +247,32 @@ def test_the_order_of_the_memory_does_not_matter() -> None:
     ids = corpus(16)
     for name, value in masked(np.asfortranarray(ids), whole_words()).items():
         np.testing.assert_array_equal(value, masked(ids, whole_words())[name])
+
+
+def test_a_generators_masks_are_85_per_cent_masks_and_none_random() -> None:
+    masking = SamplingMasking(V, MASK, SPECIAL, max_predictions=20)
+    ids = np.random.default_rng(0).integers(5, V, (4000, 128))
+    words = philox_uint64((1, 2), 0, 4000, masking.words_per_row(128))
+    batch = masking(ids, words)
+    plain = Masking(V, MASK, SPECIAL, max_predictions=20)(ids, words)
+    for name in ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights"):
+        np.testing.assert_array_equal(batch[name], plain[name])
+    read = np.take_along_axis(batch["input_ids"], batch["masked_lm_positions"], axis=1)
+    used = batch["masked_lm_weights"] > 0
+    masked = read[used] == MASK
+    assert abs(masked.mean() - 0.85) < 4 * (0.85 * 0.15 / used.sum()) ** 0.5
+    np.testing.assert_array_equal(read[used][~masked], batch["masked_lm_ids"][used][~masked])
+    uniforms = batch["sample_uniforms"]
+    assert (uniforms.shape, uniforms.dtype) == (used.shape, np.float32)
+    assert 0 <= uniforms.min() < 1e-3 < 0.999 < uniforms.max() < 1
+    assert abs(uniforms.mean() - 0.5) < 4 / (12 * uniforms.size) ** 0.5
+    assert len(np.unique(uniforms)) > 0.99 * uniforms.size
+
+
+def test_a_rows_uniforms_do_not_depend_on_the_rows_before_it() -> None:
+    masking = SamplingMasking(V, MASK, SPECIAL, max_predictions=5)
+    ids = np.random.default_rng(0).integers(5, V, (6, 32))
+    count = masking.words_per_row(32)
+    whole = masking(ids, philox_uint64((1, 2), 0, 6, count))
+    part = masking(ids[4:], philox_uint64((1, 2), 4, 2, count))
+    np.testing.assert_array_equal(whole["sample_uniforms"][4:], part["sample_uniforms"])

@@ -1,0 +1,34 @@
+"""Replaced-token detection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from bert.config.model import ModelConfig
+from bert.config.validation import PositiveFloat, Range, check_fields
+from bert.errors import UserError
+
+
+@dataclass(frozen=True)
+class ElectraConfig:
+    """Replaced-token detection (Clark et al. 2020); names as in google-research/electra configure_pretraining.py."""
+
+    generator_hidden_size: Annotated[float, Range(above=0, most=1)] = 0.25
+    """Width of the generator as a share of model.hidden_size; its feed-forward layer is 4 times as wide, its heads have
+    64 features, its number of layers is the model's."""
+    disc_weight: PositiveFloat = 50.0
+    """Weight of the discriminator's loss next to the generator's."""
+
+    def generator_width(self, model: ModelConfig) -> int:
+        """Width of the generator's hidden states."""
+        return round(model.hidden_size * self.generator_hidden_size)
+
+    def check(self, model: ModelConfig) -> None:
+        """Raises UserError for values that leave no generator."""
+        check_fields("electra.", self)
+        if not self.generator_width(model):
+            raise UserError(
+                f"electra.generator_hidden_size is {self.generator_hidden_size}, which makes a generator of width 0 "
+                f"with model.hidden_size {model.hidden_size}: use a larger share"
+            )

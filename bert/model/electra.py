@@ -1,0 +1,241 @@
+"""Replaced-token detection (Clark et al. 2020): a small generator fills masked tokens in, and a discriminator says of
+every token whether it was replaced. Shapes as in `bert.model.encoder` and `bert.model.heads`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Float, Int
+
+from bert.config import ModelConfig
+from bert.model.array_types import Array
+from bert.model.dropout import Dropout
+from bert.model.encoder import ACTIVATIONS, AttentionMask, Bert, Dtype, Encoder, Packing, at_positions, dense
+from bert.model.execution import LayerExecution
+from bert.model.heads import MaskedLMHead, PaddingMask
+
+HEAD_SIZE = 64
+"""Features of each of the generator's heads (google-research/electra run_pretraining.py, get_generator_config)."""
+
+BLOCK = 128
+"""Tokens whose probabilities are first added up when a token is sampled."""
+
+
+class DetectionHead(nn.Module):
+    """One logit a token: a dense layer, the encoder's activation, and a dense layer to one feature."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, hidden_states: Float[Array, "B T D"]) -> Float[Array, "B T"]:
+        """[B, T, D] -> [B, T] float32, above 0 where a token is taken for a replaced one."""
+        x = dense(self.config, self.config.hidden_size, self.dtype, "dense")(hidden_states)
+        x = dense(self.config, 1, self.dtype, "output")(ACTIVATIONS[self.config.hidden_act](x))
+        return x[..., 0].astype(jnp.float32)
+
+
+class BertForReplacedTokenDetection(nn.Module):
+    """The discriminator: encoder without pooler, and the head that finds replaced tokens."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+    execution: LayerExecution = LayerExecution()
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
+        self.discriminator_predictions = DetectionHead(self.config, self.dtype)
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: PaddingMask | None = None,
+        *,
+        packing: Packing | None = None,
+        dropout: Dropout | None = None,
+    ) -> Float[Array, "B T"]:
+        """[B, T] -> [B, T] float32 logits, above 0 where a token is taken for a replaced one."""
+        encoded = self.bert(input_ids, token_type_ids, attention_mask, packing=packing, dropout=dropout)
+        return self.discriminator_predictions(encoded.last_hidden_state)
+
+
+class Generator(nn.Module):
+    """Encoder and masked-LM head over the discriminator's embeddings."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+    execution: LayerExecution = LayerExecution()
+
+    @nn.compact
+    def __call__(
+        self,
+        embedded: Float[Array, "B T E"],
+        mask: AttentionMask,
+        positions: Int[Array, "B P"],
+        word_embedding: Float[Array, "V E"],
+        dropout: Dropout | None,
+    ) -> Float[Array, "B P padded_V"]:
+        """[B, T, E] embeddings -> [B, P, V] float32 logits at the positions, V as `MaskedLMHead` pads it."""
+        config = self.config
+        x = embedded
+        if config.embedding_width != config.hidden_size:
+            x = dense(config, config.hidden_size, self.dtype, "projection")(x)
+        hidden = Encoder(config, self.dtype, self.execution, name="encoder")(x, mask, dropout)[0]
+        head = MaskedLMHead(config, self.dtype, self.execution.pad_vocab_to_multiple_of, name="predictions")
+        return head(at_positions(hidden, positions), word_embedding)
+
+
+class ElectraOutput(struct.PyTreeNode):
+    """What `Electra` returns.
+
+    Attributes:
+        prediction_logits: [B, P, V], the generator's.
+        replaced: [B, T] float32, 1 where the token that the discriminator read is not the original one.
+        detection_logits: [B, T], the discriminator's.
+    """
+
+    __no_type_check__ = True  # in jax.tree.map a field may be anything
+
+    prediction_logits: Array
+    replaced: Array
+    detection_logits: Array
+
+
+class MaskedTokens(struct.PyTreeNode):
+    """The predicted tokens of a batch, [B, P] each (`bert.data.pretraining.masking.SamplingMasking`).
+
+    Attributes:
+        positions: their places in the rows.
+        ids: the original tokens.
+        weights: 1 for a prediction, 0 for an unused place.
+        uniforms: random numbers in [0, 1), by which the generator's tokens are sampled.
+    """
+
+    __no_type_check__ = True  # in jax.tree.map a field may be anything
+
+    positions: Array
+    ids: Array
+    weights: Array
+    uniforms: Array
+
+
+class Electra(nn.Module):
+    """Generator and discriminator with one table of words, positions and segments; trained together.
+
+    Attributes:
+        config: of the discriminator, which is what fine-tuning takes.
+        generator_config: as `make_generator_config` makes it.
+        generator_execution: of the generator's layers, whose heads may have another size.
+    """
+
+    config: ModelConfig
+    generator_config: ModelConfig
+    dtype: Dtype = jnp.float32
+    execution: LayerExecution = LayerExecution()
+    generator_execution: LayerExecution = LayerExecution()
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
+        self.discriminator_predictions = DetectionHead(self.config, self.dtype)
+        self.generator = Generator(self.generator_config, self.dtype, self.generator_execution)
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: PaddingMask | None = None,
+        masked: MaskedTokens | None = None,
+        *,
+        packing: Packing | None = None,
+        dropout: Dropout | None = None,
+    ) -> ElectraOutput:
+        """Fills the masked tokens in by samples of the generator, and looks for the replaced ones.
+
+        There is no gradient through the samples. ``masked`` is None for a model that is only initialized: the first
+        token of each row is then sampled.
+        """
+        if masked is None:
+            first = jnp.zeros_like(input_ids[:, :1])
+            masked = MaskedTokens(first, input_ids[:, :1], first.astype(jnp.float32), first.astype(jnp.float32))
+        source = None if dropout is None else dropout.fold_in("generator")
+        logits = self.generator(
+            self.bert.embed(input_ids, token_type_ids, None, packing, source),
+            self.bert.make_mask(attention_mask, packing),
+            masked.positions,
+            self.bert.embedding_table(),
+            source,
+        )
+        sampled = sample_tokens(jax.lax.stop_gradient(logits), masked.uniforms)
+        changed = (sampled != masked.ids).astype(jnp.float32)
+        filled = _put(input_ids, masked, sampled)
+        hidden = self.bert(filled, token_type_ids, attention_mask, packing=packing, dropout=dropout).last_hidden_state
+        return ElectraOutput(
+            logits, _put(jnp.zeros(input_ids.shape), masked, changed), self.discriminator_predictions(hidden)
+        )
+
+
+def make_generator_config(config: ModelConfig, hidden_size: int) -> ModelConfig:
+    """The generator's sizes next to a discriminator's.
+
+    The feed-forward layer is 4 times as wide as the hidden states. Heads have `HEAD_SIZE` features as far as they
+    divide the width (google-research/electra run_pretraining.py, get_generator_config).
+    """
+    heads = next(n for n in range(max(1, hidden_size // HEAD_SIZE), 0, -1) if hidden_size % n == 0)
+    return dataclasses.replace(
+        config,
+        hidden_size=hidden_size,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden_size,
+        embedding_size=config.embedding_width,
+    )
+
+
+def extract_generator(config: ModelConfig, params: dict[str, Any]) -> tuple[ModelConfig, dict[str, Any]]:
+    """Sizes and parameters of an `Electra`'s generator as those of a `BertForMaskedLM`."""
+    generator, embeddings = params["generator"], params["bert"]["embeddings"]
+    shared = {name: table for name, table in embeddings.items() if name != "projection"}
+    if "projection" in generator:
+        shared["projection"] = generator["projection"]
+    bert = {"embeddings": shared, "encoder": generator["encoder"]}
+    width = generator["predictions"]["transform"]["kernel"].shape[0]
+    return make_generator_config(config, width), {"bert": bert, "predictions": generator["predictions"]}
+
+
+def sample_tokens(logits: Float[Array, "B P V"], uniforms: Float[Array, "B P"]) -> Int[Array, "B P"]:
+    """Samples [B, P] tokens: the inverse of the cumulative softmax at random numbers from [0, 1).
+
+    One number a sample, where the maximum of V perturbed logits takes V. Probabilities are added up block by block
+    first, then inside the block that a sample falls into.
+    """
+    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    weights = jnp.pad(weights, ((0, 0), (0, 0), (0, -weights.shape[-1] % BLOCK)))
+    blocks = weights.reshape(*weights.shape[:-1], -1, BLOCK)
+    sums = jnp.sum(blocks, axis=-1)
+    block, rest = _invert_cumulative(sums, uniforms * jnp.sum(sums, axis=-1))
+    inside = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)[..., 0, :]
+    return block * BLOCK + _invert_cumulative(inside, rest)[0]
+
+
+def _invert_cumulative(
+    weights: Float[Array, "B P n"], target: Float[Array, "B P"]
+) -> tuple[Int[Array, "B P"], Float[Array, "B P"]]:
+    """The first index [B, P] whose cumulative weight is above the target, and what the target has beyond those before
+    it. Targets that rounding took to the whole sum or beyond are brought back below it."""
+    sums = jnp.cumsum(weights, axis=-1)
+    target = jnp.minimum(target, jnp.nextafter(sums[..., -1], jnp.zeros_like(target)))
+    index = jnp.sum(sums <= target[..., None], axis=-1)
+    before = jnp.where(index > 0, jnp.take_along_axis(sums, jnp.maximum(index - 1, 0)[..., None], axis=-1)[..., 0], 0)
+    return index, target - before
+
+
+def _put(x: Array, masked: MaskedTokens, values: Array) -> Array:
+    """[B, T] with [B, P] values at the positions that are in use."""
+    rows = jnp.arange(len(x))[:, None]
+    places = jnp.where(masked.weights > 0, masked.positions, x.shape[1])  # beyond the row, where nothing is written
+    return jnp.asarray(x).at[rows, places].set(values.astype(x.dtype), mode="drop")
