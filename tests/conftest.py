@@ -33,6 +33,7 @@ TYPED = (
     "bert.model.heads",
     "bert.model.electra",
     "bert.training.losses",
+    "bert.training.distillation",
     "bert.data.pretraining.masking",
 )
 install_import_hook(TYPED, "beartype.beartype")

@@ -62,6 +62,7 @@ NO_PATHS = {
     "mlm_bias_init", "task", "data.language", "data.objective", "data.invalid_tags", "data.misaligned_answers",
     "data.column_names", "data.labels", "data.metrics", "model.hidden_act", "model.position_embedding_init",
     "model.position_embedding_type", "optimizer.name", "training.dtype", "training.preset",
+    "distillation.checksum", "distillation.hidden_loss",
     "training.attention_implementation", "training.dropout_rng", "training.mesh", "training.remat",
 }  # fmt: skip
 
@@ -71,6 +72,7 @@ def test_every_option_that_takes_a_path_refuses_one_with_a_scheme(name, config_c
     monkeypatch.chdir(tmp_path)
     options = [key for key in text_options(config_class) if key not in NO_PATHS and ".columns." not in key]
     assert {"output_dir", "init", "data.train", "tokenizer.path"} <= set(options)
+    assert ("distillation.teacher" in options) == (name == "pretrain")
     arguments = ["--init=none", "--data.dir=a", "--output_dir=run"] if name == "finetune" else ["--output_dir=run"]
     for key in options:
         for url in (URL, "s3://bucket/x", "https://example.org/x", "file:///tmp/x"):

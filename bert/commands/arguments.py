@@ -42,6 +42,8 @@ Command = Callable[..., int]
 
 COMMAND_LINE = "command line"
 FLAGS = ("help", "print_config")
+SHORT_FORMS = {"teacher": "distillation.teacher"}
+"""Options that are short for a key."""
 
 MODEL = "A run, a Hugging Face folder, a folder of google-research/bert, or a hub name."
 """What `bert.load` takes, for the help of the commands that load a model."""
@@ -221,6 +223,7 @@ def _options(argv: list[str], keys: dict[str, ConfigField], extra: Mapping[str, 
     for word in argv:
         if word.startswith("--") or word == "-h":
             name, equals, value = ("help", "", "") if word == "-h" else word[2:].partition("=")
+            name = SHORT_FORMS[name] if SHORT_FORMS.get(name) in keys else name
             if name not in takes_value and key_of(name, keys) is None:
                 raise UserError(f"{COMMAND_LINE}: {unknown_key(name, sibling_keys(name, keys), prefix='--')}")
             if equals and not takes_value.get(name, True):

@@ -124,6 +124,8 @@ def _print_state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> tuple[int
     parameters, optimizer = state_bytes(config, mesh)
     print(f"  parameters      {_size(parameters):>10}  a device (exact)")
     print(f"  optimizer state {_size(optimizer):>10}  a device (exact)")
+    if config.distillation.teacher is not None:
+        print("  not counted: the parameters and activations of distillation.teacher")
     return parameters, optimizer
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bert.config.data import DOCSTRINGS_PREFIX, HUB_PREFIX, OBJECTIVES, DataConfig
+from bert.config.distillation import DistillationConfig
 from bert.config.finetuning import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.presets import apply_preset
@@ -21,6 +22,7 @@ __all__ = [
     "OBJECTIVES",
     "ColumnsConfig",
     "DataConfig",
+    "DistillationConfig",
     "FinetuneConfig",
     "ModelConfig",
     "OptimizerConfig",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bert.config.data import DataConfig
+from bert.config.distillation import DistillationConfig
 from bert.config.electra import ElectraConfig
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.phases import PhaseConfig
@@ -44,6 +45,8 @@ class PretrainConfig:
     """the generator of data.prediction replaced"""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """the optimizer"""
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
+    """the teacher"""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """the training loop"""
 
@@ -51,7 +54,7 @@ class PretrainConfig:
         """Raises UserError at the first value, or pair of values, that cannot work."""
         local_paths(self)
         check_fields("", self)
-        for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
+        for part in (self.model, self.tokenizer, self.data, self.optimizer, self.distillation, self.training):
             part.check()
         self.electra.check(self.model)
         self.training.check_warmup(self.optimizer)

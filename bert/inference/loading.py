@@ -14,7 +14,7 @@ from bert.errors import UserError
 from bert.files import local_path
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
-from bert.interchange.names import pretraining_architecture
+from bert.interchange.names import PROJECTIONS, pretraining_architecture
 from bert.interchange.pooling import read_pooling
 from bert.interchange.readers import google, hf
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
@@ -114,6 +114,7 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
     if restored is None:
         raise UserError(f"{path} has no checkpoint yet: let the run reach its first one")
     step, params = restored
+    params.pop(PROJECTIONS, None)
     task, settings = None, {}
     if isinstance(config, FinetuneConfig):
         tuned = (read_results(path) or {}).get("tuned", {})

@@ -13,6 +13,9 @@ from bert.errors import UserError
 BERT, ROBERTA, GOOGLE = "bert", "roberta", "google"
 """Whose names: those of Hugging Face's models, by the ``model_type`` of config.json, and of google-research/bert."""
 
+PROJECTIONS = "distillation"
+"""Parameters of a run that belong to no model: projections to a teacher's width (`bert.training.distillation`)."""
+
 
 class NameMapping(NamedTuple):
     """A module, or a single array, under each of its names.

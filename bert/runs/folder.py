@@ -57,7 +57,7 @@ RESUMABLE_KEYS = (
     "phases.gradient_accumulation_steps",
 )
 
-DERIVED_KEYS = ("model.vocab_size", "data.labels", "data.dev_fraction")
+DERIVED_KEYS = ("model.vocab_size", "data.labels", "data.dev_fraction", "distillation.checksum")
 """Keys that default to null and are filled in from the data; config.yaml records the resolved value."""
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -14,11 +14,16 @@ from bert.config import FinetuneConfig, PretrainConfig
 from bert.model.dropout import Dropout
 from bert.model.execution import LayerExecution
 from bert.model.heads import HEADS
+from bert.parallel.backends import Parallelism
 from bert.tasks.base import Task
-from bert.training.initialization import Params
+from bert.training.distillation import Distillation, Teacher, with_projections
+from bert.training.initialization import Initializable, Params
 from bert.training.losses import Apply, Batch, Objective
 from bert.training.optimizer import ParameterPath
 from bert.training.predictions import PREDICTIONS
+
+MakeBody = Callable[[Objective], Callable[..., Any]]
+"""Objective -> body of a step or of an evaluation, (state or parameters, batch) -> anything."""
 
 
 def build_model_and_objective(config: PretrainConfig, cudnn_head: int | None = None) -> tuple[nn.Module, Objective]:
@@ -35,6 +40,46 @@ def build_model_and_objective(config: PretrainConfig, cudnn_head: int | None = N
         config, lambda sizes: LayerExecution.from_config(config.training, sizes.head_size, cudnn_head)
     )
     return model, prediction.build_objective(model, config)
+
+
+class Learner(NamedTuple):
+    """What a pretraining run trains.
+
+    Attributes:
+        model: draws the initial parameters.
+        metrics: names of the losses and counts of a step.
+        loss_factors: those of the `Objective`.
+        compile: (objective -> body of a step, donated arguments) -> the body over all devices.
+    """
+
+    model: Initializable
+    metrics: tuple[str, ...]
+    loss_factors: Mapping[str, float]
+    compile: Callable[[MakeBody, Sequence[int]], Callable[..., Any]]
+
+
+def build_learner(config: PretrainConfig, teacher: Teacher | None, parallel: Parallelism) -> Learner:
+    """The model and objective of a pretraining run on its devices, which keep the teacher's parameters as well."""
+    model, objective = build_model_and_objective(config)
+    if teacher is None:
+        return Learner(
+            model,
+            objective.metrics,
+            objective.factors,
+            lambda make_body, donate: parallel.compile(make_body(objective), donate),
+        )
+    distillation = Distillation(objective, model, teacher, config)
+    teacher_params = parallel.put_state(teacher.params)
+
+    def compile_with_teacher(make_body: MakeBody, donate: Sequence[int]) -> Callable[..., Any]:
+        def body(state: Any, batch: Any, params: Params) -> Any:
+            return make_body(distillation.bind(params))(state, batch)
+
+        compiled = parallel.compile(body, donate)
+        return lambda state, batch: compiled(state, batch, teacher_params)
+
+    projected = with_projections(model, config, teacher)
+    return Learner(projected, distillation.metrics, distillation.loss_factors, compile_with_teacher)
 
 
 def build_task_model(task: Task, config: FinetuneConfig) -> nn.Module:

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,8 +29,14 @@ class CheckpointReader(Protocol):
     def restore(self, like: Any = None) -> tuple[int, Any] | None: ...
 
 
+class Initializable(Protocol):
+    """A Flax module, or anything else that draws parameters."""
+
+    def init(self, key: Any, input_ids: Any, /) -> Any: ...
+
+
 def initialize_state(
-    model: nn.Module,
+    model: Initializable,
     optimizer: optax.GradientTransformation,
     metrics: Sequence[str],
     seed: int,

@@ -89,6 +89,34 @@ def weighted_accuracy_sum(
     return jnp.sum(right * weights), jnp.sum(weights)
 
 
+def apply_to_batch(
+    apply: Callable[..., Any], params: Any, batch: Batch, dropout: Dropout | None, **options: Any
+) -> Any:
+    """What a model with an MLM head makes of a pretraining batch; ``options`` are passed on to Flax' ``apply``."""
+    return apply(
+        {"params": params},
+        batch["input_ids"],
+        batch["token_type_ids"],
+        batch["attention_mask"],
+        batch["masked_lm_positions"],
+        packing=get_packing(batch),
+        dropout=dropout,
+        **options,
+    )
+
+
+def pretraining_losses(
+    output: Any, batch: Batch, label: str | None, metric: str | None
+) -> tuple[WeightedSums, WeightedSums]:
+    """Losses and accuracies of what `apply_to_batch` gives; ``label`` and ``metric`` as `pretraining_objective`."""
+    logits = output if label is None else output.prediction_logits
+    targets = {"mlm": (logits, batch["masked_lm_ids"], batch["masked_lm_weights"])}
+    if label is not None and metric is not None:
+        targets[metric] = (output.seq_relationship_logits, batch[f"{label}_labels"], batch[f"{label}_weights"])
+    losses = {f"{name}_loss": cross_entropy(*target) for name, target in targets.items()}
+    return losses, {f"{name}_accuracy": weighted_accuracy_sum(*target) for name, target in targets.items()}
+
+
 def pretraining_objective(
     apply: Callable[..., Any], label: str | None = "next_sentence", metric: str | None = "nsp"
 ) -> Objective:
@@ -101,22 +129,8 @@ def pretraining_objective(
     """
 
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
-        output = apply(
-            {"params": params},
-            batch["input_ids"],
-            batch["token_type_ids"],
-            batch["attention_mask"],
-            batch["masked_lm_positions"],
-            packing=_get_packing(batch),
-            dropout=dropout,
-        )
-        logits = output if label is None else output.prediction_logits
-        mlm = (logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
-        targets = {"mlm": mlm}
-        if label is not None and metric is not None:
-            targets[metric] = (output.seq_relationship_logits, batch[f"{label}_labels"], batch[f"{label}_weights"])
-        losses = {f"{name}_loss": cross_entropy(*target) for name, target in targets.items()}
-        return losses, {f"{name}_accuracy": weighted_accuracy_sum(*target) for name, target in targets.items()}
+        output = apply_to_batch(apply, params, batch, dropout)
+        return pretraining_losses(output, batch, label, metric)
 
     def weights(batch: Batch) -> dict[str, Array]:
         totals = {"mlm_loss": jnp.sum(batch["masked_lm_weights"])}
@@ -148,7 +162,7 @@ def replaced_token_objective(apply: Callable[..., Any], disc_weight: float) -> O
             batch["token_type_ids"],
             batch["attention_mask"],
             MaskedTokens(batch["masked_lm_positions"], *targets, batch["sample_uniforms"]),
-            packing=_get_packing(batch),
+            packing=get_packing(batch),
             dropout=dropout,
         )
         tokens, replaced = batch["attention_mask"].astype(jnp.float32), output.replaced
@@ -182,7 +196,8 @@ def binary_cross_entropy(
     return jnp.sum(losses * weights), jnp.sum(weights)
 
 
-def _get_packing(batch: Batch) -> Packing | None:
+def get_packing(batch: Batch) -> Packing | None:
+    """Where the examples of packed rows lie; None for rows of one example."""
     if "example_ids" not in batch:
         return None
     return Packing(batch["example_ids"], batch["position_ids"], batch["cls_positions"])

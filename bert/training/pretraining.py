@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import flax.linen as nn
-
 from bert import metrics
 from bert.config import PretrainConfig
 from bert.config.pretraining import phase_configs
@@ -29,7 +27,8 @@ from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
 from bert.tokenizer.extension import decompose_new_tokens
 from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer
-from bert.training.assembly import build_model_and_objective
+from bert.training.assembly import Learner, build_learner
+from bert.training.distillation import Teacher, check_student, load_teacher
 from bert.training.evaluation import accumulate_sums, compute_means
 from bert.training.initialization import (
     CheckpointReader,
@@ -40,7 +39,7 @@ from bert.training.initialization import (
     model_config_from_source,
 )
 from bert.training.loop import TrainLoop, TrainStep
-from bert.training.losses import Objective, WeightedSums
+from bert.training.losses import WeightedSums
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.predictions import PREDICTIONS
 from bert.training.pretraining_data import PhaseData, PretrainingData, predictable_counts, prepare_data
@@ -62,7 +61,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Log = print) -> dict[str, Any]
     start_time = time.perf_counter()
     say = multihost.main_process_only(say)
     setup = resolve_setup(run, say)
-    run, data = prepare_data(setup.run, setup.init_model, setup.parallel.process, say)
+    run, data = prepare_data(setup.run, setup.init_model, setup.teacher, setup.parallel.process, say)
     state = train(dataclasses.replace(setup, run=run), data, say)
     return dict(multihost.broadcast_from_main(partial(write_results, run, data, state.params, start_time)))
 
@@ -75,11 +74,13 @@ class Setup:
         run: its configuration without null, but for ``model.vocab_size``.
         parallel: its devices.
         init_model: the model of ``init``; None for random weights.
+        teacher: the model to learn from; None for none.
     """
 
     run: RunFolder[PretrainConfig]
     parallel: Parallelism
     init_model: Pretrained | None
+    teacher: Teacher | None
 
 
 def resolve_setup(run: RunFolder[PretrainConfig], say: Log) -> Setup:
@@ -103,7 +104,13 @@ def resolve_setup(run: RunFolder[PretrainConfig], say: Log) -> Setup:
             "reads pairs of segments: start from a model with two, or set data.objective to full_sentences"
         )
     LayerExecution.from_config(config.training, config.model.head_size)
-    return Setup(run.save_config(config), parallel, init_model)
+    teacher = load_teacher(config.distillation, say)
+    if teacher is not None:
+        check_student(config, teacher)
+        config = dataclasses.replace(
+            config, distillation=dataclasses.replace(config.distillation, checksum=teacher.checksum)
+        )
+    return Setup(run.save_config(config), parallel, init_model, teacher)
 
 
 def _resolve_defaults(config: PretrainConfig) -> PretrainConfig:
@@ -201,9 +208,9 @@ def train(setup: Setup, data: PretrainingData, say: Log) -> TrainState:
         shared_run.make_checkpointer(run, say) as checkpoints,
         make_profiler(config.profile and run.is_writer, run.path, say) as profiler,
     ):
-        model, objective = build_model_and_objective(config)
-        programs = _compile_phases(objective, config, data, parallel, interrupts)
-        state = _initialize(model, objective, setup, data, checkpoints, say)
+        learner = build_learner(config, setup.teacher, parallel)
+        programs = _compile_phases(learner, config, data, parallel, interrupts)
+        state = _initialize(learner, setup, data, checkpoints, say)
         if run.is_writer:
             print_summary(state.params, config, parallel, data.phases)
         with shared_run.make_report(run, data.total_steps, int(state.step), curves_subject(config)) as report:
@@ -228,7 +235,7 @@ def train(setup: Setup, data: PretrainingData, say: Log) -> TrainState:
                         report=report,
                         interrupts=interrupts,
                         profiler=profiler,
-                        loss_factors=objective.factors,
+                        loss_factors=learner.loss_factors,
                     ).run(state)
                 )
         checkpoints.wait()
@@ -236,26 +243,31 @@ def train(setup: Setup, data: PretrainingData, say: Log) -> TrainState:
 
 
 def _compile_phases(
-    objective: Objective,
+    learner: Learner,
     config: PretrainConfig,
     data: PretrainingData,
     parallel: Parallelism,
     interrupts: InterruptHandler,
 ) -> list[PhaseProgram]:
     """The functions of each phase, which JAX compiles at their first call; phases share the evaluation."""
-    eval_step = parallel.compile(make_eval_step(objective, parallel.axis))
+    eval_step = learner.compile(partial(make_eval_step, axis=parallel.axis), ())
     programs = []
     for phase in data.phases:
         optimizer = make_optimizer(phase.phase.config.optimizer, data.total_steps)
-        step = make_train_step(objective, optimizer, config.seed, config.training.dropout_rng, parallel.axis)
-        evaluate = PretrainingEvaluator(eval_step, objective.factors, phase, parallel, interrupts)
-        programs.append(PhaseProgram(phase, parallel.compile(step, donate=(0,)), evaluate))
+        make_step = partial(
+            make_train_step,
+            optimizer=optimizer,
+            seed=config.seed,
+            dropout_rng=config.training.dropout_rng,
+            axis=parallel.axis,
+        )
+        evaluate = PretrainingEvaluator(eval_step, learner.loss_factors, phase, parallel, interrupts)
+        programs.append(PhaseProgram(phase, learner.compile(make_step, (0,)), evaluate))
     return programs
 
 
 def _initialize(
-    model: nn.Module,
-    objective: Objective,
+    learner: Learner,
     setup: Setup,
     data: PretrainingData,
     checkpoints: CheckpointReader,
@@ -265,9 +277,9 @@ def _initialize(
     first, prediction = data.phases[0], PREDICTIONS[config.data.prediction]
     counts = predictable_counts(first.examples, data.tokenizer)
     return initialize_state(
-        model,
+        learner.model,
         make_optimizer(first.phase.config.optimizer, data.total_steps),
-        objective.metrics,
+        learner.metrics,
         config.seed,
         checkpoints,
         None if source is None else (source.origin, source.params),

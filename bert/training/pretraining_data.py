@@ -29,6 +29,7 @@ from bert.tokenizer.wordpiece import (
     save_tokenizer,
     special_ids,
 )
+from bert.training.distillation import Teacher
 from bert.training.initialization import Log, with_vocab_size
 from bert.training.loop import num_train_steps
 
@@ -75,7 +76,11 @@ class PretrainingData:
 
 
 def prepare_data(
-    run: RunFolder[PretrainConfig], init_model: Pretrained | None, process: tuple[int, int], say: Log
+    run: RunFolder[PretrainConfig],
+    init_model: Pretrained | None,
+    teacher: Teacher | None,
+    process: tuple[int, int],
+    say: Log,
 ) -> tuple[RunFolder[PretrainConfig], PretrainingData]:
     """Chooses the vocabulary, and builds or finds the examples of each phase; the main process does so first.
 
@@ -87,7 +92,7 @@ def prepare_data(
     """
     config = run.config
     with multihost.main_process_first():
-        tokenizer = _choose_tokenizer(run, init_model, say)
+        tokenizer = _choose_tokenizer(run, init_model, teacher, say)
         if init_model is None:
             config = dataclasses.replace(config, model=with_vocab_size(config.model, embedding_rows(tokenizer)))
         else:
@@ -134,16 +139,27 @@ def predictable_counts(examples: PretrainingDataset, tokenizer: Tokenizer) -> np
     return counts
 
 
-def _choose_tokenizer(run: RunFolder[PretrainConfig], init_model: Pretrained | None, say: Log) -> Tokenizer:
-    """The run's vocabulary if it has one, else that of ``init``, else of ``tokenizer.path``, else a trained one."""
+def _choose_tokenizer(
+    run: RunFolder[PretrainConfig], init_model: Pretrained | None, teacher: Teacher | None, say: Log
+) -> Tokenizer:
+    """The run's vocabulary if it has one, else that of ``init``, else of ``tokenizer.path``, else the teacher's, else a
+    trained one.
+
+    Raises:
+        UserError: it is not the teacher's.
+    """
     config = run.config
     if (run.path / "tokenizer.json").is_file():
-        return load_tokenizer(run.path)
-    if init_model is not None:
-        return init_model.tokenizer
-    if config.tokenizer.path is not None:
-        return load_tokenizer(config.tokenizer.path, config.tokenizer)
-    return corpus_vocabulary(config.data, config.tokenizer, say)
+        source, tokenizer = str(run.path), load_tokenizer(run.path)
+    elif init_model is not None:
+        source, tokenizer = init_model.source, init_model.tokenizer
+    elif config.tokenizer.path is not None:
+        source, tokenizer = config.tokenizer.path, load_tokenizer(config.tokenizer.path, config.tokenizer)
+    else:
+        return corpus_vocabulary(config.data, config.tokenizer, say) if teacher is None else teacher.tokenizer
+    if teacher is not None:
+        teacher.check_vocabulary(tokenizer, source)
+    return tokenizer
 
 
 def _warn_of_unknown_tokens(examples: PretrainingDataset, tokenizer: Tokenizer, say: Log) -> None:

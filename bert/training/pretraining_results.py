@@ -9,6 +9,7 @@ from typing import Any
 from bert.config import PretrainConfig
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.inference.pretrained import Pretrained
+from bert.interchange.names import PROJECTIONS
 from bert.parallel.backends import Parallelism
 from bert.runs import metrics_log, progress
 from bert.runs.curves import Subject, plot_curves
@@ -64,7 +65,8 @@ def curves_subject(config: PretrainConfig, baselines: Mapping[str, Any] | None =
     rest = dict(baselines or {})
     scores = {f"mlm_{name}": value for name, value in rest.pop("unigram", {}).items()}
     scores |= {name.replace("_majority", ""): value for name, value in rest.items()}
-    if OBJECTIVES[config.data.objective].metric is None and "mlm_loss" in scores:
+    is_mlm_alone = OBJECTIVES[config.data.objective].metric is None and config.distillation.teacher is None
+    if is_mlm_alone and "mlm_loss" in scores:
         scores["loss"] = scores["mlm_loss"]
     model = config.model
     title = f"pretraining ({config.data.objective}), {model.num_hidden_layers} layers of {model.hidden_size}"
@@ -84,6 +86,7 @@ def write_results(
     Returns:
         The content of results.json.
     """
+    config, params = run.config.distillation, {name: params[name] for name in params if name != PROJECTIONS}
     model = Pretrained(
         config=run.config.model, params=params, tokenizer=data.tokenizer, step=data.total_steps, source=str(run.path)
     )
@@ -93,6 +96,7 @@ def write_results(
     scores = scores_of_line(read_eval_metrics(run.path)[-1])
     results: dict[str, Any] = {
         "steps": data.total_steps,
+        **({"teacher": {"source": config.teacher, "checksum": config.checksum}} if config.teacher else {}),
         "eval": scores,
         "corpus": {**last.examples.counts, "fingerprint": last.examples.corpus},
         "baselines": prediction.baselines(last.eval_batches(), objective, counts, scores),
