@@ -51,8 +51,18 @@ SMALL_MODEL = [
     "--model.intermediate_size=32",
     "--model.max_position_embeddings=32",
 ]
+NSP_RUN = [
+    "--data.objective=nsp",
+    "--data.eval_fraction=0.05",
+    "--model.position_embedding_init=normal",
+    "--optimizer.learning_rate=3e-3",
+    "--transfer=null",
+]
+"""Next-sentence pairs from the recipe that commands take by default, without its transfer."""
+
 SMALL_RUN = [
     *SMALL_MODEL,
+    *NSP_RUN,
     "--data.sequence_length=32",
     "--data.max_predictions_per_sequence=5",
     "--data.num_workers=1",

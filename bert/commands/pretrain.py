@@ -46,6 +46,8 @@ def _show(results: dict[str, Any], path: str) -> None:
     for name, value, baseline, what in lines:
         digits = 1 if name == "MLM perplexity" else 3
         print(f"  {name:22}{_number(value):10.{digits}f}{baseline:12.{digits}f}   ({what})")
+    if "transfer" in results:
+        _show_transfer(results["transfer"])
     print("\nwords of held-out sentences, masked and guessed:")
     for filled in results["filled_masks"]:
         guesses = ", ".join(f"{guess['token']} {_number(guess['probability']):.0%}" for guess in filled["guesses"])
@@ -55,6 +57,17 @@ def _show(results: dict[str, Any], path: str) -> None:
         "metrics.jsonl, curves.png, results.json"
         f"\nnext:{_next(path, results['filled_masks'])}"
     )
+
+
+def _show_transfer(transfer: dict[str, Any]) -> None:
+    """One line for each encoder and baseline."""
+    metric, rows = transfer["metric"], f"{transfer['train_rows']:,} labelled rows, {transfer['dev_rows']:,} held out"
+    print(f"\ntransfer to {transfer['task']} ({rows}), {metric}:")
+    for name, row in transfer.items():
+        if isinstance(row, dict):
+            deviation, count = row["standard_deviation"], len(row["scores"])
+            seeds = "" if deviation is None else f" +- {deviation:.3f} ({count} seeds)"
+            print(f"  {name.replace('_', ' '):30}{_number(row['mean']):6.3f}{seeds}")
 
 
 def _next(path: str, filled_masks: list[dict[str, Any]]) -> str:

@@ -130,7 +130,8 @@ class FinetuneConfig:
     task: str = "sst2"
     """The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli of GLUE; squad (v1.1) or squad2 (v2.0); ner for
     CoNLL columns, conll2003 and wnut17 among them; multiple_choice for SWAG's CSV or CommonsenseQA's JSONL, swag and
-    commonsenseqa among them; for custom data classification, regression, tagging or span (docs/own_task.md)."""
+    commonsenseqa among them; packages, the installed package that a docstring is from; for custom data
+    classification, regression, tagging or span (docs/own_task.md)."""
     output_dir: str | None = None
     """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
     init: str | None = None

@@ -33,6 +33,10 @@ class PretrainConfig:
     phases: list[PhaseConfig] | None = None
     """Phases of the run, one after the other, each with its own rows and batches; null is a single one. In YAML a
     list, each phase with some of the keys below; null on the command line drops a recipe's."""
+    transfer: str | None = None
+    """Fine-tuning recipe, or its YAML file, to run at the end: from the pretrained encoder and, as controls, from
+    random weights of the same sizes and as TF-IDF with a linear model. Scores are in results.json, the runs in
+    transfer/ in the run's folder; null for none."""
     profile: bool = False
     """Write a trace of a few early steps to profile/ in the run's folder, for TensorBoard and Perfetto."""
     data: DataConfig = field(default_factory=DataConfig)

@@ -28,6 +28,21 @@ SPLITS = {"train": "training", "eval": "evaluation"}
 
 
 @dataclass(frozen=True)
+class Bars:
+    """A bar chart next to the curves.
+
+    Attributes:
+        title: above the bars.
+        metric: that they show.
+        scores: name of a bar -> its mean and standard deviation, None for a single score.
+    """
+
+    title: str
+    metric: str
+    scores: Mapping[str, tuple[float, float | None]]
+
+
+@dataclass(frozen=True)
 class Subject:
     """What the curves are of.
 
@@ -37,6 +52,7 @@ class Subject:
         baselines: its scores, by the names of the evaluation's metrics.
         main_metric: the score that is drawn in any case.
         higher_is_better: metric -> its direction, None for none.
+        bars: a panel of bars; None for none.
     """
 
     title: str = ""
@@ -44,6 +60,7 @@ class Subject:
     baselines: Mapping[str, float] = field(default_factory=dict)
     main_metric: str = ""
     higher_is_better: Callable[[str], bool | None] = metrics.higher_is_better
+    bars: Bars | None = None
 
 
 def plot_curves(folder: Path | str, subject: Subject | None = None) -> Path | None:
@@ -115,11 +132,14 @@ def _draw(path: Path, panels: dict[str, list[str]], lines: list[dict[str, Any]],
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
         return False
-    figure = Figure(figsize=(5.2 * len(panels), 3.9), dpi=130, layout=ConstrainedLayoutEngine(wspace=0.04))
+    count = len(panels) + (subject.bars is not None)
+    figure = Figure(figsize=(5.2 * count, 3.9), dpi=130, layout=ConstrainedLayoutEngine(wspace=0.04))
     FigureCanvasAgg(figure)
-    row = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (title, members) in zip(row, panels.items(), strict=True):
+    row = figure.subplots(1, count, squeeze=False)[0]
+    for axes, (title, members) in zip(row, panels.items(), strict=False):
         _draw_panel(axes, title, members, lines, subject)
+    if subject.bars is not None:
+        _draw_bars(row[-1], subject.bars)
     figure.suptitle(subject.title, fontsize=11, parse_math=False)
     with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png")
@@ -174,6 +194,22 @@ def style_handles(drawn: Container[str], baseline: str) -> list[Any]:
 
     labels = {style: baseline.replace("_", " ") if style == "baseline" else style for style in STYLES}
     return [Line2D([], [], color=GREY, label=labels[style], **look) for style, look in STYLES.items() if style in drawn]
+
+
+def _draw_bars(axes: Any, bars: Bars) -> None:
+    names = [*bars.scores][::-1]  # the first one on top
+    means, deviations = zip(*(bars.scores[name] for name in names), strict=True)
+    drawn = axes.barh(
+        [name.replace("_", " ") for name in names],
+        means,
+        xerr=[deviation or 0 for deviation in deviations],
+        color=["#BBBBBB"] * (len(names) - 1) + [COLOURS[0]],
+    )
+    axes.bar_label(drawn, fmt="%.3f", padding=4, fontsize=9)
+    axes.margins(x=0.2)
+    axes.set_title(bars.title, fontsize=10, parse_math=False)
+    axes.set_xlabel(bars.metric.replace("_", " "))
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _add_legend(axes: Any, colours: Mapping[str, str], drawn: list[str], baseline: str) -> None:

@@ -40,6 +40,7 @@ MODEL_KEYS_KEPT_WITH_INIT = (
 RESUMABLE_KEYS = (
     "output_dir",
     "profile",
+    "transfer",
     "num_seeds",
     "data.num_workers",
     "data.cache_dir",

@@ -12,6 +12,7 @@ from bert.tasks import (
     custom_token_classification,
     glue,
     multiple_choice,
+    packages,
     question_answering,
     token_classification,
 )
@@ -25,6 +26,7 @@ MODULES = (
     custom_sequence,
     custom_token_classification,
     custom_question_answering,
+    packages,
 )
 
 BUILT_IN = tuple(task for module in MODULES for task in module.TASKS)

@@ -81,7 +81,7 @@ class CustomClassification(_FromColumns, ClassificationTask):
     label_names: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("accuracy",)
     main_metric: str = "accuracy"
-    data_keys = (*KEYS, "metrics")
+    data_keys: ClassVar[tuple[str, ...]] = (*KEYS, "metrics")
     allowed_metrics = ("accuracy", "f1", "macro_f1", "matthews")
 
     def fit(self, train: Examples) -> CustomClassification:

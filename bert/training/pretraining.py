@@ -43,9 +43,10 @@ from bert.training.losses import WeightedSums
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.predictions import PREDICTIONS
 from bert.training.pretraining_data import PhaseData, PretrainingData, predictable_counts, prepare_data
-from bert.training.pretraining_results import curves_subject, print_summary, write_results
+from bert.training.pretraining_results import add_transfer, curves_subject, print_summary, write_results
 from bert.training.step import TrainState, make_eval_step, make_train_step
 from bert.training.timing import time_train_step, timed
+from bert.training.transfer import measure_transfer, transfer_config
 
 DEFAULT_MAX_TO_KEEP = 3
 """Checkpoints that stay if training.max_to_keep is null."""
@@ -63,7 +64,11 @@ def pretrain(run: RunFolder[PretrainConfig], say: Log = print) -> dict[str, Any]
     setup = resolve_setup(run, say)
     run, data = prepare_data(setup.run, setup.init_model, setup.teacher, setup.parallel.process, say)
     state = train(dataclasses.replace(setup, run=run), data, say)
-    return dict(multihost.broadcast_from_main(partial(write_results, run, data, state.params, start_time)))
+    results = dict(multihost.broadcast_from_main(partial(write_results, run, data, state.params, start_time)))
+    if run.config.transfer is None:
+        return results
+    transfer = measure_transfer(run, say)
+    return dict(multihost.broadcast_from_main(partial(add_transfer, run, results, transfer, start_time)))
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,8 @@ def resolve_setup(run: RunFolder[PretrainConfig], say: Log) -> Setup:
         model = model_config_from_source(config.model, init_model.config, init_model.source)
         config = dataclasses.replace(config, model=model)
         config.check()  # rows may be too long for the model
+    if config.transfer is not None:
+        transfer_config(config)  # before hours of training
     if config.model.type_vocab_size < 2 and OBJECTIVES[config.data.objective].label:
         raise UserError(
             f"model.type_vocab_size is {config.model.type_vocab_size}, and data.objective {config.data.objective} "

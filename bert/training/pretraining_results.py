@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from bert.inference.pretrained import Pretrained
 from bert.interchange.names import PROJECTIONS
 from bert.parallel.backends import Parallelism
 from bert.runs import metrics_log, progress
-from bert.runs.curves import Subject, plot_curves
+from bert.runs.curves import Bars, Subject, plot_curves
 from bert.runs.folder import RunFolder
 from bert.training.evaluation import read_eval_metrics, scores_of_line
 from bert.training.loop import count_parameters
@@ -106,3 +107,21 @@ def write_results(
     metrics_log.write_results(run.path, results)
     plot_curves(run.path, curves_subject(run.config, results["baselines"]))
     return dict(metrics_log.to_jsonable(results))
+
+
+def add_transfer(
+    run: RunFolder[PretrainConfig], results: Mapping[str, Any], transfer: Mapping[str, Any], start_time: float
+) -> dict[str, Any]:
+    """Adds the scores of `bert.training.transfer` to results.json and to the curves; returns the new content."""
+    seconds = round(time.perf_counter() - start_time, 1)
+    results = {**results, "transfer": transfer, "seconds": seconds}
+    metrics_log.write_results(run.path, results)
+    subject = curves_subject(run.config, results["baselines"])
+    plot_curves(run.path, dataclasses.replace(subject, bars=transfer_bars(transfer)))
+    return dict(metrics_log.to_jsonable(results))
+
+
+def transfer_bars(transfer: Mapping[str, Any]) -> Bars:
+    """Mean and deviation of each encoder and baseline."""
+    scores = {name: (row["mean"], row["standard_deviation"]) for name, row in transfer.items() if isinstance(row, dict)}
+    return Bars(f"{transfer['task']}, {transfer['train_rows']:,} labelled rows", transfer["metric"], scores)

@@ -68,7 +68,7 @@ def test_an_objective(corpus, tmp_path, monkeypatch) -> None:
     from bert.commands.pretrain import main
 
     folder = tmp_path / "run"
-    arguments = [f"--data.train={corpus}", f"--output_dir={folder}", "--data.objective=longer", *SMALL_RUN]
+    arguments = [f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, "--data.objective=longer"]
     assert main(arguments) == 0
     lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
     assert all(np.isfinite(line["longer_loss"]) and 0 <= line["longer_accuracy"] <= 1 for line in lines)

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 FEW_STEPS = ["--training.steps=4", "--training.batch_size=8", "--training.log_every=2", "--training.eval_every=2",
-             "--training.checkpoint_every=4", "--optimizer.warmup_steps=1", "--tokenizer.vocab_size=300"]  # fmt: skip
+             "--training.checkpoint_every=4", "--optimizer.warmup_steps=1", "--tokenizer.vocab_size=300",
+             "--data.train=docstrings:stdlib", "--transfer=null"]  # fmt: skip
 
 
 def run(*command: str | Path, **options) -> str:

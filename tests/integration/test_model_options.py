@@ -94,6 +94,7 @@ def test_an_option_beats_word_frequencies_on_the_embedded_corpus(option: str | N
         "--data.num_workers=1",
         "--model.hidden_size=64",
         "--model.intermediate_size=256",
+        "--transfer=null",
         "--training.steps=400",
         "--training.eval_every=400",
         "--training.checkpoint_every=400",

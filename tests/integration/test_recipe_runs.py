@@ -164,6 +164,7 @@ def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp
         "--data.max_predictions_per_sequence=3",
         "--optimizer.warmup_steps=2",
     ]
+    arguments += ["--transfer=null"] if name == "quickstart" else []
     arguments += [f"--init={pretrained}"] if name == "domain" else [*SMALL_MODEL, "--tokenizer.vocab_size=200"]
     if phased:
         arguments += ["--phases.2.sequence_length=32", "--phases.2.max_predictions_per_sequence=5"]
@@ -180,7 +181,8 @@ def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp
 def test_ten_steps_of_finetuning(name: str, tmp_path: Path) -> None:
     files(tmp_path / "data", name)
     run = tmp_path / "run"
-    arguments = [f"--config={name}", f"--data.dir={tmp_path / 'data'}", f"--output_dir={run}", "--init=none", *SHORT,
+    data = "docstrings:asyncio,email" if name == "packages" else tmp_path / "data"
+    arguments = [f"--config={name}", f"--data.dir={data}", f"--output_dir={run}", "--init=none", *SHORT,
                  *SMALL_MODEL, "--model.initializer_range=0.2", "--tokenizer.vocab_size=64",
                  "--tokenizer.min_frequency=1", "--training.epochs=null",
                  "--data.max_length=32", "--data.buckets=32"]  # fmt: skip

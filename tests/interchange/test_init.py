@@ -21,13 +21,18 @@ from tests.interchange.bundle_writer import write_bundle
 from tests.interchange.hf_folders import CONFIG, ROBERTA
 
 FEW_STEPS = [
+    "--transfer=null",
     "--training.steps=2",
     "--optimizer.warmup_steps=0",
     "--training.batch_size=4",
     "--training.checkpoint_every=2",
     "--training.log_every=1",
 ]
-SHORT_ROWS = ["--data.sequence_length=16", "--data.max_predictions_per_sequence=3", "--data.num_workers=1"]
+SHORT_ROWS = [
+    "--data.sequence_length=16",
+    "--data.max_predictions_per_sequence=3",
+    "--data.num_workers=1",
+]
 
 
 def write_roberta(folder: Path, made, corpus: Path) -> None:
@@ -135,7 +140,6 @@ def test_what_came_in_goes_out_as_transformers_writes_it_bit_for_bit(
 
 def test_rows_longer_than_the_position_table_are_one_sentence(made, corpus: Path, tmp_path: Path, fails) -> None:
     made().save(tmp_path / "model")
-    error = fails(
-        pretrain, f"--data.train={corpus}", f"--init={tmp_path / 'model'}", f"--output_dir={tmp_path / 'run'}"
-    )
-    assert "data.sequence_length (64) is over model.max_position_embeddings (16)" in error
+    arguments = [f"--data.train={corpus}", f"--init={tmp_path / 'model'}", f"--output_dir={tmp_path / 'run'}"]
+    error = fails(pretrain, *arguments, "--data.sequence_length=32")
+    assert "data.sequence_length (32) is over model.max_position_embeddings (16)" in error

@@ -27,7 +27,7 @@ def test_a_published_model_goes_on_with_new_words(shared, tmp_path, capsys) -> N
     arguments += ["--data.objective=full_sentences", "--data.sequence_length=32"]
     arguments += ["--data.max_predictions_per_sequence=5", "--data.eval_fraction=0.02", "--training.batch_size=4"]
     arguments += ["--training.steps=2", "--training.checkpoint_every=2", "--optimizer.learning_rate=1e-12"]
-    arguments += ["--optimizer.warmup_steps=0"]
+    arguments += ["--optimizer.warmup_steps=0", "--transfer=null"]
     assert pretrain(arguments) == 0  # the default recipe's sizes give way to the model's
     said = capsys.readouterr().out
     assert f"{len(new):,} new rows seeded from the mean of their old tokens" in said

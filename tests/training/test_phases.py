@@ -29,7 +29,7 @@ from bert.runs.progress import StepCosts
 from bert.training import pretraining
 from bert.training.loop import TrainLoop
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
-from tests.conftest import SMALL_MODEL
+from tests.conftest import NSP_RUN, SMALL_MODEL
 from tests.helpers import MASKING, NumberedRows, assert_same_but_for_rounding, lines_of, originals, state_of
 
 PAPER = [PhaseConfig(share=0.9), PhaseConfig(sequence_length=512)]
@@ -177,6 +177,7 @@ def test_time_is_estimated_by_what_each_phase_costs() -> None:
 # A run of two phases: 8 rows of 16 tokens for 6 steps, then 4 rows of 32 for 4.
 
 TWO = [
+    *NSP_RUN,
     *SMALL_MODEL,
     "--data.sequence_length=16",
     "--data.max_predictions_per_sequence=3",

@@ -32,6 +32,7 @@ def test_a_run_leaves_what_the_design_promises(pretrained: Path) -> None:
     results = json.loads((pretrained / "results.json").read_text())
     assert results["eval"]["perplexity"] == pytest.approx(np.exp(results["eval"]["mlm_loss"]))
     assert results["baselines"]["unigram"]["perplexity"] > 1
+    assert results["corpus"]["train_tokens"] > 0 and len(results["corpus"]["fingerprint"]) == 64
     assert 0.5 <= results["baselines"]["nsp_majority_accuracy"] < 1
     config = yaml.safe_load((pretrained / "config.yaml").read_text())
     assert config["model"]["vocab_size"] == len((pretrained / "vocab.txt").read_text().splitlines())
@@ -66,6 +67,7 @@ def test_the_summary_names_model_baselines_and_what_to_type_next(corpus, tmp_pat
     text = capsys.readouterr().out
     for part in (
         "parameters",
+        "fingerprint",
         "tokens per step",
         "estimated end",
         "MLM accuracy",

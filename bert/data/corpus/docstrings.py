@@ -44,7 +44,7 @@ PACKAGE_BYTES = 16_000_000
 _MIN_WORDS = 30
 """A document has at least a couple of sentences; a module with less is left out."""
 
-_HELD_OUT = 20
+_HELD_OUT = 10
 """One module in so many is held out, by the hash of its name."""
 
 _SHINGLE = 5
@@ -53,6 +53,10 @@ _SEEN_SHARE = 0.6
 
 _PARALLEL_BYTES = 8_000_000
 """Sources from which on several processes parse them."""
+
+
+_PARSED: dict[Path, list[list[str]]] = {}
+"""What was parsed in this process, by file: the corpus and a task may have the same packages."""
 
 
 class Module(NamedTuple):
@@ -74,7 +78,7 @@ class Module(NamedTuple):
 
     @property
     def split(self) -> str:
-        """dev for one module in twenty, by its name alone, so that it does not depend on what else is installed."""
+        """dev for one module in ten, by its name alone, so that it does not depend on what else is installed."""
         number = int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "big")
         return "train" if number % _HELD_OUT else "dev"
 
@@ -92,7 +96,7 @@ def docstring_documents(source: str = DOCSTRINGS_PREFIX) -> Iterator[list[str]]:
     Raises:
       UserError: a package that is not installed, or an unknown split.
     """
-    packages, split = _parse(source)
+    packages, split = parse_source(source)
     for module, docstrings in read_prose(packages):
         document = [paragraph for docstring in docstrings for paragraph in docstring]
         if split in (None, module.split) and sum(text.count(" ") + 1 for text in document) >= _MIN_WORDS:
@@ -105,7 +109,7 @@ def source_state(source: str) -> tuple[str, int]:
     Raises:
       UserError: as `docstring_documents`.
     """
-    packages, split = _parse(source)
+    packages, split = parse_source(source)
     digest = hashlib.blake2b(f"{sys.version} {split}".encode(), digest_size=16)
     for rules in (__file__, docstring_prose.__file__):
         digest.update(Path(rules).read_bytes())
@@ -122,7 +126,7 @@ def read_prose(packages: frozenset[str]) -> tuple[ModuleProse, ...]:
     """Prose of the modules of some packages (of all, for an empty set): those held out first, each in sorted order.
 
     A paragraph stays where it occurs first, so that what held-out modules have is in no other.
-    It is read up to three times (vocabulary, fingerprint, examples) but parsed once.
+    They are read up to three times (vocabulary, fingerprint, examples) but put together once.
 
     Raises:
       UserError: a package that is not installed.
@@ -141,8 +145,12 @@ def _take(docstring: list[str], is_new: Iterator[bool]) -> Iterator[str]:
     return itertools.compress(docstring, itertools.islice(is_new, len(docstring)))
 
 
-def _parse(source: str) -> tuple[frozenset[str], str | None]:
-    """The packages of ``docstrings:[PACKAGE,...][:SPLIT]``, none for all of them, and the split."""
+def parse_source(source: str) -> tuple[frozenset[str], str | None]:
+    """The packages of ``docstrings:[PACKAGE,...][:SPLIT]``, none for all of them, and the split, None for both.
+
+    Raises:
+      UserError: an unknown split.
+    """
     names, colon, split = source.removeprefix(DOCSTRINGS_PREFIX).partition(":")
     if colon and split not in SPLITS:
         raise UserError(f"{source} has the split {split!r}: use one of {', '.join(SPLITS)}")
@@ -196,10 +204,16 @@ def _is_wanted(file: PurePath) -> bool:
 
 def _parse_modules(modules: list[Module]) -> list[list[list[str]]]:
     """[module][docstring][paragraph], parsed by as many processes as pay."""
-    paths = [module.path for module in modules]
+    paths = [module.path for module in modules if module.path not in _PARSED]
     processes = available_cores()
     if processes < 2 or sum(path.stat().st_size for path in paths) < _PARALLEL_BYTES:
-        return [_parse_module(path) for path in paths]
+        _PARSED.update(zip(paths, map(_parse_module, paths), strict=True))
+    else:
+        _PARSED.update(zip(paths, _parse_in_workers(paths, processes), strict=True))
+    return [_PARSED[module.path] for module in modules]
+
+
+def _parse_in_workers(paths: list[Path], processes: int) -> list[list[list[str]]]:
     context = multiprocessing.get_context("spawn")
     try:
         with ProcessPoolExecutor(processes, mp_context=context, initializer=start_worker) as pool:

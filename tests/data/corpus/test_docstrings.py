@@ -48,6 +48,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 def clear_caches() -> None:
     docstrings._installed.cache_clear()
     docstrings.read_prose.cache_clear()
+    docstrings._PARSED.clear()
 
 
 def test_documents_are_the_modules_of_the_environment(install) -> None:
@@ -90,9 +91,9 @@ def split_of(name: str) -> str:
     return Module(name, Path(name), is_stdlib=True).split
 
 
-def test_one_module_in_twenty_is_held_out() -> None:
+def test_one_module_in_ten_is_held_out() -> None:
     splits = [split_of(f"package/module_{number}.py") for number in range(2000)]
-    assert 70 < splits.count("dev") < 130
+    assert 150 < splits.count("dev") < 250
     whole = list(docstring_documents(REAL))
     parts = [list(docstring_documents(f"{REAL}:{split}")) for split in docstrings.SPLITS]
     assert sorted(parts[0] + parts[1]) == sorted(whole)

@@ -16,6 +16,7 @@ from bert.data.pretraining import builder, shards
 from bert.data.pretraining.builder import build_examples, build_shard_subset
 from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
+from tests.conftest import NSP_RUN
 from tests.helpers import config_of, digest
 
 SHARD = """
@@ -50,7 +51,7 @@ def test_parts_in_any_order_merge_to_the_same_set(place, tokenizer, tmp_path):
 def test_four_processes_that_share_only_a_folder(place, tokenizer, tmp_path):
     arguments = [f"--data.train={place / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}"]
     arguments += ["--data.sequence_length=32", "--data.one_sentence_per_line=true", "--data.num_workers=1"]
-    arguments += [f"--data.cache_dir={tmp_path / 'shared'}"]
+    arguments += [f"--data.cache_dir={tmp_path / 'shared'}", *NSP_RUN]
     running = [
         subprocess.Popen(
             [sys.executable, "-c", SHARD, *arguments, f"--shard={number}/4"],
@@ -133,6 +134,7 @@ def test_a_file_system_without_locks_is_named(place, tokenizer, tmp_path, monkey
 def test_examples_are_shown_and_counted(place, tmp_path, capsys):
     arguments = [f"--data.train={place / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}"]
     arguments += ["--data.sequence_length=32", "--data.num_workers=1", f"--data.cache_dir={tmp_path}"]
+    arguments += NSP_RUN
     arguments += ["--data.max_predictions_per_sequence=5", "--show", "3", "--statistics"]
     assert main(arguments) == 0
     said = capsys.readouterr().out
@@ -148,6 +150,7 @@ def test_examples_are_shown_and_counted(place, tmp_path, capsys):
 def test_on_a_terminal_segments_and_predicted_tokens_are_told_by_colour(place, tmp_path, capsys, monkeypatch):
     arguments = [f"--data.train={place / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}", "--show=3"]
     arguments += ["--data.sequence_length=32", "--data.num_workers=1", f"--data.cache_dir={tmp_path}"]
+    arguments += NSP_RUN
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "500"}.items():
         monkeypatch.setenv(name, value)
     assert main(arguments) == 0
@@ -162,6 +165,7 @@ def test_on_a_terminal_segments_and_predicted_tokens_are_told_by_colour(place, t
 def test_packed_rows_are_shown_by_example_and_counted_before_and_after(place, tmp_path, capsys):
     arguments = [f"--data.train={place / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}"]
     arguments += ["--data.sequence_length=64", "--data.num_workers=1", f"--data.cache_dir={tmp_path}"]
+    arguments += NSP_RUN
     arguments += ["--data.packing=true", "--data.short_seq_prob=0.9", "--data.max_predictions_per_sequence=9"]
     assert main([*arguments, "--show", "4", "--statistics"]) == 0
     said = capsys.readouterr().out

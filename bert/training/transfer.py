@@ -1,0 +1,96 @@
+"""Transfer: a pretrained encoder is fine-tuned by a recipe, next to controls that were not pretrained."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_names
+from bert.config.yaml_io import load_config
+from bert.errors import UserError, require
+from bert.parallel import multihost
+from bert.runs import metrics_log
+from bert.runs.folder import RunFolder, open_run
+from bert.tasks import make_task
+from bert.tasks.lexical_baseline import lexical_baseline
+from bert.tasks.splits import read_splits
+from bert.training.finetuning import finetune
+from bert.training.initialization import Log
+from bert.training.seeds import finetune_seeds
+
+FOLDER = "transfer"
+"""Below the run's folder: one fine-tuning run from each encoder, and what they print."""
+
+PRETRAINED, RANDOM = "pretrained", "random_weights"
+
+
+def transfer_config(config: PretrainConfig) -> FinetuneConfig:
+    """The fine-tuning run of ``transfer``, from the pretrained encoder.
+
+    Raises:
+        UserError: there is no such recipe or file, or a value in it cannot work.
+    """
+    name, run = require(config.transfer, "transfer"), Path(require(config.output_dir, "output_dir"))
+    path = recipe_folder() / f"{name}.yaml" if name in recipe_names() else Path(name)
+    recipe = load_config(FinetuneConfig, path)
+    recipe = dataclasses.replace(recipe, init=str(run), output_dir=str(run / FOLDER / PRETRAINED))
+    recipe.check()
+    make_task(recipe)
+    if recipe.data.max_length > config.model.max_position_embeddings:
+        raise UserError(
+            f"model.max_position_embeddings is {config.model.max_position_embeddings}, and transfer {name} has rows of "
+            f"{recipe.data.max_length} tokens (data.max_length): enlarge the former, or set transfer to null"
+        )
+    return recipe
+
+
+def measure_transfer(run: RunFolder[PretrainConfig], say: Log) -> dict[str, Any]:
+    """Fine-tunes from the run, and from random weights of the same sizes, and returns their scores on dev.
+
+    Runs that have ended are not run again.
+
+    Returns:
+        Task, metric and numbers of rows; for each encoder and baseline ``mean``, ``standard_deviation`` (None for a
+        single score) and ``scores``.
+
+    Raises:
+        UserError: the recipe's data cannot be used.
+        Interrupted: a signal came; the state of the fine-tuning run under way is saved.
+    """
+    recipe = transfer_config(run.config)
+    if recipe.data.sample_seed is None:  # the same rows for all seeds and baselines
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, sample_seed=recipe.seed))
+    splits = read_splits(make_task(recipe), recipe)
+    task, train, dev = splits.task, splits.examples["train"], splits.examples["dev"]
+    random = dataclasses.replace(
+        recipe, init="none", architecture_from=recipe.init, output_dir=str(run.path / FOLDER / RANDOM)
+    )
+    results: dict[str, Any] = {"task": task.name, "metric": task.main_metric}
+    results |= {"train_rows": len(train), "dev_rows": len(dev)}
+    for name, config in ((PRETRAINED, recipe), (RANDOM, random)):
+        say(f"transfer: {task.name} from {name.replace('_', ' ')}, {config.num_seeds} seeds on {len(train):,} rows")
+        results[name] = _summarize(_finetune(config, run.path / FOLDER / "log.txt"))
+    if lexical := lexical_baseline(task, train, dev):
+        results[lexical[0]] = _summarize([lexical[1][task.main_metric]])
+    if task.baseline:
+        results[task.baseline] = _summarize([task.baseline_scores(dev)[task.main_metric]])
+    return results
+
+
+def _finetune(config: FinetuneConfig, log: Path) -> list[float]:
+    """The main metric of each seed; what the runs print is appended to a file."""
+    log.parent.mkdir(exist_ok=True)
+    with open_run(config) as run, open(log, "a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+        results = multihost.broadcast_from_main(lambda: metrics_log.read_results(run.path)) if run.resumed else None
+        if results is None:
+            results = finetune_seeds(run) if config.num_seeds > 1 else finetune(run)
+    return [one["dev"][results["main_metric"]] for one in results.get("runs", [results])]
+
+
+def _summarize(scores: list[float]) -> Mapping[str, Any]:
+    deviation = statistics.stdev(scores) if len(scores) > 1 else None
+    return {"mean": statistics.fmean(scores), "standard_deviation": deviation, "scores": scores}

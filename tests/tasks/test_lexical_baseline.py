@@ -1,0 +1,30 @@
+import numpy as np
+import pytest
+
+from bert.tasks import TASKS
+from bert.tasks.lexical_baseline import lexical_baseline
+from bert.tasks.sequence import Examples
+
+TEXTS = ["red rose", "red wine", "blue sky", "blue sea"] * 5
+
+
+def examples(labels: list[float], dtype: type, pairs: bool = False) -> Examples:
+    rows = [str(row) for row in range(len(TEXTS))]
+    return Examples(TEXTS, TEXTS if pairs else None, np.array(labels * 5, dtype), rows)
+
+
+def test_classification_reads_words() -> None:
+    train = examples([0, 0, 1, 1], np.int32)
+    name, scores = lexical_baseline(TASKS["sst2"], train, train)
+    assert (name, scores["accuracy"]) == ("tf_idf_logistic_regression", 1.0)
+
+
+def test_regression_reads_words_of_pairs() -> None:
+    train = examples([0.0, 1.0, 4.0, 5.0], np.float32, pairs=True)
+    name, scores = lexical_baseline(TASKS["stsb"], train, train)
+    assert name == "tf_idf_ridge_regression"
+    assert scores["pearson"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_other_tasks_have_none() -> None:
+    assert lexical_baseline(TASKS["squad"], None, None) is None

@@ -1,0 +1,72 @@
+"""The task of packages, on two small packages of the standard library."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert.config import FinetuneConfig, TaskDataConfig
+from bert.data.corpus.docstrings import docstring_documents
+from bert.errors import UserError
+from bert.tasks import make_task, packages
+from bert.tasks.packages import Names
+
+SOURCE = "docstrings:asyncio,email,logging"
+NAMES = Names(frozenset({"numpy", "np"}), frozenset({"random", "linalg"}))
+
+
+def task_of(source: str) -> packages.Packages:
+    return make_task(FinetuneConfig(task="packages", data=TaskDataConfig(dir=source)))
+
+
+def test_rows_are_docstrings_with_their_package() -> None:
+    task = task_of(SOURCE)
+    train, dev = (task.read(Path(SOURCE), split) for split in ("train", "dev"))
+    assert train.label_words == ("asyncio", "email", "logging")
+    assert set(np.bincount(train.known_labels) > 0) == {True}
+    assert np.bincount(train.known_labels).max() <= packages.MOST_ROWS
+    assert all(len(text.split()) >= packages.MIN_WORDS for text in train.texts_a + dev.texts_a)
+    assert task.splits(Path(SOURCE)) == ["train", "dev"]
+    assert len(dev) > 0
+
+
+def test_dev_is_of_modules_that_pretraining_leaves_out() -> None:
+    task = task_of(SOURCE)
+    corpus = {word for document in docstring_documents(f"{SOURCE}:train") for text in document for word in [text]}
+    dev = task.read(Path(SOURCE), "dev")
+    assert not [text for text in dev.texts_a if any(len(whole) > 60 and whole in text for whole in corpus)]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("An array of NumPy's, or np.", "An array of or"),
+        ("Draw numpy.random.rand, or numpy-like things", "Draw or things"),
+        ("A random number of `random` and random_state or linalg.norm", "A random number of and or"),
+        ("In snp and numpyro nothing is named", "In snp and numpyro nothing is named"),
+    ],
+)
+def test_names_are_taken_out(text: str, left: str) -> None:
+    assert NAMES.remove_from(text) == left
+
+
+def test_names_are_those_of_packages_distributions_and_modules() -> None:
+    names = Names.of(frozenset({"sklearn"}), ["sklearn/linear_model/_base.py"])
+    assert names.packages >= {"sklearn", "scikit", "learn", "np"}
+    assert names.modules == {"sklearn", "linear", "model", "base", "py"}
+
+
+def test_a_package_gives_a_limited_number_of_rows_spread_over_its_modules(monkeypatch) -> None:
+    whole = list(packages._rows(SOURCE, "train"))
+    monkeypatch.setattr(packages, "MOST_ROWS", 10)
+    some = list(packages._rows(SOURCE, "train"))
+    assert len(some) == 30
+    [first, *_, last] = [row for row in some if row["label"] == "email"]
+    every = [row for row in whole if row["label"] == "email"]
+    assert (every.index(first), every.index(last) > 0.7 * len(every)) == (0, True)
+
+
+@pytest.mark.parametrize("source", ["folder", "docstrings:", "docstrings:json", "docstrings:json,email:train"])
+def test_other_data_is_refused(source: str) -> None:
+    with pytest.raises(UserError, match=r"set data\.dir to docstrings:PACKAGE,PACKAGE"):
+        task_of(source)
