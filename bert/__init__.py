@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from bert.errors import UserError
     from bert.inference.loading import load
     from bert.inference.pretrained import Pretrained
+    from bert.model.electra import BertForReplacedTokenDetection
     from bert.model.encoder import Bert
     from bert.model.heads import (
         BertForMaskedLM,
@@ -32,6 +33,7 @@ _HOMES = {
     "BertForNextSentencePrediction": "bert.model.heads",
     "BertForPreTraining": "bert.model.heads",
     "BertForQuestionAnswering": "bert.model.heads",
+    "BertForReplacedTokenDetection": "bert.model.electra",
     "BertForSequenceClassification": "bert.model.heads",
     "BertForTokenClassification": "bert.model.heads",
     "Pretrained": "bert.inference.pretrained",
@@ -48,6 +50,7 @@ __all__ = [
     "BertForNextSentencePrediction",
     "BertForPreTraining",
     "BertForQuestionAnswering",
+    "BertForReplacedTokenDetection",
     "BertForSequenceClassification",
     "BertForTokenClassification",
     "Pretrained",

@@ -30,6 +30,9 @@ def main(argv: list[str]) -> int:
     lengths.add_argument(
         "--dynamic_length", action="store_true", help="For stablehlo: inputs of any length up to that."
     )
+    parser.add_argument(
+        "--generator", action="store_true", help="Write the generator of a run with data.prediction replaced."
+    )
     arguments = parser.parse_args(argv)
     if arguments.format != "stablehlo" and (arguments.length is not None or arguments.dynamic_length):
         raise UserError(
@@ -39,5 +42,7 @@ def main(argv: list[str]) -> int:
     from bert.inference.loading import load
 
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
+    if arguments.generator:
+        model = model.generator
     model.save(arguments.out, arguments.format, print, length=arguments.length, dynamic_length=arguments.dynamic_length)
     return 0

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.interchange.pooling import Pooling
-from bert.model import heads
+from bert.model import electra, heads
 from bert.model.encoder import Bert
 
 
@@ -59,7 +59,8 @@ def build_module(model: ModelBundle) -> Any:
     """The Flax module that the parameters fill."""
     if model.architecture == "Bert":
         return Bert(model.config, add_pooling_layer="pooler" in model.params["bert"])
-    module = getattr(heads, model.architecture)
+    home = electra if model.architecture == "BertForReplacedTokenDetection" else heads
+    module = getattr(home, model.architecture)
     takes = {field.name for field in dataclasses.fields(module)}
     outputs = len(model.labels) or OUTPUTS.get(model.architecture, 0)
     return module(model.config, **({"num_labels": outputs} if "num_labels" in takes else {}))

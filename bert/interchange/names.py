@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert.errors import UserError
+from bert.interchange import electra
 
-BERT, ROBERTA, GOOGLE = "bert", "roberta", "google"
+BERT, ROBERTA, ELECTRA, GOOGLE = "bert", "roberta", "electra", "google"
 """Whose names: those of Hugging Face's models, by the ``model_type`` of config.json, and of google-research/bert."""
 
 PROJECTIONS = "distillation"
@@ -23,14 +24,16 @@ class NameMapping(NamedTuple):
     Attributes:
         kind: a key of `HF_ARRAYS` and `GOOGLE_ARRAYS`.
         ours: path in the parameters.
-        bert: in Hugging Face's BERT.
+        bert: in Hugging Face's BERT; None for what it never has.
         google: in Google's checkpoints; None for what they never hold.
         roberta: in Hugging Face's RoBERTa; None where it is BERT's with ``roberta`` for ``bert``.
+
+    Names of ELECTRA are in `bert.interchange.electra`.
     """
 
     kind: str
     ours: str
-    bert: str
+    bert: str | None
     google: str | None
     roberta: str | None = None
 
@@ -44,6 +47,7 @@ TABLE = (
     NameMapping("table", "bert/embeddings/segment", "bert.embeddings.token_type_embeddings",
         "bert/embeddings/token_type_embeddings"),
     NameMapping("norm", "bert/embeddings/norm", "bert.embeddings.LayerNorm", "bert/embeddings/LayerNorm"),
+    NameMapping("dense", "bert/embeddings/projection", None, None),
     NameMapping("dense", f"{_LAYER}/attention/query", f"{_HF}.attention.self.query", f"{_GOOGLE}/attention/self/query"),
     NameMapping("dense", f"{_LAYER}/attention/key", f"{_HF}.attention.self.key", f"{_GOOGLE}/attention/self/key"),
     NameMapping("dense", f"{_LAYER}/attention/value", f"{_HF}.attention.self.value", f"{_GOOGLE}/attention/self/value"),
@@ -62,6 +66,8 @@ TABLE = (
     NameMapping("array", "predictions/bias", "cls.predictions.bias", "cls/predictions/output_bias", "lm_head.bias"),
     NameMapping("array", "predictions/decoder", "cls.predictions.decoder.weight", None, "lm_head.decoder.weight"),
     NameMapping("output", "seq_relationship", "cls.seq_relationship", "cls/seq_relationship/"),
+    NameMapping("dense", "discriminator_predictions/dense", None, None),
+    NameMapping("dense", "discriminator_predictions/output", None, None),
     NameMapping("output", "classifier", "classifier", ""),  # Google's: run_classifier.py
     NameMapping("output", "qa_outputs", "qa_outputs", "cls/squad/"),  # Google's: run_squad.py
 )  # fmt: skip
@@ -96,12 +102,20 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "BertForPreTraining": (POOLER, PREDICTIONS, SEQ_RELATIONSHIP),
     "BertForMaskedLM": (PREDICTIONS,),
     "BertForNextSentencePrediction": (POOLER, SEQ_RELATIONSHIP),
+    "BertForReplacedTokenDetection": (DETECTION,),
     "BertForSequenceClassification": (POOLER, CLASSIFIER),
     "BertForTokenClassification": (CLASSIFIER,),
     "BertForQuestionAnswering": (QA_OUTPUTS,),
     "BertForMultipleChoice": (POOLER, CLASSIFIER),
 }
 """Our modules, and the parts each has in addition to the encoder. A part is complete or randomly initialized."""
+
+ONLY_FAMILY = {
+    "BertForPreTraining": BERT,
+    "BertForNextSentencePrediction": BERT,
+    "BertForReplacedTokenDetection": ELECTRA,
+}
+"""The architectures that Hugging Face has in one family alone."""
 
 
 class Tensor(NamedTuple):
@@ -128,7 +142,7 @@ def tensors(layers: int, family: str, architecture: str) -> list[Tensor]:
     Several architectures name their classifiers alike: the result has only those of ``architecture`` (a key of
     ARCHITECTURES).
     """
-    parts = {ENCODER, POOLER, PREDICTIONS, SEQ_RELATIONSHIP, *ARCHITECTURES[architecture]}
+    parts = {ENCODER, POOLER, PREDICTIONS, SEQ_RELATIONSHIP, DETECTION, *ARCHITECTURES[architecture]}
     table = []
     for row in TABLE:
         theirs = _name(row, family, architecture)
@@ -157,7 +171,9 @@ def check_layers(layers: int, held: int, source: Path | str, config: Path | str)
 def _name(row: NameMapping, family: str, architecture: str) -> str | None:
     if family == GOOGLE:
         return row.google
-    if family == BERT:
+    if family == ELECTRA:
+        return electra.find_name(row.ours, row.bert, architecture)
+    if family == BERT or row.bert is None:
         return row.bert
     if architecture == "BertForSequenceClassification" and row.ours in ROBERTA_CLASSIFIER:
         return ROBERTA_CLASSIFIER[row.ours]
@@ -174,16 +190,27 @@ def pretraining_architecture(parts: set[str]) -> str:
 
 
 def decoder_bias(family: str) -> str:
-    """The MLM head's bias under its second name, that of the decoder's own bias."""
-    return "cls.predictions.decoder.bias" if family == BERT else "lm_head.decoder.bias"
+    """The MLM head's bias under its second name, that of the decoder's own bias; ELECTRA's has one name."""
+    return {
+        BERT: "cls.predictions.decoder.bias",
+        ROBERTA: "lm_head.decoder.bias",
+        ELECTRA: electra.DECODER_BIAS,
+    }[family]
+
+
+def architectures(family: str) -> list[str]:
+    """Our modules that Hugging Face has in a family."""
+    return [name for name in ARCHITECTURES if ONLY_FAMILY.get(name, family) == family]
 
 
 def hf_class_name(architecture: str, family: str) -> str:
     """Our module's name -> Hugging Face's: ``Bert`` -> ``BertModel``, ``RobertaModel``."""
-    return {BERT: "Bert", ROBERTA: "Roberta"}[family] + (architecture.removeprefix("Bert") or "Model")
+    if architecture == "BertForReplacedTokenDetection":
+        return "ElectraForPreTraining"
+    return family.capitalize() + (architecture.removeprefix("Bert") or "Model")
 
 
 def architecture_from_hf(architecture: str, family: str) -> str | None:
     """Hugging Face's name -> our module's; None for one that is not read."""
-    by_name = {hf_class_name(name, family): name for name in ARCHITECTURES}
+    by_name = {hf_class_name(name, family): name for name in architectures(family)}
     return by_name.get(architecture)

@@ -35,6 +35,10 @@ def expected_shapes(config: ModelConfig, architecture: str, num_labels: int) -> 
         for layer in range(1, config.num_hidden_layers):
             shapes[path.replace(FIRST_LAYER, f"/layer_{layer}/")] = shapes[path]
     outputs = {names.CLASSIFIER: num_labels if architecture in ARCHITECTURES_WITH_LABELS else 1, names.QA_OUTPUTS: 2}
+    if architecture == "BertForReplacedTokenDetection":
+        for name, features in (("dense", config.hidden_size), ("output", 1)):
+            path = f"{names.DETECTION}/{name}"
+            shapes |= {f"{path}/kernel": (config.hidden_size, features), f"{path}/bias": (features,)}
     for head in set(names.ARCHITECTURES[architecture]) & set(outputs):
         shapes |= {f"{head}/kernel": (config.hidden_size, outputs[head]), f"{head}/bias": (outputs[head],)}
     return shapes

@@ -148,8 +148,8 @@ class BertForNextSentencePrediction(nn.Module):
 class BertForSequenceClassification(nn.Module):
     """Encoder with dropout and a dense layer over the pooled output (Devlin et al. 2018, section 4.1).
 
-    RoBERTa's classifier, whose first layer is what BERT has as its pooler, has dropout before that layer as well
-    (transformers, modeling_roberta.py, RobertaClassificationHead).
+    The classifiers of RoBERTa and ELECTRA, whose first layer is what BERT has as its pooler, have dropout before that
+    layer as well (transformers, modeling_roberta.py, RobertaClassificationHead).
 
     Attributes:
         num_labels: L; 1 for a regression.
@@ -178,7 +178,8 @@ class BertForSequenceClassification(nn.Module):
     ) -> Float[Array, "B L"]:
         """[B, T] -> [B, L] float32 logits."""
         inputs = (input_ids, token_type_ids, attention_mask)
-        if dropout is not None and self.config.position_offset and self.num_feature_layers is None:
+        twice = self.config.position_offset or self.config.pooler_act == "gelu"
+        if dropout is not None and twice and self.num_feature_layers is None:
             first = self.bert(*inputs, dropout=dropout).last_hidden_state[:, 0]
             read = self.bert.pool(drop_classifier_input(self, first, dropout, "pooler"))
         else:

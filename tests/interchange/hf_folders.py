@@ -25,6 +25,7 @@ CONFIG = ModelConfig(
     layer_norm_eps=1e-7,
 )
 ROBERTA = ModelConfig(**{**vars(CONFIG), "hidden_act": "gelu", "position_offset": 2, "type_vocab_size": 1})
+ELECTRA = ModelConfig(**{**vars(CONFIG), "hidden_act": "gelu", "pooler_act": "gelu", "embedding_size": 8})
 LABELS = ("no", "yes", "both")
 
 
@@ -34,13 +35,14 @@ def random_model(
     """A model with every parameter random, and the labels that its architecture has."""
     random = np.random.default_rng(0)
     labels = LABELS if architecture in ("BertForSequenceClassification", "BertForTokenClassification") else ()
-    table = names.tensors(config.num_hidden_layers, "bert", architecture)
     shapes = expected_shapes(config, architecture, len(labels))
-    parts = (names.ENCODER, *names.ARCHITECTURES[architecture])
+    parts = {names.ENCODER, *names.ARCHITECTURES[architecture]}
+    if architecture == "Bert" and config.pooler_act == "gelu":  # transformers' ELECTRA has no pooler
+        parts -= {names.POOLER}
     flat = {
-        tensor.ours: random.normal(size=shapes[tensor.ours]).astype(np.float32)
-        for tensor in table
-        if tensor.part in parts and tensor.ours in shapes
+        path: random.normal(size=shape).astype(np.float32)
+        for path, shape in shapes.items()
+        if names.part_of(path) in parts
     }
     return bert.Pretrained(
         config=config,

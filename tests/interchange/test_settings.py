@@ -12,10 +12,10 @@ from tokenizers import normalizers
 import bert
 from bert.commands.export import main as export
 from bert.errors import UserError
-from bert.interchange import ExportError
+from bert.interchange import ExportError, names
 from bert.interchange.pooling import Pooling
 from bert.interchange.readers import hf as hf_reader
-from bert.interchange.writers import hf, hf_config
+from bert.interchange.writers import hf
 from bert.tasks.inference_only import published_task
 from tests.interchange.hf_folders import CONFIG, ROBERTA
 
@@ -158,8 +158,8 @@ def test_a_model_of_one_segment_reads_pairs(made, tmp_path: Path) -> None:
     assert np.isfinite(encoded.last_hidden_state).all()
 
 
-@pytest.mark.parametrize("architecture", hf_config.BERT_ONLY_ARCHITECTURES)
-def test_what_transformers_has_of_bert_alone_is_not_exported_of_roberta(made, tmp_path: Path, architecture) -> None:
+@pytest.mark.parametrize("architecture", names.ONLY_FAMILY)
+def test_what_one_family_alone_has_is_not_exported_of_roberta(made, tmp_path: Path, architecture) -> None:
     with pytest.raises(UserError, match="of RoBERTa's form, which transformers does not have"):
         made(architecture, ROBERTA).save(tmp_path / "out")
 

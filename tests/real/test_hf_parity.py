@@ -14,7 +14,7 @@ import bert
 from bert.data.features import tokenize
 from bert.errors import UserError
 from bert.interchange.bundle import build_module
-from bert.interchange.names import ARCHITECTURES, hf_class_name
+from bert.interchange.names import architectures, hf_class_name
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert
 from bert.tokenizer.wordpiece import load_tokenizer
@@ -31,12 +31,12 @@ AUTO = {
     "BertForPreTraining": "AutoModelForPreTraining",
     "BertForMaskedLM": "AutoModelForMaskedLM",
     "BertForNextSentencePrediction": "AutoModelForNextSentencePrediction",
+    "BertForReplacedTokenDetection": "AutoModelForPreTraining",
     "BertForSequenceClassification": "AutoModelForSequenceClassification",
     "BertForTokenClassification": "AutoModelForTokenClassification",
     "BertForQuestionAnswering": "AutoModelForQuestionAnswering",
     "BertForMultipleChoice": "AutoModelForMultipleChoice",
 }
-BERT_ONLY = ("BertForPreTraining", "BertForNextSentencePrediction")
 ARGUMENTS = ("input_ids", "token_type_ids", "attention_mask")
 LABELS = ("wrong", "right", "neither")
 
@@ -57,7 +57,7 @@ def drawn(folder, architecture: str, family: str = "bert", **settings):
     if architecture in ("BertForSequenceClassification", "BertForTokenClassification"):
         sizes["id2label"] = dict(enumerate(LABELS))
         sizes["label2id"] = {label: number for number, label in enumerate(LABELS)}
-    config_class = {"bert": transformers.BertConfig, "roberta": transformers.RobertaConfig}[family]
+    config_class = getattr(transformers, f"{family.capitalize()}Config")
     config = config_class(**{**sizes, **settings})
     model = getattr(transformers, hf_class_name(architecture, family))(config).eval()
     with torch.no_grad():
@@ -65,7 +65,7 @@ def drawn(folder, architecture: str, family: str = "bert", **settings):
             parameter.add_(0.05 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     model.path = folder / "model.safetensors"
-    if family == "bert":
+    if family != "roberta":
         (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in english(PIECES)), encoding="utf-8")
     return model
 
@@ -166,7 +166,7 @@ def assert_alike(ours: list, theirs: list, mask: np.ndarray) -> None:
         np.testing.assert_allclose(mine, other, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", architectures("bert"))
 def test_every_architecture_in_and_out(architecture: str, tmp_path, mrpc_texts) -> None:
     acts = ("relu", "gelu_new", "gelu")
     for act in acts:
@@ -247,7 +247,7 @@ class Unsafe:
         return print, ("this must not run",)
 
 
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in BERT_ONLY])
+@pytest.mark.parametrize("architecture", architectures("roberta"))
 def test_roberta_in_and_out(architecture: str, tmp_path, byte_level, mrpc_texts) -> None:
     ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     variants = {"gelu": 1}  # transformers' MLM head of RoBERTa knows no other activation
@@ -270,6 +270,48 @@ def test_roberta_in_and_out(architecture: str, tmp_path, byte_level, mrpc_texts)
         assert_export(model, reference, AUTO[architecture], tmp_path / f"ours-{act}")
 
 
+@pytest.mark.parametrize("architecture", architectures("electra"))
+@pytest.mark.parametrize("width", [40, 96])
+def test_electra_in_and_out(architecture: str, width: int, tmp_path, mrpc_texts) -> None:
+    """With narrow embeddings and without; the MLM head of transformers' ELECTRA knows gelu alone."""
+    for act in ("gelu",) if architecture == "BertForMaskedLM" else ("gelu", "relu"):
+        folder = tmp_path / act
+        reference = drawn(folder, architecture, "electra", hidden_act=act, embedding_size=width)
+        model = bert.load(folder)
+        narrow = None if width == 96 else width
+        assert (model.architecture, model.config.embedding_size, model.config.pooler_act) == (
+            architecture,
+            narrow,
+            "gelu",
+        )
+        for padded in (False, True):
+            batch = inputs(architecture, padded)
+            assert_alike(our_answers(model, batch), answers(reference, batch), batch["attention_mask"])
+        for texts in mrpc_texts:
+            batch = real_inputs(folder, model, texts, architecture)
+            assert_alike(our_answers(model, batch), answers(reference, batch), batch["attention_mask"])
+        assert_export(model, reference, AUTO[architecture], tmp_path / f"ours-{act}")
+
+
+def test_both_models_of_a_run_of_replaced_tokens_load_in_transformers(detected, tmp_path) -> None:
+    model = bert.load(detected)
+    for part, auto, name in (
+        (model, "AutoModelForPreTraining", "ElectraForPreTraining"),
+        (model.generator, "AutoModelForMaskedLM", "ElectraForMaskedLM"),
+    ):
+        said: list[str] = []
+        part.save(tmp_path / auto, say=said.append)
+        assert "logits within" in said[0]
+        again, found = getattr(transformers, auto).from_pretrained(tmp_path / auto, output_loading_info=True)
+        assert type(again).__name__ == name
+        assert not any(found.values()), found
+    text = "Ba [MASK] ko."
+    theirs = transformers.pipeline("fill-mask", str(tmp_path / "AutoModelForMaskedLM"), top_k=5)(text)
+    [ours] = model.fill_mask(text)
+    assert [guess.token_id for guess in ours] == [guess["token"] for guess in theirs]
+    assert [guess.probability for guess in ours] == pytest.approx([guess["score"] for guess in theirs], abs=1e-5)
+
+
 def test_runs_of_ours_load_in_the_auto_classes_and_answer_alike(pretrained, finetuned, tmp_path) -> None:
     for run, auto in ((pretrained, "AutoModelForPreTraining"), (finetuned, "AutoModelForSequenceClassification")):
         said: list[str] = []
@@ -285,7 +327,7 @@ def test_runs_of_ours_load_in_the_auto_classes_and_answer_alike(pretrained, fine
         assert scores[0]["label"] == ours.label
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
 def test_a_classifier_drops_in_training_where_transformers_does(family: str, tmp_path, byte_level) -> None:
     """Our masks in place of torch's: the same logits, so dropout stands in the same places at the same rate."""
     settings = {"classifier_dropout": 0.4, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -302,14 +344,14 @@ def test_a_classifier_drops_in_training_where_transformers_does(family: str, tmp
     module = build_module(model).clone(classifier_dropout=model.classifier_dropout)
     ours = module.apply({"params": model.params}, *arguments, dropout=dropout)
 
-    sites = ["pooler", "classifier"] if family == "roberta" else ["classifier"]
+    sites = ["classifier"] if family == "bert" else ["pooler", "classifier"]
     left = list(sites)
 
     class OurMasks(torch.nn.Module):
         def forward(self, x):
             return torch.tensor(np.array(dropout(x.numpy(), 0.4, left.pop(0))))
 
-    head = reference.classifier if family == "roberta" else reference
+    head = reference if family == "bert" else reference.classifier
     assert head.dropout.p == 0.4
     head.dropout = OurMasks()
     with torch.no_grad():

@@ -18,7 +18,7 @@ from tokenizers.normalizers import BertNormalizer
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.interchange import names
+from bert.interchange import electra, names
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.pooling import read_pooling
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
@@ -46,6 +46,11 @@ ACTIVATIONS = {
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
             "max_position_embeddings", "type_vocab_size", "hidden_act")  # fmt: skip
 OPTIONAL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "layer_norm_eps")
+
+FAMILIES = (names.BERT, names.ROBERTA, names.ELECTRA)
+
+SETTINGS_READ = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
+"""Settings of which one value is read."""
 
 BUFFERS = re.compile(r"(^|\.)embeddings\.(position_ids|token_type_ids)$")
 """Constants that older versions stored with the parameters."""
@@ -94,9 +99,9 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     stored, source = read_tensors(folder)
     arrays, config = _rename_tensors(stored, source, config, family, architecture, say)
     parts = _check_tensors(arrays, source, config, family, architecture, labels)
-    if family == names.ROBERTA and names.PREDICTIONS in parts and config.hidden_act != "gelu":
+    if family != names.BERT and names.PREDICTIONS in parts and config.hidden_act != "gelu":
         raise UserError(
-            f"{file}: hidden_act is {content['hidden_act']}, and the MLM head of RoBERTa has gelu: name another model"
+            f"{file}: hidden_act is {content['hidden_act']}, and the MLM head of {family} has gelu: name another model"
         )
     size = sum(array.size for array in arrays.values())
     say(f"read {source}: {', '.join(sorted(parts))} ({len(arrays)} tensors, {size:,} parameters)")
@@ -123,25 +128,30 @@ def _architecture(content: dict[str, Any], file: Path) -> tuple[str, str]:
     """Family and our module's name."""
     declared = content.get("architectures") or []
     declared = declared[0] if isinstance(declared, list) and declared else declared or None
-    family = content.get("model_type") or ("roberta" if str(declared).startswith("Roberta") else "bert")
-    if family not in (names.BERT, names.ROBERTA):
-        raise UserError(f"{file}: model_type is {family!r}, and bert and roberta are read: name another model")
-    for key, plain in (("is_decoder", False), ("add_cross_attention", False), ("position_embedding_type", "absolute")):
+    prefix = next((name for name in FAMILIES if str(declared).startswith(name.capitalize())), names.BERT)
+    family = content.get("model_type") or prefix
+    if family not in FAMILIES:
+        raise UserError(f"{file}: model_type is {family!r}, and {', '.join(FAMILIES)} are read: name another model")
+    settings = dict(SETTINGS_READ)
+    if declared == "ElectraForMultipleChoice":
+        settings |= electra.SUMMARY
+    for key, plain in settings.items():
         if content.get(key, plain) not in (plain, None):
             raise UserError(f"{file}: {key} is {content[key]!r}, and only {plain!r} is read: name another model")
     if declared is None:
         return family, "Bert"
     architecture = names.architecture_from_hf(str(declared), family)
     if architecture is None:
-        choice = ", ".join(names.hf_class_name(name, family) for name in names.ARCHITECTURES)
+        choice = ", ".join(names.hf_class_name(name, family) for name in names.architectures(family))
         raise UserError(f"{file}: the architecture is {declared!r}: one of {choice} is read: name another model")
     return family, architecture
 
 
 def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConfig:
-    if missing := [key for key in REQUIRED if key not in content]:
+    required = (*REQUIRED, "embedding_size") if family == names.ELECTRA else REQUIRED
+    if missing := [key for key in required if key not in content]:
         raise UserError(f"{file} lacks {', '.join(missing)}: copy it again from where the weights are from")
-    values = {key: content[key] for key in (*REQUIRED, *OPTIONAL) if key in content}
+    values = {key: content[key] for key in (*required, *OPTIONAL) if key in content}
     for key, value in values.items():
         types = (str,) if key == "hidden_act" else (int, float) if key in OPTIONAL else (int,)
         if isinstance(value, bool) or not isinstance(value, types):
@@ -158,6 +168,8 @@ def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConf
             "name another model"
         )
     values["hidden_act"] = ACTIVATIONS[values["hidden_act"]]
+    if family == names.ELECTRA:
+        values |= electra.to_config(values)
     if family == names.ROBERTA:
         offset = content.get("pad_token_id", 1)
         if not isinstance(offset, int):
@@ -292,13 +304,15 @@ def _check_tensors(
     if names.SEQ_RELATIONSHIP in parts or (names.CLASSIFIER in parts and pooled):
         needed.add(names.POOLER)
     # Before the shapes are worked out: a number of layers that is wrong may be so by thousands.
-    missing = [t.theirs for t in table if t.part == names.ENCODER and t.ours not in arrays]
+    missing = [t.theirs for t in table if t.ours.startswith("bert/encoder/") and t.ours not in arrays]
     shapes = {} if missing else expected_shapes(config, architecture, len(labels))
     missing += [t.theirs for t in table if t.part in needed and t.ours in shapes and t.ours not in arrays]
     if missing:
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise UserError(f"{source} lacks {', '.join(missing[:4])}{more}: copy it again, or fix config.json")
     for tensor in table:
+        if tensor.ours in arrays and tensor.ours not in shapes:
+            raise UserError(f"{source} holds {tensor.theirs}, which config.json has no place for: copy both again")
         if tensor.ours in arrays and arrays[tensor.ours].shape != shapes[tensor.ours]:
             theirs, ours = (
                 list(shape[::-1] if tensor.transposed else shape)
@@ -318,5 +332,5 @@ def _current_name(name: str, family: str) -> str:
     """A tensor's name as today's versions write it: the prefix of a bare encoder, gamma and beta of old files."""
     name = re.sub(r"(LayerNorm|layer_norm)\.gamma$", r"\1.weight", name)
     name = re.sub(r"(LayerNorm|layer_norm)\.beta$", r"\1.bias", name)
-    bare = name.startswith(("embeddings.", "encoder.", "pooler."))
+    bare = name.startswith(("embeddings.", "embeddings_project.", "encoder.", "pooler."))
     return f"{family}.{name}" if bare else name

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from bert.interchange.bundle import ModelBundle, build_module
 from bert.interchange.pooling import pooling_config_files
 from bert.interchange.readers import hf
 from bert.interchange.tensor_files import write_tensors
-from bert.interchange.writers.hf_config import BERT_ONLY_ARCHITECTURES, model_family, published_config
+from bert.interchange.writers.hf_config import model_family, published_config
 from bert.interchange.writers.model_card import model_card
 from bert.interchange.writers.tokenizer_files import published_tokenizer, save_published_tokenizer
 from bert.model.initializers import sinusoidal_position_table
@@ -30,6 +30,11 @@ from bert.model.initializers import sinusoidal_position_table
 TOLERANCE = 1e-4
 """Most that a logit may differ from transformers'."""
 
+
+TITLES = {names.BERT: "BERT", names.ROBERTA: "RoBERTa", names.ELECTRA: "ELECTRA"}
+
+POOLER_ACT: dict[str, Literal["tanh", "gelu"]] = {names.BERT: "tanh", names.ROBERTA: "tanh", names.ELECTRA: "gelu"}
+"""Activation of the first layer of a family's heads over a row."""
 
 SAMPLES = (
     "Don't stop: it's 3.14, e.g. at café Müller's!",
@@ -58,28 +63,25 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
 
 
 def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
-    """The same model in the parts that transformers' BERT is made of: fixed positions become its table of positions.
+    """The same model in the parts that transformers' classes are made of: fixed positions become a table of positions.
+
+    The generator of replaced-token detection is left out: it is a model of its own (`Pretrained.generator`).
 
     Raises:
         UserError: it has others.
     """
-    config = model.config
-    if config.position_offset and model.architecture in BERT_ONLY_ARCHITECTURES:
+    config, family = model.config, model_family(model)
+    if names.ONLY_FAMILY.get(model.architecture, family) != family:
         raise UserError(
             f"{model.source} is a {model.architecture} of RoBERTa's form, which transformers does not have: export it "
             "as stablehlo or onnx, or pretrain with data.objective full_sentences"
         )
-    if config.pre_layer_norm:
+    if (setting := _find_unsupported(model, family)) is not None:
         raise UserError(
-            f"{model.source} has model.pre_layer_norm, which transformers' BERT cannot express: export it as stablehlo "
-            "or onnx"
+            f"{model.source} has {setting}, which transformers' {TITLES[family]} cannot express: "
+            "export it as stablehlo or onnx"
         )
-    if config.embedding_width != config.hidden_size:
-        raise UserError(
-            f"{model.source} has model.embedding_size {config.embedding_size} next to model.hidden_size "
-            f"{config.hidden_size}, which transformers' BERT cannot express: export it as stablehlo or onnx"
-        )
-    params = model.params
+    params = {name: tree for name, tree in model.params.items() if name != "generator"}
     if config.position_embedding_type == "sinusoidal":
         table = np.asarray(sinusoidal_position_table(config))
         embeddings = {**params["bert"]["embeddings"], "position": {"embedding": table}}
@@ -87,16 +89,29 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     # What transformers has no field for, and what it would not read back
     config = dataclasses.replace(
         config,
-        embedding_size=None,
+        embedding_size=None if config.embedding_width == config.hidden_size else config.embedding_width,
+        pooler_act=POOLER_ACT[family],
         position_embedding_type="learned",
         position_embedding_init=ModelConfig().position_embedding_init,
     )
     return dataclasses.replace(model, config=config, params=params, tokenizer=published_tokenizer(model))
 
 
+def _find_unsupported(model: ModelBundle, family: str) -> str | None:
+    """The first setting that transformers does not have in a family; None if it has them all."""
+    config = model.config
+    if config.pre_layer_norm:
+        return "model.pre_layer_norm"
+    if family != names.ELECTRA and config.embedding_width != config.hidden_size:
+        return f"model.embedding_size {config.embedding_size} next to model.hidden_size {config.hidden_size}"
+    if "pooler" in model.params["bert"] and config.pooler_act != POOLER_ACT[family]:
+        return f"model.pooler_act {config.pooler_act}"
+    return None
+
+
 def published_tensors(model: ModelBundle) -> dict[str, np.ndarray]:
     """Every parameter under transformers' name and in its layout. Raises UserError where one has no name."""
-    config, family = model.config, model_family(model.config)
+    config, family = model.config, model_family(model)
     arrays = traverse_util.flatten_dict(model.params, sep="/")
     tensors = {}
     for tensor in names.tensors(config.num_hidden_layers, family, model.architecture):
@@ -125,7 +140,7 @@ def _write(model: ModelBundle, folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     save_published_tokenizer(model.tokenizer, folder, model.config.max_position_embeddings)
-    architecture = names.hf_class_name(model.architecture, model_family(model.config))
+    architecture = names.hf_class_name(model.architecture, model_family(model))
     (folder / "README.md").write_text(model_card(model, architecture), encoding="utf-8")
     shutil.copymode(folder / "README.md", file)  # the library gives its file to the owner alone
 
@@ -183,7 +198,7 @@ def logits_difference(model: ModelBundle, folder: Path) -> float | None:
     except ImportError:
         return None
     config = model.config
-    architecture = names.hf_class_name(model.architecture, model_family(config))
+    architecture = names.hf_class_name(model.architecture, model_family(model))
     reference = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
     random = np.random.default_rng(0)
     length = min(24, config.max_position_embeddings)

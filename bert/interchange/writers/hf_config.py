@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from bert.config import ModelConfig
-from bert.interchange import names
+from bert.interchange import electra, names
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.readers import hf
 from bert.tokenizer.wordpiece import special_ids
 
-BERT_ONLY_ARCHITECTURES = ("BertForPreTraining", "BertForNextSentencePrediction")
-"""Architectures that transformers has for BERT alone."""
-
-
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu", "tanh": "tanh"}
 
 
-def model_family(config: ModelConfig) -> str:
-    """RoBERTa's positions begin after its padding id, BERT's at 0."""
-    return names.ROBERTA if config.position_offset else names.BERT
+def model_family(model: ModelBundle) -> str:
+    """RoBERTa's positions begin after its padding id, BERT's at 0; ELECTRA's as `electra.is_electra` tells."""
+    if model.config.position_offset:
+        return names.ROBERTA
+    if model.architecture in names.ONLY_FAMILY:
+        return names.ONLY_FAMILY[model.architecture]
+    return names.ELECTRA if electra.is_electra(model.config) else names.BERT
 
 
 def published_config(model: ModelBundle) -> dict[str, Any]:
     """The content of config.json."""
-    config, family = model.config, model_family(model.config)
+    config, family = model.config, model_family(model)
     special = special_ids(model.tokenizer)
     content: dict[str, Any] = {
         "architectures": [names.hf_class_name(model.architecture, family)],
@@ -51,6 +50,8 @@ def published_config(model: ModelBundle) -> dict[str, Any]:
             "bos_token_id": special.cls,
             "eos_token_id": special.sep,
         }
+    if family == names.ELECTRA:
+        content |= electra.from_config(config)
     if model.labels:
         content["id2label"] = {str(index): label for index, label in enumerate(model.labels)}
         content["label2id"] = {label: index for index, label in enumerate(model.labels)}

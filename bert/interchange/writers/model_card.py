@@ -15,6 +15,7 @@ from bert.errors import UserError
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.hub import is_downloaded
 from bert.interchange.tensor_files import read_json
+from bert.interchange.writers.hf_config import model_family
 from bert.runs.folder import RESUMABLE_KEYS
 
 PIPELINES = {
@@ -34,7 +35,7 @@ def model_card(model: ModelBundle, architecture: str) -> str:
     recipe = _recipe(source)
     size = sum(leaf.size for leaf in jax.tree.leaves(model.params))
     sections = [
-        _front_matter(model, architecture, recipe),
+        _front_matter(model, recipe),
         f"# {source.resolve().name}",
         f"{architecture}, {size:,} parameters: {config.num_hidden_layers} layers of width {config.hidden_size} with "
         f"{config.num_attention_heads} heads, {config.vocab_size:,} tokens, up to {config.max_position_embeddings} "
@@ -57,10 +58,9 @@ def model_card(model: ModelBundle, architecture: str) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _front_matter(model: ModelBundle, architecture: str, recipe: dict[str, Any]) -> str:
+def _front_matter(model: ModelBundle, recipe: dict[str, Any]) -> str:
     """What the hub reads. The license is left out: it is the user's to choose."""
-    family = "roberta" if architecture.lower().startswith("roberta") else "bert"
-    fields: dict[str, Any] = {"library_name": "transformers", "tags": [family, "jax", "bert-jax"]}
+    fields: dict[str, Any] = {"library_name": "transformers", "tags": [model_family(model), "jax", "bert-jax"]}
     if (pipeline := PIPELINES.get(model.architecture)) is not None:
         fields["pipeline_tag"] = pipeline
     base = next((name for name in (model.source, recipe.get("init")) if name and is_downloaded(name)), None)

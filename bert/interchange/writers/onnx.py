@@ -193,6 +193,9 @@ def _outputs(graph: Graph, model: ModelBundle, given: Signature) -> list[str]:
         return [_masked_lm(graph, config, hidden)]
     if architecture == "BertForNextSentencePrediction":
         return [graph.dense(pooled(), "seq_relationship")]
+    if architecture == "BertForReplacedTokenDetection":
+        inner = graph.activation(graph.dense(hidden, "discriminator_predictions/dense"), config.hidden_act)
+        return [graph.node("Squeeze", graph.dense(inner, "discriminator_predictions/output"), graph.constant([-1]))]
     if architecture == "BertForTokenClassification":
         return [graph.dense(hidden, "classifier")]
     if architecture == "BertForQuestionAnswering":

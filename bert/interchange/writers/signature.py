@@ -50,7 +50,7 @@ def signature(model: ModelBundle, length: int | None = None) -> Signature:
     config, tokens = model.config, (BATCH, length or LENGTH)
     rows: Shape = (BATCH, CHOICES, tokens[1]) if model.architecture == "BertForMultipleChoice" else tokens
     inputs = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), rows)
-    if config.type_vocab_size == 1 and model_family(config) == names.ROBERTA:
+    if config.type_vocab_size == 1 and model_family(model) == names.ROBERTA:
         del inputs["token_type_ids"]
     labels = len(model.labels)
     outputs: dict[str, dict[str, Shape]] = {
@@ -61,6 +61,7 @@ def signature(model: ModelBundle, length: int | None = None) -> Signature:
         },
         "BertForMaskedLM": {"logits": (*tokens, config.known_vocab_size)},
         "BertForNextSentencePrediction": {"logits": (BATCH, 2)},
+        "BertForReplacedTokenDetection": {"logits": tokens},
         "BertForSequenceClassification": {"logits": (BATCH, labels)},
         "BertForTokenClassification": {"logits": (*tokens, labels)},
         "BertForQuestionAnswering": {"start_logits": tokens, "end_logits": tokens},

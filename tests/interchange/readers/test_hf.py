@@ -26,10 +26,9 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.interchange import bundle, names
 from bert.interchange.pooling import Pooling
-from bert.interchange.writers import hf_config
 from bert.interchange.writers.model_card import model_card
 from tests.conftest import SMALL_RUN
-from tests.interchange.hf_folders import CONFIG, ROBERTA, edit, rewrite, shard
+from tests.interchange.hf_folders import CONFIG, ELECTRA, ROBERTA, edit, rewrite, shard
 
 
 def assert_same(params, others) -> None:
@@ -49,7 +48,8 @@ def test_the_table_names_every_parameter(architecture: str, tied: bool, made) ->
     expected = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
     found = {path: array.shape for path, array in traverse_util.flatten_dict(model.params, sep="/").items()}
     assert found == expected
-    for family in (names.BERT, names.ROBERTA):
+    families = (names.BERT, names.ROBERTA) if architecture != "BertForReplacedTokenDetection" else (names.ELECTRA,)
+    for family in families:
         table = names.tensors(2, family, architecture)
         assert len({tensor.theirs for tensor in table}) == len({tensor.ours for tensor in table}) == len(table)
         assert {tensor.ours for tensor in table} >= set(expected)
@@ -58,8 +58,9 @@ def test_the_table_names_every_parameter(architecture: str, tied: bool, made) ->
 @pytest.mark.parametrize(
     ("architecture", "config"),
     [
-        *((name, CONFIG) for name in names.ARCHITECTURES),
-        *((name, ROBERTA) for name in names.ARCHITECTURES if name not in hf_config.BERT_ONLY_ARCHITECTURES),
+        *((name, CONFIG) for name in names.architectures(names.BERT)),
+        *((name, ROBERTA) for name in names.architectures(names.ROBERTA)),
+        *((name, ELECTRA) for name in names.architectures(names.ELECTRA)),
     ],
 )
 def test_round_trips_are_bit_identical(architecture: str, config: ModelConfig, made, tmp_path: Path) -> None:
@@ -303,6 +304,7 @@ def test_training_starts_from_a_folder(pretrained: Path, corpus: Path, sst2: Pat
     ("sizes", "said"),
     [
         ({"pre_layer_norm": True}, "tiny has model.pre_layer_norm, which transformers' BERT cannot express"),
+        ({"pooler_act": "gelu"}, "tiny has model.pooler_act gelu, which transformers' BERT cannot express"),
         ({"embedding_size": 6}, "tiny has model.embedding_size 6 next to model.hidden_size 24, which transformers'"),
     ],
 )
@@ -321,3 +323,61 @@ def test_fixed_positions_are_exported_as_the_table_that_they_are(make, tmp_path:
     ids = np.arange(5, 17)[None]
     ours, theirs = (bundle.build_module(m).apply({"params": m.params}, ids) for m in (model, again))
     np.testing.assert_allclose(ours.prediction_logits, theirs.prediction_logits, atol=1e-5)
+
+
+def test_narrow_embeddings_are_exported_as_electra(make, tmp_path: Path) -> None:
+    model = make("BertForMaskedLM", embedding_size=6)
+    model.save(tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (content["architectures"], content["model_type"], content["embedding_size"]) == (
+        ["ElectraForMaskedLM"],
+        "electra",
+        6,
+    )
+    assert_same(bert.load(tmp_path / "out").params, model.params)
+    with pytest.raises(UserError, match=r"tiny has model.pooler_act tanh, which transformers' ELECTRA cannot express"):
+        make("BertForSequenceClassification", embedding_size=6).save(tmp_path / "tanh")
+
+
+def test_a_run_of_replaced_tokens_is_exported_in_two_parts(detected, tmp_path: Path, fails, pretrained) -> None:
+    assert export([str(detected), str(tmp_path / "discriminator")]) == 0
+    assert export([str(detected), str(tmp_path / "generator"), "--generator"]) == 0
+    model = bert.load(detected)
+    discriminator, generator = (bert.load(tmp_path / name) for name in ("discriminator", "generator"))
+    assert (discriminator.architecture, generator.architecture) == ("BertForReplacedTokenDetection", "BertForMaskedLM")
+    assert_same(discriminator.params, {name: tree for name, tree in model.params.items() if name != "generator"})
+    assert_same(generator.params, model.generator.params)
+    assert "has no generator: use a pretraining run with data.prediction replaced" in fails(
+        export, str(pretrained), str(tmp_path / "none"), "--generator"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"embedding_size": None}, "lacks embedding_size"),
+        ({"embedding_size": "8"}, "embedding_size is '8'"),
+        ({"embedding_size": 9}, "is [23, 8], but config.json makes it [23, 9]"),
+        (
+            {"embedding_size": 12},
+            "electra.embeddings.word_embeddings.weight is [23, 8], but config.json makes it [23, 12]",
+        ),
+        ({"summary_type": "mean"}, "summary_type is 'mean', and only 'first' is read"),
+        ({"summary_activation": "tanh"}, "summary_activation is 'tanh', and only 'gelu' is read"),
+        ({"hidden_size": 10}, "hidden_size"),
+    ],
+)
+def test_hostile_settings_of_electra_are_one_sentence(made, tmp_path: Path, values: dict, said: str) -> None:
+    made("BertForMultipleChoice", ELECTRA).save(tmp_path / "model")
+    edit(tmp_path / "model", **values)
+    with pytest.raises(UserError) as error:
+        bert.load(tmp_path / "model")
+    assert said in str(error.value)
+
+
+def test_a_projection_that_the_sizes_do_not_have_is_one_sentence(made, tmp_path: Path) -> None:
+    made("BertForMaskedLM", dataclasses.replace(ELECTRA, embedding_size=None)).save(tmp_path / "model")
+    more = {"electra.embeddings_project.weight": np.zeros((12, 12), np.float32)}
+    rewrite(tmp_path / "model", lambda tensors: {**tensors, **more})
+    with pytest.raises(UserError, match=r"holds electra.embeddings_project.weight, which config.json has no place for"):
+        bert.load(tmp_path / "model")

@@ -37,6 +37,8 @@ CASES = {
     "relu": ("BertForMaskedLM", {"hidden_act": "relu"}),
     "silu": ("BertForMaskedLM", {"hidden_act": "silu"}),
     "tanh": ("BertForMaskedLM", {"hidden_act": "tanh"}),
+    "replaced tokens": ("BertForReplacedTokenDetection", {"embedding_size": 6}),
+    "gelu pooler": ("BertForSequenceClassification", {"pooler_act": "gelu"}),
     "roberta": ("BertForMaskedLM", ROBERTA),
     "roberta choices": ("BertForMultipleChoice", ROBERTA),
 }
