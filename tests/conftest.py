@@ -90,8 +90,18 @@ def pytest_configure(config: pytest.Config) -> None:
         size = sum(file.stat().st_size for file in COMPILED.glob("*"))
         if size > 2**30:  # a limit of JAX's own would make every entry slow
             shutil.rmtree(COMPILED)
-    if config.getoption("markexpr") == "not real and not slow":
+    if is_fast_tier(config):
         os.environ["XLA_FLAGS"] += QUICK_TO_COMPILE
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out the tests on real data from the fast tests: they import PyTorch and transformers if they are there."""
+    return True if is_fast_tier(config) and collection_path.name == "real" else None
+
+
+def is_fast_tier(config: pytest.Config) -> bool:
+    """Whether the tests run that `pytest` without options runs."""
+    return bool(config.getoption("markexpr") == "not real and not slow")
 
 
 @pytest.fixture(scope="session", autouse=True)
