@@ -178,7 +178,7 @@ def test_squad_without_impossible_questions(squad_data, tmp_path, capsys, fails)
     shutil.copytree(squad_data, tmp_path / "mixed")
     shutil.copy(squad_data / "train-v2.0.json", tmp_path / "mixed" / "train-v1.1.json")
     error = fails(main, "--config=squad", f"--data.dir={tmp_path / 'mixed'}", f"--output_dir={tmp_path / 'x'}", *TINY)
-    assert "question q2: it has no answer, as in SQuAD v2.0: take the task squad2" in error
+    assert "question q2: it has no answer, as in SQuAD v2.0: use the task squad2" in error
 
 
 def test_misplaced_answers_are_skipped_and_told_or_an_error(squad_data, tmp_path, capsys, fails) -> None:
