@@ -12,15 +12,17 @@ from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, recipe_fold
 from bert.config.pretraining import resolve_phases
 from bert.config.yaml_io import load_config
 from bert.data.pretraining.objectives import OBJECTIVES
-from bert.model.execution import LayerExecution
-from bert.model.heads import HEADS, BertForMaskedLM, BertForPreTraining
+from bert.model.electra import MaskedTokens
+from bert.model.heads import HEADS
 from bert.tasks import TASKS
+from bert.training.assembly import build_model_and_objective
 from bert.training.loop import count_parameters
 
 FINETUNING = sorted(set(recipe_names()) & set(TASKS))
 PRETRAINING = sorted(set(recipe_names()) - set(TASKS))
 PARAMETERS = {"tiny": 4_433_468, "mini": 11_267_900, "small": 29_058_876, "medium": 41_668_412, "base": 110_106_428,
               "large": 336_226_108}  # fmt: skip
+ELECTRA = {"electra_small": 14_196_219, "electra_mini": 4_020_161}
 BASE = ModelConfig(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
                    intermediate_size=3072)  # fmt: skip
 NARROW = ModelConfig(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
@@ -36,7 +38,7 @@ def pretraining(name: str) -> PretrainConfig:
 
 
 def test_there_is_a_recipe_for_every_size_and_task() -> None:
-    assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *PARAMETERS}
+    assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *ELECTRA, *PARAMETERS}
     # Benchmarks and custom tasks have recipes, kinds of file have none.
     assert set(FINETUNING) == set(TASKS) - {"ner", "multiple_choice"}
 
@@ -98,19 +100,25 @@ def test_pretraining_recipes(name: str) -> None:
     sizes = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
     # What continues a published encoder takes its sizes.
     sizes = BASE if name == "domain" else sizes
+    config = dataclasses.replace(config, model=sizes, training=dataclasses.replace(config.training, scan_layers=True))
     label = OBJECTIVES[config.data.objective].label
-    heads = BertForPreTraining if label else BertForMaskedLM
-    model = heads(sizes, jnp.dtype(config.training.dtype), LayerExecution(scan=True))
+    model, _ = build_model_and_objective(config)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
-    if name in PARAMETERS:
-        assert count_parameters(params) == PARAMETERS[name]
+    if name in PARAMETERS | ELECTRA:
+        assert count_parameters(params) == (PARAMETERS | ELECTRA)[name]
     for phase in resolve_phases(config, int(config.training.steps)):
         data, training = phase.config.data, phase.config.training
         rows = training.batch_size // training.gradient_accumulation_steps
         tokens = jax.ShapeDtypeStruct((rows, data.sequence_length), jnp.int32)
         positions = jax.ShapeDtypeStruct((rows, data.max_predictions_per_sequence), jnp.int32)
-        output = jax.eval_shape(model.apply, params, tokens, tokens, tokens, positions)
-        logits = output.prediction_logits if label else output
+        if name in ELECTRA:
+            numbers = jax.ShapeDtypeStruct(positions.shape, jnp.float32)
+            masked = MaskedTokens(positions, positions, numbers, numbers)
+            output = jax.eval_shape(model.apply, params, tokens, tokens, tokens, masked)
+            assert output.detection_logits.shape == tokens.shape
+        else:
+            output = jax.eval_shape(model.apply, params, tokens, tokens, tokens, positions)
+        logits = output.prediction_logits if label or name in ELECTRA else output
         assert logits.shape == (*positions.shape, sizes.vocab_size)
         assert logits.dtype == jnp.float32
         assert not label or output.seq_relationship_logits.shape == (rows, 2)
@@ -162,3 +170,15 @@ def test_the_budgets_arithmetic() -> None:
     assert round(tokens / 1e9, 1) == 8.9
     assert round(flops / 1e9, 2) == 0.57
     assert round(tokens * flops / 60e12 / 3600, 1) == 23.5
+
+
+def test_electra_small_has_the_published_settings() -> None:
+    """google-research/electra configure_pretraining.py and its small model."""
+    config = pretraining("electra_small")
+    model, data, electra = config.model, config.data, config.electra
+    assert (model.num_hidden_layers, model.hidden_size, model.num_attention_heads) == (12, 256, 4)
+    assert (model.intermediate_size, model.embedding_size, model.pooler_act) == (1024, 128, "gelu")
+    assert (data.sequence_length, data.masked_lm_prob, data.max_predictions_per_sequence) == (128, 0.15, 19)
+    assert (electra.generator_hidden_size, electra.disc_weight) == (0.25, 50)
+    assert (config.training.steps, config.training.batch_size) == (1_000_000, 128)
+    assert (config.optimizer.learning_rate, config.optimizer.num_warmup_steps(1_000_000)) == (5e-4, 10_000)
