@@ -29,11 +29,10 @@ HELD_OUT_KEYS: dict[type, tuple[str, ...]] = {
     PretrainConfig: (
         *(f"data.{name}" for name in ("train", "eval", "eval_fraction", "one_sentence_per_line", "language")),
         *(f"data.{name}" for name in ("objective", "masked_lm_prob", "whole_word_masking", "short_seq_prob", "seed")),
-        *("seed", "model.vocab_size", "tokenizer.path"),
     ),
     FinetuneConfig: ("task", "data.dir", "data.dev", "data.dev_fraction", "data.max_dev_samples"),
 }
-"""Settings that decide which rows a run is evaluated on, but for the sequence lengths."""
+"""Settings that decide which rows a run is evaluated on, but for the sequence lengths and the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -184,16 +183,19 @@ def score_rows(runs: Sequence[ComparedRun]) -> Rows:
 
 
 def held_out_differences(runs: Sequence[ComparedRun]) -> list[str]:
-    """The settings that differ and decide which rows a run is evaluated on."""
-    settings = [run.settings for run in runs]
-    lengths = [
-        [phase.data.sequence_length for phase in phase_configs(run.config)]
-        for run in runs
-        if isinstance(run.config, PretrainConfig)
-    ]
-    keys = HELD_OUT_KEYS[type(runs[0].config)]
-    different = [key for key in keys if any(values[key] != settings[0][key] for values in settings)]
-    return [*(["sequence_length"] if any(one != lengths[0] for one in lengths) else []), *different]
+    """The names of what differs and decides which rows a run is evaluated on."""
+    held_out = [_held_out(run) for run in runs]
+    return [name for name in held_out[0] if any(values[name] != held_out[0][name] for values in held_out)]
+
+
+def _held_out(run: ComparedRun) -> dict[str, Any]:
+    settings = run.settings
+    values = {key: settings[key] for key in HELD_OUT_KEYS[type(run.config)]}
+    if isinstance(run.config, PretrainConfig):
+        values["sequence_length"] = [phase.data.sequence_length for phase in phase_configs(run.config)]
+        vocabulary = run.path / "tokenizer.json"
+        values["vocabulary"] = vocabulary.read_bytes() if vocabulary.is_file() else None
+    return values
 
 
 def curves(runs: dict[str, ComparedRun]) -> list[RunCurves]:

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
         if rows:
             print("\n".join([*_table(title, list(runs), rows), ""]))
     if different := comparison.held_out_differences(members):
-        print(f"held-out losses and scores are not on the same rows: {', '.join(different)} differ\n")
+        print(f"held-out losses and scores are not on the same rows, because of {', '.join(different)}\n")
     drawn = plot_comparison(output, comparison.curves(runs))
     print(f"{output}: {', '.join(runs)}" if drawn else "no picture: no run has been evaluated yet")
     return 0

@@ -31,6 +31,8 @@ def make_run(source: Path, name: str, changes: dict[str, object], lines: list[tu
         text, count = re.subn(rf"(?m)^( *{key}:) .*$", rf"\1 {value}", text, count=1)
         assert count, key
     (folder / "config.yaml").write_text(text)
+    if (source / "tokenizer.json").is_file():
+        shutil.copy(source / "tokenizer.json", folder)
     with MetricsLog(folder, 0) as log:
         for split, step, metrics in lines:
             log.write(split, step, metrics)
@@ -83,7 +85,7 @@ def test_it_prints_what_differs_and_the_scores(runs, capsys) -> None:
     results = json.loads(Path("a/run/results.json").read_text())
     assert ["mlm_loss", f"{results['eval']['mlm_loss']:.4f}", "2.0179", "1.0167"] in lines
     assert ["perplexity", f"{results['eval']['perplexity']:,.1f}", "-", "-"] in lines
-    assert "are not on the same rows: sequence_length, data.objective differ" in text
+    assert "are not on the same rows, because of data.objective, sequence_length" in text
     assert Path("compare.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -144,7 +146,7 @@ def test_other_tasks_have_panels_of_their_own(finetuned, monkeypatch, capsys) ->
     _, panels = drawn(monkeypatch, str(finetuned), "stsb")
     assert list(panels) == ["sst2 loss", "sst2 accuracy", "stsb loss", "stsb pearson"]
     out = capsys.readouterr().out
-    assert "are not on the same rows: task differ" in out
+    assert "are not on the same rows, because of task" in out
     assert re.search(r"dev spearman +- +nan", out)
 
 
@@ -175,6 +177,15 @@ def test_a_narrow_terminal_has_a_line_for_each_value(runs, capsys, monkeypatch) 
     monkeypatch.setenv("COLUMNS", "40")
     assert main(runs) == 0
     assert "  data.sequence_length\n    a/run  32\n    b/run  32\n    c      16\n" in capsys.readouterr().out
+
+
+def test_another_vocabulary_is_told(runs, capsys) -> None:
+    shutil.copytree("a/run", "other")
+    assert main(["a/run", "other"]) == 0
+    assert "are not on the same rows" not in capsys.readouterr().out
+    Path("other/tokenizer.json").write_text("{}")
+    assert main(["a/run", "other"]) == 0
+    assert "are not on the same rows, because of vocabulary\n" in capsys.readouterr().out
 
 
 def test_more_runs_than_colours(pretrained, monkeypatch) -> None:
