@@ -3,7 +3,7 @@
 A multiplication and the addition that follows it are two operations. Only products of matrices are counted: what is
 left out (biases, LayerNorm, softmax, activations, dropout, the optimizer) is a few per cent at hidden size 128 and less
 than one from 768 on. Shapes: T tokens per row, D hidden, F feed-forward, V vocabulary, P predictions per row,
-L outputs of a head.
+L outputs of a head; E width of the embeddings, D unless the two differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMULA = {
     ATTENTION: "a layer: 8 D^2 (query, key, value, output) + 4 T D (scores and mix)",
     FEED_FORWARD: "a layer: 4 D F",
     POOLER: "2 D^2 / T: one token a row",
-    PREDICTIONS: "(2 D^2 + 2 D V) P / T: the P masked positions alone are decoded",
+    PREDICTIONS: "(2 D E + 2 E V) P / T: the P masked positions alone are decoded",
     GENERATOR: "layers and predictions by these formulas, with the generator's D and F",
 }
 """Operations a token of the forward pass, part by part."""
@@ -52,7 +52,8 @@ def forward_flops(
     if POOLER in components:
         flops[POOLER] = 2.0 * width**2 / length
     if PREDICTIONS in components:
-        flops[PREDICTIONS] = (2.0 * width**2 + 2.0 * width * config.known_vocab_size) * predictions / length
+        narrow = config.embedding_width
+        flops[PREDICTIONS] = (2.0 * width * narrow + 2.0 * narrow * config.known_vocab_size) * predictions / length
     for name, (elements, every_token) in outputs.items():
         flops[name] = 2.0 * elements / (1 if every_token else length)
     return flops

@@ -43,6 +43,8 @@ def _show(results: dict[str, Any], path: str) -> None:
         if name.endswith("_majority_accuracy"):  # of the objective's label, where it has one
             metric = name.removesuffix("_majority_accuracy")
             lines.append((f"{metric.upper()} accuracy", measured[f"{metric}_accuracy"], value, "majority class"))
+    if "disc_recall" in measured:
+        lines.append(("DISC recall", measured["disc_recall"], 0.0, "no token taken for replaced"))
     for name, value, baseline, what in lines:
         digits = 1 if name == "MLM perplexity" else 3
         print(f"  {name:22}{_number(value):10.{digits}f}{baseline:12.{digits}f}   ({what})")

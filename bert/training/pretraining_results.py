@@ -66,7 +66,8 @@ def curves_subject(config: PretrainConfig, baselines: Mapping[str, Any] | None =
     rest = dict(baselines or {})
     scores = {f"mlm_{name}": value for name, value in rest.pop("unigram", {}).items()}
     scores |= {name.replace("_majority", ""): value for name, value in rest.items()}
-    is_mlm_alone = OBJECTIVES[config.data.objective].metric is None and config.distillation.teacher is None
+    has_no_label = OBJECTIVES[config.data.objective].metric is None
+    is_mlm_alone = has_no_label and config.distillation.teacher is None and config.data.prediction == "masked"
     if is_mlm_alone and "mlm_loss" in scores:
         scores["loss"] = scores["mlm_loss"]
     model = config.model

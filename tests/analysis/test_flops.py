@@ -67,3 +67,9 @@ def test_what_is_frozen_costs_the_forward_pass_alone() -> None:
     layers = forward[ATTENTION] + forward[FEED_FORWARD]
     assert training_flops(forward, 12, 3) == pytest.approx(3 * total - 2 * layers / 4)
     assert training_flops(forward, 12, 12, ("pooler",)) == pytest.approx(total + 2 * forward["classifier"])
+
+
+def test_narrow_embeddings_make_the_decoder_cheaper() -> None:
+    narrow = dataclasses.replace(BASE, embedding_size=128)
+    flops = forward_flops(narrow, 128, (PREDICTIONS,), 20, {})
+    assert flops[PREDICTIONS] == pytest.approx(20 / 128 * (2 * 128 * 30522 + 2 * 768 * 128))

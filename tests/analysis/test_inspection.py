@@ -53,6 +53,7 @@ def test_a_run_of_replaced_token_detection(detected, tmp_path, capsys) -> None:
     assert flops["discriminator_predictions"] == 2 * (16 * 16 + 16)
     sizes = bert.load(detected).generator.config
     layer = 8 * 8**2 + 4 * 32 * 8 + 4 * 8 * 32
+    assert (sizes.hidden_size, sizes.embedding_width) == (8, 8)
     assert flops["generator"] == layer + (2 * 8**2 + 2 * 8 * sizes.vocab_size) * 5 / 32
     planned = shutil.copytree(detected, tmp_path / "run")
     shutil.rmtree(planned / "checkpoints")

@@ -12,12 +12,14 @@ import pytest
 import bert
 from bert.commands.finetune import main as finetune
 from bert.commands.pretrain import main
-from bert.config import OptimizerConfig
+from bert.config import OptimizerConfig, PretrainConfig
+from bert.config.yaml_io import load_config
 from bert.model.dropout import Dropout
 from bert.model.electra import Electra, MaskedTokens, make_generator_config
 from bert.parallel.backends import MeshParallel, PmapParallelism
 from bert.training.losses import replaced_token_objective
 from bert.training.optimizer import make_optimizer
+from bert.training.pretraining_results import curves_subject
 from bert.training.step import TrainState, compute_gradients, make_train_step
 from tests.conftest import REPLACED, SMALL_RUN
 from tests.helpers import assert_same_but_for_rounding, lines_of, state_of
@@ -147,6 +149,9 @@ def test_a_run_logs_both_models_and_writes_their_baselines(detected: Path) -> No
     assert results["baselines"]["disc_majority_accuracy"] == pytest.approx(1 - share)
     assert results["eval"]["perplexity"] == pytest.approx(np.exp(results["eval"]["mlm_loss"]))
     assert results["filled_masks"]
+    drawn = curves_subject(load_config(PretrainConfig, detected / "config.yaml"), results["baselines"]).baselines
+    assert set(drawn) >= {"mlm_loss", "mlm_accuracy", "disc_accuracy"}
+    assert "loss" not in drawn  # which the weighted loss of both has none for
 
 
 def test_fill_mask_answers_by_the_generator(detected: Path) -> None:
@@ -181,6 +186,7 @@ def test_a_run_over_devices_or_micro_batches_ends_the_same(detected, corpus, tmp
     "more",
     [
         ["--data.objective=doc_sentences", "--data.packing=true"],
+        pytest.param(["--training.preset=fast"], marks=pytest.mark.slow),
         pytest.param(
             ["--model.embedding_size=null", "--model.pre_layer_norm=true", "--model.tie_word_embeddings=false"],
             marks=pytest.mark.slow,

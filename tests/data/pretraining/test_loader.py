@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from bert.data.pretraining.loader import PretrainingLoader, held_out_batches
-from bert.data.pretraining.masking import Masking
+from bert.data.pretraining.masking import Masking, SamplingMasking
 from tests.helpers import MASKING, NumberedRows, originals
 
 
@@ -115,3 +115,13 @@ def test_held_out_rows_count_once_with_one_fixed_masking(batch_size: int, proces
     }
     for first, row in seen.items():
         np.testing.assert_array_equal(row, reference[first][1:])
+
+
+@pytest.mark.parametrize("batch_size", [4, 7])
+def test_samples_of_held_out_rows_are_drawn_by_the_row_alone(batch_size: int) -> None:
+    masking = SamplingMasking(500, 4, (0, 1, 2, 3, 4), max_predictions=5)
+    [whole] = held_out_batches(NumberedRows(10), masking, 10)
+    parts = list(held_out_batches(NumberedRows(10), masking, batch_size))
+    for name in ("input_ids", "sample_uniforms"):
+        np.testing.assert_array_equal(np.concatenate([part[name] for part in parts])[:10], whole[name])
+    assert len(np.unique(whole["sample_uniforms"])) > 45
