@@ -369,9 +369,10 @@ def test_how_layers_are_run_changes_no_number(execution: LayerExecution, pre_lay
         grads,
         expected_grads,
     )
-    # That it is run otherwise at all: a loop, and regions that are computed again.
-    assert ("prevent_cse=" in program) == (execution.remat != "none")
-    assert "prevent_cse=" not in plain
+    # That it is run otherwise at all: a loop, and more regions that are computed again than GELU alone.
+    if execution.scan:
+        _, plain = value_and_gradients(LayerExecution(scan=True), pre_layer_norm)
+    assert (program.count("prevent_cse=") > plain.count("prevent_cse=")) == (execution.remat != "none")
     assert ("scan[" in program) == execution.scan
 
 
