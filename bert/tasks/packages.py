@@ -1,4 +1,4 @@
-"""From which package is a docstring? A labelled task on every machine, with the packages' names taken out.
+"""From which package is the start of a docstring? A labelled task on every machine, with the packages' names taken out.
 
 Rows are docstrings of the embedded corpus (`bert.data.corpus.docstrings`). Dev has those of modules that
 ``docstrings::train`` leaves out, so that pretraining on it has not read them.
@@ -22,6 +22,9 @@ from bert.tasks.custom_sequence import CustomClassification
 
 MIN_WORDS = 12
 """A shorter text, without the names, is left out."""
+
+MOST_WORDS = 32
+"""Words of a text: its start, which fits into short rows."""
 
 ALIASES = frozenset({"np", "pd", "plt", "jnp", "mpl", "pa", "hf", "hugging"})
 """Names under which packages are imported by convention."""
@@ -66,7 +69,8 @@ def _rows(source: str, split: str) -> Iterator[Mapping[str, Any]]:
     for module, docstrings in prose:
         if module.split == split:
             found = (names.remove_from(" ".join(docstring)) for docstring in docstrings)
-            texts[module.package] += [text for text in found if text.count(" ") + 1 >= MIN_WORDS]
+            starts = (text.split()[:MOST_WORDS] for text in found)
+            texts[module.package] += [" ".join(words) for words in starts if len(words) >= MIN_WORDS]
     for package, every in texts.items():
         count = min(len(every), MOST_ROWS)
         yield from ({"text": every[len(every) * row // count], "label": package} for row in range(count))

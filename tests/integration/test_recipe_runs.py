@@ -39,9 +39,10 @@ LOSSES = {
     "mini": 4.70675,
     "mnli": 1.08033,
     "mrpc": 0.65032,
+    "packages": None,
     "qnli": 0.65134,
     "qqp": 0.65032,
-    "quickstart": 4.76885,
+    "quickstart": 4.48788,
     "regression": 0.27930,
     "rte": 0.65032,
     "small": 4.70844,
@@ -56,7 +57,7 @@ LOSSES = {
     "wnli": 0.65032,
     "wnut17": 0.12782,
 }
-"""Held-out loss after the ten steps, by recipe, as a CPU computes it."""
+"""Held-out loss after the ten steps, by recipe, as a CPU computes it; None where the data depends on the machine."""
 
 # Of GLUE's files the columns that are read; the last one has the label, CoLA's files have no names.
 COLUMNS = {
@@ -150,7 +151,7 @@ def assert_learned(name: str, run: Path, loss: float) -> None:
     """The training loss falls; the held-out loss is the stored one, to 2e-3: bfloat16 rounds otherwise elsewhere."""
     losses = [line["loss"] for line in lines_of(run) if line["split"] == "train"]
     assert sum(losses[-3:]) < sum(losses[:3])
-    assert loss == pytest.approx(LOSSES[name], rel=2e-3)
+    assert LOSSES[name] is None or loss == pytest.approx(LOSSES[name], rel=2e-3)
 
 
 @pytest.mark.parametrize("name", sorted(set(recipe_names()) - set(TASKS)))
@@ -167,7 +168,8 @@ def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp
         "--data.max_predictions_per_sequence=3",
         "--optimizer.warmup_steps=2",
     ]
-    arguments += ["--transfer=null"] if name == "quickstart" else []
+    if name == "quickstart":  # whose few predictions a step otherwise start where ten steps do not lead away from
+        arguments += ["--transfer=null", "--mlm_bias_init=zeros"]
     arguments += [f"--init={pretrained}"] if name == "domain" else [*SMALL_MODEL, "--tokenizer.vocab_size=200"]
     if phased:
         arguments += ["--phases.2.sequence_length=32", "--phases.2.max_predictions_per_sequence=5"]
@@ -182,11 +184,12 @@ def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp
 
 @pytest.mark.parametrize("name", sorted(set(recipe_names()) & set(TASKS)))
 def test_ten_steps_of_finetuning(name: str, tmp_path: Path) -> None:
-    files(tmp_path / "data", name)
     run = tmp_path / "run"
+    if name != "packages":  # its data is what is installed
+        files(tmp_path / "data", name)
     data = "docstrings:asyncio,email" if name == "packages" else tmp_path / "data"
     arguments = [f"--config={name}", f"--data.dir={data}", f"--output_dir={run}", "--init=none", *SHORT,
-                 *SMALL_MODEL, "--model.initializer_range=0.2", "--tokenizer.vocab_size=64",
+                 *SMALL_MODEL, "--num_seeds=1", "--model.initializer_range=0.2", "--tokenizer.vocab_size=64",
                  "--tokenizer.min_frequency=1", "--training.epochs=null",
                  "--data.max_length=32", "--data.buckets=32"]  # fmt: skip
     if name in ("squad", "squad2", "span"):
