@@ -216,8 +216,8 @@ def run_of_two(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     traced: list[int] = []
     make, run, said = pretraining.make_train_step, TrainLoop.run, io.StringIO()
 
-    def counting(*arguments) -> Callable:
-        body = make(*arguments)
+    def counting(*arguments, **more) -> Callable:
+        body = make(*arguments, **more)
 
         def step(state, batch):
             traced.append(batch["input_ids"].shape[-1])
