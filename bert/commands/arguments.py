@@ -8,7 +8,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn, TypeVar
@@ -181,6 +181,16 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False)
         self.add_argument("-h", "--help", action="help", help="Show this text and stop.")
+
+    def parse_arguments(self, argv: Sequence[str]) -> argparse.Namespace:
+        """As ``parse_args``, which in Python 3.11 takes a second ``--`` for a positional argument without a value.
+
+        Raises:
+            UserError: wrong arguments.
+        """
+        if argv.count("--") > 1:
+            self.error("-- is given more than once")
+        return self.parse_args(argv)
 
     def error(self, message: str) -> NoReturn:
         """Raises UserError."""

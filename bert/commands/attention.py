@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
         required=True,
         help="The page (.html) or the picture (.png) to write.",
     )
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_arguments(argv)
     if any(text != without_surrogates(text) for text in (arguments.text, arguments.pair or "")):
         raise UserError("command line: the text is not UTF-8: pass it as UTF-8")
     output = Path(arguments.output)

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         default=DEFAULT_OUTPUT,
         help="The picture to write; that of an earlier comparison is replaced. (default: %(default)s)",
     )
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_arguments(argv)
     output, paths = Path(arguments.output), [Path(run) for run in arguments.runs]
     _check_output(output)
 

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--generator", action="store_true", help="Write the generator of a run with data.prediction replaced."
     )
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_arguments(argv)
     if arguments.format != "stablehlo" and (arguments.length is not None or arguments.dynamic_length):
         raise UserError(
             f"command line: --length and --dynamic_length are for stablehlo: leave them out with {arguments.format}"

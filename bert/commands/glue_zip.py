@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
         "runs", type=local_path, metavar="RUN", nargs="+", help="Folder of a fine-tuning run, one a task."
     )
     parser.add_argument("output", type=local_path, metavar="OUT.zip", help="The zip to write.")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_arguments(argv)
     output = Path(arguments.output)
     if output.suffix != ".zip":
         raise UserError(f"{output} does not end in .zip: name the zip to write after the runs")

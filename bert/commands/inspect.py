@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
         "--length", type=int, metavar="T", help="Tokens a row to count operations for. (default: the run's)"
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_arguments(argv)
 
     from bert.analysis.inspection import summarize
     from bert.runs.metrics_log import to_jsonable

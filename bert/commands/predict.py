@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
         help="Write the answers to this file, a split's prediction files to this folder.",
     )
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="Inputs at once. (default: 32)")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_arguments(argv)
     if arguments.batch_size < 1:
         raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
     is_split = arguments.input != "-" and arguments.input.isidentifier() and not Path(arguments.input).exists()

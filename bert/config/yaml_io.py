@@ -197,13 +197,15 @@ def _compose(text: str, source: str) -> yaml.Node | None:
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
         fix = "check indentation, colons and quotes there and above"
         raise UserError(f"{where}: not valid YAML ({problem}): {fix}") from None
+    except RecursionError:
+        raise UserError(f"{source}: lists or mappings are nested too deeply: remove brackets or braces") from None
 
 
 def parse_list(text: str) -> list[str] | None:
     """The texts of a YAML list on one line; None for anything else."""
     try:
         value = _value(yaml.compose(text, Loader=yaml.SafeLoader))
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return None
     return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else None
 

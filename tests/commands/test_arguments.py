@@ -279,6 +279,10 @@ def test_mistakes_in_the_file(yaml, line, parts):
         assert part in text
 
 
+def test_lists_that_are_nested_too_deeply():
+    assert "nested too deeply: remove" in sentence(pretrain_yaml, "model: " + "[" * 2000)
+
+
 def test_unreadable_files():
     Path("x.yaml").write_bytes(b"seed: \xff\n")
     assert sentence(pretrain, "--config", "x.yaml") == f"x.yaml: not UTF-8: {UTF8_HINT}"

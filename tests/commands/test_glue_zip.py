@@ -49,6 +49,7 @@ def test_errors(tmp_path: Path, fails) -> None:
     assert "holds none of GLUE's prediction files" in fails(main, str(bare), str(out))
     assert "holds no run (no config.yaml)" in fails(main, str(tmp_path), str(out))
     assert "does not end in .zip" in fails(main, str(rte), str(again))
+    assert "-- is given more than once" in fails(main, str(rte), "--", "--")
     (rte / "predictions" / "RTE.tsv").write_text("id,label\n")
     assert "RTE.tsv, line 1: not 'index\\tprediction'" in fails(main, str(rte), str(out))
     assert not out.exists()
