@@ -20,6 +20,7 @@ Make = Callable[..., Path]
 @pytest.fixture(autouse=True)
 def _work_in_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")  # the tables are wide
 
 
 def make_run(source: Path, name: str, changes: dict[str, object], lines: list[tuple[str, int, dict]]) -> Path:
