@@ -19,7 +19,7 @@ def main() -> None:
     # A fifth of the tokens continue a word, about as in English text.
     for name, continuing in (("single tokens", ()), ("whole words", range(24200, 30000))):
         masking = Masking(30522, 103, (0, 100, 101, 102, 103), max_predictions=20, continuing_ids=continuing)
-        width = masking.words_per_row(LENGTH)
+        width = masking.uint64s_per_row(LENGTH)
         measure(f"{name}, dynamic", partial(draw_dynamic, width), masking, ids)
         measure(f"{name}, static", partial(draw_static, width), masking, ids)
 

@@ -89,7 +89,7 @@ def masked_examples(
         label = "no label"
         if objective.label:
             labels = batch[f"{objective.label}_labels"][at]
-            label = objective.answers[labels if index is None else labels[index]]
+            label = objective.label_names[labels if index is None else labels[index]]
         ids, segments = batch["input_ids"][at].tolist(), batch["token_type_ids"][at].tolist()
         tokens = [
             MaskedToken(tokenizer.id_to_token(ids[i]) or "", originals.get(i), ids[i] in special.all, segments[i] == 1)

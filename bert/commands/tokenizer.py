@@ -59,7 +59,7 @@ def _extend(config: TokenizerConfig, lines: Iterable[str], count: str) -> Tokeni
         raise UserError("tokenizer.path is not set: name the vocabulary that --extend adds words to")
     published = _load_published(config.path, config)
     new_words = select_new_words(published, lines, int(count), config.min_frequency)
-    saved = sum(new.saved for new in new_words)
+    saved = sum(new.tokens_saved for new in new_words)
     print(f"{len(new_words):,} new words, {saved:,} tokens fewer in the corpus; the first:")
     for new in new_words[:20]:
         print(f"  {new.count:8,} x {new.word}   (was {' '.join(new.tokens)})")

@@ -39,7 +39,7 @@ class AttentionMap:
         segments: [T] of 0 and 1.
         special: [T] booleans, true for special tokens.
         weights: [layers, N, T, S] float32: how much of its attention token t gives to token s; each row sums to 1.
-        cut: tokens of the text that did not fit the model.
+        num_truncated: tokens of the text that did not fit the model.
     """
 
     source: str
@@ -47,7 +47,7 @@ class AttentionMap:
     segments: np.ndarray
     special: np.ndarray
     weights: np.ndarray
-    cut: int = 0
+    num_truncated: int = 0
 
 
 def compute_attention_map(model: Pretrained, text: Text) -> AttentionMap:
@@ -78,7 +78,7 @@ def compute_attention_map(model: Pretrained, text: Text) -> AttentionMap:
         segments=batch["token_type_ids"][0],
         special=np.isin(features.ids, special_ids(model.tokenizer).all),
         weights=np.stack([layer[0] for layer in weights]),
-        cut=len(uncut.ids) - length,
+        num_truncated=len(uncut.ids) - length,
     )
 
 
@@ -102,7 +102,7 @@ def write_html(attention: AttentionMap, path: Path) -> None:
         "tokens": attention.tokens,
         "segments": attention.segments.tolist(),
         "special": attention.special.tolist(),
-        "cut": attention.cut,
+        "num_truncated": attention.num_truncated,
         "weights": _encode_base64(bytes_),
         "largest": _encode_base64(np.round(65535 * largest).astype("<u2")),
     }
@@ -155,7 +155,7 @@ def write_png(attention: AttentionMap, path: Path) -> None:
     bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.01, ticks=[0, 0.01, 0.1, 0.3, 0.6, 1])
     bar.ax.tick_params(labelsize=7)
     bar.set_label("attention from the row's token to the column's", fontsize=8)
-    cut = f", {attention.cut} more cut" if attention.cut else ""
+    cut = f", {attention.num_truncated} more cut" if attention.num_truncated else ""
     figure.suptitle(f"{attention.source}: {length} tokens{cut}", fontsize=9, parse_math=False)
     with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png")

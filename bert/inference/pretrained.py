@@ -232,7 +232,7 @@ class Pretrained(ModelBundle):
         examples = task.examples_from_inputs(inputs)
         features = task.features(self.tokenizer, examples, self.data)
         predictions = task.predict(self.outputs(features, batch_size), features, examples)
-        answers = task.answers(predictions, examples)
+        answers = task.format_predictions(predictions, examples)
         if len(answers) != len(inputs):
             raise UserError(f"{task.name} gave {len(answers)} answers to {len(inputs)} inputs: fix that task's methods")
         return answers

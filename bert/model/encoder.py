@@ -280,8 +280,8 @@ class Encoder(nn.Module):
             # Inside a loop the compiler cannot undo the recomputation by merging it with the forward pass.
             kind = nn.remat(Layer, prevent_cse=not looped, policy=REMAT_POLICIES[self.execution.remat])
         if looped:
-            x = self._loop(kind(self.config, self.dtype, kernel, parent=None), x, mask, dropout)
-            return self._last_norm(x), (), ()
+            x = self._scan_layers(kind(self.config, self.dtype, kernel, parent=None), x, mask, dropout)
+            return self._final_norm(x), (), ()
         hidden_states, attentions = [x], list[Array]()
         for number in range(self.config.num_hidden_layers):
             source = None if dropout is None else dropout.fold_in(number)
@@ -289,14 +289,14 @@ class Encoder(nn.Module):
             if weights is not None:
                 attentions.append(weights)
             if number == self.config.num_hidden_layers - 1:
-                x = self._last_norm(x)
+                x = self._final_norm(x)
             hidden_states.append(x)
         return (x, tuple(hidden_states), tuple(attentions)) if intermediates else (x, (), ())
 
-    def _last_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def _final_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return layer_norm(self.config, self.dtype, "norm")(x) if self.config.pre_layer_norm else x
 
-    def _loop(
+    def _scan_layers(
         self,
         layer: nn.Module,
         x: Float[Array, "B T D"],

@@ -204,9 +204,13 @@ class MeshParallel:
         The first argument is a state, and the second, where there is one, a batch [k, b, ...].
         """
         state, *batches = arguments
-        placed = [jax.tree_util.tree_map_with_path(lambda path, leaf: self._shape(leaf, self._of(path, leaf)), state)]
+        placed = [
+            jax.tree_util.tree_map_with_path(
+                lambda path, leaf: self._abstract(leaf, self._sharding_for(path, leaf)), state
+            )
+        ]
         rows = NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES))
-        placed += [jax.tree.map(lambda leaf: self._shape(leaf, rows), batch) for batch in batches]
+        placed += [jax.tree.map(lambda leaf: self._abstract(leaf, rows), batch) for batch in batches]
         with jax.set_mesh(self.mesh):
             return self._jit(body, donate).lower(*placed)
 
@@ -215,7 +219,7 @@ class MeshParallel:
 
         def put(path: Sequence[Any], leaf: Any) -> jax.Array:
             leaf = np.asarray(leaf)
-            return jax.make_array_from_callback(leaf.shape, self._of(path, leaf), lambda part: leaf[part])
+            return jax.make_array_from_callback(leaf.shape, self._sharding_for(path, leaf), lambda part: leaf[part])
 
         return jax.tree_util.tree_map_with_path(put, tree)
 
@@ -247,11 +251,11 @@ class MeshParallel:
     def _jit(self, body: Callable[..., Any], donate: Sequence[int]) -> Any:
         return jax.jit(lambda *arguments: constrain_state(body(*arguments)), donate_argnums=tuple(donate))
 
-    def _of(self, path: Sequence[Any], leaf: Any) -> NamedSharding:
+    def _sharding_for(self, path: Sequence[Any], leaf: Any) -> NamedSharding:
         return NamedSharding(self.mesh, partition_spec(path_str(path), leaf.shape, self.mesh.shape))
 
     @staticmethod
-    def _shape(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    def _abstract(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 

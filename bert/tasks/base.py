@@ -1,9 +1,9 @@
-"""What the fine-tuning loop and `bert predict` know of a task. A task is a subclass of `Task`; NumPy only, no JAX.
+"""The interface of a task to the fine-tuning loop and to `bert predict`: subclasses of `Task`; NumPy only, no JAX.
 
-The way of the data: files -> ``read`` -> examples -> ``features`` -> rows for the model -> (head, loss: by name) ->
-outputs, one array a row -> ``predict`` -> predictions -> ``score``, ``write`` or ``answers``. What examples and
-predictions are is the task's own affair: the loop only hands them back to it. A row is what the model reads at once;
-an example may be one row, or several (the windows of a long text).
+Data flow: files -> ``read`` -> examples -> ``features`` -> rows for the model -> (head, loss: by name) ->
+outputs, one array a row -> ``predict`` -> predictions -> ``score``, ``write_predictions`` or ``format_predictions``.
+The task chooses the types of examples and predictions: the loop only hands them back to it. A row is what the model
+reads at once; an example may be one row, or several (the windows of a long text).
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Task(ABC):
         return False
 
     @abstractmethod
-    def write(self, folder: Path, split: str, predictions: Any, examples: Any) -> list[Path]:
+    def write_predictions(self, folder: Path, split: str, predictions: Any, examples: Any) -> list[Path]:
         """Writes the official prediction files of a split into ``folder``, made if need be, and returns them."""
 
     def details(self, predictions: Any, examples: Any) -> dict[str, Any]:
@@ -285,5 +285,5 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def answers(self, predictions: Any, examples: Any) -> list[Any]:
+    def format_predictions(self, predictions: Any, examples: Any) -> list[Any]:
         """Predictions for people, one named tuple an input, of values that JSON has."""

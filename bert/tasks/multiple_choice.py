@@ -250,7 +250,7 @@ class MultipleChoiceTask(Task):
         """No better than guessing."""
         return self.score(predictions, examples)["accuracy"] <= self.baseline_scores(examples)["accuracy"]
 
-    def write(self, folder: Path, split: str, predictions: Chosen, examples: Examples) -> list[Path]:
+    def write_predictions(self, folder: Path, split: str, predictions: Chosen, examples: Examples) -> list[Path]:
         return [write_predictions(folder / f"{split}.tsv", examples, predictions.choices, predictions.probabilities)]
 
     @property
@@ -308,7 +308,7 @@ class MultipleChoiceTask(Task):
         ids = [str(index) for index in range(len(questions))]
         return Examples(questions, choices, names, None, ids)
 
-    def answers(self, predictions: Chosen, examples: Examples) -> list[Choice]:
+    def format_predictions(self, predictions: Chosen, examples: Examples) -> list[Choice]:
         answered = zip(examples.choices, *predictions, strict=True)
         return [Choice(choices[chosen], shares.tolist()) for choices, chosen, shares in answered]
 

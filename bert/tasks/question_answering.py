@@ -339,7 +339,7 @@ class SquadTask(Task):
         reached = self.score(predictions, examples)[self.main_metric]
         return reached <= self.baseline_scores(examples).get(self.main_metric, 0.0) < 100
 
-    def write(self, folder: Path, split: str, predictions: Answers, examples: Dataset) -> list[Path]:
+    def write_predictions(self, folder: Path, split: str, predictions: Answers, examples: Dataset) -> list[Path]:
         """The files that the official scripts take: those of dev in ``folder``, others in a folder of the split."""
         return write_predictions(folder if split == "dev" else folder / split, predictions)
 
@@ -375,7 +375,7 @@ class SquadTask(Task):
             examples.append(Example(str(index), question, context, ()))
         return Dataset(examples, [], labelled=False)
 
-    def answers(self, predictions: Answers, examples: Dataset) -> list[AnswerPrediction]:
+    def format_predictions(self, predictions: Answers, examples: Dataset) -> list[AnswerPrediction]:
         return [_answer_prediction(predictions, example.id) for example in examples.examples]
 
 

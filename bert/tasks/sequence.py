@@ -212,7 +212,9 @@ class ClassificationTask(SentenceTask):
         # One better metric is enough: where most labels are 1, the majority's F1 is above that of many good models.
         return one_label or all(ours[name] <= theirs[name] < 1 for name in self.metrics)
 
-    def write(self, folder: Path, split: str, predictions: ClassificationPredictions, examples: Examples) -> list[Path]:
+    def write_predictions(
+        self, folder: Path, split: str, predictions: ClassificationPredictions, examples: Examples
+    ) -> list[Path]:
         if not len(examples) == len(predictions.labels) == len(predictions.probabilities):
             raise ValueError(
                 f"{len(examples)} rows, {len(predictions.labels)} predictions, "
@@ -248,7 +250,7 @@ class ClassificationTask(SentenceTask):
         picture = draw_confusion_matrix(folder / f"{start}confusion_matrix.png", matrix, self.label_names, title)
         return [errors] if picture is None else [errors, picture]
 
-    def answers(self, predictions: ClassificationPredictions, examples: Any) -> list[Label]:
+    def format_predictions(self, predictions: ClassificationPredictions, examples: Any) -> list[Label]:
         return [
             Label(self.label_names[label], dict(zip(self.label_names, map(float, shares), strict=True)))
             for label, shares in zip(predictions.labels, predictions.probabilities, strict=True)
@@ -301,7 +303,7 @@ class RegressionTask(SentenceTask):
         """No correlation, or less than none."""
         return self.score(predictions, examples)[self.main_metric] <= 0
 
-    def write(self, folder: Path, split: str, predictions: np.ndarray, examples: Examples) -> list[Path]:
+    def write_predictions(self, folder: Path, split: str, predictions: np.ndarray, examples: Examples) -> list[Path]:
         """Scores for the leaderboard are within the scale; those next to labels are as the head gives them."""
         if len(examples) != len(predictions):
             raise ValueError(f"{len(examples)} rows, {len(predictions)} predictions")
@@ -311,7 +313,7 @@ class RegressionTask(SentenceTask):
         words = [f"{score:.6f}" if math.isfinite(self.highest) else _exact(score) for score in shown]
         return self._write(folder, split, examples, words, right)
 
-    def answers(self, predictions: np.ndarray, examples: Any) -> list[Score]:
+    def format_predictions(self, predictions: np.ndarray, examples: Any) -> list[Score]:
         return [Score(float(score)) for score in self._within(predictions)]
 
     def _within(self, scores: np.ndarray) -> np.ndarray:

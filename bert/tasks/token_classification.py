@@ -173,7 +173,7 @@ class TaggingTask(Task):
     def _kind(self, tag: str) -> str:
         return join_tag("B", split_tag(tag)[1]) if self.marks_entities and tag != OUTSIDE else tag
 
-    def write(self, folder: Path, split: str, predictions: Tagged, examples: Sentences) -> list[Path]:
+    def write_predictions(self, folder: Path, split: str, predictions: Tagged, examples: Sentences) -> list[Path]:
         """The columns of the file with the predicted tag as one more, as conlleval reads them; next to the scores of
         each type, where the right tags are known."""
         paths = [conll.write_predictions(folder / f"{split}.conll", examples, predictions.tags)]
@@ -192,7 +192,7 @@ class TaggingTask(Task):
         split = [split_text(text) for text in texts]
         return Sentences([words for words, _ in split], None, texts=texts, spans=[spans for _, spans in split])
 
-    def answers(self, predictions: Tagged, examples: Sentences) -> list[Entities | Words]:
+    def format_predictions(self, predictions: Tagged, examples: Sentences) -> list[Entities | Words]:
         answered: list[Entities | Words] = []
         texts, all_spans = require(examples.texts, "the texts"), require(examples.spans, "the words' spans")
         for index, (tags, shares) in enumerate(zip(*predictions, strict=True)):

@@ -30,7 +30,7 @@ class NewWord:
     tokens: tuple[str, ...]
 
     @property
-    def saved(self) -> int:
+    def tokens_saved(self) -> int:
         """Tokens that the corpus is shorter by with the word; one that cannot be read at all counts its characters."""
         return self.count * ((len(self.word) if "[UNK]" in self.tokens else len(self.tokens)) - 1)
 
@@ -53,7 +53,7 @@ def select_new_words(tokenizer: Tokenizer, texts: Iterable[str], number: int, mi
         if count >= min_frequency and word not in vocab and 1 < len(word) <= MAX_INPUT_CHARS_PER_WORD:
             tokens = tuple(token.value for token in tokenizer.model.tokenize(word))
             found.append(NewWord(word, count, tokens))
-    return sorted(found, key=lambda new: (-new.saved, new.word))[:number]
+    return sorted(found, key=lambda new: (-new.tokens_saved, new.word))[:number]
 
 
 def add_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:

@@ -242,7 +242,7 @@ def write_predictions(setup: Setup, best: BestCheckpoint) -> Scores:
         outputs, losses = (dev_outputs, {}) if name == "dev" else setup.evaluator(params, split)
         predictions = task.predict(outputs, split.features, split.examples)
         if run.is_writer:
-            task.write(folder, name, predictions, split.examples)
+            task.write_predictions(folder, name, predictions, split.examples)
         if name == "dev":
             collapsed = task.is_degenerate(predictions, split.examples)
         if split.examples.labelled:
@@ -306,4 +306,4 @@ def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: 
     apply = make_apply(head, make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers))
     evaluator = TaskEvaluator(apply, LOSSES[task.loss], parallel, config)
     outputs, _ = evaluator(parallel.put_state(model.params), split)
-    return task.write(folder, name, task.predict(outputs, split.features, examples), examples)
+    return task.write_predictions(folder, name, task.predict(outputs, split.features, examples), examples)

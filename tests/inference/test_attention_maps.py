@@ -100,7 +100,7 @@ def test_the_picture(hostile, tmp_path, length) -> None:
     if length > 8:
         weights = np.full((2, 2, length, length), 1 / length, np.float32)
         segments, special = np.zeros(length, int), np.zeros(length, bool)
-        hostile = AttentionMap("runs/$x_$", ["a"] * length, segments, special, weights, cut=5)
+        hostile = AttentionMap("runs/$x_$", ["a"] * length, segments, special, weights, num_truncated=5)
     write_png(hostile, tmp_path / "all.png")
     picture = imread(tmp_path / "all.png")
     layers, heads = hostile.weights.shape[:2]

@@ -52,7 +52,7 @@ def batch_of_packed_rows() -> dict[str, np.ndarray]:
     # One example fills a row, another row is full of them, most have some padding.
     assert len(counts) == ROWS
     assert (counts.min(), counts.max()) == (1, K)
-    words = philox_uint64((1, 2), 0, ROWS, MASKING.words_per_row(T, K))
+    words = philox_uint64((1, 2), 0, ROWS, MASKING.uint64s_per_row(T, K))
     return masked_batch(rows, MASKING, words, 0)
 
 
@@ -223,7 +223,7 @@ def test_large_rows_of_many_short_examples_agree_too() -> None:
     model = Bert(long_rows)
     params = jax.jit(model.init)(jax.random.key(1), jnp.zeros((1, 8), jnp.int32))
     batch = masked_batch(
-        rows, MASKING, philox_uint64((0, 0), 0, len(rows["length"]), MASKING.words_per_row(512, 20)), 0
+        rows, MASKING, philox_uint64((0, 0), 0, len(rows["length"]), MASKING.uint64s_per_row(512, 20)), 0
     )
     packing = Packing(batch["example_ids"], batch["position_ids"], batch["cls_positions"])
     together = model.apply(params, rows["input_ids"].astype(np.int32), packing=packing).pooled_output

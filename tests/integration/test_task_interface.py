@@ -115,7 +115,7 @@ class Letters(Task):
         right = [np.mean(p == own.index(g)) for p, g in zip(predictions, examples.letters, strict=True)]
         return {"share": float(np.mean(right)), "errors": 1 - float(np.mean(right))}
 
-    def write(self, folder: Path, split: str, predictions, examples) -> list[Path]:
+    def write_predictions(self, folder: Path, split: str, predictions, examples) -> list[Path]:
         folder.mkdir(exist_ok=True)
         words = ["".join(self.letters[number] for number in row) for row in predictions]
         (folder / f"{split}.txt").write_text("\n".join(words))
@@ -124,7 +124,7 @@ class Letters(Task):
     def examples_from_inputs(self, inputs) -> Lines:
         return Lines(list(inputs), None)
 
-    def answers(self, predictions, examples) -> list[Answer]:
+    def format_predictions(self, predictions, examples) -> list[Answer]:
         return [Answer([self.letters[number] for number in row]) for row in predictions]
 
 

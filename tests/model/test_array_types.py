@@ -78,7 +78,7 @@ def test_right_ones_pass() -> None:
     query, memory, mask = values(2, 3, 2, 4), values(2, 5, 2, 4), padding_mask(jnp.ones((2, 5), jnp.int32))
     mixed, weights = dot_product_attention(query, memory, memory, mask)
     assert (mixed.shape, weights.shape) == (query.shape, (2, 2, 3, 5))
-    arrays = masking()(np.full((3, 8), 9), philox_uint64((0, 0), 0, 3, masking().words_per_row(8)))
+    arrays = masking()(np.full((3, 8), 9), philox_uint64((0, 0), 0, 3, masking().uint64s_per_row(8)))
     assert {name: array.shape for name, array in arrays.items()} == {
         "input_ids": (3, 8),
         "masked_lm_positions": (3, 3),

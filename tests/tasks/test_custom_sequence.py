@@ -89,7 +89,7 @@ def test_a_test_file_without_labels_is_predicted(tmp_path: Path, test: str) -> N
     examples = task.read(tmp_path, "test")
     assert not examples.labelled
     chosen = ClassificationPredictions(np.array([1, 0]), np.eye(2)[[1, 0]])
-    [path] = task.write(tmp_path / "predictions", "test", chosen, examples)
+    [path] = task.write_predictions(tmp_path / "predictions", "test", chosen, examples)
     assert path.name == "test.tsv"
     assert path.read_text() == "index\tprediction\tprobability\n0\ty\t1.000000\n1\tx\t1.000000\n"
 
@@ -99,12 +99,12 @@ def test_predictions_keep_the_name_of_the_id_column(tmp_path: Path) -> None:
     task = own(labels=["x", "y"], columns=ColumnsConfig(id="key"))
     for split, number in (("dev", 2), ("test", 1)):
         chosen = ClassificationPredictions(np.zeros(number, np.int64), np.tile([0.75, 0.25], (number, 1)))
-        [path] = task.write(tmp_path / "out", split, chosen, task.read(tmp_path, split))
+        [path] = task.write_predictions(tmp_path / "out", split, chosen, task.read(tmp_path, split))
         label = "label\t" if split == "dev" else ""
         assert path.read_text().splitlines()[0] == f"key\tprediction\t{label}probability"
     assert path.read_text().splitlines()[1] == "k3\tx\t0.750000"
     task = own("regression", columns=ColumnsConfig(id="key"))
-    [path] = task.write(tmp_path / "out", "test", np.array([0.5], np.float32), task.read(tmp_path, "test"))
+    [path] = task.write_predictions(tmp_path / "out", "test", np.array([0.5], np.float32), task.read(tmp_path, "test"))
     assert path.read_text() == "key\tprediction\nk3\t0.5\n"
 
 
@@ -116,7 +116,7 @@ def test_a_test_file_with_labels_is_scored_under_the_rows_own_ids(tmp_path: Path
     chosen = ClassificationPredictions(np.array([1, 1]), np.array([[0.25, 0.75], [0.0, 1.0]]))
     assert task.main_metric == "macro_f1"
     assert task.score(chosen, examples) == {"macro_f1": pytest.approx(1 / 3), "accuracy": 0.5}
-    [path] = task.write(tmp_path / "predictions", "test", chosen, examples)
+    [path] = task.write_predictions(tmp_path / "predictions", "test", chosen, examples)
     assert path.read_text().splitlines()[1:] == ["b\ttrue\ttrue\t0.750000", "a\ttrue\tfalse\t1.000000"]
 
 
@@ -124,17 +124,19 @@ def test_scores_and_their_range(tmp_path: Path) -> None:
     made_files(tmp_path, train_jsonl='{"text": "a", "label": -2.5}\n{"text": "b", "label": 7}\n')
     free = own("regression")
     np.testing.assert_array_equal(free.read(tmp_path, "train").labels, np.array([-2.5, 7], np.float32))
-    assert free.answers(np.array([99.0]), None)[0].score == 99
+    assert free.format_predictions(np.array([99.0]), None)[0].score == 99
     within = own("regression", score_range=[-3, 7])
     assert within.read(tmp_path, "train").labels.tolist() == [-2.5, 7]
-    assert within.answers(np.array([99.0]), None)[0].score == 7
+    assert within.format_predictions(np.array([99.0]), None)[0].score == 7
 
 
 def test_written_scores_keep_their_order(tmp_path: Path) -> None:
     rows = "".join(json.dumps({"text": "a", "label": label}) + "\n" for label in (1234567.8, 1234568.9, 2e-7))
     made_files(tmp_path, dev_jsonl=rows)
     task = own("regression")
-    [path] = task.write(tmp_path, "dev", np.array([3e-7, 2e-7, 1e-7], np.float32), task.read(tmp_path, "dev"))
+    [path] = task.write_predictions(
+        tmp_path, "dev", np.array([3e-7, 2e-7, 1e-7], np.float32), task.read(tmp_path, "dev")
+    )
     _, *lines = (line.split("\t") for line in path.read_text().splitlines())
     assert [line[1] for line in lines] == ["0.0000003", "0.0000002", "0.0000001"]
     assert [line[2] for line in lines] == ["1234567.8", "1234568.9", "0.0000002"]

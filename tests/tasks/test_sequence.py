@@ -175,11 +175,11 @@ def test_outputs_become_predictions_scores_and_answers() -> None:
     examples = Examples(["x", "y"], ["x", "y"], np.array([1.0, 3.0], np.float32), ["0", "1"])
     scores = TASKS["stsb"].predict([np.array([2.0]), np.array([7.0])], None, examples)
     assert TASKS["stsb"].score(scores, examples) == {"pearson": pytest.approx(1), "spearman": pytest.approx(1)}
-    assert TASKS["stsb"].answers(scores, examples) == [Score(2.0), Score(5.0)]
+    assert TASKS["stsb"].format_predictions(scores, examples) == [Score(2.0), Score(5.0)]
     assert TASKS["stsb"].baseline_scores(examples) == {"pearson": 0, "spearman": 0}
     classified = TASKS["cola"].predict([np.log([3.0, 1.0]), np.log([0.5, 0.5])], None, examples)
     assert classified.labels.tolist() == [0, 0]
-    assert TASKS["cola"].answers(classified, examples)[0] == Label(
+    assert TASKS["cola"].format_predictions(classified, examples)[0] == Label(
         "unacceptable", {"unacceptable": pytest.approx(0.75), "acceptable": pytest.approx(0.25)}
     )
 
@@ -209,7 +209,7 @@ def test_a_run_that_has_diverged_answers_numbers(tmp_path: Path, worst: float) -
     np.testing.assert_allclose(found.probabilities, [[0.5, 0.5], [0.25, 0.75]])
     found = cola.predict([np.array([worst, 0], np.float32)], None, single)
     np.testing.assert_allclose(found.probabilities.sum(-1), 1)
-    assert json.dumps([stsb.answers(scores, rows), cola.answers(found, single)], allow_nan=False)
+    assert json.dumps([stsb.format_predictions(scores, rows), cola.format_predictions(found, single)], allow_nan=False)
 
 
 def test_collapsed_runs_are_known_by_one_label_or_a_score_no_better_than_the_majority_class() -> None:

@@ -113,8 +113,8 @@ def test_the_threshold_of_squad2_is_found_on_dev_and_kept(tmp_path, tokenizer):
     )
     given = task.from_config(dataclasses.replace(DATA, null_score_diff_threshold=-7.0))
     assert given.tune(outputs, rows, dev) is given, "what the user sets stays"
-    assert [answer.answer for answer in tuned.answers(found, dev)] == ["b", "d", ""]
-    assert tuned.answers(found, dev)[2][1:3] == (None, None)
+    assert [answer.answer for answer in tuned.format_predictions(found, dev)] == ["b", "d", ""]
+    assert tuned.format_predictions(found, dev)[2][1:3] == (None, None)
 
 
 def test_where_it_is_best_never_to_answer_the_threshold_says_so(tmp_path, tokenizer):
@@ -136,7 +136,9 @@ def test_a_run_that_diverged_still_has_answers(tmp_path, tokenizer):
     dev = task.read(tmp_path, "dev")
     rows = task.features(tokenizer, dev, DATA)
     found = task.predict([np.full((length, 2), np.nan, np.float32) for length in rows.lengths], rows, dev)
-    [path] = [path for path in task.write(tmp_path / "out", "dev", found, dev) if path.name.startswith("nbest")]
+    [path] = [
+        path for path in task.write_predictions(tmp_path / "out", "dev", found, dev) if path.name.startswith("nbest")
+    ]
     json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(name))
 
 
@@ -210,7 +212,7 @@ def test_score_and_file_agree_on_the_accuracy(tmp_path, tokenizer, gold, predict
     dev = task.read(tmp_path, "dev")
     rows = task.features(tokenizer, dev, DATA)
     found = task.predict(logits_of(rows, task.labels, predicted), rows, dev)
-    path = task.write(tmp_path / "out", "dev", found, dev)[0]
+    path = task.write_predictions(tmp_path / "out", "dev", found, dev)[0]
     assert task.score(found, dev)["accuracy"] == pytest.approx(accuracy_of(path)) == expected
     assert (task.score(found, dev)["f1"] == 1) == (expected == 1)
 
@@ -224,9 +226,11 @@ def test_predicted_sequences_are_sound(tmp_path, tokenizer):
     rows = task.features(tokenizer, test, DATA)
     found = task.predict(logits_of(rows, task.labels, "I-X I-Y O I-X I-X"), rows, test)
     assert found.tags == [["B-X", "B-Y", "O", "B-X", "I-X"]]
-    assert task.write(tmp_path, "test", found, test)[0].read_text() == "a B-X\nb B-Y\nc O\nd B-X\ne I-X\n\n"
+    assert task.write_predictions(tmp_path, "test", found, test)[0].read_text() == "a B-X\nb B-Y\nc O\nd B-X\ne I-X\n\n"
     asked = task.examples_from_inputs(["a b c d e"])
-    [answer] = task.answers(task.predict(logits_of(rows, task.labels, "I-X I-Y O I-X I-X"), rows, asked), asked)
+    [answer] = task.format_predictions(
+        task.predict(logits_of(rows, task.labels, "I-X I-Y O I-X I-X"), rows, asked), asked
+    )
     assert [entity["text"] for entity in answer.entities] == ["a", "b", "d e"]
     train = task.read(tmp_path, "train")
     assert task.is_degenerate(task.predict(logits_of(rows, task.labels, "I-X I-X I-X I-X I-X"), rows, train), train)
@@ -252,12 +256,12 @@ def test_plain_tags_are_scored_and_answered_word_by_word(tmp_path, tokenizer):
     rows = task.features(tokenizer, asked, DATA)
     output = np.zeros((rows.lengths[0], 2), np.float32)
     output[3, 1] = 9
-    [answer] = task.answers(task.predict([output], rows, asked), asked)
+    [answer] = task.format_predictions(task.predict([output], rows, asked), asked)
     assert [(word["text"], word["tag"], word["start"], word["end"]) for word in answer.words] == [
         ("a", "DT", 0, 1), (",", "DT", 1, 2), ("b", "NN", 3, 4)]  # fmt: skip
     dev = task.read(tmp_path, "dev")
     assert task.baseline_scores(dev) == {"accuracy": 1.0}
-    [only] = task.write(
+    [only] = task.write_predictions(
         tmp_path, "dev", task.predict([output[:4], output[:3]], task.features(tokenizer, dev, DATA), dev), dev
     )
     assert only.name == "dev.conll"

@@ -49,7 +49,7 @@ def test_unused_slots_and_alphabet() -> None:
 def test_the_words_that_save_most_come_first(vocabulary) -> None:
     found = select_new_words(load_tokenizer(vocabulary), TEXTS, 4)
     assert [(new.word, new.count) for new in found] == [("cardiomyopathy", 10), ("stent", 10), ("cat", 10), ("and", 5)]
-    assert found[0].saved == 10 * 13
+    assert found[0].tokens_saved == 10 * 13
     assert select_new_words(load_tokenizer(vocabulary), TEXTS, 9, min_frequency=6) == found[:3]
 
 

@@ -118,7 +118,7 @@ def make_masking(config: DataConfig, tokenizer: Tokenizer) -> Masking:
 def random_uint64s_per_row(predictions: Predictions, examples: dict[str, np.ndarray]) -> int:
     """What a row of these, packed or not, takes of a random stream."""
     packed = examples.get(EXAMPLE_LENGTH)
-    return predictions.words_per_row(examples["input_ids"].shape[1], 1 if packed is None else packed.shape[1])
+    return predictions.uint64s_per_row(examples["input_ids"].shape[1], 1 if packed is None else packed.shape[1])
 
 
 def held_out_batches(

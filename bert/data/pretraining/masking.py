@@ -26,7 +26,7 @@ class Predictions(Protocol):
     A row takes a fixed number of random words, so that any process can draw any row.
     """
 
-    def words_per_row(self, sequence_length: int, examples: int = 1) -> int: ...
+    def uint64s_per_row(self, sequence_length: int, examples: int = 1) -> int: ...
 
     def __call__(
         self, input_ids: np.ndarray, words: np.ndarray, example_length: np.ndarray | None = None
@@ -100,7 +100,7 @@ class Masking:
             most = np.array([(most[: room + 1] + alone[room::-1]).max() for room in range(sequence_length + 1)])
         return int(most[-1])
 
-    def words_per_row(self, sequence_length: int, examples: int = 1) -> int:
+    def uint64s_per_row(self, sequence_length: int, examples: int = 1) -> int:
         """64-bit random words a row of T tokens takes: fixed, and a multiple of Philox's block."""
         halves = sequence_length + 2 * self.predictions_per_row(sequence_length, examples)
         return -(-halves // (2 * _PHILOX_WORDS)) * _PHILOX_WORDS
@@ -115,7 +115,7 @@ class Masking:
 
         Args:
             input_ids: [B, T] integers; positions that hold a special id are never chosen.
-            words: [B, words_per_row(T, K)] uint64, uniformly distributed.
+            words: [B, uint64s_per_row(T, K)] uint64, uniformly distributed.
             example_length: [B, K] tokens of each example of packed rows, one after the other: each is masked as a row
                 of its own, by the draws at its own places.
 

@@ -35,25 +35,25 @@ class PretrainingObjective:
       pair: whether a row is laid out as a pair of texts, else as one; a sentence is no longer than T less the special
         tokens of such a row.
       documents: least number of documents that rows can be drawn from.
-      uses_short_sequences: whether data.short_seq_prob has a say.
-      draw: (sentences, documents, T, template, short_seq_prob, random stream, document_ids) -> rows [R, ...]: the token
-        ranges of each, start and end, and the label where there is one. Arguments otherwise as of
+      uses_short_sequences: whether data.short_seq_prob is used.
+      sample_rows: (sentences, documents, T, template, short_seq_prob, random stream, document_ids) -> rows [R, ...]:
+        start and end of each token range, and the label if there is one. Arguments otherwise as of
         ``bert.data.pretraining.segments.sentence_pairs``.
       to_columns: (tokens, boundaries of the documents among the tokens, drawn rows, template, input_ids) -> columns. It
         writes into input_ids [R, T], which come as padding.
-      label: what the label tells: the column NAME_label and the batch's NAME_labels and NAME_weights; None without.
+      label: name of the label: the column NAME_label and the batch's NAME_labels and NAME_weights; None for none.
       metric: start of the names of its loss and accuracy in metrics.jsonl.
-      answers: the label's values in words.
+      label_names: names of the label's values.
     """
 
     pair: bool
     documents: int
     uses_short_sequences: bool
-    draw: Callable[[list[int], list[int], int, RowTemplate, float, random.Random, list[int]], np.ndarray]
+    sample_rows: Callable[[list[int], list[int], int, RowTemplate, float, random.Random, list[int]], np.ndarray]
     to_columns: Callable[[np.ndarray, np.ndarray, np.ndarray, RowTemplate, np.ndarray], Columns]
     label: str | None = None
     metric: str | None = None
-    answers: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
 
 
 def _paired_objective(
@@ -61,15 +61,15 @@ def _paired_objective(
     label: str,
     metric: str,
     documents: int,
-    answers: tuple[str, ...],
+    label_names: tuple[str, ...],
 ) -> PretrainingObjective:
-    def draw(
+    def sample_rows(
         sentences: list[int], documents: list[int], length: int, template: RowTemplate, *arguments: Any
     ) -> np.ndarray:
         ranges = pairs(sentences, documents, template.room(length), *arguments)
         return np.array(list(ranges), np.int64).reshape(-1, 5)
 
-    def lay_out(
+    def to_columns(
         tokens: np.ndarray, _: np.ndarray, ranges: np.ndarray, template: RowTemplate, input_ids: np.ndarray
     ) -> Columns:
         return {
@@ -77,17 +77,19 @@ def _paired_objective(
             f"{label}_label": ranges[:, 4].astype(np.int8),
         }
 
-    return PretrainingObjective(True, documents, True, draw, lay_out, label, metric, answers)
+    return PretrainingObjective(True, documents, True, sample_rows, to_columns, label, metric, label_names)
 
 
 def _unpaired_objective(
     rows: Callable[[list[int], list[int], int, int], Iterator[tuple[int, int]]],
 ) -> PretrainingObjective:
-    def draw(sentences: list[int], documents: list[int], length: int, template: RowTemplate, *_: Any) -> np.ndarray:
+    def sample_rows(
+        sentences: list[int], documents: list[int], length: int, template: RowTemplate, *_: Any
+    ) -> np.ndarray:
         ranges = rows(sentences, documents, template.room(length), len(template.suffix))
         return np.array(list(ranges), np.int64).reshape(-1, 2)
 
-    return PretrainingObjective(False, 1, False, draw, _full_columns)
+    return PretrainingObjective(False, 1, False, sample_rows, _full_columns)
 
 
 def _pair_columns(tokens: np.ndarray, ranges: np.ndarray, template: RowTemplate, input_ids: np.ndarray) -> Columns:

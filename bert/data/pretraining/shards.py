@@ -147,7 +147,9 @@ def _build_shard(
     """Writes one shard. Returns its summary and the counts of its tokens."""
     tokens, sentences, documents, indices = text
     objective, rng = OBJECTIVES[task.objective], segments.make_rng(task.seed, task.name)
-    ranges = objective.draw(sentences, documents, task.sequence_length, template, task.short_seq_prob, rng, indices)
+    ranges = objective.sample_rows(
+        sentences, documents, task.sequence_length, template, task.short_seq_prob, rng, indices
+    )
     if not len(ranges):
         raise UserError(
             f"no document of {task.name} has two sentences, which data.objective {task.objective} needs: "

@@ -18,7 +18,7 @@ def corpus(rows: int, length: int = 128) -> np.ndarray:
 
 
 def masked(ids: np.ndarray, masking: Masking, key: tuple[int, int] = (7, 1)) -> dict[str, np.ndarray]:
-    words = philox_uint64(key, 0, len(ids), masking.words_per_row(ids.shape[1]))
+    words = philox_uint64(key, 0, len(ids), masking.uint64s_per_row(ids.shape[1]))
     return masking(ids, words)
 
 
@@ -32,7 +32,7 @@ def test_a_worked_example() -> None:
     fates = [share(0.5), share(0.85), share(0.95), 0]  # place 2 -> [MASK], place 5 -> kept, place 10 -> random
     choices = [0, 0, share(0.5), 0]  # the random token is number 7 of the 15 ordinary ones: 5 + 7
     halves = np.array(selection + fates + choices, dtype=np.uint32)
-    words = np.zeros((1, masking.words_per_row(12) * 2), dtype=np.uint32)
+    words = np.zeros((1, masking.uint64s_per_row(12) * 2), dtype=np.uint32)
     words[0, : len(halves)] = halves
     result = masking(ids, words.view(np.uint64))
     assert result["input_ids"].tolist() == [[2, 10, 4, 12, 13, 14, 15, 16, 17, 18, 12, 3]]
@@ -113,7 +113,7 @@ def test_rows_are_the_same_whoever_draws_them(length: int) -> None:
     masking = Masking(V, MASK, SPECIAL, max_predictions=20)
     ids = corpus(64, length)
     whole = masked(ids, masking)
-    words = masking.words_per_row(length)
+    words = masking.uint64s_per_row(length)
     for first in (0, 16, 48):
         part = masking(ids[first : first + 16], philox_uint64((7, 1), first, 16, words))
         for name, value in part.items():
@@ -152,7 +152,7 @@ def test_a_worked_example_of_whole_words() -> None:
     # at place 2 (four tokens, which no longer fit: passed over), that at place 6 (two), that at place 8 (one).
     masking = Masking(30, MASK, SPECIAL, max_predictions=5, prob=0.4, continuing_ids=(20, 21, 22))
     ids = np.array([[2, 10, 11, 20, 21, 22, 12, 20, 13, 14, 3, 0]], dtype=np.uint16)
-    halves = np.zeros((1, masking.words_per_row(12) * 2), dtype=np.uint32)
+    halves = np.zeros((1, masking.uint64s_per_row(12) * 2), dtype=np.uint32)
     halves[0, :12] = [0, 10, 20, 1, 1, 1, 30, 1, 40, 50, 0, 0]
     result = masking(ids, halves.view(np.uint64))
     assert result["masked_lm_positions"].tolist() == [[1, 6, 7, 8, 0]]
@@ -199,7 +199,7 @@ def test_whole_words_are_80_10_10_token_by_token() -> None:
 
 def test_whole_words_of_a_row_are_the_same_whoever_draws_them() -> None:
     masking, ids = whole_words(), corpus(64, 77)
-    whole, words = masked(ids, masking), masking.words_per_row(77)
+    whole, words = masked(ids, masking), masking.uint64s_per_row(77)
     for first in (0, 16, 48):
         part = masking(ids[first : first + 16], philox_uint64((7, 1), first, 16, words))
         for name, value in part.items():
@@ -230,7 +230,7 @@ def test_whole_words_are_taken_in_the_order_of_their_draws(sizes) -> None:
     masking = whole_words()
     tokens = [token for size in sizes for token in [10] + [800] * (size - 1)]
     ids = np.array([[2, *tokens, 3]] * 64, dtype=np.uint16)
-    words = philox_uint64((1, 2), 0, len(ids), masking.words_per_row(ids.shape[1]))
+    words = philox_uint64((1, 2), 0, len(ids), masking.uint64s_per_row(ids.shape[1]))
     starts = np.cumsum([1, *sizes])[:-1]
     found = masking(ids, words)
     for row, draws in enumerate(words.view(np.uint32)):
@@ -252,7 +252,7 @@ def test_the_order_of_the_memory_does_not_matter() -> None:
 def test_a_generators_masks_are_85_per_cent_masks_and_none_random() -> None:
     masking = SamplingMasking(V, MASK, SPECIAL, max_predictions=20)
     ids = np.random.default_rng(0).integers(5, V, (4000, 128))
-    words = philox_uint64((1, 2), 0, 4000, masking.words_per_row(128))
+    words = philox_uint64((1, 2), 0, 4000, masking.uint64s_per_row(128))
     batch = masking(ids, words)
     plain = Masking(V, MASK, SPECIAL, max_predictions=20)(ids, words)
     for name in ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights"):
@@ -272,7 +272,7 @@ def test_a_generators_masks_are_85_per_cent_masks_and_none_random() -> None:
 def test_a_rows_uniforms_do_not_depend_on_the_rows_before_it() -> None:
     masking = SamplingMasking(V, MASK, SPECIAL, max_predictions=5)
     ids = np.random.default_rng(0).integers(5, V, (6, 32))
-    count = masking.words_per_row(32)
+    count = masking.uint64s_per_row(32)
     whole = masking(ids, philox_uint64((1, 2), 0, 6, count))
     part = masking(ids[4:], philox_uint64((1, 2), 4, 2, count))
     np.testing.assert_array_equal(whole["sample_uniforms"][4:], part["sample_uniforms"])

@@ -205,7 +205,7 @@ def test_an_example_that_fills_its_row_is_masked_as_unpacked_rows_are() -> None:
     columns = columns_of(np.full(40, T))
     masking = Masking(V, MASK, SPECIAL, max_predictions=9)
     rows = pack_rows(columns, K, pad=0)
-    words = philox_uint64((3, 0), 0, 40, masking.words_per_row(T, K))
+    words = philox_uint64((3, 0), 0, 40, masking.uint64s_per_row(T, K))
     ours = masking(rows["input_ids"], words, rows[EXAMPLE_LENGTH])
     theirs = masking(columns["input_ids"], words)
     np.testing.assert_array_equal(ours["masked_lm_positions"][:, :9], theirs["masked_lm_positions"])
