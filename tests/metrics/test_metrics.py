@@ -391,7 +391,7 @@ def variants(task: Task) -> Iterator[Task]:
     """A task in each of the forms that its configuration and its data give it."""
     yield task
     for name in getattr(task, "allowed_metrics", ()):
-        yield task.from_config(TaskDataConfig(metrics=[name]))
+        yield task.from_config(TaskDataConfig(metrics=[name], dir="docstrings:a,b"))
     if isinstance(task, SquadTask):
         yield dataclasses.replace(task, may_be_impossible=True)
     if isinstance(task, TaggingTask):

@@ -46,7 +46,7 @@ def test_lists_of_words_and_tags_are_sentences(tmp_path: Path) -> None:
     assert (train.words, train.tags, train.scheme) == (WORDS, TAGS, "BIO")
     assert train.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     assert task.fit(train).main_metric == "f1"
-    [path, _] = task.fit(train).write(tmp_path, "dev", Tagged(TAGS, []), train)
+    [path, _] = task.fit(train).write_predictions(tmp_path, "dev", Tagged(TAGS, []), train)
     assert path.read_text() == "Ann\tB-PER\tB-PER\nleft\tO\tO\n\nNew York\tB-LOC\tB-LOC\n\n"
 
 
@@ -98,7 +98,7 @@ def test_csv_names_its_columns_and_an_empty_row_ends_a_sentence(tmp_path: Path, 
     (tmp_path / "train.csv").write_text("\ufeff" + TABLE.format(ending).replace("\n", "\r\n"))
     sentences = own(columns=NAMED).read(tmp_path, "train")
     assert (sentences.words, sentences.tags, sentences.lines) == (WORDS, TAGS, [2, 5])
-    [path, _] = own().fit(sentences).write(tmp_path, "dev", Tagged(TAGS, []), sentences)
+    [path, _] = own().fit(sentences).write_predictions(tmp_path, "dev", Tagged(TAGS, []), sentences)
     assert path.read_text() == "1\tAnn\tB-PER\tB-PER\n2\tleft\tO\tO\n\n3\tNew York\tB-LOC\tB-LOC\n\n"
 
 
@@ -106,9 +106,9 @@ def test_what_csv_quotes_is_one_cell(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text('word,tag\n",",PUNCT\n"""",PUNCT\n\n\n\n"1,000",NUM\n')
     sentences = own(columns=NAMED).read(tmp_path, "train")
     assert (sentences.words, sentences.tags) == ([[",", '"'], ["1,000"]], [["PUNCT", "PUNCT"], ["NUM"]])
-    assert own().fit(sentences).write(tmp_path, "dev", Tagged([["X", "X"], ["X"]], []), sentences)[0].read_text() == (
-        ', PUNCT X\n" PUNCT X\n\n1,000 NUM X\n\n'
-    )
+    assert own().fit(sentences).write_predictions(tmp_path, "dev", Tagged([["X", "X"], ["X"]], []), sentences)[
+        0
+    ].read_text() == (', PUNCT X\n" PUNCT X\n\n1,000 NUM X\n\n')
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
@@ -236,7 +236,7 @@ def test_the_word_words_is_no_header_of_columns_without_names(tmp_path: Path, fi
 
 def test_tags_of_several_words_are_written_between_tabs(tmp_path: Path) -> None:
     train = own().read(jsonl(tmp_path, "train", {"words": ["a", "b"], "tags": ["proper noun", "verb"]}), "train")
-    [path, *_] = own().fit(train).write(tmp_path, "dev", Tagged(train.tags, []), train)
+    [path, *_] = own().fit(train).write_predictions(tmp_path, "dev", Tagged(train.tags, []), train)
     assert path.read_text() == "a\tproper noun\tproper noun\nb\tverb\tverb\n\n"
 
 

@@ -201,7 +201,7 @@ def test_many_rows_are_tokenized_in_parts(tokenizer, monkeypatch):
 
 def test_the_official_file_of_a_test_split(tmp_path):
     examples = Examples(["x", "y"], None, None, ["0", "1"])
-    path, own = SST2.write(
+    path, own = SST2.write_predictions(
         tmp_path / "predictions", "test", ClassificationPredictions(np.array([1, 0]), np.eye(2)[[1, 0]]), examples
     )
     assert path == tmp_path / "predictions" / "SST-2.tsv"
@@ -212,7 +212,7 @@ def test_the_official_file_of_a_test_split(tmp_path):
 
 def test_the_file_of_a_dev_split_shows_labels_and_probabilities(tmp_path):
     probabilities = np.array([[0.25, 0.75], [0.9, 0.1]])
-    [path] = MRPC.write(
+    [path] = MRPC.write_predictions(
         tmp_path, "dev", ClassificationPredictions(np.array([1, 0]), probabilities), make_examples(["x", "y"])
     )
     assert path.read_text() == ("index\tprediction\tlabel\tprobability\n0\t1\t0\t0.750000\n1\t0\t1\t0.900000\n")
@@ -221,5 +221,7 @@ def test_the_file_of_a_dev_split_shows_labels_and_probabilities(tmp_path):
 
 def test_predictions_for_other_rows_are_refused(tmp_path):
     with pytest.raises(ValueError, match="2 rows, 1 predictions"):
-        SST2.write(tmp_path, "dev", ClassificationPredictions(np.array([1]), np.eye(2)), make_examples(["x", "y"]))
+        SST2.write_predictions(
+            tmp_path, "dev", ClassificationPredictions(np.array([1]), np.eye(2)), make_examples(["x", "y"])
+        )
     assert list(tmp_path.iterdir()) == []

@@ -158,17 +158,17 @@ def test_words_and_numbers_of_the_official_files(tmp_path: Path) -> None:
     unlabelled = Examples(["x", "y", "z"], ["x", "y", "z"], None, ["4", "5", "6"])
     chosen = ClassificationPredictions(np.array([2, 0, 1]), np.eye(3)[[2, 0, 1]])
     for split, name in (("test", "MNLI-m.tsv"), ("test_mismatched", "MNLI-mm.tsv"), ("diagnostic", "AX.tsv")):
-        path, _ = TASKS["mnli"].write(tmp_path, split, chosen, unlabelled)
+        path, _ = TASKS["mnli"].write_predictions(tmp_path, split, chosen, unlabelled)
         assert path == tmp_path / name
         assert path.read_bytes() == b"index\tprediction\n4\tcontradiction\n5\tentailment\n6\tneutral\n"
-    [path] = TASKS["stsb"].write(tmp_path, "test", np.array([5.25, -0.5, 2.5]), unlabelled)
+    [path] = TASKS["stsb"].write_predictions(tmp_path, "test", np.array([5.25, -0.5, 2.5]), unlabelled)
     assert path.name == "STS-B.tsv"
     assert path.read_bytes() == b"index\tprediction\n4\t5.000000\n5\t0.000000\n6\t2.500000\n"
     labelled = Examples(["x"], ["x"], np.array([3.8], np.float32), ["0"])
-    [path] = TASKS["stsb"].write(tmp_path, "dev", np.array([5.25]), labelled)
+    [path] = TASKS["stsb"].write_predictions(tmp_path, "dev", np.array([5.25]), labelled)
     assert path.read_bytes() == b"index\tprediction\tscore\n0\t5.250000\t3.8\n"
     with pytest.raises(ValueError, match="1 rows, 2 predictions"):
-        TASKS["stsb"].write(tmp_path, "dev", np.zeros(2), labelled)
+        TASKS["stsb"].write_predictions(tmp_path, "dev", np.zeros(2), labelled)
 
 
 def test_outputs_become_predictions_scores_and_answers() -> None:
@@ -188,7 +188,7 @@ def test_scores_that_differ_are_not_written_alike(tmp_path: Path) -> None:
     """Ties change Spearman's correlation, which the leaderboard takes of the file."""
     scores = np.linspace(2.5, 2.501, 100, dtype=np.float32)
     rows = Examples(["x"] * 100, ["y"] * 100, None, [str(row) for row in range(100)])
-    [path] = TASKS["stsb"].write(tmp_path, "test", scores, rows)
+    [path] = TASKS["stsb"].write_predictions(tmp_path, "test", scores, rows)
     written = [float(line.split("\t")[1]) for line in path.read_text().splitlines()[1:]]
     assert len(set(written)) == 100
     np.testing.assert_allclose(written, scores, atol=1e-6)
@@ -202,7 +202,7 @@ def test_a_run_that_has_diverged_answers_numbers(tmp_path: Path, worst: float) -
     scores = stsb.predict([np.array([worst], np.float32), np.array([2.0], np.float32)], None, rows)
     assert np.isfinite(scores).all()
     assert scores[1] == 2
-    [path] = stsb.write(tmp_path, "test", scores, rows)
+    [path] = stsb.write_predictions(tmp_path, "test", scores, rows)
     assert path.read_text().splitlines()[1:] == [f"0\t{5 if worst == np.inf else 0}.000000", "1\t2.000000"]
     single = Examples(["x", "y"], None, None, ["0", "1"])
     found = cola.predict([np.array([worst, worst], np.float32), np.log([1.0, 3.0])], None, single)

@@ -176,7 +176,7 @@ def test_labels_of_tagging_are_those_of_the_whole_training_file(tmp_path, tokeni
     assert (scores["f1_X"], scores["f1_Y"]) == (pytest.approx(2 / 3), 0)
     assert fitted.baseline_scores(dev)["f1"] == pytest.approx(2 / 3), "b is X in the one sentence of train, c is new"
     assert fitted.is_degenerate(found, dev)
-    columns, types = fitted.write(tmp_path / "out", "dev", found, dev)
+    columns, types = fitted.write_predictions(tmp_path / "out", "dev", found, dev)
     assert columns.read_text() == "b B-X B-X\nc B-Y B-X\n\n"
     assert types.read_text().splitlines()[1].split("\t") == ["X", "0.5", "1", "0.666667", "1", "2", "1"]
 
