@@ -115,9 +115,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def local_path(path: str | Path, name: str = "") -> str:
-    """The path as it is. Raises UserError for one with a scheme, such as gs://, which would become a local folder."""
+    """The path as it is.
+
+    Raises:
+        UserError: it has a scheme, such as gs://, and would become a local folder, or it holds a null character.
+    """
+    described = f"{name} is {path}, which" if name else str(path)
+    if "\0" in str(path):
+        raise UserError(f"{described!r} holds a null character: remove it")
     # One slash: Path has dropped the other one. Two letters at least: C:/ is a drive.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
-        described = f"{name} is {path}, which" if name else str(path)
         raise UserError(f"{described} is not a local path, and no other kind is supported: pass a local path")
     return str(path)

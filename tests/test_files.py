@@ -81,6 +81,10 @@ def test_every_option_that_takes_a_path_refuses_one_with_a_scheme(name, config_c
     assert not list(tmp_path.iterdir())
 
 
+def test_a_path_with_a_null_character_is_refused(fails) -> None:
+    assert r"'a\x00b' holds a null character: remove it" in fails(command, "compare", "a\0b")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
