@@ -28,8 +28,10 @@ from jaxtyping import install_import_hook
 
 # Before any of them is imported: from here on a wrong shape or type in a call of the core is an error.
 TYPED = (
-    "bert.model.encoder",
     "bert.model.attention",
+    "bert.model.layers",
+    "bert.model.embeddings",
+    "bert.model.encoder",
     "bert.model.heads",
     "bert.model.electra",
     "bert.training.losses",

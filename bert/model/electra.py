@@ -15,9 +15,10 @@ from jaxtyping import Float, Int
 from bert.config import ModelConfig
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
-from bert.model.encoder import ACTIVATIONS, AttentionMask, Bert, Dtype, Encoder, Packing, at_positions, dense
+from bert.model.encoder import Bert, Encoder, Packing, at_positions
 from bert.model.execution import LayerExecution
 from bert.model.heads import MaskedLMHead, PaddingMask
+from bert.model.layers import ACTIVATIONS, AttentionMask, Dtype, dense
 
 HEAD_SIZE = 64
 """Features of each of the generator's heads (google-research/electra run_pretraining.py, get_generator_config)."""
@@ -72,7 +73,12 @@ class Generator(nn.Module):
     dtype: Dtype = jnp.float32
     execution: LayerExecution = LayerExecution()
 
-    @nn.compact
+    def setup(self) -> None:
+        if self.config.embedding_width != self.config.hidden_size:
+            self.projection = dense(self.config, self.config.hidden_size, self.dtype, "projection")
+        self.encoder = Encoder(self.config, self.dtype, self.execution)
+        self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.pad_vocab_to_multiple_of)
+
     def __call__(
         self,
         embedded: Float[Array, "B T E"],
@@ -82,13 +88,9 @@ class Generator(nn.Module):
         dropout: Dropout | None,
     ) -> Float[Array, "B P padded_V"]:
         """[B, T, E] embeddings -> [B, P, V] float32 logits at the positions, V as `MaskedLMHead` pads it."""
-        config = self.config
-        x = embedded
-        if config.embedding_width != config.hidden_size:
-            x = dense(config, config.hidden_size, self.dtype, "projection")(x)
-        hidden = Encoder(config, self.dtype, self.execution, name="encoder")(x, mask, dropout)[0]
-        head = MaskedLMHead(config, self.dtype, self.execution.pad_vocab_to_multiple_of, name="predictions")
-        return head(at_positions(hidden, positions), word_embedding)
+        x = embedded if self.config.embedding_width == self.config.hidden_size else self.projection(embedded)
+        hidden = self.encoder(x, mask, dropout)[0]
+        return self.predictions(at_positions(hidden, positions), word_embedding)
 
 
 class ElectraOutput(struct.PyTreeNode):

@@ -11,9 +11,10 @@ from bert.config import ModelConfig
 from bert.errors import require
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
-from bert.model.encoder import ACTIVATIONS, Bert, Dtype, Packing, at_positions, dense, layer_norm
+from bert.model.encoder import Bert, Packing, at_positions
 from bert.model.execution import LayerExecution
 from bert.model.initializers import truncated_normal_init
+from bert.model.layers import ACTIVATIONS, Dtype, dense, layer_norm
 from bert.model.linear import tied_logits
 from bert.parallel.sharding import constrain_activation
 

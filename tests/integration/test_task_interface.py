@@ -19,7 +19,8 @@ from bert.commands.predict import main as predict
 from bert.config import TaskDataConfig
 from bert.data import features
 from bert.data.features import IGNORE_INDEX, Features
-from bert.model.encoder import Bert, dense
+from bert.model.encoder import Bert
+from bert.model.layers import dense
 from bert.tasks import TASKS, find_task
 from bert.tasks.base import Task
 from tests.helpers import lines_of, run

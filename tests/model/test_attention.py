@@ -1,4 +1,4 @@
-"""Attention as one kernel against attention written out."""
+"""Attention by hand, and as one kernel against attention written out."""
 
 import importlib.util
 import os
@@ -11,9 +11,39 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert.model.attention import dot_product_attention, fused_attention, key_lengths, padding_mask
+from bert.model.attention import causal_mask, dot_product_attention, fused_attention, key_lengths, padding_mask
 
 MASK = jnp.asarray([[1] * 8, [1] * 5 + [0] * 3, [1] + [0] * 7])
+
+
+def test_scaled_dot_product_attention_by_hand() -> None:
+    # One head of size 4, so scores are halved. Query 0 sees scores 2 ln 3 / 2 = ln 3 and 0: weights 3/4 and 1/4.
+    ln3 = np.log(3)
+    query = jnp.array([[[2 * ln3, 0, 0, 0]], [[0, 0, 0, 0]]]).reshape(1, 2, 1, 4)
+    key = jnp.array([[1.0, 0, 0, 0], [0, 1, 0, 0]]).reshape(1, 2, 1, 4)
+    value = jnp.array([[4.0, 0, 8, 0], [0, 4, 0, 8]]).reshape(1, 2, 1, 4)
+    mixed, weights = dot_product_attention(query, key, value)
+    np.testing.assert_allclose(weights[0, 0], [[0.75, 0.25], [0.5, 0.5]], atol=1e-6)
+    np.testing.assert_allclose(mixed[0, :, 0], [[3, 1, 6, 2], [2, 2, 4, 4]], atol=1e-5)
+    # Causal: the first query sees itself only.
+    mixed, weights = dot_product_attention(query, key, value, causal_mask(2))
+    np.testing.assert_allclose(weights[0, 0], [[1, 0], [0.5, 0.5]], atol=1e-6)
+    np.testing.assert_allclose(mixed[0, :, 0], [[4, 0, 8, 0], [2, 2, 4, 4]], atol=1e-5)
+
+
+def test_cross_attention_by_hand() -> None:
+    # Three queries over two keys; zero queries mix evenly, the mask leaves one key.
+    query = jnp.zeros((1, 3, 1, 2))
+    key = value = jnp.array([[1.0, 3.0], [5.0, 7.0]]).reshape(1, 2, 1, 2)
+    mask = jnp.array([[1, 1], [1, 0], [0, 1]], bool)[None, None]
+    mixed, _ = dot_product_attention(query, key, value, mask)
+    np.testing.assert_allclose(mixed[0, :, 0], [[3, 5], [1, 3], [5, 7]], atol=1e-6)
+
+
+def test_a_query_that_may_look_nowhere_gives_no_nan() -> None:
+    x = jnp.ones((1, 2, 1, 4))
+    mixed, _ = dot_product_attention(x, x, x, jnp.zeros((1, 1, 2, 2), bool))
+    assert np.isfinite(mixed).all()
 
 
 def compared(implementation, dtype):

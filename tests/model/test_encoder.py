@@ -8,11 +8,10 @@ import pytest
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.model.attention import causal_mask, dot_product_attention
 from bert.model.dropout import Dropout
-from bert.model.encoder import Attention, Bert, Encoder, LayerExecution
+from bert.model.encoder import Bert, Encoder, LayerExecution
 from bert.model.heads import BertForPreTraining, BertForSequenceClassification
-from bert.model.initializers import position_initializer, sinusoidal_position_table, truncated_normal_init
+from bert.model.initializers import truncated_normal_init
 from bert.training.loop import count_parameters
 from tests.helpers import OPTIONS, SINGLE
 
@@ -42,68 +41,6 @@ def test_published_sizes(name: str) -> None:
     model = BertForPreTraining(config)
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((2, 8), jnp.int32)))
     assert count_parameters(shapes) == parameters
-
-
-def test_scaled_dot_product_attention_by_hand() -> None:
-    # One head of size 4, so scores are halved. Query 0 sees scores 2 ln 3 / 2 = ln 3 and 0: weights 3/4 and 1/4.
-    ln3 = np.log(3)
-    query = jnp.array([[[2 * ln3, 0, 0, 0]], [[0, 0, 0, 0]]]).reshape(1, 2, 1, 4)
-    key = jnp.array([[1.0, 0, 0, 0], [0, 1, 0, 0]]).reshape(1, 2, 1, 4)
-    value = jnp.array([[4.0, 0, 8, 0], [0, 4, 0, 8]]).reshape(1, 2, 1, 4)
-    mixed, weights = dot_product_attention(query, key, value)
-    np.testing.assert_allclose(weights[0, 0], [[0.75, 0.25], [0.5, 0.5]], atol=1e-6)
-    np.testing.assert_allclose(mixed[0, :, 0], [[3, 1, 6, 2], [2, 2, 4, 4]], atol=1e-5)
-    # Causal: the first query sees itself only.
-    mixed, weights = dot_product_attention(query, key, value, causal_mask(2))
-    np.testing.assert_allclose(weights[0, 0], [[1, 0], [0.5, 0.5]], atol=1e-6)
-    np.testing.assert_allclose(mixed[0, :, 0], [[4, 0, 8, 0], [2, 2, 4, 4]], atol=1e-5)
-
-
-def test_cross_attention_by_hand() -> None:
-    # Three queries over two keys; zero queries mix evenly, the mask leaves one key.
-    query = jnp.zeros((1, 3, 1, 2))
-    key = value = jnp.array([[1.0, 3.0], [5.0, 7.0]]).reshape(1, 2, 1, 2)
-    mask = jnp.array([[1, 1], [1, 0], [0, 1]], bool)[None, None]
-    mixed, _ = dot_product_attention(query, key, value, mask)
-    np.testing.assert_allclose(mixed[0, :, 0], [[3, 5], [1, 3], [5, 7]], atol=1e-6)
-
-
-def test_a_query_that_may_look_nowhere_gives_no_nan() -> None:
-    x = jnp.ones((1, 2, 1, 4))
-    mixed, _ = dot_product_attention(x, x, x, jnp.zeros((1, 1, 2, 2), bool))
-    assert np.isfinite(mixed).all()
-
-
-def test_self_attention_is_cross_attention_over_itself_and_heads_are_apart() -> None:
-    attention = Attention(CONFIG)
-    x = jax.random.normal(jax.random.key(2), (2, 5, 32))
-    params = jax.jit(attention.init)(jax.random.key(0), x, x, None)
-    out, weights = attention.apply(params, x, x, None)
-    assert out.shape == (2, 5, 32)
-    assert weights.shape == (2, 4, 5, 5)
-    memory = jax.random.normal(jax.random.key(3), (2, 7, 32))
-    cross, weights = attention.apply(params, x, memory, None)
-    assert weights.shape == (2, 4, 5, 7)
-    # The layer by hand, head by head.
-    p = {name: (np.asarray(v["kernel"]), np.asarray(v["bias"])) for name, v in params["params"].items()}
-    q, k, v = (np.asarray(a) @ p[n][0] + p[n][1] for n, a in (("query", x), ("key", memory), ("value", memory)))
-    heads = []
-    for h in range(4):
-        part = slice(8 * h, 8 * h + 8)
-        scores = np.exp(q[..., part] @ k[..., part].swapaxes(1, 2) / np.sqrt(8))
-        heads.append(scores / scores.sum(-1, keepdims=True) @ v[..., part])
-    by_hand = np.concatenate(heads, axis=-1) @ p["output"][0] + p["output"][1]
-    np.testing.assert_allclose(cross, by_hand, atol=1e-5)
-
-
-def test_causal_attention_does_not_see_the_future() -> None:
-    attention = Attention(CONFIG)
-    x = jax.random.normal(jax.random.key(2), (2, 6, 32))
-    params = jax.jit(attention.init)(jax.random.key(0), x, x, None)
-    changed = x.at[:, 4:].set(9.0)
-    before, after = (attention.apply(params, y, y, causal_mask(6))[0] for y in (x, changed))
-    np.testing.assert_allclose(before[:, :4], after[:, :4], atol=1e-6)
-    assert np.abs(before[:, 4:] - after[:, 4:]).max() > 0.1
 
 
 def test_the_encoder_without_positions_is_permutation_equivariant() -> None:
@@ -153,23 +90,6 @@ def test_initialisation_is_a_truncated_normal() -> None:
     assert abs(kernel.std() - 0.02 * 0.8796) < 1e-4  # 0.8796: deviation of a normal cut at two deviations
 
 
-@pytest.mark.parametrize("act", ["gelu", "gelu_tanh", "relu", "silu", "tanh"])
-def test_activations_have_their_names(act: str) -> None:
-    from scipy.special import erf
-
-    from bert.model.encoder import ACTIVATIONS
-
-    x = np.linspace(-4, 4, 41)
-    by_hand = {
-        "gelu": x * 0.5 * (1 + erf(x / np.sqrt(2))),
-        "gelu_tanh": 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
-        "relu": np.maximum(x, 0),
-        "silu": x / (1 + np.exp(-x)),
-        "tanh": np.tanh(x),
-    }
-    np.testing.assert_allclose(ACTIVATIONS[act](jnp.asarray(x, jnp.float32)), by_hand[act], atol=1e-6)
-
-
 def test_the_mlm_head_decodes_the_asked_places_with_the_tied_embedding() -> None:
     model = BertForPreTraining(CONFIG)
     params = jax.jit(model.init)(jax.random.key(0), IDS)
@@ -194,23 +114,6 @@ def test_dropout_acts_in_training_only_and_the_classifier_has_its_own_rate() -> 
     still = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     model = BertForSequenceClassification(still, num_labels=3, classifier_dropout=0.0)
     np.testing.assert_array_equal(jax.jit(model.apply)(params, IDS, dropout=dropout), plain)
-
-
-def test_a_sequence_over_the_position_table_is_refused() -> None:
-    with pytest.raises(ValueError, match="25 tokens do not fit a position table of 24"):
-        MODEL.apply(PARAMS, jnp.zeros((1, 25), jnp.int32))
-
-
-def test_sinusoidal_positions_are_one_rotation_a_step_at_the_asked_for_deviation() -> None:
-    config = dataclasses.replace(CONFIG, position_embedding_init="sinusoidal", initializer_range=0.05, hidden_size=16)
-    table = np.asarray(position_initializer(config)(jax.random.key(0), (40, 16)))
-    assert np.mean(table**2) == pytest.approx(0.05**2, rel=1e-5)  # sin^2 + cos^2 = 1 in each pair
-    # (sin a, cos a) at place n + 1 is that at place n turned by the pair's frequency, wherever n is.
-    for pair in range(8):
-        turn = 10_000.0 ** (-2 * pair / 16)
-        rotation = np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
-        two = slice(2 * pair, 2 * pair + 2)
-        np.testing.assert_allclose(table[1:, two], table[:-1, two] @ rotation.T, atol=1e-6)
 
 
 def test_every_option_is_off_by_default() -> None:
@@ -264,24 +167,6 @@ def test_padding_and_dropout_are_as_without_the_option(option: str) -> None:
     np.testing.assert_allclose(alone.last_hidden_state.var(-1), 1, atol=1e-4)
 
 
-def test_pre_ln_by_hand() -> None:
-    """One layer: x + attention(LN(x)), then x + feed-forward(LN(x)), then LN."""
-    config = dataclasses.replace(CONFIG, num_hidden_layers=1, pre_layer_norm=True)
-    x = jax.random.normal(jax.random.key(2), (2, 5, 32))
-    encoder = Encoder(config)
-    params = jax.jit(encoder.init)(jax.random.key(0), x, None)["params"]
-    layer = params["layer_0"]
-
-    def norm(x):
-        return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True))
-
-    attended, _ = Attention(config).apply({"params": layer["attention"]}, norm(x), norm(x), None)
-    y = x + attended
-    inner = jax.nn.gelu(norm(y) @ layer["intermediate"]["kernel"], approximate=False)  # biases start at 0
-    expected = norm(y + inner @ layer["output"]["kernel"])
-    np.testing.assert_allclose(encoder.apply({"params": params}, x, None)[0], expected, atol=1e-5)
-
-
 def test_the_pre_ln_encoder_is_permutation_equivariant() -> None:
     encoder = Encoder(dataclasses.replace(CONFIG, pre_layer_norm=True))
     x = jax.random.normal(jax.random.key(2), (2, 9, 32))
@@ -289,33 +174,6 @@ def test_the_pre_ln_encoder_is_permutation_equivariant() -> None:
     order = np.random.default_rng(0).permutation(9)
     straight, permuted = encoder.apply(params, x, None)[0], encoder.apply(params, x[:, order], None)[0]
     np.testing.assert_allclose(straight[:, order], permuted, atol=1e-5)
-
-
-def test_fixed_positions_are_those_of_vaswani_at_norm_1() -> None:
-    config = dataclasses.replace(CONFIG, position_embedding_type="sinusoidal", position_offset=2)
-    table = np.asarray(sinusoidal_position_table(config))
-    assert table.shape == (26, 32)
-    np.testing.assert_allclose(np.linalg.norm(table, axis=1), 1, rtol=1e-5)
-    place, pair = np.arange(26)[:, None], np.arange(16)
-    angles = place / 10_000 ** (2 * pair / 32)
-    np.testing.assert_allclose(table[:, ::2] * 4, np.sin(angles), atol=1e-4)  # amplitude sqrt(2 / 32)
-    np.testing.assert_allclose(table[:, 1::2] * 4, np.cos(angles), atol=1e-4)
-    # The model adds exactly these: a model with a learned table that holds them answers the same.
-    learned = dataclasses.replace(config, position_embedding_type="learned")
-    params = jax.jit(Bert(config).init)(jax.random.key(0), IDS)
-    assert "position" not in params["params"]["embeddings"]
-    embeddings = {**params["params"]["embeddings"], "position": {"embedding": table}}
-    same = Bert(learned).apply({"params": {**params["params"], "embeddings": embeddings}}, IDS)
-    np.testing.assert_allclose(Bert(config).apply(params, IDS).last_hidden_state, same.last_hidden_state, atol=1e-5)
-
-
-def test_an_embedding_size_that_is_the_hidden_size_has_no_projection() -> None:
-    wide = BertForPreTraining(dataclasses.replace(CONFIG, embedding_size=32))
-    plain = BertForPreTraining(CONFIG)
-    shapes = [
-        jax.tree.map(jnp.shape, jax.eval_shape(lambda m=m: m.init(jax.random.key(0), IDS))) for m in (wide, plain)
-    ]
-    assert shapes[0] == shapes[1]
 
 
 @pytest.mark.parametrize(
