@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from bert.config.validation import NonNegative, NonNegativeFloat, PositiveFloat, check_fields
+from bert.config.validation import NonNegative, NonNegativeFloat, PositiveFloat, check_fields, check_unused
 from bert.errors import UserError
 
 
@@ -17,7 +17,8 @@ class DistillationConfig:
     """Run, Hugging Face folder, folder of google-research/bert or hub name to learn from, --teacher for short: its
     vocabulary is taken, its weights stay as they are; null trains without a teacher."""
     checksum: str | None = None
-    """SHA-256 of the teacher's weights, filled in at the start: a run goes on with no other teacher."""
+    """SHA-256 of the teacher's weights, filled in at the start: a run resumes only with the same
+    weights."""
     temperature: PositiveFloat = 2.0
     """What both distributions over tokens are softened by (Hinton et al. 2015)."""
     token_weight: NonNegativeFloat = 1.0
@@ -39,6 +40,7 @@ class DistillationConfig:
         """Raises UserError for values that cannot work."""
         check_fields("distillation.", self)
         if self.teacher is None:
+            check_unused("distillation.", self, "but there is no teacher: remove it, or set distillation.teacher")
             return
         if not (self.token_weight or self.hidden_weight or self.sentence_weight):
             raise UserError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from bert.config.model import ModelConfig
-from bert.config.validation import PositiveFloat, Range, check_fields
+from bert.config.validation import PositiveFloat, Range, check_fields, check_unused
 from bert.errors import UserError
 
 
@@ -24,9 +24,13 @@ class ElectraConfig:
         """Width of the generator's hidden states."""
         return round(model.hidden_size * self.generator_hidden_size)
 
-    def check(self, model: ModelConfig) -> None:
-        """Raises UserError for values that leave no generator."""
+    def check(self, model: ModelConfig, prediction: str) -> None:
+        """Raises UserError for values that leave no generator, or that ``data.prediction`` ignores."""
         check_fields("electra.", self)
+        if prediction != "replaced":
+            check_unused(
+                "electra.", self, f"but data.prediction is {prediction}: remove it, or set data.prediction replaced"
+            )
         if not self.generator_width(model):
             raise UserError(
                 f"electra.generator_hidden_size is {self.generator_hidden_size}, which makes a generator of width 0 "

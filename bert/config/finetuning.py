@@ -15,6 +15,7 @@ from bert.config.validation import (
     Range,
     Seed,
     check_fields,
+    check_unused,
     local_paths,
 )
 from bert.errors import UserError
@@ -181,9 +182,8 @@ class FinetuneConfig:
                 "architecture_from is set, but init is not none: set init to none, or remove architecture_from"
             )
         source = "architecture_from" if self.architecture_from is not None else None if self.init == "none" else "init"
-        for name, value in vars(self.tokenizer).items():
-            if source is not None and value != getattr(TokenizerConfig(), name):
-                raise UserError(f"tokenizer.{name} is {value}: leave it out, the vocabulary comes with {source}")
+        if source is not None:
+            check_unused("tokenizer.", self.tokenizer, f"but the vocabulary comes with {source}: remove it")
         if self.seed + self.num_seeds > 2**32:
             raise UserError(f"seed + num_seeds is {self.seed + self.num_seeds}: it must be at most 2**32")
         if self.num_frozen_layers is not None and self.num_feature_layers is not None:

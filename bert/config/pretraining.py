@@ -60,7 +60,7 @@ class PretrainConfig:
         check_fields("", self)
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.distillation, self.training):
             part.check()
-        self.electra.check(self.model)
+        self.electra.check(self.model, self.data.prediction)
         self.training.check_warmup(self.optimizer)
         self.training.check_attention(self.model.attention_probs_dropout_prob, self.data.packing)
         _check_lengths(self, "data")

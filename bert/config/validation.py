@@ -78,6 +78,14 @@ def _ranges(hint: Any) -> Iterator[Range]:
         yield from _ranges(member)
 
 
+def check_unused(prefix: str, config: object, reason: str) -> None:
+    """Raises UserError, which ends in ``reason``, for the first field of a dataclass that differs from its default."""
+    for name, default in vars(type(config)()).items():
+        value = getattr(config, name)
+        if value != default:
+            raise UserError(f"{prefix}{name} is {value}, {reason}")
+
+
 def local_paths(config: object) -> None:
     """Raises UserError for the first of PATHS that holds a path with a scheme, alone or in a list."""
     for key in PATHS:

@@ -315,6 +315,7 @@ def test_a_published_teacher_without_a_head(corpus: Path, pretrained: Path, tmp_
         (["--distillation.hidden_loss=l1"], "use one of cosine, mse"),
         ([f"--distillation.{name}_weight=0" for name in ("token", "hidden", "sentence")], "are 0: set one of them"),
         (["--teacher=missing"], "missing does not exist"),
+        (["--teacher=null", "--distillation.temperature=3"], "temperature is 3.0, but there is no teacher: remove it"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_sentence(corpus, pretrained, tmp_path, fails, monkeypatch, options, expected) -> None:

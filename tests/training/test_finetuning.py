@@ -283,7 +283,7 @@ def test_errors_of_data_and_start(pretrained: Path, finetuned: Path, sst2: Path,
     assert "does not exist" in fine(sst2, "--init=nowhere")
     assert "missing is not a folder" in fine(tmp_path / "missing", f"--init={pretrained}")
     assert "was trained with 16: leave it out" in fine(sst2, f"--init={pretrained}", "--model.hidden_size=256")
-    assert "leave it out, the vocabulary comes with init" in fine(sst2, f"--init={pretrained}", "--tokenizer.path=x")
+    assert "but the vocabulary comes with init: remove it" in fine(sst2, f"--init={pretrained}", "--tokenizer.path=x")
     assert "holds a pretraining run" in fine(sst2, f"--init={pretrained}", folder=pretrained)
     assert "position table" in fine(sst2, f"--init={pretrained}", "--data.max_length=64")
     assert "choose one of sst2, mrpc" in fine(sst2, f"--init={pretrained}", "--task=xyz")

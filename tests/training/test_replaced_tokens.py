@@ -238,6 +238,10 @@ def test_other_runs_start_from_the_discriminator(detected, corpus, tmp_path, cap
         (["--electra.disc_weight=0"], "electra.disc_weight is 0.0: it must be above 0"),
         (["--electra.disc_weight=nan"], "electra.disc_weight is nan"),
         (["--electra.generator=0.5"], "--electra.generator"),
+        (
+            ["--data.prediction=masked"],
+            "electra.generator_hidden_size is 0.5, but data.prediction is masked: remove it",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_one_sentence(corpus, tmp_path, fails, arguments, message) -> None:
