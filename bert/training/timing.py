@@ -29,8 +29,7 @@ class Timed:
 
     @classmethod
     def from_calls(cls, seconds: Sequence[float]) -> Timed:
-        """From the first call, which compiles what is not compiled yet, and later ones, of which the fastest counts:
-        the second still waits for memory that is used for the first time."""
+        """From the first call, which compiles what is not compiled yet, and later ones, of which the fastest counts."""
         call = min(seconds[1:])
         return cls(max(seconds[0] - call, 0.0), call)
 
