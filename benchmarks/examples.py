@@ -1,4 +1,4 @@
-"""Speed and memory of building examples from English Wikipedia, beside what else makes them from the same text.
+"""Speed and memory of building examples from English Wikipedia, compared with what else makes them from the same text.
 
     PYTHONPATH=. python benchmarks/examples.py [--megabytes 60 240] [--rounds 3] [--sides raw ours run_mlm google]
 

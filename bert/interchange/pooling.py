@@ -74,8 +74,8 @@ def read_pooling(folder: Path, say: Callable[[str], None]) -> tuple[Pooling | No
             "remove modules.json to load the encoder alone"
         )
     module_folders = [_inside(file, module.get("path", "")) for module in modules]
-    beside = [module_folder / name for module_folder in (module_folders[0], folder) for name in TEXT_SETTINGS]
-    length, lowercase = next((_text_settings(file) for file in beside if file.is_file()), (None, False))
+    settings_files = [module_folder / name for module_folder in (module_folders[0], folder) for name in TEXT_SETTINGS]
+    length, lowercase = next((_text_settings(file) for file in settings_files if file.is_file()), (None, False))
     prompts = folder / "config_sentence_transformers.json"
     declared = read_json(prompts) if prompts.is_file() else {}
     if isinstance(declared, dict) and declared.get("default_prompt_name"):

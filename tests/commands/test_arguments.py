@@ -298,8 +298,8 @@ def test_a_recipes_sizes_give_way_to_those_of_init(recipes, tmp_path):
         return pretrain(*argv)[0].model
 
     assert model("--config=wide").hidden_size == model("--config=wide", "--init=null").hidden_size == 96
-    beside = model("--config=wide", "--init=runs/x")
-    assert (beside.hidden_size, beside.hidden_dropout_prob) == (PretrainConfig().model.hidden_size, 0.3)
+    from_init = model("--config=wide", "--init=runs/x")
+    assert (from_init.hidden_size, from_init.hidden_dropout_prob) == (PretrainConfig().model.hidden_size, 0.3)
     assert model("--config=wide", "--init=runs/x", "--model.hidden_size=48").hidden_size == 48
     mine = f"--config={wide}"  # a file that the user names by its path says what the user wants
     assert model(mine, "--init=runs/x").hidden_size == 96

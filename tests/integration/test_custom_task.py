@@ -118,7 +118,7 @@ def test_a_run_over_the_pages_columns(tickets: Path, pretrained: Path, capsys) -
     assert [line[2] for line in dev[1:]] == ["billing", "technical"] * 3
     assert len(Path("run/predictions/test.tsv").read_text().splitlines()) == 5
     config, *_ = parse(FinetuneConfig, arguments, prog="", description="", default_recipe=None)
-    with open_run(config) as run:  # the same command goes on: the labels that train told are no difference
+    with open_run(config) as run:  # the same command resumes: the labels that train told are no difference
         assert run.resumed
 
     Path("tickets").rename("elsewhere")  # config.yaml alone says what predict needs

@@ -1,4 +1,4 @@
-"""Disks and data that fail under a run: one sentence, nothing lost, and the run goes on to the same end."""
+"""Disks and data that fail under a run: one sentence, nothing lost, and the run resumes and ends in the same state."""
 
 import os
 import subprocess

@@ -83,7 +83,7 @@ def test_what_is_frozen_stays_bit_for_bit(pretrained, sst2, tmp_path, capsys, ar
     before = flatten_dict(theirs.params["bert"], sep="/")
     for path, value in flatten_dict(ours.params["bert"], sep="/").items():
         assert (value.tobytes() == before[path].tobytes()) == path.startswith(frozen), path
-    # The head was made for what it reads, and answers as it did in the run; a run that goes on finds its moments.
+    # The head was made for what it reads, and answers as it did in the run; a run that resumes finds its moments.
     sentences = [line.split("\t")[0] for line in (sst2 / "dev.tsv").read_text().splitlines()[1:]]
     written = [line.split("\t") for line in (tmp_path / "run/predictions/dev.tsv").read_text().splitlines()[1:]]
     for answer, (_, _, _, probability) in zip(ours.predict(sentences), written, strict=True):

@@ -126,7 +126,7 @@ def test_packed_rows_have_the_losses_and_gradients_of_their_examples(label: str 
     for name, (total, weight) in their_sums.items():
         np.testing.assert_allclose(our_sums[name][0], total, rtol=1e-5)
         assert our_sums[name][1] == weight
-    # What would be noticed: attention over the whole row, positions that go on, and one [CLS] for all.
+    # What would be noticed: attention over the whole row, positions that continue, and one [CLS] for all.
     joined = {**batch, "example_ids": np.minimum(batch["example_ids"], 1)}
     going_on = {**batch, "position_ids": np.tile(np.arange(T, dtype=np.int32), (ROWS, 1))}
     one_cls = {**batch, "cls_positions": np.zeros_like(batch["cls_positions"])}

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 goes on with words that it lacks."""
+"""all-MiniLM-L6-v2 trains further with words that it lacks."""
 
 import json
 

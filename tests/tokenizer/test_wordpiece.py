@@ -121,8 +121,8 @@ def test_bare_vocab_takes_its_casing_from_the_configuration_or_from_beside_it(to
     cased = load_tokenizer(tmp_path / "vocab.txt", TokenizerConfig(lowercase=False))
     assert cased.encode("The").ids != tokenizer.encode("The").ids
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    beside = load_tokenizer(tmp_path / "vocab.txt")
-    assert tokenizer_fingerprint(beside) == tokenizer_fingerprint(cased)
+    configured = load_tokenizer(tmp_path / "vocab.txt")
+    assert tokenizer_fingerprint(configured) == tokenizer_fingerprint(cased)
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(UserError, match=r"tokenizer_config\.json is not valid JSON"):
         load_tokenizer(tmp_path / "vocab.txt")

@@ -133,7 +133,7 @@ def test_one_schedule_over_all_phases_times_each_phases_peak() -> None:
     expected = peaks * np.minimum(n / 100, (1000 - n) / 900)
     np.testing.assert_allclose(np.where(n < 900, *rates), expected, rtol=1e-4)
     [_, same] = resolve_phases(config_of(steps=1000, optimizer=config.optimizer), 1000)
-    assert same.config.optimizer == config.optimizer, "without a peak of its own the paper's schedule goes on"
+    assert same.config.optimizer == config.optimizer, "without a peak of its own the paper's schedule continues"
 
 
 def test_the_optimizers_of_all_phases_share_one_state() -> None:
