@@ -6,7 +6,12 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import sys
 import threading
+import types
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import Any
 
 from bert.errors import require
 
@@ -16,8 +21,32 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class WorkerPool(ProcessPoolExecutor):
+    """Worker processes: spawned, since a fork of a process with threads may hang.
+
+    Args:
+        processes: their number.
+        initializer: called in each with ``initargs``; it calls `start_worker`.
+    """
+
+    def __init__(self, processes: int, initializer: Callable[..., None], initargs: tuple[Any, ...] = ()) -> None:
+        context = multiprocessing.get_context("spawn")
+        super().__init__(processes, mp_context=context, initializer=initializer, initargs=initargs)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Starts the processes that are missing, and hands one of them the call."""
+        # A spawned process first runs the file of __main__, here the user's script: without `if __name__ ==
+        # "__main__"` it would train a second time. Workers need nothing of it.
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            sys.modules["__main__"] = script
+
+
 def start_worker() -> None:
-    """Prepares a worker process; pass it as the ``initializer`` of a pool."""
+    """Prepares a worker process; the ``initializer`` of a pool calls it."""
     # Ctrl-C reaches the whole group: the parent answers it, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -9,13 +9,11 @@ import functools
 import hashlib
 import importlib.metadata
 import itertools
-import multiprocessing
 import os
 import re
 import sys
 import sysconfig
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path, PurePath
 from typing import NamedTuple
@@ -24,7 +22,7 @@ import numpy as np
 
 from bert.config import DOCSTRINGS_PREFIX
 from bert.data.corpus import docstring_prose
-from bert.data.worker_processes import available_cores, start_worker
+from bert.data.worker_processes import WorkerPool, available_cores, start_worker
 from bert.errors import UserError
 
 STDLIB = "stdlib"
@@ -214,9 +212,8 @@ def _parse_modules(modules: list[Module]) -> list[list[list[str]]]:
 
 
 def _parse_in_workers(paths: list[Path], processes: int) -> list[list[list[str]]]:
-    context = multiprocessing.get_context("spawn")
     try:
-        with ProcessPoolExecutor(processes, mp_context=context, initializer=start_worker) as pool:
+        with WorkerPool(processes, start_worker) as pool:
             return list(pool.map(_parse_module, paths, chunksize=32))
     except BrokenProcessPool:
         raise UserError(

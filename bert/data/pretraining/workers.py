@@ -1,20 +1,19 @@
-"""Processes that build shards: without JAX, and spawned, since a fork of a process with threads may hang."""
+"""Processes that build shards, without JAX."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert.data.pretraining.shards import ShardSpec, build_range
-from bert.data.worker_processes import start_worker
+from bert.data.worker_processes import WorkerPool, start_worker
 from bert.errors import UserError, require
 from bert.files import write_array, write_atomic
 
@@ -43,8 +42,7 @@ def build_shards(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, proce
             _build_and_record(group, plain, work)
             yield from (task.name for task in group)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=(tokenizer.to_str(),)) as pool:
+    with WorkerPool(processes, _start, (tokenizer.to_str(),)) as pool:
         futures = {pool.submit(_build_in_worker, group, work): group for group in groups}
         try:
             for future in as_completed(futures):
