@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bert.commands.finetune import main as finetune
@@ -39,7 +40,6 @@ LOSSES = {
     "mini": 4.70675,
     "mnli": 1.08033,
     "mrpc": 0.65032,
-    "packages": None,
     "qnli": 0.65134,
     "qqp": 0.65032,
     "quickstart": 4.48788,
@@ -57,7 +57,7 @@ LOSSES = {
     "wnli": 0.65032,
     "wnut17": 0.12782,
 }
-"""Held-out loss after the ten steps, by recipe, as a CPU computes it; None where the data depends on the machine."""
+"""Held-out loss after the ten steps, by recipe, as a CPU computes it. That of packages depends on what is installed."""
 
 # Of GLUE's files the columns that are read; the last one has the label, CoLA's files have no names.
 COLUMNS = {
@@ -151,7 +151,9 @@ def assert_learned(name: str, run: Path, loss: float) -> None:
     """The training loss falls; the held-out loss is the stored one, to 2e-3: bfloat16 rounds otherwise elsewhere."""
     losses = [line["loss"] for line in lines_of(run) if line["split"] == "train"]
     assert sum(losses[-3:]) < sum(losses[:3])
-    assert LOSSES[name] is None or loss == pytest.approx(LOSSES[name], rel=2e-3)
+    assert np.isfinite(loss)
+    if name in LOSSES:
+        assert loss == pytest.approx(LOSSES[name], rel=2e-3)
 
 
 @pytest.mark.parametrize("name", sorted(set(recipe_names()) - set(TASKS)))
@@ -198,4 +200,7 @@ def test_ten_steps_of_finetuning(name: str, tmp_path: Path) -> None:
     results = json.loads((run / "results.json").read_text())
     assert len(rates(run)) == STEPS
     assert_learned(name, run, results["dev"]["loss"])
+    if name == "packages":
+        scores = results["dev"]["accuracy"], results["majority_class"]["accuracy"]
+        assert all(0 < score < 1 for score in scores), scores
     assert any((run / "predictions").iterdir())
