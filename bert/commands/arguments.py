@@ -8,7 +8,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn, TypeVar
@@ -63,12 +63,14 @@ def parse(
     default_recipe: str | None,
     extra_options: Mapping[str, str] = MappingProxyType({}),
     defaults_for_check: Mapping[str, str] = MappingProxyType({}),
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Config, str | None, dict[str, str]]:
     """The checked configuration, the recipe's name (the stem of the last file), and the options that are no keys.
 
     ``extra_options`` has the help of these options by usage: ``NAME VALUE``, or ``NAME`` for a flag, whose value is "".
     ``defaults_for_check`` has values for keys that a command checks with the others but does not use; files and the
-    command line override them. ``--help`` and ``--print_config`` print and exit through SystemExit(0).
+    command line override them. ``say`` is called with what is left out of a recipe. ``--help`` and ``--print_config``
+    print and exit through SystemExit(0).
     Raises UserError with one sentence for anything wrong in the files, on the command line, or between values.
     """
     keys = keys_of(config_class)
@@ -85,7 +87,9 @@ def parse(
     for name, path in files:
         given = override(given, _read(name, path, keys), keys)
     given = override(given, _values_on_command_line(options, keys), keys)
-    given = _without_recipe_sizes_if_init(given, {display_path(path) for name, path in files if name in recipe_names()})
+    recipes = {display_path(path): name for name, path in files if name in recipe_names()}
+    given = _without_recipe_sizes_if_init(given, recipes)
+    given = _without_transfer_if_other_corpus(given, recipes, say)
     sources = [*(display_path(path) for _, path in files), COMMAND_LINE]
     config = apply_preset(build_config(config_class, given), _keys_overriding_preset(given, sources))
     if print_config:
@@ -272,7 +276,7 @@ def _text_or_list(text: str, key: ConfigField) -> str | list[str]:
     return text if str in key.members or text in NULLS else [text]
 
 
-def _without_recipe_sizes_if_init(given: dict[str, UserValue], recipes: set[str]) -> dict[str, UserValue]:
+def _without_recipe_sizes_if_init(given: dict[str, UserValue], recipes: Container[str]) -> dict[str, UserValue]:
     """Drops the model sizes of recipes if ``init`` is set: the initial model brings its own."""
     if "init" not in given or given["init"].value in (*NULLS, "none"):
         return given
@@ -282,6 +286,23 @@ def _without_recipe_sizes_if_init(given: dict[str, UserValue], recipes: set[str]
         return section != "model" or name in MODEL_KEYS_KEPT_WITH_INIT or entry.source not in recipes
 
     return {key: entry for key, entry in given.items() if is_kept(key, entry)}
+
+
+def _without_transfer_if_other_corpus(
+    given: dict[str, UserValue], recipes: Mapping[str, str], say: Callable[[str], None]
+) -> dict[str, UserValue]:
+    """Drops a recipe's ``transfer`` if ``data.train`` is set elsewhere: it measures what the recipe's corpus gives.
+
+    ``recipes`` has the names of recipes by the sources of their values.
+    """
+    transfer, corpus = given.get("transfer"), given.get("data.train")
+    if transfer is None or corpus is None or transfer.source not in recipes or corpus.source == transfer.source:
+        return given
+    say(
+        f"the recipe {recipes[transfer.source]} has transfer {transfer.value} for its own corpus: left out, since "
+        f"data.train is another one (--transfer {transfer.value} runs it)"
+    )
+    return {key: entry for key, entry in given.items() if key != "transfer"}
 
 
 def _keys_overriding_preset(given: dict[str, UserValue], sources: list[str]) -> set[str]:

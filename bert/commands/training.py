@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,7 +42,9 @@ def run_training(
         UserError: wrong arguments or data.
     """
     prog = command_name(command)
-    config, recipe, options = parse(config_class, argv, prog, description, default_recipe, CLUSTER_OPTIONS)
+    config, recipe, options = parse(
+        config_class, argv, prog, description, default_recipe, CLUSTER_OPTIONS, say=_print_to_stderr
+    )
     hosts = parse_hosts(options)
     if config.output_dir is None:
         if recipe is None:
@@ -66,3 +69,7 @@ def run_training(
         if run.is_writer:
             show(results, str(run.path))
     return 0
+
+
+def _print_to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -36,7 +36,7 @@ class PretrainConfig:
     transfer: str | None = None
     """Fine-tuning recipe, or its YAML file, to run at the end: from the pretrained encoder and, as controls, from
     random weights of the same sizes and as TF-IDF with a linear model. Scores are in results.json, the runs in
-    transfer/ in the run's folder; null for none."""
+    transfer/ in the run's folder; null for none. If data.train is set, a recipe's transfer is left out."""
     profile: bool = False
     """Write a trace of a few early steps to profile/ in the run's folder, for TensorBoard and Perfetto."""
     data: DataConfig = field(default_factory=DataConfig)

@@ -290,6 +290,33 @@ def test_unreadable_files():
     assert sentence(load_config, PretrainConfig, "none.yaml").startswith("none.yaml cannot be read (No such file")
 
 
+@pytest.mark.parametrize(
+    ("argv", "transfer", "is_said"),
+    [
+        ([], "packages", False),
+        (["--data.train=x.txt"], None, True),
+        (["--data.train=x.txt", "--transfer=packages"], "packages", False),
+        (["--config=measured", "--config=mine.yaml"], None, True),
+        (["--config=measured", "--config=mine.yaml", "--transfer=null"], None, False),
+        (["--config=configs/measured.yaml", "--training.steps=9"], "packages", False),
+        (["--config=run.yaml", "--data.train=x.txt"], "packages", False),
+    ],
+)
+def test_a_recipes_transfer_belongs_to_its_own_corpus(recipes, argv, transfer, is_said):
+    recipe = "data: {train: 'docstrings:'}\ntraining: {steps: 5}\ntransfer: packages\n"
+    for file in ("configs/measured.yaml", "run.yaml"):
+        Path(file).write_text(recipe)
+    Path("mine.yaml").write_text("data: {train: x.txt}\n")
+    said = []
+    config, *_ = parse(PretrainConfig, argv, "bert pretrain", "D.", "measured", say=said.append)
+    assert config.transfer == transfer
+    expected = (
+        "the recipe measured has transfer packages for its own corpus: left out, since data.train is another one "
+        "(--transfer packages runs it)"
+    )
+    assert said == [expected] * is_said
+
+
 def test_a_recipes_sizes_give_way_to_those_of_init(recipes, tmp_path):
     wide = tmp_path / "configs" / "wide.yaml"
     wide.write_text("data: {train: x.txt}\nmodel: {hidden_size: 96, hidden_dropout_prob: 0.3}\ntraining: {steps: 9}\n")
