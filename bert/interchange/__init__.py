@@ -1,4 +1,4 @@
-"""Checkpoints of others: one table of names (`names`), read in both directions. Imports no JAX by itself."""
+"""Checkpoints of others, by a file for each model family (`families`). Imports no JAX by itself."""
 
 from bert.errors import UserError
 

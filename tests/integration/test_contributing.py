@@ -24,6 +24,7 @@ def test_what_it_names_is_there() -> None:
     for name in re.findall(r"`((?:bert|tests|configs)/[\w/.]+)`", CONTRIBUTING):
         if "NAME" not in name:
             assert (root / name).exists(), name
+    import bert.interchange.families
     import bert.interchange.names
     import bert.interchange.shapes
     import bert.interchange.writers.signature
@@ -41,7 +42,8 @@ def test_what_it_names_is_there() -> None:
         bert.runs.folder: ("DERIVED_KEYS",),
         bert.model.heads: ("HEADS",),
         bert.training.losses: ("LOSSES", "TaskLoss", "pretraining_objective"),
-        bert.interchange.names: ("TABLE", "ARCHITECTURES"),
+        bert.interchange.names: ("MODULES", "ARCHITECTURES"),
+        bert.interchange.families: ("FAMILIES", "Family"),
         bert.interchange.shapes: ("ARCHITECTURES_WITH_LABELS",),
         bert.interchange.writers.signature: ("signature",),
         objectives: ("OBJECTIVES",),

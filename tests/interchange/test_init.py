@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 import bert
 from bert.commands.finetune import main as finetune
 from bert.commands.pretrain import main as pretrain
-from bert.interchange import names
+from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.pooling import Pooling
 from bert.interchange.readers.google import CHECKPOINT
 from tests.interchange.bundle_writer import write_bundle
@@ -56,7 +56,7 @@ def write_google(folder: Path, made, corpus: Path) -> None:
     model = made("BertForPreTraining")
     folder.mkdir()
     parameters = traverse_util.flatten_dict(model.params, sep="/")
-    table = names.tensors(CONFIG.num_hidden_layers, names.GOOGLE, "BertForPreTraining")
+    table = GOOGLE_NAMES.tensors(CONFIG.num_hidden_layers, "BertForPreTraining")
     tensors = {
         tensor.theirs: parameters[tensor.ours].T if tensor.transposed else parameters[tensor.ours]
         for tensor in table

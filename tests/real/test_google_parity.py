@@ -13,7 +13,7 @@ import bert
 from bert.config import ModelConfig
 from bert.data.features import tokenize
 from bert.errors import UserError
-from bert.interchange import names
+from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.readers.google import read_params
 from bert.interchange.readers.tf_checkpoint import Bundle
 from bert.model.encoder import Bert
@@ -114,7 +114,7 @@ def test_a_bert_that_tensorflow_saved(tmp_path: Path, shared: Path, act: str, th
     known = {
         tensor.ours: tensor
         for head in ("BertForSequenceClassification", "BertForQuestionAnswering")
-        for tensor in names.tensors(config.num_hidden_layers, names.GOOGLE, head)
+        for tensor in GOOGLE_NAMES.tensors(config.num_hidden_layers, head)
     }
     found = {}
     for path, array in traverse_util.flatten_dict(params, sep="/").items():

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 import bert
 from bert.data.features import tokenize
 from bert.errors import UserError
+from bert.interchange import families
 from bert.interchange.bundle import build_module
-from bert.interchange.names import architectures, hf_class_name
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert
 from bert.tokenizer.wordpiece import load_tokenizer
@@ -59,7 +59,7 @@ def drawn(folder, architecture: str, family: str = "bert", **settings):
         sizes["label2id"] = {label: number for number, label in enumerate(LABELS)}
     config_class = getattr(transformers, f"{family.capitalize()}Config")
     config = config_class(**{**sizes, **settings})
-    model = getattr(transformers, hf_class_name(architecture, family))(config).eval()
+    model = getattr(transformers, families.family_of_type(family).classes[architecture])(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # biases and LayerNorm as well: fresh ones are zeros and ones
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -166,7 +166,7 @@ def assert_alike(ours: list, theirs: list, mask: np.ndarray) -> None:
         np.testing.assert_allclose(mine, other, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", architectures("bert"))
+@pytest.mark.parametrize("architecture", families.BERT.classes)
 def test_every_architecture_in_and_out(architecture: str, tmp_path, mrpc_texts) -> None:
     acts = ("relu", "gelu_new", "gelu")
     for act in acts:
@@ -247,7 +247,7 @@ class Unsafe:
         return print, ("this must not run",)
 
 
-@pytest.mark.parametrize("architecture", architectures("roberta"))
+@pytest.mark.parametrize("architecture", families.ROBERTA.classes)
 def test_roberta_in_and_out(architecture: str, tmp_path, byte_level, mrpc_texts) -> None:
     ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     variants = {"gelu": 1}  # transformers' MLM head of RoBERTa knows no other activation
@@ -270,7 +270,7 @@ def test_roberta_in_and_out(architecture: str, tmp_path, byte_level, mrpc_texts)
         assert_export(model, reference, AUTO[architecture], tmp_path / f"ours-{act}")
 
 
-@pytest.mark.parametrize("architecture", architectures("electra"))
+@pytest.mark.parametrize("architecture", families.ELECTRA.classes)
 @pytest.mark.parametrize("width", [40, 96])
 def test_electra_in_and_out(architecture: str, width: int, tmp_path, mrpc_texts) -> None:
     """With narrow embeddings and without; the MLM head of transformers' ELECTRA knows gelu alone."""

@@ -17,6 +17,7 @@ from bert.config.model import Activation
 from bert.errors import UserError
 from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
+from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.readers.tf_checkpoint import Bundle
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.tokenizer.wordpiece import first_cased_token, load_tokenizer, require_embedding_rows
@@ -99,7 +100,7 @@ def read_params(folder: Path, say: Log = lambda text: None) -> tuple[ModelConfig
         )
     architecture = next((head for head, sign in HEADS.items() if sign in entries), "BertForPreTraining")
     names.check_layers(config.num_hidden_layers, len(entries), name, CONFIG)
-    table = names.tensors(config.num_hidden_layers, names.GOOGLE, architecture)
+    table = GOOGLE_NAMES.tensors(config.num_hidden_layers, architecture)
     parts = {tensor.part for tensor in table if tensor.theirs in entries} | {names.ENCODER, names.POOLER}
     table = [tensor for tensor in table if tensor.part in parts]
     _raise_if_any(name, "lacks", (tensor.theirs for tensor in table if tensor.theirs not in entries))

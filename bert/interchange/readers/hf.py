@@ -1,6 +1,7 @@
 """Folders as Hugging Face transformers writes them: config.json, safetensors, tokenizer files -> our parameters.
 
-Every tensor of a folder finds its place by the table in `bert.interchange.names`, is left out by name, or is an error.
+Every tensor of a folder finds its place by the names of its family (`bert.interchange.families`), is left out by name,
+or is an error.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from tokenizers.normalizers import BertNormalizer
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.interchange import electra, names
+from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
+from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
 from bert.interchange.pooling import read_pooling
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_json, read_tensors
@@ -43,11 +45,8 @@ ACTIVATIONS = {
 }
 """Hugging Face's names of ``hidden_act``, and ours."""
 
-REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-            "max_position_embeddings", "type_vocab_size", "hidden_act")  # fmt: skip
 OPTIONAL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "layer_norm_eps")
-
-FAMILIES = (names.BERT, names.ROBERTA, names.ELECTRA)
+"""Fields of `ModelConfig` that config.json may leave out."""
 
 SETTINGS_READ = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
 """Settings of which one value is read."""
@@ -75,7 +74,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     """Reads a folder, saying what was read, what was left out and which parts are randomly initialized.
 
     Raises:
-        UserError: a file that is missing or damaged; a model that is neither BERT nor RoBERTa; a tensor without a
+        UserError: a file that is missing or damaged; a model of another family; a tensor without a
             place, a parameter without a tensor, a shape that is not config.json's.
     """
     pooling, folder = read_pooling(folder, say)
@@ -99,9 +98,10 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     stored, source = read_tensors(folder)
     arrays, config = _rename_tensors(stored, source, config, family, architecture, say)
     parts = _check_tensors(arrays, source, config, family, architecture, labels)
-    if family != names.BERT and names.PREDICTIONS in parts and config.hidden_act != "gelu":
+    if names.PREDICTIONS in parts and family.prediction_act not in (None, config.hidden_act):
         raise UserError(
-            f"{file}: hidden_act is {content['hidden_act']}, and the MLM head of {family} has gelu: name another model"
+            f"{file}: hidden_act is {content[family.keys['hidden_act']]}, and the MLM head of {family.model_type} has "
+            f"{family.prediction_act}: name another model"
         )
     size = sum(array.size for array in arrays.values())
     say(f"read {source}: {', '.join(sorted(parts))} ({len(arrays)} tensors, {size:,} parameters)")
@@ -124,41 +124,36 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     )
 
 
-def _architecture(content: dict[str, Any], file: Path) -> tuple[str, str]:
+def _architecture(content: dict[str, Any], file: Path) -> tuple[Family, str]:
     """Family and our module's name."""
     declared = content.get("architectures") or []
     declared = declared[0] if isinstance(declared, list) and declared else declared or None
-    prefix = next((name for name in FAMILIES if str(declared).startswith(name.capitalize())), names.BERT)
-    family = content.get("model_type") or prefix
-    if family not in FAMILIES:
-        raise UserError(f"{file}: model_type is {family!r}, and {', '.join(FAMILIES)} are read: name another model")
-    settings = dict(SETTINGS_READ)
-    if declared == "ElectraForMultipleChoice":
-        settings |= electra.SUMMARY
-    for key, plain in settings.items():
+    model_type = content.get("model_type")
+    family = family_of_type(model_type) if model_type else family_of_classes(str(declared))
+    if family is None:
+        known = ", ".join(family.model_type for family in FAMILIES)
+        raise UserError(f"{file}: model_type is {model_type!r}, and {known} are read: name another model")
+    architecture = "Bert" if declared is None else family.architecture_of(str(declared))
+    for key, plain in {**SETTINGS_READ, **family.settings.get(architecture or "", {})}.items():
         if content.get(key, plain) not in (plain, None):
             raise UserError(f"{file}: {key} is {content[key]!r}, and only {plain!r} is read: name another model")
-    if declared is None:
-        return family, "Bert"
-    architecture = names.architecture_from_hf(str(declared), family)
     if architecture is None:
-        choice = ", ".join(names.hf_class_name(name, family) for name in names.architectures(family))
+        choice = ", ".join(family.classes[name] for name in names.ARCHITECTURES if name in family.classes)
         raise UserError(f"{file}: the architecture is {declared!r}: one of {choice} is read: name another model")
     return family, architecture
 
 
-def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConfig:
-    required = (*REQUIRED, "embedding_size") if family == names.ELECTRA else REQUIRED
-    if missing := [key for key in required if key not in content]:
+def _model_config(content: dict[str, Any], family: Family, file: Path) -> ModelConfig:
+    fields = {**family.keys} | {key: key for key in family.more_sizes}
+    if missing := [key for name, key in fields.items() if key not in content and name not in OPTIONAL]:
         raise UserError(f"{file} lacks {', '.join(missing)}: copy it again from where the weights are from")
-    values = {key: content[key] for key in (*required, *OPTIONAL) if key in content}
-    for key, value in values.items():
-        types = (str,) if key == "hidden_act" else (int, float) if key in OPTIONAL else (int,)
-        if isinstance(value, bool) or not isinstance(value, types):
+    for name, key in fields.items():
+        value = content.get(key, 0)
+        types = (str,) if name == "hidden_act" else (int, float) if name in OPTIONAL else (int,)
+        large = types == (int,) and isinstance(value, int) and value >= MAX_SIZE
+        if isinstance(value, bool) or not isinstance(value, types) or large:
             raise UserError(f"{file}: {key} is {value!r}: copy the file again from where the weights are from")
-    for key in set(values) - {"hidden_act", *OPTIONAL}:
-        if values[key] >= MAX_SIZE:
-            raise UserError(f"{file}: {key} is {values[key]}: copy the file again from where the weights are from")
+    values = {name: content[key] for name, key in family.keys.items() if key in content}
     tied = content.get("tie_word_embeddings", True)
     if not isinstance(tied, bool):
         raise UserError(f"{file}: tie_word_embeddings is {tied!r}, set it to true or false")
@@ -168,16 +163,8 @@ def _model_config(content: dict[str, Any], family: str, file: Path) -> ModelConf
             "name another model"
         )
     values["hidden_act"] = ACTIVATIONS[values["hidden_act"]]
-    if family == names.ELECTRA:
-        values |= electra.to_config(values)
-    if family == names.ROBERTA:
-        offset = content.get("pad_token_id", 1)
-        if not isinstance(offset, int):
-            raise UserError(f"{file}: pad_token_id is {offset!r}, and RoBERTa counts its positions from there: fix it")
-        values["position_offset"] = offset + 1
-        values["max_position_embeddings"] -= offset + 1
-    config = ModelConfig(**values, tie_word_embeddings=tied)
     try:
+        config = ModelConfig(**{**values, **family.read_config(content), "tie_word_embeddings": tied})
         if config.known_vocab_size < 1:
             raise UserError("model.vocab_size is below 1: fix it")
         config.check()
@@ -234,11 +221,11 @@ def _warn_casing(folder: Path, tokenizer: Tokenizer, say: Log) -> None:
 
 
 def _rename_tensors(
-    stored: dict[str, np.ndarray], source: Path, config: ModelConfig, family: str, architecture: str, say: Log
+    stored: dict[str, np.ndarray], source: Path, config: ModelConfig, family: Family, architecture: str, say: Log
 ) -> tuple[dict[str, np.ndarray], ModelConfig]:
     """Tensors under our names, as float32, and the config with what the decoder turned out to be."""
     names.check_layers(config.num_hidden_layers, len(stored), source, "config.json")
-    table = {tensor.theirs: tensor for tensor in names.tensors(config.num_hidden_layers, family, architecture)}
+    table = {tensor.theirs: tensor for tensor in family.names.tensors(config.num_hidden_layers, architecture)}
     left_out: set[str] = set()
     by_name: dict[str, str] = {}
     for name in stored:
@@ -248,9 +235,10 @@ def _rename_tensors(
         if plain in by_name:
             raise UserError(f"{source} holds {by_name[plain]} and {name}, which are one tensor: copy it again")
         by_name[plain] = name
-    if family == names.ROBERTA and architecture == "BertForSequenceClassification":
+    if names.POOLER in family.names.heads.get(architecture, {}):
         # Left over from pretraining: this architecture has no pooler, only its classifier's first layer.
-        left_out |= {by_name.pop(f"roberta.pooler.dense.{end}", "") for end in ("weight", "bias")} - {""}
+        pooler = family.names.modules.get(names.POOLER)
+        left_out |= {by_name.pop(f"{pooler}.{end}", "") for end in ("weight", "bias")} - {""}
 
     def of(ours: str) -> np.ndarray | None:
         [theirs] = [tensor.theirs for tensor in table.values() if tensor.ours == ours]
@@ -263,7 +251,7 @@ def _rename_tensors(
         else:
             say(f"{source}: the MLM decoder differs from the word embeddings, and stays untied")
             config = dataclasses.replace(config, tie_word_embeddings=False)
-    second = by_name.pop(names.decoder_bias(family), None)
+    second = by_name.pop(family.decoder_bias or "", None)
     if second is not None:
         first = by_name.get(_their_name(table, "predictions/bias"))
         if first is not None and not np.array_equal(stored[second], stored[first]):
@@ -272,7 +260,7 @@ def _rename_tensors(
     if unexplained := sorted(by_name[name] for name in set(by_name) - set(table)):
         more = f" and {len(unexplained) - 4} more" if len(unexplained) > 4 else ""
         raise UserError(
-            f"{source} holds {', '.join(unexplained[:4])}{more}, which a {names.hf_class_name(architecture, family)} "
+            f"{source} holds {', '.join(unexplained[:4])}{more}, which a {family.classes[architecture]} "
             f"of {config.num_hidden_layers} layers lacks: fix architectures and num_hidden_layers in config.json"
         )
     arrays = {}
@@ -292,12 +280,12 @@ def _check_tensors(
     arrays: dict[str, np.ndarray],
     source: Path,
     config: ModelConfig,
-    family: str,
+    family: Family,
     architecture: str,
     labels: tuple[str, ...],
 ) -> set[str]:
     """The parts that are there; UserError where one is there by half or not in config.json's shapes."""
-    table = names.tensors(config.num_hidden_layers, family, architecture)
+    table = family.names.tensors(config.num_hidden_layers, architecture)
     parts = {tensor.part for tensor in table if tensor.ours in arrays}
     needed = {names.ENCODER, *parts}
     pooled = names.POOLER in names.ARCHITECTURES[architecture]
@@ -328,9 +316,8 @@ def _their_name(table: dict[str, names.Tensor], ours: str) -> str:
     return next(theirs for theirs, tensor in table.items() if tensor.ours == ours)
 
 
-def _current_name(name: str, family: str) -> str:
+def _current_name(name: str, family: Family) -> str:
     """A tensor's name as today's versions write it: the prefix of a bare encoder, gamma and beta of old files."""
     name = re.sub(r"(LayerNorm|layer_norm)\.gamma$", r"\1.weight", name)
     name = re.sub(r"(LayerNorm|layer_norm)\.beta$", r"\1.bias", name)
-    bare = name.startswith(("embeddings.", "embeddings_project.", "encoder.", "pooler."))
-    return f"{family}.{name}" if bare else name
+    return f"{family.prefix}.{name}" if family.is_bare(name) else name

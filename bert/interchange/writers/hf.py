@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,10 +19,12 @@ from bert.errors import UserError
 from bert.files import atomic_directory
 from bert.interchange import ExportError, first_line, names
 from bert.interchange.bundle import ModelBundle, build_module
+from bert.interchange.families import Family, family_of
+from bert.interchange.families.base import Limit
 from bert.interchange.pooling import pooling_config_files
 from bert.interchange.readers import hf
 from bert.interchange.tensor_files import write_tensors
-from bert.interchange.writers.hf_config import model_family, published_config
+from bert.interchange.writers.hf_config import published_config
 from bert.interchange.writers.model_card import model_card
 from bert.interchange.writers.tokenizer_files import published_tokenizer, save_published_tokenizer
 from bert.model.initializers import sinusoidal_position_table
@@ -30,11 +32,6 @@ from bert.model.initializers import sinusoidal_position_table
 TOLERANCE = 1e-4
 """Most that a logit may differ from transformers'."""
 
-
-TITLES = {names.BERT: "BERT", names.ROBERTA: "RoBERTa", names.ELECTRA: "ELECTRA"}
-
-POOLER_ACT: dict[str, Literal["tanh", "gelu"]] = {names.BERT: "tanh", names.ROBERTA: "tanh", names.ELECTRA: "gelu"}
-"""Activation of the first layer of a family's heads over a row."""
 
 SAMPLES = (
     "Don't stop: it's 3.14, e.g. at café Müller's!",
@@ -52,7 +49,7 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
 
     Raises:
         UserError: ``out`` is there already and not an empty folder, or its parent cannot be written; or transformers'
-            BERT has no place for what the model is made of.
+            model of that family has no place for what the model is made of.
         ExportError: what was read back is not what was written, or answers otherwise.
     """
     model = to_transformers_compatible(model)
@@ -70,51 +67,48 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     Raises:
         UserError: it has others.
     """
-    config, family = model.config, model_family(model)
-    if names.ONLY_FAMILY.get(model.architecture, family) != family:
+    config, family = model.config, family_of(model.config, model.architecture)
+    if model.architecture not in family.classes:
         raise UserError(
-            f"{model.source} is a {model.architecture} of RoBERTa's form, which transformers does not have: export it "
-            "as stablehlo or onnx, or pretrain with data.objective full_sentences"
+            f"{model.source} is a {model.architecture} of {family.title}'s form, which transformers does not have: "
+            "export it as stablehlo or onnx, or pretrain with data.objective full_sentences"
         )
-    if (setting := _find_unsupported(model, family)) is not None:
-        raise UserError(
-            f"{model.source} has {setting}, which transformers' {TITLES[family]} cannot express: "
-            "export it as stablehlo or onnx"
-        )
-    params = {name: tree for name, tree in model.params.items() if name != "generator"}
-    if config.position_embedding_type == "sinusoidal":
-        table = np.asarray(sinusoidal_position_table(config))
-        embeddings = {**params["bert"]["embeddings"], "position": {"embedding": table}}
-        params = {**params, "bert": {**params["bert"], "embeddings": embeddings}}
     # What transformers has no field for, and what it would not read back
     config = dataclasses.replace(
         config,
         embedding_size=None if config.embedding_width == config.hidden_size else config.embedding_width,
-        pooler_act=POOLER_ACT[family],
+        pooler_act=config.pooler_act if "pooler" in model.params["bert"] else family.limits["pooler_act"].value,
         position_embedding_type="learned",
         position_embedding_init=ModelConfig().position_embedding_init,
     )
+    _check_expressible(model, config, family)
+    params = {name: tree for name, tree in model.params.items() if name != "generator"}
+    if model.config.position_embedding_type == "sinusoidal":
+        table = np.asarray(sinusoidal_position_table(model.config))
+        embeddings = {**params["bert"]["embeddings"], "position": {"embedding": table}}
+        params = {**params, "bert": {**params["bert"], "embeddings": embeddings}}
     return dataclasses.replace(model, config=config, params=params, tokenizer=published_tokenizer(model))
 
 
-def _find_unsupported(model: ModelBundle, family: str) -> str | None:
-    """The first setting that transformers does not have in a family; None if it has them all."""
-    config = model.config
-    if config.pre_layer_norm:
-        return "model.pre_layer_norm"
-    if family != names.ELECTRA and config.embedding_width != config.hidden_size:
-        return f"model.embedding_size {config.embedding_size} next to model.hidden_size {config.hidden_size}"
-    if "pooler" in model.params["bert"] and config.pooler_act != POOLER_ACT[family]:
-        return f"model.pooler_act {config.pooler_act}"
-    return None
+def _check_expressible(model: ModelBundle, config: ModelConfig, family: Family) -> None:
+    """Raises UserError for the first setting of ``config`` that transformers does not have in the family."""
+    limits = dict(family.limits)
+    if family.prediction_act is not None and names.PREDICTIONS in model.params:
+        limits["hidden_act"] = Limit(family.prediction_act, f"its MLM head has {family.prediction_act}")
+    for key, limit in limits.items():
+        if (value := getattr(config, key)) != limit.value:
+            raise UserError(
+                f"{model.source} has model.{key} {str(value).lower()}, which transformers' {family.title} cannot "
+                f"express, as {limit.reason}: export it as stablehlo or onnx"
+            )
 
 
 def published_tensors(model: ModelBundle) -> dict[str, np.ndarray]:
     """Every parameter under transformers' name and in its layout. Raises UserError where one has no name."""
-    config, family = model.config, model_family(model)
+    config, family = model.config, family_of(model.config, model.architecture)
     arrays = traverse_util.flatten_dict(model.params, sep="/")
     tensors = {}
-    for tensor in names.tensors(config.num_hidden_layers, family, model.architecture):
+    for tensor in family.names.tensors(config.num_hidden_layers, model.architecture):
         if (array := arrays.pop(tensor.ours, None)) is not None:
             tensors[tensor.theirs] = np.asarray(array).T if tensor.transposed else np.asarray(array)
     if arrays:
@@ -122,10 +116,10 @@ def published_tensors(model: ModelBundle) -> dict[str, np.ndarray]:
             f"{model.source}: {', '.join(sorted(arrays)[:4])} have no name in Hugging Face's models: "
             "export it as stablehlo or onnx"
         )
-    if not config.tie_word_embeddings and names.PREDICTIONS in model.params:
-        tensors[names.decoder_bias(family)] = np.asarray(model.params[names.PREDICTIONS]["bias"])
+    if family.decoder_bias and not config.tie_word_embeddings and names.PREDICTIONS in model.params:
+        tensors[family.decoder_bias] = np.asarray(model.params[names.PREDICTIONS]["bias"])
     if model.architecture == "Bert":  # a bare encoder is written without its name in front
-        prefix = f"{family}."
+        prefix = f"{family.prefix}."
         tensors = {name.removeprefix(prefix): array for name, array in tensors.items()}
     return tensors
 
@@ -140,7 +134,7 @@ def _write(model: ModelBundle, folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     save_published_tokenizer(model.tokenizer, folder, model.config.max_position_embeddings)
-    architecture = names.hf_class_name(model.architecture, model_family(model))
+    architecture = family_of(model.config, model.architecture).classes[model.architecture]
     (folder / "README.md").write_text(model_card(model, architecture), encoding="utf-8")
     shutil.copymode(folder / "README.md", file)  # the library gives its file to the owner alone
 
@@ -198,7 +192,7 @@ def logits_difference(model: ModelBundle, folder: Path) -> float | None:
     except ImportError:
         return None
     config = model.config
-    architecture = names.hf_class_name(model.architecture, model_family(model))
+    architecture = family_of(config, model.architecture).classes[model.architecture]
     reference = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
     random = np.random.default_rng(0)
     length = min(24, config.max_position_embeddings)

@@ -13,9 +13,9 @@ from bert.config import DOCSTRINGS_PREFIX, HUB_PREFIX
 from bert.config.validation import PATHS
 from bert.errors import UserError
 from bert.interchange.bundle import ModelBundle
+from bert.interchange.families import family_of
 from bert.interchange.hub import is_downloaded
 from bert.interchange.tensor_files import read_json
-from bert.interchange.writers.hf_config import model_family
 from bert.runs.folder import RESUMABLE_KEYS
 
 PIPELINES = {
@@ -60,7 +60,8 @@ def model_card(model: ModelBundle, architecture: str) -> str:
 
 def _front_matter(model: ModelBundle, recipe: dict[str, Any]) -> str:
     """What the hub reads. The license is left out: it is the user's to choose."""
-    fields: dict[str, Any] = {"library_name": "transformers", "tags": [model_family(model), "jax", "bert-jax"]}
+    family = family_of(model.config, model.architecture).model_type
+    fields: dict[str, Any] = {"library_name": "transformers", "tags": [family, "jax", "bert-jax"]}
     if (pipeline := PIPELINES.get(model.architecture)) is not None:
         fields["pipeline_tag"] = pipeline
     base = next((name for name in (model.source, recipe.get("init")) if name and is_downloaded(name)), None)

@@ -19,7 +19,7 @@ from bert.errors import UserError
 from bert.files import write_atomic
 from bert.interchange import ExportError, names
 from bert.interchange.bundle import ModelBundle, build_module
-from bert.interchange.writers.hf_config import model_family
+from bert.interchange.families import family_of
 from bert.interchange.writers.tokenizer_files import published_tokenizer, save_published_tokenizer
 
 BATCH, CHOICES, LENGTH = "batch_size", "num_choices", "sequence_length"
@@ -45,12 +45,12 @@ class Signature(NamedTuple):
 def signature(model: ModelBundle, length: int | None = None) -> Signature:
     """Inputs [B, T], or [B, C, T] of choices, and the architecture's outputs; T is ``length``, or free if None.
 
-    RoBERTa reads no segments, so that a graph of one takes none.
+    A graph takes no segments where its family reads none.
     """
     config, tokens = model.config, (BATCH, length or LENGTH)
     rows: Shape = (BATCH, CHOICES, tokens[1]) if model.architecture == "BertForMultipleChoice" else tokens
     inputs = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), rows)
-    if config.type_vocab_size == 1 and model_family(model) == names.ROBERTA:
+    if config.type_vocab_size == 1 and not family_of(config, model.architecture).single_segment_input:
         del inputs["token_type_ids"]
     labels = len(model.labels)
     outputs: dict[str, dict[str, Shape]] = {

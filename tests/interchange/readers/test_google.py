@@ -14,7 +14,7 @@ import bert
 from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.inference.loading import load_vocabulary
-from bert.interchange import names
+from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.readers.google import is_google, read_config, read_params, read_tokenizer
 from bert.model.heads import BertForPreTraining, BertForSequenceClassification
 from tests.interchange.bundle_writer import BFLOAT16, write_bundle
@@ -109,7 +109,7 @@ def test_every_tensor_finds_its_place(tmp_path: Path, heads: tuple[str, ...]) ->
     known = {
         tensor.ours: tensor
         for head in ("BertForSequenceClassification", "BertForQuestionAnswering")
-        for tensor in names.tensors(config.num_hidden_layers, names.GOOGLE, head)
+        for tensor in GOOGLE_NAMES.tensors(config.num_hidden_layers, head)
     }
     for path, array in flat.items():
         tensor = known[path]

@@ -15,6 +15,7 @@ from bert.commands.export import main as export
 from bert.commands.finetune import main as finetune
 from bert.commands.pretrain import main as pretrain
 from bert.errors import UserError
+from bert.interchange.families.base import KEYS
 from bert.interchange.readers import hf
 from bert.tokenizer.hf_settings import ADDED, SETTINGS
 from tests.interchange.hf_folders import edit, rewrite, shard
@@ -104,7 +105,8 @@ MALFORMED = {
     ),
     **{
         f"no {key}": (lambda f, key=key: edit(f, **{key: None}), f"config.json lacks {key}: copy it again")
-        for key in hf.REQUIRED
+        for key in KEYS.values()
+        if key not in hf.OPTIONAL
     },
     "dropout": (lambda f: edit(f, classifier_dropout="0.1"), "classifier_dropout is '0.1': set it to a number"),
     "a word": (lambda f: edit(f, hidden_size="wide"), "hidden_size is 'wide'"),

@@ -1,0 +1,29 @@
+"""The model families of other libraries, a file each. Readers and writers ask a family, and know none by its name."""
+
+from __future__ import annotations
+
+from bert.config import ModelConfig
+from bert.interchange.families.base import Family
+from bert.interchange.families.bert import BERT, GOOGLE_NAMES
+from bert.interchange.families.electra import ELECTRA
+from bert.interchange.families.roberta import ROBERTA
+
+__all__ = ["FAMILIES", "GOOGLE_NAMES", "Family", "family_of", "family_of_classes", "family_of_type"]
+
+FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, ELECTRA)
+"""The first is that of every model that is of no other's form."""
+
+
+def family_of(config: ModelConfig, architecture: str) -> Family:
+    """The family that a model of ours is written as: the last one of whose form it is."""
+    return next((family for family in reversed(FAMILIES) if family.has_form(config, architecture)), FAMILIES[0])
+
+
+def family_of_type(model_type: object) -> Family | None:
+    """The family of a ``model_type`` in config.json; None for one that is not read."""
+    return next((family for family in FAMILIES if family.model_type == model_type), None)
+
+
+def family_of_classes(declared: str) -> Family:
+    """The family of a class of transformers, for a config.json without a ``model_type``."""
+    return next((family for family in FAMILIES if declared.startswith(family.class_prefix)), FAMILIES[0])

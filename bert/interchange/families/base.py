@@ -1,0 +1,118 @@
+"""What a model family of Hugging Face transformers is made of: classes, names and configuration in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from bert.config import ModelConfig
+from bert.config.model import Activation
+from bert.interchange.names import LAYER, Names
+from bert.tokenizer.wordpiece import SpecialTokenIds
+
+KEYS = {
+    name: name
+    for name in (
+        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
+        *("hidden_dropout_prob", "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size"),
+        *("initializer_range", "layer_norm_eps"),
+    )
+}
+"""Fields of `ModelConfig` and their keys in BERT's config.json, in the order in which they are written."""
+
+
+class Limit(NamedTuple):
+    """The only value of a setting that a family has, and the reason, as a clause."""
+
+    value: Any
+    reason: str
+
+
+POST_LAYER_NORM = Limit(False, "it has LayerNorm after attention and feed-forward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A model family: one file of this package, and one entry of `bert.interchange.families.FAMILIES`.
+
+    Attributes:
+        model_type: of config.json.
+        title: its name in messages.
+        prefix: what stands before the names of the encoder's parameters; files of a bare encoder leave it out.
+        classes: our architectures that it has, and transformers' classes of them.
+        names: of its parameters.
+        decoder_bias: the second name of the MLM head's bias, as the decoder's own; None if it has one name.
+        keys: fields of `ModelConfig` and their keys in config.json, in the order in which they are written.
+        more_sizes: further keys of config.json that have to hold whole numbers, for ``read_config``.
+        limits: settings of `ModelConfig` that it has in one value alone.
+        prediction_act: activation of the MLM head; None for the model's ``hidden_act``.
+        single_segment_input: whether a model of one segment still takes ``token_type_ids``.
+        settings: for an architecture of ``classes``, settings of config.json of which this value alone is read.
+        has_form: whether a model of ours, by its sizes and architecture, is written as this family.
+        read_config: config.json, whose values of ``keys`` and ``more_sizes`` are checked -> the fields of `ModelConfig`
+            that ``keys`` alone does not give. Raises UserError.
+        write_config: the inverse, as keys of config.json.
+    """
+
+    model_type: str
+    title: str
+    prefix: str
+    classes: Mapping[str, str]
+    names: Names
+    decoder_bias: str | None = None
+    keys: Mapping[str, str] = field(default_factory=lambda: KEYS)
+    more_sizes: tuple[str, ...] = ()
+    limits: Mapping[str, Limit]
+    prediction_act: Activation | None = None
+    single_segment_input: bool = True
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    has_form: Callable[[ModelConfig, str], bool]
+    read_config: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: {}
+    write_config: Callable[[ModelConfig, SpecialTokenIds], dict[str, Any]] = lambda config, special: {}
+
+    @property
+    def class_prefix(self) -> str:
+        """The beginning of its classes' names."""
+        return self.classes["Bert"].removesuffix("Model")
+
+    def class_of(self, architecture: str) -> str:
+        """The class of an architecture of ours; of one that transformers lacks, as it would be named."""
+        return self.classes.get(architecture) or self.class_prefix + architecture.removeprefix("Bert")
+
+    def architecture_of(self, name: str) -> str | None:
+        """Our architecture of a class of transformers; None for one that is not read."""
+        return next((ours for ours, theirs in self.classes.items() if theirs == name), None)
+
+    def is_bare(self, name: str) -> bool:
+        """Whether a tensor's name is one of the encoder's without the prefix."""
+        start = f"{self.prefix}."
+        inside = (theirs.removeprefix(start) for theirs in self.names.modules.values() if theirs.startswith(start))
+        return name.split(".")[0] in {theirs.split(".")[0] for theirs in inside}
+
+
+def class_names(prefix: str, *heads: str) -> dict[str, str]:
+    """Classes of a family: the encoder's, those of ``heads`` and of the heads that every family has."""
+    common = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+    return {"Bert": f"{prefix}Model"} | {f"BertFor{head}": f"{prefix}For{head}" for head in (*heads, *common)}
+
+
+def encoder_names(prefix: str) -> dict[str, str]:
+    """The names of the embeddings, the layers and the outputs of tasks that BERT's descendants share."""
+    embeddings, layer = f"{prefix}.embeddings", f"{prefix}.encoder.layer.{{}}"
+    return {
+        "bert/embeddings/word": f"{embeddings}.word_embeddings",
+        "bert/embeddings/position": f"{embeddings}.position_embeddings",
+        "bert/embeddings/segment": f"{embeddings}.token_type_embeddings",
+        "bert/embeddings/norm": f"{embeddings}.LayerNorm",
+        f"{LAYER}/attention/query": f"{layer}.attention.self.query",
+        f"{LAYER}/attention/key": f"{layer}.attention.self.key",
+        f"{LAYER}/attention/value": f"{layer}.attention.self.value",
+        f"{LAYER}/attention/output": f"{layer}.attention.output.dense",
+        f"{LAYER}/attention_norm": f"{layer}.attention.output.LayerNorm",
+        f"{LAYER}/intermediate": f"{layer}.intermediate.dense",
+        f"{LAYER}/output": f"{layer}.output.dense",
+        f"{LAYER}/output_norm": f"{layer}.output.LayerNorm",
+        "classifier": "classifier",
+        "qa_outputs": "qa_outputs",
+    }

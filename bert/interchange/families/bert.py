@@ -1,0 +1,63 @@
+"""BERT, in Hugging Face's layout and in the checkpoints of google-research/bert."""
+
+from __future__ import annotations
+
+from bert.interchange.families.base import POST_LAYER_NORM, Family, Limit, class_names, encoder_names
+from bert.interchange.names import LAYER, Names
+
+BERT = Family(
+    model_type="bert",
+    title="BERT",
+    prefix="bert",
+    classes=class_names("Bert", "PreTraining", "NextSentencePrediction"),
+    names=Names(
+        {
+            **encoder_names("bert"),
+            "bert/pooler": "bert.pooler.dense",
+            "predictions/transform": "cls.predictions.transform.dense",
+            "predictions/norm": "cls.predictions.transform.LayerNorm",
+            "predictions/bias": "cls.predictions.bias",
+            "predictions/decoder": "cls.predictions.decoder.weight",
+            "seq_relationship": "cls.seq_relationship",
+        }
+    ),
+    decoder_bias="cls.predictions.decoder.bias",
+    limits={
+        "pre_layer_norm": POST_LAYER_NORM,
+        "embedding_size": Limit(None, "its embeddings have hidden_size features"),
+        "pooler_act": Limit("tanh", "its pooler has tanh"),
+    },
+    has_form=lambda config, architecture: True,
+)
+
+GOOGLE_NAMES = Names(
+    {
+        "bert/embeddings/word": "bert/embeddings/word_embeddings",
+        "bert/embeddings/position": "bert/embeddings/position_embeddings",
+        "bert/embeddings/segment": "bert/embeddings/token_type_embeddings",
+        "bert/embeddings/norm": "bert/embeddings/LayerNorm",
+        f"{LAYER}/attention/query": f"{LAYER}/attention/self/query",
+        f"{LAYER}/attention/key": f"{LAYER}/attention/self/key",
+        f"{LAYER}/attention/value": f"{LAYER}/attention/self/value",
+        f"{LAYER}/attention/output": f"{LAYER}/attention/output/dense",
+        f"{LAYER}/attention_norm": f"{LAYER}/attention/output/LayerNorm",
+        f"{LAYER}/intermediate": f"{LAYER}/intermediate/dense",
+        f"{LAYER}/output": f"{LAYER}/output/dense",
+        f"{LAYER}/output_norm": f"{LAYER}/output/LayerNorm",
+        "bert/pooler": "bert/pooler/dense",
+        "predictions/transform": "cls/predictions/transform/dense",
+        "predictions/norm": "cls/predictions/transform/LayerNorm",
+        "predictions/bias": "cls/predictions/output_bias",
+        "seq_relationship": "cls/seq_relationship/",
+        "classifier": "",  # run_classifier.py
+        "qa_outputs": "cls/squad/",  # run_squad.py
+    },
+    arrays={
+        "table": (("/embedding", "", False),),
+        "dense": (("/kernel", "/kernel", False), ("/bias", "/bias", False)),
+        "output": (("/kernel", "output_weights", True), ("/bias", "output_bias", False)),
+        "norm": (("/scale", "/gamma", False), ("/bias", "/beta", False)),
+        "array": (("", "", False),),
+    },
+)
+"""In google-research/bert's checkpoints. The last dense layer of a head is a bare matrix [outputs, D] there."""

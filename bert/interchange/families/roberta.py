@@ -1,0 +1,61 @@
+"""RoBERTa: BERT with positions that begin after the padding id, and heads of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bert.config import ModelConfig
+from bert.errors import UserError
+from bert.interchange.families.base import POST_LAYER_NORM, Family, Limit, class_names, encoder_names
+from bert.interchange.names import Names
+from bert.tokenizer.wordpiece import SpecialTokenIds
+
+
+def _read_config(content: dict[str, Any]) -> dict[str, Any]:
+    padding = content.get("pad_token_id", 1)
+    if not isinstance(padding, int):
+        raise UserError(f"pad_token_id is {padding!r}, and RoBERTa counts its positions from there: fix it")
+    offset = padding + 1
+    return {"position_offset": offset, "max_position_embeddings": content["max_position_embeddings"] - offset}
+
+
+def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, Any]:
+    return {
+        "max_position_embeddings": config.max_position_embeddings + config.position_offset,
+        "pad_token_id": config.position_offset - 1,
+        "bos_token_id": special.cls,
+        "eos_token_id": special.sep,
+    }
+
+
+ROBERTA = Family(
+    model_type="roberta",
+    title="RoBERTa",
+    prefix="roberta",
+    classes=class_names("Roberta"),
+    names=Names(
+        {
+            **encoder_names("roberta"),
+            "bert/pooler": "roberta.pooler.dense",
+            "predictions/transform": "lm_head.dense",
+            "predictions/norm": "lm_head.layer_norm",
+            "predictions/bias": "lm_head.bias",
+            "predictions/decoder": "lm_head.decoder.weight",
+        },
+        # BERT's pooler is the first layer of the classifier.
+        heads={
+            "BertForSequenceClassification": {"bert/pooler": "classifier.dense", "classifier": "classifier.out_proj"}
+        },
+    ),
+    decoder_bias="lm_head.decoder.bias",
+    limits={
+        "pre_layer_norm": POST_LAYER_NORM,
+        "embedding_size": Limit(None, "its embeddings have hidden_size features"),
+        "pooler_act": Limit("tanh", "its pooler has tanh"),
+    },
+    prediction_act="gelu",
+    single_segment_input=False,
+    has_form=lambda config, architecture: config.position_offset > 0,
+    read_config=_read_config,
+    write_config=_write_config,
+)
