@@ -19,8 +19,9 @@ from gpu_steps import INPUT, Scale, jax_seconds, loader_of, step_of
 
 from bert.config import TrainingConfig
 from bert.data.pretraining.loader import PretrainingLoader
-from bert.model.attention import dot_product_attention, fused_attention, padding_mask
+from bert.model.attention import dot_product_attention, fused_attention
 from bert.model.dropout import Dropout
+from bert.model.mask import Mask
 from bert.runs.report import Report
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import TRACED_STEPS, WARMUP_STEPS, StepProfiler
@@ -64,15 +65,15 @@ def attention(scale: Scale, length: int, tokens: int, kind: str) -> dict[str, fl
     _, width, heads = scale.base
     shape = (max(tokens // length, 1), length, heads, width // heads)
     query, key, value, upstream = (normal(shape, number) for number in range(4))
-    lengths = jnp.full(shape[0], 3 * length // 4, jnp.int32)
-    real = jnp.arange(length) < lengths[:, None]
+    real = jnp.broadcast_to(jnp.arange(length) < 3 * length // 4, shape[:2])
+    mask = Mask(keys=real, right_padded=True)
 
     def gradients(kind: str) -> Callable[..., Any]:
         def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             if kind == "written":
-                mixed = dot_product_attention(query, key, value, padding_mask(real))[0]
+                mixed = dot_product_attention(query, key, value, mask.booleans(length, length))[0]
             else:
-                mixed = fused_attention(query, key, value, lengths, kind)
+                mixed = fused_attention(query, key, value, mask, kind)
             return jnp.sum(jnp.where(real[:, :, None, None], mixed * upstream, 0), dtype=jnp.float32)
 
         return jax.jit(jax.grad(attend, (0, 1, 2)))

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, reference and fused, and the masks it takes. Shapes as in `bert.model.encoder`."""
+"""Scaled dot-product attention, reference and fused. Shapes as in `bert.model.encoder`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float
 
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
+from bert.model.mask import Mask
 
 
 def dot_product_attention(
@@ -46,26 +47,11 @@ def dot_product_attention(
     return jnp.einsum("BNTS,BSNH->BTNH", dropped, value), weights
 
 
-def padding_mask(attention_mask: Num[Array, "B S"] | Bool[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
-    """[B, S] of 0 and 1 -> [B, 1, 1, S] booleans for `dot_product_attention`."""
-    return attention_mask[:, None, None, :].astype(bool)
-
-
-def same_example_mask(example_ids: Int[Array, "B T"]) -> Bool[Array, "B 1 T T"]:
-    """[B, T] -> [B, 1, T, T] booleans: a token attends to those of its example, padding to padding."""
-    return (example_ids[:, :, None] == example_ids[:, None, :])[:, None]
-
-
-def causal_mask(length: int) -> Bool[Array, "1 1 {length} {length}"]:
-    """[1, 1, T, T] booleans: position t looks at positions up to t."""
-    return jnp.tril(jnp.ones((1, 1, length, length), bool))
-
-
 def fused_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S N H"],
     value: Float[Array, "B S N H"],
-    lengths: Int[Array, "B"] | None,
+    mask: Mask,
     implementation: str,
 ) -> Float[Array, "B T N H"]:
     """`dot_product_attention` without its weights and without dropout, as one kernel where there is one.
@@ -74,17 +60,12 @@ def fused_attention(
         query: [B, T, N, H].
         key: [B, S, N, H].
         value: [B, S, N, H].
-        lengths: [B], how many keys a row has, the others being padding behind them; None for S.
+        mask: which keys a query attends to. The result of a query that may look nowhere is finite, and its values
+            depend on the implementation.
         implementation: "cudnn", on GPUs and in bfloat16, or its twin "xla".
 
     Returns:
         [B, T, N, H].
     """
-    return jax.nn.dot_product_attention(
-        query, key, value, key_value_seq_lengths=lengths, implementation=cast(Any, implementation)
-    )
-
-
-def key_lengths(attention_mask: Num[Array, "B S"] | Bool[Array, "B S"]) -> Int[Array, "B"]:
-    """[B, S] of 1 and then 0 -> [B] lengths for `fused_attention`; at least 1, for rows that only fill a batch."""
-    return jnp.maximum(jnp.sum(attention_mask, axis=-1, dtype=jnp.int32), 1)
+    arguments = mask.kernel_arguments(query.shape[1], key.shape[1])
+    return jax.nn.dot_product_attention(query, key, value, implementation=cast(Any, implementation), **arguments)

@@ -18,7 +18,8 @@ from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Encoder, Packing, at_positions
 from bert.model.execution import LayerExecution
 from bert.model.heads import MaskedLMHead, PaddingMask
-from bert.model.layers import ACTIVATIONS, AttentionMask, Dtype, dense
+from bert.model.layers import ACTIVATIONS, Dtype, dense
+from bert.model.mask import Mask
 
 HEAD_SIZE = 64
 """Features of each of the generator's heads (google-research/electra run_pretraining.py, get_generator_config)."""
@@ -82,7 +83,7 @@ class Generator(nn.Module):
     def __call__(
         self,
         embedded: Float[Array, "B T E"],
-        mask: AttentionMask,
+        mask: Mask,
         positions: Int[Array, "B P"],
         word_embedding: Float[Array, "V E"],
         dropout: Dropout | None,

@@ -17,11 +17,11 @@ from jaxtyping import Bool, Float, Int, Num
 
 from bert.config import ModelConfig
 from bert.model.array_types import Array
-from bert.model.attention import key_lengths, padding_mask, same_example_mask
 from bert.model.dropout import Dropout
 from bert.model.embeddings import Embeddings
 from bert.model.execution import LayerExecution
-from bert.model.layers import ACTIVATIONS, LINEAR_OUTPUT, AttentionMask, Dtype, Layer, dense, layer_norm
+from bert.model.layers import ACTIVATIONS, LINEAR_OUTPUT, Dtype, Layer, dense, layer_norm
+from bert.model.mask import Mask
 
 # What the backward pass finds stored of a layer; the rest it computes again. The scores of attention are products with
 # a batch dimension: they grow with T squared, and are among the rest.
@@ -77,12 +77,14 @@ class Encoder(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        mask: AttentionMask,
+        mask: Mask | None,
         dropout: Dropout | None = None,
         intermediates: bool = False,
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...], tuple[Float[Array, "B N T T"], ...]]:
         """[B, T, D] -> [B, T, D], every layer's input and the output, every layer's attention weights."""
-        kernel = "written" if intermediates else self.execution.attention
+        kernel = "written" if intermediates else self.execution.attention  # a kernel has no weights to look at
+        if kernel == "written" and mask is not None:
+            mask = mask.to_pairs(x.shape[1], x.shape[1])
         looped = self.execution.scan and not intermediates and not self.is_initializing()
         kind = Layer
         if self.execution.remat != "none":
@@ -109,7 +111,7 @@ class Encoder(nn.Module):
         self,
         layer: nn.Module,
         x: Float[Array, "B T D"],
-        mask: AttentionMask,
+        mask: Mask | None,
         dropout: Dropout | None,
     ) -> Float[Array, "B T D"]:
         """All layers as one `jax.lax.scan` over their stacked parameters."""
@@ -172,7 +174,7 @@ class Bert(nn.Module):
             ValueError: T is over the position table.
         """
         x = self.embeddings.project(self.embed(input_ids, token_type_ids, position_ids, packing, dropout))
-        mask = self.make_mask(attention_mask, packing, intermediates)
+        mask = self.make_mask(attention_mask, packing)
         x, hidden_states, attentions = self.encoder(x, mask, dropout, intermediates)
         first = x[:, 0] if packing is None else at_positions(x, packing.cls_positions)
         pooled = self.pool(first) if self.add_pooling_layer else None
@@ -204,16 +206,11 @@ class Bert(nn.Module):
         self,
         attention_mask: Num[Array, "B T"] | Bool[Array, "B T"] | None,
         packing: Packing | None,
-        intermediates: bool = False,
-    ) -> AttentionMask:
-        """The attention mask as the layers take it; arguments as of `__call__`."""
+    ) -> Mask:
+        """The attention mask of the layers; arguments as of `__call__`."""
         if packing is not None:
-            return same_example_mask(packing.example_ids)
-        if attention_mask is None:
-            return None
-        # Of one kernel there are no weights to look at.
-        written = self.execution.attention == "written" or intermediates
-        return padding_mask(attention_mask) if written else key_lengths(attention_mask)
+            return Mask(examples=packing.example_ids)
+        return Mask(keys=attention_mask, right_padded=True)
 
     def pool(self, first: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
         """[..., D] the first tokens' hidden states -> [..., D] pooled output."""

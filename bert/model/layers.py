@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
 from bert.config import ModelConfig
 from bert.model.array_types import Array
@@ -17,12 +17,10 @@ from bert.model.attention import dot_product_attention, fused_attention
 from bert.model.dropout import Dropout
 from bert.model.initializers import truncated_normal_init
 from bert.model.linear import gelu, linear
+from bert.model.mask import Mask
 from bert.parallel.sharding import constrain_activation
 
 Dtype = Any
-
-AttentionMask = Bool[Array, "#B #N #T #S"] | Int[Array, "B"] | None
-"""Attention mask: a boolean mask for the reference implementation, or key lengths [B] for the fused kernels."""
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
@@ -94,14 +92,14 @@ class Attention(nn.Module):
         self,
         queries: Float[Array, "B T D"],
         keys_values: Float[Array, "B S D"],
-        mask: AttentionMask,
+        mask: Mask | None,
         dropout: Dropout | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"] | None]:
         """[B, T, D] queries over [B, S, D] keys and values -> [B, T, D], and the weights [B, N, T, S].
 
-        Fused kernels take the lengths [B] of `key_lengths` for ``mask``, and return None for the weights.
+        Fused kernels return None for the weights.
         """
-        config = self.config
+        config, mask = self.config, mask or Mask()
         heads = config.num_attention_heads
 
         def project(x: Float[Array, "B S D"], name: str) -> Float[Array, "B S N H"]:
@@ -111,7 +109,8 @@ class Attention(nn.Module):
         query, key, value = project(queries, "query"), project(keys_values, "key"), project(keys_values, "value")
         if self.kernel == "written":
             rate = config.attention_probs_dropout_prob
-            mixed, weights = dot_product_attention(query, key, value, mask, dropout=dropout, dropout_rate=rate)
+            pairs = mask.booleans(query.shape[1], key.shape[1])
+            mixed, weights = dot_product_attention(query, key, value, pairs, dropout=dropout, dropout_rate=rate)
         else:
             mixed, weights = fused_attention(query, key, value, mask, self.kernel), None
         mixed = mixed.reshape(*queries.shape[:-1], config.hidden_size)
@@ -128,7 +127,7 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], mask: AttentionMask, dropout: Dropout | None = None
+        self, x: Float[Array, "B T D"], mask: Mask | None, dropout: Dropout | None = None
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T T"] | None]:
         """[B, T, D] -> [B, T, D], and the attention weights [B, N, T, S], both as `Attention` has them."""
         config = self.config

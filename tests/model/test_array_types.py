@@ -14,9 +14,10 @@ from jaxtyping import TypeCheckError
 
 from bert.config import ModelConfig
 from bert.data.pretraining.masking import Masking, philox_uint64
-from bert.model.attention import dot_product_attention, padding_mask
+from bert.model.attention import dot_product_attention
 from bert.model.encoder import Bert
 from bert.model.heads import BertForMultipleChoice, BertForPreTraining
+from bert.model.mask import Mask
 from bert.training.losses import cross_entropy
 from tests.conftest import TYPED
 
@@ -39,7 +40,7 @@ WRONG = {
     "fewer values than keys": lambda: dot_product_attention(values(2, 3, 2, 4), values(2, 5, 2, 4), values(2, 4, 2, 4)),
     "a mask of numbers": lambda: dot_product_attention(*3 * [values(2, 3, 2, 4)], mask=values(2, 1, 3, 3)),
     "a mask of other keys": lambda: dot_product_attention(*3 * [values(2, 3, 2, 4)], mask=values(2, 1, 3, 4) > 0),
-    "a mask with four axes": lambda: padding_mask(ids(2, 1, 1, 8)),
+    "a mask with four axes": lambda: Mask(keys=ids(2, 1, 1, 8)).booleans(8, 8),
     "labels of other rows": lambda: cross_entropy(values(2, 8, 50), ids(8, 2), values(2, 8)),
     "weights that would broadcast": lambda: cross_entropy(values(2, 8, 50), ids(2, 8), values(1, 8)),
     "labels that are no integers": lambda: cross_entropy(values(2, 50), values(2), values(2)),
@@ -75,7 +76,7 @@ def test_a_wrong_input_is_seen_while_the_model_is_traced(model, inputs) -> None:
 
 
 def test_right_ones_pass() -> None:
-    query, memory, mask = values(2, 3, 2, 4), values(2, 5, 2, 4), padding_mask(jnp.ones((2, 5), jnp.int32))
+    query, memory, mask = values(2, 3, 2, 4), values(2, 5, 2, 4), Mask(keys=ids(2, 5)).booleans(3, 5)
     mixed, weights = dot_product_attention(query, memory, memory, mask)
     assert (mixed.shape, weights.shape) == (query.shape, (2, 2, 3, 5))
     arrays = masking()(np.full((3, 8), 9), philox_uint64((0, 0), 0, 3, masking().uint64s_per_row(8)))

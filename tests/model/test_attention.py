@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert.model.attention import causal_mask, dot_product_attention, fused_attention, key_lengths, padding_mask
+from bert.model.attention import dot_product_attention, fused_attention
+from bert.model.mask import Mask
 
-MASK = jnp.asarray([[1] * 8, [1] * 5 + [0] * 3, [1] + [0] * 7])
+MASK = Mask(keys=jnp.asarray([[1] * 8, [1] * 5 + [0] * 3, [1] + [0] * 7]), right_padded=True)
 
 
 def test_scaled_dot_product_attention_by_hand() -> None:
@@ -26,7 +27,7 @@ def test_scaled_dot_product_attention_by_hand() -> None:
     np.testing.assert_allclose(weights[0, 0], [[0.75, 0.25], [0.5, 0.5]], atol=1e-6)
     np.testing.assert_allclose(mixed[0, :, 0], [[3, 1, 6, 2], [2, 2, 4, 4]], atol=1e-5)
     # Causal: the first query sees itself only.
-    mixed, weights = dot_product_attention(query, key, value, causal_mask(2))
+    mixed, weights = dot_product_attention(query, key, value, Mask(causal=True).booleans(2, 2))
     np.testing.assert_allclose(weights[0, 0], [[1, 0], [0.5, 0.5]], atol=1e-6)
     np.testing.assert_allclose(mixed[0, :, 0], [[4, 0, 8, 0], [2, 2, 4, 4]], atol=1e-5)
 
@@ -50,13 +51,13 @@ def compared(implementation, dtype):
     """Values at real queries, and gradients of a sum over these, of the kernel and of attention written out."""
     random = np.random.default_rng(0)
     query, key, value, target = (jnp.asarray(random.normal(size=(3, 8, 2, 16)), dtype) for _ in range(4))
-    real = MASK[:, :, None, None].astype(dtype)
+    real = MASK.keys[:, :, None, None].astype(dtype)
 
     def fused(*given):
-        return fused_attention(*given, key_lengths(MASK), implementation)
+        return fused_attention(*given, MASK, implementation)
 
     def written(*given):
-        return dot_product_attention(*given, padding_mask(MASK))[0]
+        return dot_product_attention(*given, MASK.booleans(8, 8))[0]
 
     def of(attend):
         loss = lambda *given: jnp.sum((attend(*given) * real * target).astype(jnp.float32))  # noqa: E731
@@ -96,7 +97,3 @@ def test_cudnns_kernel_is_attention_written_out():
         cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def test_a_row_that_only_fills_a_batch_looks_somewhere():
-    assert key_lengths(jnp.asarray([[0, 0], [1, 0], [1, 1]])).tolist() == [1, 1, 2]

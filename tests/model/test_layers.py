@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from bert.config import ModelConfig
-from bert.model.attention import causal_mask
 from bert.model.encoder import Encoder
 from bert.model.layers import ACTIVATIONS, Attention
+from bert.model.mask import Mask
 
 CONFIG = ModelConfig(
     vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
@@ -45,7 +45,7 @@ def test_causal_attention_does_not_see_the_future() -> None:
     x = jax.random.normal(jax.random.key(2), (2, 6, 32))
     params = jax.jit(attention.init)(jax.random.key(0), x, x, None)
     changed = x.at[:, 4:].set(9.0)
-    before, after = (attention.apply(params, y, y, causal_mask(6))[0] for y in (x, changed))
+    before, after = (attention.apply(params, y, y, Mask(causal=True))[0] for y in (x, changed))
     np.testing.assert_allclose(before[:, :4], after[:, :4], atol=1e-6)
     assert np.abs(before[:, 4:] - after[:, 4:]).max() > 0.1
 

@@ -1,0 +1,95 @@
+"""Which keys a query attends to: one value for every implementation of attention. Shapes as in `bert.model.encoder`."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Bool, Int, Num
+
+from bert.model.array_types import Array
+
+
+class Mask(struct.PyTreeNode):
+    """Which keys a query attends to: every condition that is set has to hold.
+
+    Attributes:
+        keys: [B, S], 1 for a token and 0 for padding.
+        examples: [B, S], the example that a token of packed rows is of. A query attends to its own example, padding to
+            padding.
+        pairs: [#B, #N, #T, #S] booleans, any other condition.
+        start: position of the first query among the keys, as in decoding with a cache; None for 0.
+        causal: a query attends to its own position and those before it.
+        window: a query attends to positions at most this far from its own (Beltagy et al. 2020, section 3.1).
+        right_padded: padding of ``keys`` is at the end of each row only. Kernels then take lengths, not booleans.
+    """
+
+    __no_type_check__ = True  # in jax.tree.map a field may be anything
+
+    keys: Array | None = None
+    examples: Array | None = None
+    pairs: Array | None = None
+    start: Array | int | None = None
+    causal: bool = struct.field(pytree_node=False, default=False)
+    window: int | None = struct.field(pytree_node=False, default=None)
+    right_padded: bool = struct.field(pytree_node=False, default=False)
+
+    def booleans(self, num_queries: int, num_keys: int) -> Bool[Array, "#B #N #T #S"] | None:
+        """Booleans that broadcast to [B, N, T, S], true where a query attends to a key; None for everywhere."""
+        conditions = []
+        if self.keys is not None:
+            conditions.append(_real_keys(self.keys))
+        if self.examples is not None:
+            conditions.append(_same_example(self.examples, self.start, num_queries))
+        if self.pairs is not None:
+            conditions.append(self.pairs)
+        distance = (0 if self.start is None else self.start) + jnp.arange(num_queries)[:, None] - jnp.arange(num_keys)
+        if self.causal:
+            conditions.append((distance >= 0)[None, None])
+        if self.window is not None:
+            conditions.append((jnp.abs(distance) <= self.window)[None, None])
+        return functools.reduce(operator.and_, conditions) if conditions else None
+
+    def to_pairs(self, num_queries: int, num_keys: int) -> Mask:
+        """Makes the same mask with its conditions as ``pairs`` alone, so that layers share the booleans."""
+        return Mask(pairs=self.booleans(num_queries, num_keys), start=self.start)
+
+    def kernel_arguments(self, num_queries: int, num_keys: int) -> dict[str, Any]:
+        """Arguments of `jax.nn.dot_product_attention`.
+
+        Right-padded keys and causal masks are lengths and flags, by which cuDNN's kernel leaves work out; its windows
+        are causal ones. Booleans are passed for every other mask.
+        """
+        square = self.start is None and num_queries == num_keys
+        flags = square if self.causal else self.window is None
+        lengths = self.keys is None or self.right_padded
+        if not flags or not lengths or self.examples is not None or self.pairs is not None:
+            return {"mask": self.booleans(num_queries, num_keys)}
+        return {
+            "key_value_seq_lengths": None if self.keys is None else _lengths(self.keys),
+            "is_causal": self.causal,
+            "local_window_size": None if self.window is None else (self.window, 0),
+        }
+
+
+def _real_keys(keys: Num[Array, "B S"] | Bool[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
+    return keys[:, None, None, :].astype(bool)
+
+
+def _same_example(
+    examples: Int[Array, "B S"], start: Int[Array, ""] | int | None, num_queries: int
+) -> Bool[Array, "B 1 T S"]:
+    if start is None:
+        queries = examples[:, :num_queries]
+    else:
+        queries = jax.lax.dynamic_slice_in_dim(examples, start, num_queries, axis=1)
+    return (queries[:, :, None] == examples[:, None, :])[:, None]
+
+
+def _lengths(keys: Num[Array, "B S"] | Bool[Array, "B S"]) -> Int[Array, "B"]:
+    """[B, S] of 1 and then 0 -> [B]; at least 1, for rows that only fill a batch."""
+    return jnp.maximum(jnp.sum(keys, axis=-1, dtype=jnp.int32), 1)
