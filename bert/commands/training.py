@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,8 +41,9 @@ def run_training(
         UserError: wrong arguments or data.
     """
     prog = command_name(command)
+    notes: list[str] = []
     config, recipe, options = parse(
-        config_class, argv, prog, description, default_recipe, CLUSTER_OPTIONS, say=_print_to_stderr
+        config_class, argv, prog, description, default_recipe, CLUSTER_OPTIONS, say=notes.append
     )
     hosts = parse_hosts(options)
     if config.output_dir is None:
@@ -59,6 +59,8 @@ def run_training(
     from bert.runtime.interrupts import Interrupted
 
     with open_run(config) as run:
+        if run.is_writer:
+            print("".join(f"{note}\n" for note in notes), end="")
         try:
             results = train(run)
         except Interrupted as stop:
@@ -69,7 +71,3 @@ def run_training(
         if run.is_writer:
             show(results, str(run.path))
     return 0
-
-
-def _print_to_stderr(text: str) -> None:
-    print(text, file=sys.stderr)
