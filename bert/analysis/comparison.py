@@ -103,7 +103,9 @@ def read_runs(paths: Sequence[Path]) -> dict[str, ComparedRun]:
 
 def _read_run(path: Path) -> ComparedRun:
     if not (path / "config.yaml").is_file():
-        raise UserError(f"{path} holds no run (no config.yaml): pass folders of runs")
+        missing = "is a file" if path.exists() else "does not exist"
+        problem = "holds no run (no config.yaml)" if path.is_dir() else missing
+        raise UserError(f"{path} {problem}: pass folders of runs")
     config: PretrainConfig | FinetuneConfig = load_config(config_class_of_run(path), path / "config.yaml")
     results = read_results(path)
     if isinstance(config, PretrainConfig) or config.num_seeds == 1:

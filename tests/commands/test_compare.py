@@ -202,8 +202,9 @@ def test_more_runs_than_colours(pretrained, monkeypatch) -> None:
 def test_mistakes_are_one_sentence(runs, pretrained, finetuned, fails) -> None:
     Path("empty").mkdir()
     Path("file").touch()
-    for path in ("empty", "file", "missing"):
-        assert f"{path} holds no run (no config.yaml): pass folders of runs" in fails(main, "c", path)
+    problems = {"empty": "holds no run (no config.yaml)", "file": "is a file", "missing": "does not exist"}
+    for path, problem in problems.items():
+        assert f"{path} {problem}: pass folders of runs" in fails(main, "c", path)
     error = fails(main, "c", str(finetuned))
     assert "c is a pretraining run and" in error
     assert error.endswith("is a fine-tuning run: pass runs of one kind\n")
