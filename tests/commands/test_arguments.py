@@ -1,50 +1,21 @@
 """What a file and a command line say, what comes of it, and each sentence on what is wrong with them."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from bert.commands.arguments import parse, run_command, run_program
+from bert.commands.arguments import parse
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.phases import PhaseConfig
 from bert.config.yaml_io import dump, load_config
-from bert.errors import UTF8_HINT, UserError
+from bert.errors import UTF8_HINT
+from tests.commands.parsing import finetune_yaml, pretrain, pretrain_yaml, sentence
+
+pytestmark = pytest.mark.usefixtures("recipes")
+
 
 ENOUGH = ["--data.train", "a.txt", "--training.steps", "10"]
-
-
-@pytest.fixture(autouse=True)
-def recipes(tmp_path, monkeypatch):
-    """A folder with three recipes, and a working directory of its own."""
-    folder = tmp_path / "configs"
-    folder.mkdir()
-    (folder / "tiny.yaml").write_text("data:\n  train: 'docstrings:'\ntraining:\n  steps: 1e3\n")
-    (folder / "base.yaml").write_text("data: {train: x.txt}\nmodel: {hidden_size: 768}\ntraining: {steps: 1_000_000}\n")
-    (folder / "sst2.yaml").write_text("task: sst2\n")
-    monkeypatch.setattr("bert.config.recipe_folder", lambda: folder)
-    monkeypatch.setattr("bert.commands.arguments.recipe_folder", lambda: folder)
-    monkeypatch.chdir(tmp_path)
-
-
-def pretrain(*argv, default_recipe=None):
-    return parse(PretrainConfig, list(argv), prog="bert pretrain", description="D.", default_recipe=default_recipe)[:2]
-
-
-def pretrain_yaml(text, *argv):
-    Path("x.yaml").write_text(text)
-    return pretrain("--config", "x.yaml", *argv)[0]
-
-
-def sentence(function, *arguments, **named):
-    with pytest.raises(UserError) as caught:
-        function(*arguments, **named)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
 
 
 def test_command_line_overrides_the_recipe_wherever_it_stands():
@@ -290,74 +261,6 @@ def test_unreadable_files():
     assert sentence(load_config, PretrainConfig, "none.yaml").startswith("none.yaml cannot be read (No such file")
 
 
-@pytest.mark.parametrize(
-    ("argv", "transfer", "is_said"),
-    [
-        ([], "packages", False),
-        (["--data.train=x.txt"], None, True),
-        (["--data.train=x.txt", "--transfer=packages"], "packages", False),
-        (["--config=measured", "--config=mine.yaml"], None, True),
-        (["--config=measured", "--config=mine.yaml", "--transfer=null"], None, False),
-        (["--config=configs/measured.yaml", "--training.steps=9"], "packages", False),
-        (["--config=run.yaml", "--data.train=x.txt"], "packages", False),
-    ],
-)
-def test_a_recipes_transfer_belongs_to_its_own_corpus(recipes, argv, transfer, is_said):
-    recipe = "data: {train: 'docstrings:'}\ntraining: {steps: 5}\ntransfer: packages\n"
-    for file in ("configs/measured.yaml", "run.yaml"):
-        Path(file).write_text(recipe)
-    Path("mine.yaml").write_text("data: {train: x.txt}\n")
-    said = []
-    config, *_ = parse(PretrainConfig, argv, "bert pretrain", "D.", "measured", say=said.append)
-    assert config.transfer == transfer
-    expected = (
-        "the recipe measured has transfer packages for its own corpus: left out, since data.train is another one "
-        "(--transfer packages runs it)"
-    )
-    assert said == [expected] * is_said
-
-
-def test_a_recipes_sizes_give_way_to_those_of_init(recipes, tmp_path):
-    wide = tmp_path / "configs" / "wide.yaml"
-    wide.write_text("data: {train: x.txt}\nmodel: {hidden_size: 96, hidden_dropout_prob: 0.3}\ntraining: {steps: 9}\n")
-
-    def model(*argv):
-        return pretrain(*argv)[0].model
-
-    assert model("--config=wide").hidden_size == model("--config=wide", "--init=null").hidden_size == 96
-    from_init = model("--config=wide", "--init=runs/x")
-    assert (from_init.hidden_size, from_init.hidden_dropout_prob) == (PretrainConfig().model.hidden_size, 0.3)
-    assert model("--config=wide", "--init=runs/x", "--model.hidden_size=48").hidden_size == 48
-    mine = f"--config={wide}"  # a file that the user names by its path says what the user wants
-    assert model(mine, "--init=runs/x").hidden_size == 96
-
-
-def test_later_files_override_earlier_ones():
-    Path("a.yaml").write_text("data: {train: a}\n")
-    Path("b.yaml").write_text("training: {epochs: 2, batch_size: 8}\nphases: null\n")
-    files = ["--config", "a.yaml", "--config", "tiny", "--config", "b.yaml"]
-    config, name = pretrain(*files, "--seed", "3")
-    assert name == "b"
-    assert (config.data.train, config.training.epochs, config.training.steps) == ("docstrings:", 2.0, None)
-    assert (config.training.batch_size, config.seed) == (8, 3)
-    Path("c.yaml").write_text("training: {steps: 50}\nphases: [{share: 0.5}, {batch_size: 4}]\n")
-    two = ["--config", "tiny", "--config", "c.yaml"]
-    assert pretrain(*two)[0].phases == [PhaseConfig(0.5), PhaseConfig(batch_size=4)]
-    assert pretrain(*two, "--config", "b.yaml")[0].phases is None
-    Path("d.yaml").write_text("phases: [{share: 0.25}, {}]\n")
-    assert pretrain(*two, "--config", "d.yaml")[0].phases == [PhaseConfig(0.25), PhaseConfig()]
-    assert pretrain(*files, "--phases.1.share", "0.5", "--phases.2.batch_size", "4", "--training.steps", "9")[0].phases
-
-
-def test_a_later_file_rescales_and_is_named_in_errors():
-    Path("a.yaml").write_text("data.train: a\ntraining: {steps: 5, batch_size: 64, gradient_accumulation_steps: 8}\n")
-    Path("b.yaml").write_text("training:\n  batch_size: 16\n")
-    assert pretrain("--config=a.yaml", "--config=b.yaml")[0].training.gradient_accumulation_steps == 2
-    Path("b.yaml").write_text("seed: 0\ntraining:\n  batch_size: many\n")
-    text = sentence(pretrain, "--config=a.yaml", "--config=b.yaml")
-    assert text.startswith("b.yaml, line 3: training.batch_size: many: a whole number")
-
-
 def test_null_labels_in_quotes_are_texts():
     assert finetune_yaml("data.labels: ['null', other]\ntraining.epochs: 1").data.labels == ["null", "other"]
     assert finetune_yaml("training.epochs: 1", "--data.labels", "null").data.labels is None
@@ -426,122 +329,3 @@ def test_help_explains_every_key_with_its_default(config_class, capsys, monkeypa
     assert "null" in words
     assert "None" not in text
     assert max(map(len, text.splitlines())) <= 110
-
-
-def test_user_error_is_one_line_and_status_2(capsys):
-    @run_command
-    def main(argv):
-        raise UserError(f"{argv[0]}: two\nlines")
-
-    with pytest.raises(UserError, match=r"^a: two\nlines$"):
-        main(["a"])
-    assert capsys.readouterr() == ("", "")
-    assert run_program(main)(["a"]) == 2
-    assert capsys.readouterr() == ("", "error: a: two lines\n")
-
-
-def test_interrupt_and_success_have_their_status(capsys):
-    def interrupt(argv):
-        raise KeyboardInterrupt
-
-    assert run_program(run_command(interrupt))([]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
-    assert run_program(run_command(lambda argv: len(argv)))(["a"]) == 1
-
-
-def test_other_errors_keep_their_trace():
-    def broken(argv):
-        raise ValueError("a bug of ours")
-
-    with pytest.raises(ValueError, match="a bug of ours"):
-        run_command(broken)([])
-
-
-@pytest.mark.skipif(os.name != "posix", reason="shell pipes")
-def test_closed_pipe_is_quiet():
-    code = """
-import sys
-from bert.commands.arguments import run_command, run_program
-@run_program
-@run_command
-def main(argv):
-    for _ in range(100_000):
-        print("x" * 80)
-    return 0
-sys.exit(main([]))
-"""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-    )
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    assert process.wait() == 141
-
-
-def finetune_yaml(text, *argv):
-    Path("f.yaml").write_text(f"init: none\ndata.dir: d\n{text}")
-    argv = ["--config", "f.yaml", *argv]
-    return parse(FinetuneConfig, argv, prog="bert finetune", description="D.", default_recipe=None)[0]
-
-
-def test_command_line_replaces_the_other_way_of_the_recipe():
-    training = finetune_yaml("training.epochs: 3", "--training.steps", "2").training
-    assert (training.steps, training.epochs) == (2, None)
-    training = finetune_yaml("training.steps: 100", "--training.epochs", "1.5").training
-    assert (training.steps, training.epochs) == (None, 1.5)
-    text = "data.train: a\ntraining.steps: 100\noptimizer.warmup_steps: 50\nphases: [{share: 0.9}, {}]"
-    config = pretrain_yaml(text, "--optimizer.warmup_ratio", "0.2", "--phases.1.steps", "30")
-    assert (config.optimizer.warmup_steps, config.optimizer.warmup_ratio) == (None, 0.2)
-    assert (config.phases[0].steps, config.phases[0].share) == (30, None)
-
-
-def test_both_ways_on_the_command_line_or_in_the_file_are_an_error():
-    both = "training.steps and training.epochs are both set"
-    assert both in sentence(finetune_yaml, "training.epochs: 3", "--training.steps", "2", "--training.epochs", "1")
-    assert both in sentence(finetune_yaml, "training.epochs: 3\ntraining.steps: 2")
-    assert "are both null" in sentence(finetune_yaml, "training.epochs: 3", "--training.epochs", "null")
-
-
-def test_micro_batches_of_a_recipe_follow_the_batch_size():
-    text = "data.train: a\ntraining: {steps: 5, batch_size: 2048, gradient_accumulation_steps: 128}"
-
-    def parts(*argv):
-        return pretrain_yaml(text, *argv).training.gradient_accumulation_steps
-
-    size = "--training.batch_size"
-    assert [parts(size, rows) for rows in ("16", "8", "64", "24", "4096", "31")] == [1, 1, 4, 2, 256, 31]
-    assert parts(size, "64", "--training.gradient_accumulation_steps", "2") == 2
-    assert pretrain_yaml("data.train: a\ntraining: {steps: 5, batch_size: 8}", size, "64").training.batch_size == 64
-    assert pretrain_yaml("data.train: a\ntraining.steps: 5", size, "64").training.gradient_accumulation_steps == 1
-
-
-def test_phases_set_to_null_leave_nothing_to_rescale():
-    text = (
-        "data.train: a\ntraining: {steps: 9, batch_size: 64}\nphases: [{share: 0.5}, {gradient_accumulation_steps: 8}]"
-    )
-    assert pretrain_yaml(text, "--phases", "null", "--training.batch_size", "16").phases is None
-    assert pretrain_yaml(text, "--training.batch_size", "16").phases[1].gradient_accumulation_steps == 2
-
-
-def test_predictions_of_a_recipe_fit_shorter_rows():
-    text = "data: {train: a, sequence_length: 512, max_predictions_per_sequence: 77}\ntraining.steps: 5\n"
-
-    def predictions(*argv):
-        return pretrain_yaml(text, *argv).data.max_predictions_per_sequence
-
-    length = "--data.sequence_length"
-    assert [predictions(length, tokens) for tokens in ("64", "128", "256")] == [10, 77, 77]
-    assert "is not below" in sentence(predictions, length, "64", "--data.max_predictions_per_sequence", "64")
-
-
-def test_a_warm_up_as_long_as_the_run_is_refused_with_the_configuration():
-    text = "data.train: a\ntraining.steps: 100\noptimizer.warmup_steps: 50"
-    assert pretrain_yaml(text).optimizer.warmup_steps == 50
-    found = sentence(pretrain_yaml, text, "--training.steps", "40")
-    assert found.startswith("x.yaml, line 3 and command line: optimizer.warmup_steps (50) is not below the 40 steps")
-    assert "--optimizer.warmup_ratio 0.1" in found
-    pretrain_yaml(text, "--training.steps", "40", "--optimizer.warmup_ratio", "0.1")
-    assert "warmup_steps (50)" in sentence(finetune_yaml, "training.steps: 9\noptimizer.warmup_steps: 50")

@@ -1,4 +1,4 @@
-"""Checkpoints: bit exact, verified, kept and deleted as promised, and safe against full disks."""
+"""Checkpoints: bit exact, kept and deleted as promised, and safe against full disks."""
 
 from __future__ import annotations
 
@@ -10,68 +10,15 @@ import sys
 from pathlib import Path
 
 import jax
-import ml_dtypes
 import numpy as np
-import optax
 import pytest
 
 from bert.errors import UserError
 from bert.runs import checkpoint, orbax_io
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.checkpoint_directory import CheckpointDirectory
-from bert.runs.manifest import MANIFEST, verify_manifest, write_manifest
-
-
-def make_state(seed: int = 0) -> dict:
-    """A small training state with every kind of leaf, moments of optax included."""
-    random = np.random.default_rng(seed)
-    params = {
-        "encoder": {
-            "kernel": random.standard_normal((4, 3)).astype(np.float32),
-            "bias": np.zeros(3, np.float32),
-        },
-        "half": random.standard_normal(5).astype(ml_dtypes.bfloat16),
-        "special": np.array([np.nan, -0.0, np.inf, 1e-45], np.float32),
-    }
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.linear_schedule(1, 0, 9)))
-    opt_state = jax.tree.map(np.asarray, optimizer.init(params))
-    return {
-        "params": params,
-        "opt_state": opt_state,
-        "step": seed,
-        "count": np.array(2**63 + seed, np.uint64),
-    }
-
-
-def bits(tree: object) -> list[tuple]:
-    return [(leaf.dtype, leaf.shape, leaf.tobytes()) for leaf in map(np.asarray, jax.tree.leaves(tree))]
-
-
-class Lines(list):
-    """A ``say`` that remembers."""
-
-    __call__ = list.append
-
-
-@pytest.fixture
-def said() -> Lines:
-    return Lines()
-
-
-@pytest.fixture
-def saver(tmp_path: Path, said: Lines):
-    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
-        yield checkpointer
-
-
-def flip_byte(path: Path, place: int | None = None) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2 if place is None else place] ^= 1
-    path.write_bytes(content)
-
-
-def files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+from bert.runs.manifest import verify_manifest
+from tests.runs.checkpoint_states import bits, flip_one, make_state
 
 
 def test_a_state_comes_back_bit_for_bit_in_its_own_structure(saver, said):
@@ -137,173 +84,6 @@ def test_a_structure_that_does_not_fit_is_told_leaf_by_leaf(saver):
     assert "params/half has no place" in message
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
-    """A checkpoints folder with steps 1 and 2, to be copied."""
-    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
-    with Checkpointer(folder, 5, print) as checkpointer:
-        for step in (1, 2):
-            checkpointer.save(step, make_state(step))
-    return folder
-
-
-def test_a_byte_flipped_in_any_file_is_seen(saved, tmp_path):
-    folder = tmp_path / "2"
-    shutil.copytree(saved / "2", folder)
-    assert verify_manifest(folder) == []
-    for path in files(folder):
-        whole = path.read_bytes()
-        for place in {0, len(whole) // 2, len(whole) - 1}:
-            flip_byte(path, place)
-            problems = verify_manifest(folder)
-            assert len(problems) == 1
-            assert path.name in problems[0]
-            path.write_bytes(whole)
-    assert verify_manifest(folder) == []
-
-
-def test_a_byte_flipped_in_any_file_is_never_restored(saved, tmp_path, said):
-    """Each file of a checkpoint in turn: the state that comes back is always that of the one before."""
-    folder = tmp_path / "checkpoints"
-    shutil.copytree(saved, folder)
-    expected = bits(make_state(1))
-    paths = files(folder / "2")
-    assert len(paths) > 5
-    for number, path in enumerate(paths, start=1):
-        whole = path.read_bytes()
-        flip_byte(path)
-        with Checkpointer(folder, 2, said) as checkpointer:
-            step, state = checkpointer.restore(make_state())
-        assert (step, bits(state)) == (1, expected), path
-        assert len(said) == number
-        assert path.name in said[-1]
-        assert "using the checkpoint of step 1 instead" in said[-1]
-        path.write_bytes(whole)
-
-
-def test_flipped_bytes_of_the_manifest_are_seen(saved, tmp_path):
-    """Changed white space and digits of the step as well: whatever is not as written is not believed."""
-    shutil.copytree(saved / "2", tmp_path / "2")
-    path = tmp_path / "2" / MANIFEST
-    whole = path.read_bytes()
-    for place in range(0, len(whole), 5):  # every fifth, to be quick: names, sizes, sums, spaces, line ends
-        flip_byte(path, place)
-        assert verify_manifest(path.parent), f"byte {place} of {whole[place - 9 : place + 9]!r}"
-        path.write_bytes(whole)
-
-
-def largest(folder: Path) -> Path:
-    return max(files(folder), key=lambda path: path.stat().st_size)
-
-
-def cut_short(folder: Path) -> str:
-    path = largest(folder)
-    os.truncate(path, path.stat().st_size - 1)
-    return path.name
-
-
-def remove_file(folder: Path) -> str:
-    (path := largest(folder)).unlink()
-    return path.name
-
-
-def flip_one(folder: Path) -> str:
-    flip_byte(path := largest(folder))
-    return path.name
-
-
-def remove_manifest(folder: Path) -> str:
-    (folder / MANIFEST).unlink()
-    return f"{MANIFEST} is missing"
-
-
-def add_file(folder: Path) -> str:
-    (folder / "params" / "stranger").write_text("?")
-    return "params/stranger is not listed"
-
-
-def copy_over(folder: Path) -> str:
-    shutil.rmtree(folder)
-    shutil.copytree(folder.parent / "1", folder)
-    return f"{MANIFEST} belongs to step 1"
-
-
-def empty(folder: Path) -> str:
-    shutil.rmtree(folder)
-    folder.mkdir()
-    return f"{MANIFEST} is missing"
-
-
-DAMAGES = [cut_short, remove_file, flip_one, remove_manifest, add_file, copy_over, empty]
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(saved, tmp_path, said, damage):
-    shutil.copytree(saved, tmp_path / "checkpoints")
-    named = damage(tmp_path / "checkpoints" / "2")
-    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
-        step, state = checkpointer.restore(make_state())
-        assert (step, bits(state)) == (1, bits(make_state(1)))
-        assert len(said) == 1
-        for words in (str(tmp_path / "checkpoints" / "2"), named, "using the checkpoint of step 1 instead"):
-            assert words in said[0]
-        assert checkpointer.restore_params()[0] == 1
-
-        # The damaged one is not in the way when training reaches its step again.
-        checkpointer.save(2, make_state(5), wait=True)
-        assert bits(checkpointer.restore(make_state())[1]) == bits(make_state(5))
-
-
-def test_litter_of_the_system_is_no_damage(saved, tmp_path):
-    shutil.copytree(saved / "2", tmp_path / "2")
-    (tmp_path / "2" / "params" / ".DS_Store").write_text("")
-    assert verify_manifest(tmp_path / "2") == []
-
-
-def test_what_orbax_cannot_read_is_passed_over_as_well(saved, tmp_path, said):
-    shutil.copytree(saved, tmp_path / "checkpoints")
-    folder = tmp_path / "checkpoints" / "2"
-    (folder / "params" / "manifest.ocdbt").write_text("nonsense")
-    write_manifest(folder, 2)
-    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
-        assert checkpointer.restore(make_state())[0] == 1
-    assert "orbax cannot read it" in said[0]
-
-
-def test_no_undamaged_checkpoint_is_an_error(saved, tmp_path, said):
-    shutil.copytree(saved, tmp_path / "checkpoints")
-    for step in ("1", "2"):
-        flip_one(tmp_path / "checkpoints" / step)
-    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
-        with pytest.raises(UserError, match=r"2 is damaged.*1 is damaged.*no other checkpoint is left"):
-            checkpointer.restore()
-        with pytest.raises(UserError, match="choose another step"):
-            checkpointer.restore(step=1)
-        with pytest.raises(UserError, match=r"no checkpoint of step 3: choose one that is there \(1, 2\)"):
-            checkpointer.restore_params(step=3)
-    assert said == []
-
-
-def test_damaged_checkpoints_do_not_push_out_good_ones(saved, tmp_path, said):
-    shutil.copytree(saved, tmp_path / "checkpoints")
-    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
-        flip_one(tmp_path / "checkpoints" / "2")
-        checkpointer.restore()
-        checkpointer.save(3, make_state(), wait=True)
-        assert checkpointer.steps() == [1, 3]
-
-
-def test_a_later_checkpoint_of_an_abandoned_line_does_not_push_out_the_new_one(saved, tmp_path, said):
-    shutil.copytree(saved, tmp_path / "checkpoints")
-    os.rename(tmp_path / "checkpoints" / "2", tmp_path / "checkpoints" / "20")
-    with Checkpointer(tmp_path / "checkpoints", 1, said) as checkpointer:
-        assert checkpointer.restore()[0] == 1  # 20 is not the step in its manifest
-        checkpointer.save(10, make_state(), wait=True)
-        assert checkpointer.steps() == [10, 20]
-        checkpointer.save(20, make_state(), wait=True)
-        assert checkpointer.steps() == [20]
-
-
 def test_the_newest_and_the_protected_are_kept(tmp_path, said):
     folder = tmp_path / "checkpoints"
     with Checkpointer(folder, 2, said) as checkpointer:
@@ -359,25 +139,6 @@ def test_parameters_that_are_kept_alone_do_not_count_among_the_newest(tmp_path, 
         assert checkpointer.steps() == [2, 3, 4]
         flip_one(tmp_path / "checkpoints" / "4")
         assert checkpointer.restore()[0] == 3, "an older one that a run can resume from"
-
-
-def test_damage_of_parameters_outlives_the_removal_of_the_rest(saved, tmp_path, said):
-    folder = tmp_path / "checkpoints"
-    shutil.copytree(saved, folder)
-    flip_one(folder / "1" / "params")
-    with Checkpointer(folder, 1, said) as checkpointer:
-        checkpointer.set_best(1)
-        checkpointer.save(3, make_state(3), wait=True)
-        assert not (folder / "1" / "rest").exists()
-        assert "wrong checksum" in verify_manifest(folder / "1")[0]
-        assert checkpointer.restore_best_params()[0] == 3
-    shutil.copytree(saved / "2", folder / "2")
-    (folder / "2" / MANIFEST).write_text("{}")
-    with Checkpointer(folder, 1, said) as checkpointer:
-        checkpointer.set_best(2)
-        checkpointer.thin_out()
-        assert sorted(os.listdir(folder)) == ["2", "3", "PROTECTED"], "what no manifest vouches for is left alone"
-        assert (folder / "2" / "rest").exists()
 
 
 def test_a_finished_run_is_thinned_out_after_its_last_protection(saved, tmp_path, said, monkeypatch):
