@@ -90,7 +90,7 @@ class Generator(nn.Module):
     ) -> Float[Array, "B P padded_V"]:
         """[B, T, E] embeddings -> [B, P, V] float32 logits at the positions, V as `MaskedLMHead` pads it."""
         x = embedded if self.config.embedding_width == self.config.hidden_size else self.projection(embedded)
-        hidden = self.encoder(x, mask, dropout)[0]
+        hidden = self.encoder(x, mask, dropout).last_hidden_state
         return self.predictions(at_positions(hidden, positions), word_embedding)
 
 

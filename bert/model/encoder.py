@@ -7,7 +7,7 @@ Parameters are float32; ``dtype`` is that of the computation. Softmax and LayerN
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -17,10 +17,11 @@ from jaxtyping import Bool, Float, Int, Num
 
 from bert.config import ModelConfig
 from bert.model.array_types import Array
+from bert.model.cache import LayerCache, Memory
 from bert.model.dropout import Dropout
 from bert.model.embeddings import Embeddings
 from bert.model.execution import LayerExecution
-from bert.model.layers import ACTIVATIONS, LINEAR_OUTPUT, Dtype, Layer, dense, layer_norm
+from bert.model.layers import ACTIVATIONS, LINEAR_OUTPUT, Dtype, Layer, LayerStates, dense, layer_norm
 from bert.model.mask import Mask
 
 # What the backward pass finds stored of a layer; the rest it computes again. The scores of attention are products with
@@ -66,8 +67,29 @@ class Packing(struct.PyTreeNode):
     cls_positions: Array
 
 
+class EncoderStates(NamedTuple):
+    """What `Encoder` returns.
+
+    Attributes:
+        last_hidden_state: [B, T, D].
+        hidden_states: every layer's input and the output, [B, T, D] each; () unless asked for.
+        attentions: every layer's weights of self-attention, [B, N, T, S]; () unless asked for.
+        cross_attentions: those of cross-attention; () unless asked for.
+        cache: with the keys and values of this call; () without a cache.
+    """
+
+    last_hidden_state: Array
+    hidden_states: tuple[Array, ...] = ()
+    attentions: tuple[Array, ...] = ()
+    cross_attentions: tuple[Array, ...] = ()
+    cache: tuple[LayerCache, ...] = ()
+
+
 class Encoder(nn.Module):
-    """The stack of layers; with pre-LN another LayerNorm after the last one, whose output would else have none."""
+    """The stack of layers; with pre-LN another LayerNorm after the last one, whose output would else have none.
+
+    With a causal mask it is the stack of a decoder.
+    """
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -80,29 +102,39 @@ class Encoder(nn.Module):
         mask: Mask | None,
         dropout: Dropout | None = None,
         intermediates: bool = False,
-    ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...], tuple[Float[Array, "B N T T"], ...]]:
-        """[B, T, D] -> [B, T, D], every layer's input and the output, every layer's attention weights."""
+        memory: Memory | None = None,
+        cache: tuple[LayerCache, ...] | None = None,
+    ) -> EncoderStates:
+        """[B, T, D] -> [B, T, D]; arguments as of `Layer`, a cache for each layer."""
         kernel = "written" if intermediates else self.execution.attention  # a kernel has no weights to look at
-        if kernel == "written" and mask is not None:
-            mask = mask.to_pairs(x.shape[1], x.shape[1])
-        looped = self.execution.scan and not intermediates and not self.is_initializing()
+        if kernel == "written":
+            length = x.shape[1]
+            mask = (mask or Mask()).to_pairs(length, length if cache is None else cache[0].own.keys.shape[1])
+            if memory is not None:
+                memory = memory.replace(mask=memory.mask.to_pairs(length, memory.hidden_states.shape[1]))
+        looped = self.execution.scan and not intermediates and cache is None and not self.is_initializing()
         kind = Layer
         if self.execution.remat != "none":
             # Inside a loop the compiler cannot undo the recomputation by merging it with the forward pass.
             kind = nn.remat(Layer, prevent_cse=not looped, policy=REMAT_POLICIES[self.execution.remat])
         if looped:
-            x = self._scan_layers(kind(self.config, self.dtype, kernel, parent=None), x, mask, dropout)
-            return self._final_norm(x), (), ()
-        hidden_states, attentions = [x], list[Array]()
+            x = self._scan_layers(kind(self.config, self.dtype, kernel, parent=None), x, mask, dropout, memory)
+            return EncoderStates(self._final_norm(x))
+        hidden_states, layers = [x], list[LayerStates]()
         for number in range(self.config.num_hidden_layers):
             source = None if dropout is None else dropout.fold_in(number)
-            x, weights = kind(self.config, self.dtype, kernel, name=f"layer_{number}")(x, mask, source)
-            if weights is not None:
-                attentions.append(weights)
+            layer = kind(self.config, self.dtype, kernel, name=f"layer_{number}")
+            x, states = layer(x, mask, source, memory, None if cache is None else cache[number])
+            layers.append(states)
             if number == self.config.num_hidden_layers - 1:
                 x = self._final_norm(x)
             hidden_states.append(x)
-        return (x, tuple(hidden_states), tuple(attentions)) if intermediates else (x, (), ())
+        caches = tuple(states.cache for states in layers if states.cache is not None)
+        if not intermediates:
+            return EncoderStates(x, cache=caches)
+        attentions = tuple(states.weights for states in layers if states.weights is not None)
+        cross_attentions = tuple(states.cross_weights for states in layers if states.cross_weights is not None)
+        return EncoderStates(x, tuple(hidden_states), attentions, cross_attentions, caches)
 
     def _final_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return layer_norm(self.config, self.dtype, "norm")(x) if self.config.pre_layer_norm else x
@@ -113,6 +145,7 @@ class Encoder(nn.Module):
         x: Float[Array, "B T D"],
         mask: Mask | None,
         dropout: Dropout | None,
+        memory: Memory | None,
     ) -> Float[Array, "B T D"]:
         """All layers as one `jax.lax.scan` over their stacked parameters."""
         params, numbers = self.variables["params"], range(self.config.num_hidden_layers)
@@ -121,7 +154,7 @@ class Encoder(nn.Module):
         def one(x: Float[Array, "B T D"], of_layer: tuple[Int[Array, ""], Any]) -> tuple[Float[Array, "B T D"], None]:
             number, params = of_layer
             source = None if dropout is None else dropout.fold_in(number)
-            return layer.apply({"params": params}, x, mask, source)[0], None
+            return layer.apply({"params": params}, x, mask, source, memory)[0], None
 
         return jax.lax.scan(one, x, (jnp.arange(len(numbers)), stacked))[0]
 
@@ -175,10 +208,11 @@ class Bert(nn.Module):
         """
         x = self.embeddings.project(self.embed(input_ids, token_type_ids, position_ids, packing, dropout))
         mask = self.make_mask(attention_mask, packing)
-        x, hidden_states, attentions = self.encoder(x, mask, dropout, intermediates)
+        states = self.encoder(x, mask, dropout, intermediates)
+        x = states.last_hidden_state
         first = x[:, 0] if packing is None else at_positions(x, packing.cls_positions)
         pooled = self.pool(first) if self.add_pooling_layer else None
-        return EncoderOutput(x, pooled, hidden_states, attentions)
+        return EncoderOutput(x, pooled, states.hidden_states, states.attentions)
 
     def embed(
         self,

@@ -8,12 +8,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
 from bert.config import ModelConfig
 from bert.model.array_types import Array
 from bert.model.attention import dot_product_attention, fused_attention
+from bert.model.cache import KeysValues, LayerCache, Memory
 from bert.model.dropout import Dropout
 from bert.model.initializers import truncated_normal_init
 from bert.model.linear import gelu, linear
@@ -87,39 +89,68 @@ class Attention(nn.Module):
     dtype: Dtype = jnp.float32
     kernel: str = "written"
 
-    @nn.compact
+    def setup(self) -> None:
+        width = self.config.hidden_size
+        self.query = dense(self.config, width, self.dtype, "query")
+        self.key = dense(self.config, width, self.dtype, "key")
+        self.value = dense(self.config, width, self.dtype, "value")
+        self.output = dense(self.config, width, self.dtype, "output")
+
     def __call__(
         self,
         queries: Float[Array, "B T D"],
-        keys_values: Float[Array, "B S D"],
+        keys_values: Float[Array, "B S D"] | KeysValues,
         mask: Mask | None,
         dropout: Dropout | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"] | None]:
         """[B, T, D] queries over [B, S, D] keys and values -> [B, T, D], and the weights [B, N, T, S].
 
-        Fused kernels return None for the weights.
+        Keys and values are hidden states, or what `keys_values` has made of them. Fused kernels return None for the
+        weights.
         """
-        config, mask = self.config, mask or Mask()
-        heads = config.num_attention_heads
-
-        def project(x: Float[Array, "B S D"], name: str) -> Float[Array, "B S N H"]:
-            x = dense(config, config.hidden_size, self.dtype, name)(x)
-            return constrain_activation(x.reshape(*x.shape[:-1], heads, config.hidden_size // heads), None, "tensor")
-
-        query, key, value = project(queries, "query"), project(keys_values, "key"), project(keys_values, "value")
+        mask = mask or Mask()
+        query = self._split_heads(self.query(queries))
+        if not isinstance(keys_values, KeysValues):
+            keys_values = self.keys_values(keys_values)
+        key, value = keys_values.keys, keys_values.values
         if self.kernel == "written":
-            rate = config.attention_probs_dropout_prob
-            pairs = mask.booleans(query.shape[1], key.shape[1])
+            pairs, rate = mask.booleans(query.shape[1], key.shape[1]), self.config.attention_probs_dropout_prob
             mixed, weights = dot_product_attention(query, key, value, pairs, dropout=dropout, dropout_rate=rate)
         else:
             mixed, weights = fused_attention(query, key, value, mask, self.kernel), None
-        mixed = mixed.reshape(*queries.shape[:-1], config.hidden_size)
-        return dense(config, config.hidden_size, self.dtype, "output")(mixed), weights
+        return self.output(mixed.reshape(queries.shape)), weights
+
+    def keys_values(self, x: Float[Array, "B S D"]) -> KeysValues:
+        """[B, S, D] hidden states -> the keys and values of all heads, to be computed once and used again."""
+        return KeysValues(self._split_heads(self.key(x)), self._split_heads(self.value(x)))
+
+    def _split_heads(self, x: Float[Array, "B S D"]) -> Float[Array, "B S N H"]:
+        heads = self.config.num_attention_heads
+        return constrain_activation(x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads), None, "tensor")
+
+
+class LayerStates(struct.PyTreeNode):
+    """What `Layer` returns next to its output.
+
+    Attributes:
+        weights: of self-attention before dropout, [B, N, T, S]; None from a fused kernel.
+        cross_weights: of cross-attention, [B, N, T, S of the memory]; None without a memory or from a fused kernel.
+        cache: with this step's keys and values in it; None without a cache.
+    """
+
+    __no_type_check__ = True  # in jax.tree.map a field may be anything
+
+    weights: Array | None
+    cross_weights: Array | None = None
+    cache: LayerCache | None = None
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each with dropout, a residual and LayerNorm: after it (post-LN, the paper's), or
-    before it, inside the residual (pre-LN; Xiong et al. 2020)."""
+    """Self-attention, cross-attention if there is a memory, and feed-forward.
+
+    Each has dropout, a residual and LayerNorm: after it (post-LN, the paper's), or before it, inside the residual
+    (pre-LN; Xiong et al. 2020).
+    """
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -127,25 +158,62 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], mask: Mask | None, dropout: Dropout | None = None
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T T"] | None]:
-        """[B, T, D] -> [B, T, D], and the attention weights [B, N, T, S], both as `Attention` has them."""
+        self,
+        x: Float[Array, "B T D"],
+        mask: Mask | None,
+        dropout: Dropout | None = None,
+        memory: Memory | None = None,
+        cache: LayerCache | None = None,
+    ) -> tuple[Float[Array, "B T D"], LayerStates]:
+        """[B, T, D] -> [B, T, D].
+
+        Args:
+            x: the hidden states of T positions.
+            mask: over the keys of self-attention, which are those of the cache if there is one.
+            dropout: source of dropout; None for none.
+            memory: the states that cross-attention reads; None for a layer without cross-attention.
+            cache: keys and values of earlier positions. Those of ``x`` are put in at the mask's ``start``, and the mask
+                has to leave out the positions behind them, as a causal one does.
+        """
+        config, mask = self.config, mask or Mask()
+        norm = layer_norm(config, self.dtype, "attention_norm")
+        attention = Attention(config, self.dtype, self.kernel, name="attention")
+        read = _before(config, norm, x)
+        own = None if cache is None else cache.own.write(attention.keys_values(read), mask.start)
+        attended, weights = attention(read, read if own is None else own, mask, dropout)
+        x = _after(config, norm, x, maybe_dropout(attended, dropout, config.hidden_dropout_prob, "attention_output"))
+        cross_weights = remembered = None
+        if memory is not None:
+            norm = layer_norm(config, self.dtype, "cross_norm")
+            attention = Attention(config, self.dtype, self.kernel, name="cross_attention")
+            source = None if dropout is None else dropout.fold_in("cross_attention")
+            remembered = None if cache is None else cache.memory
+            remembered = remembered or attention.keys_values(memory.hidden_states)
+            attended, cross_weights = attention(_before(config, norm, x), remembered, memory.mask, source)
+            x = _after(config, norm, x, maybe_dropout(attended, source, config.hidden_dropout_prob, "attention_output"))
+        x = self._feed_forward(x, dropout)
+        return x, LayerStates(weights, cross_weights, None if own is None else LayerCache(own, remembered))
+
+    def _feed_forward(self, x: Float[Array, "B T D"], dropout: Dropout | None) -> Float[Array, "B T D"]:
         config = self.config
-        attention_norm = layer_norm(config, self.dtype, "attention_norm")
-        output_norm = layer_norm(config, self.dtype, "output_norm")
-        read = attention_norm(x) if config.pre_layer_norm else x
-        attended, weights = Attention(config, self.dtype, self.kernel, name="attention")(read, read, mask, dropout)
-        x = x + maybe_dropout(attended, dropout, config.hidden_dropout_prob, "attention_output")
-        if not config.pre_layer_norm:
-            x = attention_norm(x)
-        read = output_norm(x) if config.pre_layer_norm else x
-        inner = constrain_activation(
-            dense(config, config.intermediate_size, self.dtype, "intermediate")(read), None, "tensor"
-        )
-        inner = ACTIVATIONS[config.hidden_act](inner)
+        norm = layer_norm(config, self.dtype, "output_norm")
+        inner = dense(config, config.intermediate_size, self.dtype, "intermediate")(_before(config, norm, x))
+        inner = ACTIVATIONS[config.hidden_act](constrain_activation(inner, None, "tensor"))
         outer = dense(config, config.hidden_size, self.dtype, "output")(inner)
-        x = x + maybe_dropout(outer, dropout, config.hidden_dropout_prob, "output")
-        return constrain_activation(x if config.pre_layer_norm else output_norm(x)), weights
+        outer = maybe_dropout(outer, dropout, config.hidden_dropout_prob, "output")
+        return constrain_activation(_after(config, norm, x, outer))
+
+
+def _before(config: ModelConfig, norm: LayerNorm, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    """The input of a sublayer."""
+    return norm(x) if config.pre_layer_norm else x
+
+
+def _after(
+    config: ModelConfig, norm: LayerNorm, x: Float[Array, "B T D"], y: Float[Array, "B T D"]
+) -> Float[Array, "B T D"]:
+    """The residual connection around a sublayer whose output is ``y``."""
+    return x + y if config.pre_layer_norm else norm(x + y)
 
 
 def maybe_dropout(x: Float[Array, "*shape"], dropout: Dropout | None, rate: float, site: str) -> Float[Array, "*shape"]:

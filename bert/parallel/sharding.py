@@ -19,10 +19,10 @@ BATCH_AXES = ("data", "fsdp")
 """The axes that deal out the rows of a batch."""
 
 RULES: tuple[tuple[str, PartitionSpec], ...] = (
-    # end of the path                              where its dimensions go
-    (r"attention/(query|key|value)/kernel", PartitionSpec("fsdp", "tensor")),  # [D, N * H]
-    (r"attention/(query|key|value)/bias", PartitionSpec("tensor")),  # [N * H]
-    (r"attention/output/kernel", PartitionSpec("tensor", "fsdp")),  # [N * H, D]
+    # end of the path                                      where its dimensions go
+    (r"(cross_)?attention/(query|key|value)/kernel", PartitionSpec("fsdp", "tensor")),  # [D, N * H]
+    (r"(cross_)?attention/(query|key|value)/bias", PartitionSpec("tensor")),  # [N * H]
+    (r"(cross_)?attention/output/kernel", PartitionSpec("tensor", "fsdp")),  # [N * H, D]
     (r"intermediate/kernel", PartitionSpec("fsdp", "tensor")),  # [D, F]
     (r"intermediate/bias", PartitionSpec("tensor")),  # [F]
     (r"layer_\d+/output/kernel", PartitionSpec("tensor", "fsdp")),  # [F, D]

@@ -141,6 +141,16 @@ def test_the_table_of_places() -> None:
     )
 
 
+def test_cross_attention_goes_where_attention_goes() -> None:
+    sizes = {"data": 2, "fsdp": 2, "tensor": 2}
+    for part, shape in (("query/kernel", (16, 16)), ("value/bias", (16,)), ("output/kernel", (16, 16))):
+        own, cross = (
+            partition_spec(f"decoder/layer_0/{attention}/{part}", shape, sizes)
+            for attention in ("attention", "cross_attention")
+        )
+        assert own == cross != P()
+
+
 def shapes_of(shapes) -> dict[str, int]:
     return {path_str(path): leaf.ndim for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
 
