@@ -151,7 +151,11 @@ class Masking:
         }
         if count < most:
             predicted = {name: np.pad(value, ((0, 0), (0, most - count))) for name, value in predicted.items()}
-        return {"input_ids": output, **predicted}
+        return {"input_ids": output, **predicted, **self._draw_more(draws[:, length + most : length + 2 * most])}
+
+    def _draw_more(self, draws: UInt32[np.ndarray, "B P"]) -> dict[str, Float32[np.ndarray, "B P"]]:
+        """Arrays of the batch besides those of ``__call__``, by the second draw of each predicted token."""
+        return {}
 
     def _choose_positions(
         self, input_ids: Integer[np.ndarray, "B T"], draws: UInt32[np.ndarray, "B T"]
@@ -266,17 +270,8 @@ class SamplingMasking(Masking):
     mask_share: float = 0.85
     random_share: float = 0.0
 
-    def __call__(
-        self,
-        input_ids: Integer[np.ndarray, "B T"],
-        words: UInt64[np.ndarray, "B words"],
-        example_length: Integer[np.ndarray, "B K"] | None = None,
-    ) -> dict[str, Int32[np.ndarray, "B T"] | Int32[np.ndarray, "B P"] | Float32[np.ndarray, "B P"]]:
-        """As `Masking`, with ``sample_uniforms``."""
-        batch = super().__call__(input_ids, words, example_length)
-        length, most = input_ids.shape[1], batch["masked_lm_ids"].shape[1]
-        draws = words.view(np.uint32)[:, length + most : length + 2 * most]
-        return {**batch, "sample_uniforms": (draws >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)}
+    def _draw_more(self, draws: UInt32[np.ndarray, "B P"]) -> dict[str, Float32[np.ndarray, "B P"]]:
+        return {"sample_uniforms": (draws >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)}
 
 
 MASKINGS: dict[str, type[Masking]] = {"masked": Masking, "replaced": SamplingMasking}
