@@ -229,7 +229,7 @@ def test_a_malformed_configuration_is_one_sentence(tmp_path: Path, changes: dict
     assert message in found and str(tmp_path / "bert_config.json") in found
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff"])
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff"], ids=["empty", "cut short", "list", "not UTF-8"])
 def test_a_configuration_that_is_none(tmp_path: Path, text: bytes) -> None:
     write_folder(tmp_path, weights())
     (tmp_path / "bert_config.json").write_bytes(text)

@@ -136,6 +136,17 @@ def test_what_is_not_read_is_said(tmp_path: Path) -> None:
         varint(6 << 3 | 5) + b"12",
         b"\xff" * 11,
     ],
+    ids=[
+        "larger than its shape",
+        "beyond the file",
+        "no such data file",
+        "type that is text",
+        "shape that is a number",
+        "dimension that is a number",
+        "unknown wire type",
+        "cut short",
+        "varint without an end",
+    ],
 )
 def test_an_entry_that_makes_no_sense_is_refused(tmp_path: Path, value: bytes) -> None:
     """Checksums do not help against a file that was written so."""
