@@ -183,7 +183,8 @@ def run_mlm(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
 
 def google(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
     from bert.data.corpus.documents import documents, split_sentences
-    from bert.tokenizer.wordpiece import load_tokenizer, special_ids
+    from bert.tokenizer.special_tokens import special_ids
+    from bert.tokenizer.wordpiece import load_tokenizer
 
     tokenizer = load_tokenizer(vocabulary)
     corpus = [split_sentences(paragraphs, "en") for paragraphs in documents(str(text))]

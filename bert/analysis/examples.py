@@ -15,7 +15,7 @@ from bert.data.pretraining.masking import philox_uint64
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.data.pretraining.shards import open_rows
-from bert.tokenizer.wordpiece import special_ids
+from bert.tokenizer.special_tokens import special_ids
 
 
 class MaskedToken(NamedTuple):

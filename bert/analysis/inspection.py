@@ -33,7 +33,8 @@ from bert.model.heads import BertForMultipleChoice
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.folder import KINDS, config_class_of_run
 from bert.tasks import make_task
-from bert.tokenizer.wordpiece import SPECIAL_TOKENS, load_tokenizer, special_tokens, tokenizer_fingerprint
+from bert.tokenizer.special_tokens import special_tokens
+from bert.tokenizer.wordpiece import is_wordpiece, load_tokenizer, tokenizer_fingerprint
 from bert.training.assembly import build_model_and_objective, build_task_model
 
 Facts = dict[str, Any]
@@ -195,16 +196,14 @@ def _row(model: ModelConfig, config: RunConfig | None, length: int | None) -> tu
 
 def _vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> Facts:
     tokens = tokenizer.get_vocab()
-    special = special_tokens(tokens)
-    is_wordpiece = special == SPECIAL_TOKENS
     facts: Facts = {
-        "kind": "WordPiece" if is_wordpiece else "byte-level BPE",
+        "kind": "WordPiece" if is_wordpiece(tokenizer) else "byte-level BPE",
         "tokens": len(tokens),
         "rows": model.vocab_size,
-        "special": {token: tokens[token] for token in special},
+        "special": {token: tokens[token] for token in special_tokens(tokens).values()},
         "fingerprint": tokenizer_fingerprint(tokenizer),
     }
-    if is_wordpiece:
+    if is_wordpiece(tokenizer):
         lowercase = getattr(tokenizer.normalizer, "lowercase", None)
         accents = getattr(tokenizer.normalizer, "strip_accents", None)
         facts |= {

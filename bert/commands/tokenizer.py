@@ -14,8 +14,8 @@ from bert.files import local_path
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-DESCRIPTION = """Trains the vocabulary that the keys under tokenizer describe on data.train and writes it, as
-tokenizer.json and vocab.txt, into a folder, or adds a corpus' words to a published one."""
+DESCRIPTION = """Trains the vocabulary that the keys under tokenizer describe on data.train and writes it into a folder,
+as tokenizer.json and, of kind wordpiece, vocab.txt, or adds a corpus' words to a published one."""
 
 EXTRA_OPTIONS = {
     "output DIR": "New folder for the vocabulary.",
@@ -42,8 +42,8 @@ def main(argv: list[str]) -> int:
     else:
         tokenizer = train_tokenizer(lines, config.tokenizer)
     save_tokenizer(tokenizer, folder)
-    print(f"{folder} holds tokenizer.json and vocab.txt with {embedding_rows(tokenizer):,} tokens; "
-          f"use it with --tokenizer.path {folder}")  # fmt: skip
+    files = " and ".join(sorted(path.name for path in folder.iterdir()))
+    print(f"{folder} holds {files} with {embedding_rows(tokenizer):,} tokens; use it with --tokenizer.path {folder}")
     return 0
 
 

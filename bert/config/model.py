@@ -17,6 +17,9 @@ from bert.config.validation import (
 )
 from bert.errors import UserError, require
 
+LEAST_BYTE_LEVEL_SIZE = 256 + 5
+"""Tokens of a byte-level vocabulary without merges: the bytes and the special tokens."""
+
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 
 
@@ -103,8 +106,11 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """The WordPiece vocabulary."""
+    """The vocabulary."""
 
+    kind: Literal["wordpiece", "byte_level"] = "wordpiece"
+    """Kind of a trained vocabulary: wordpiece (BERT's), or byte_level, whose tokens are bytes and merges of them, as in
+    GPT-2 and RoBERTa: it reads every text without loss, with case and accents, and knows no unknown words."""
     path: str | None = None
     """vocab.txt, tokenizer.json, or a folder that holds one (a run, say); null trains one on the corpus. With init, the
     source's vocabulary extended by new words, whose rows start as the mean of their old tokens; null takes it as it
@@ -112,7 +118,7 @@ class TokenizerConfig:
     vocab_size: Annotated[int, Range(least=32, below=2**24)] = 30522
     """Number of tokens to train, special ones included; the result is smaller where the corpus has fewer."""
     lowercase: bool = True
-    """Lower-case all text."""
+    """Lower-case all text; of kind wordpiece."""
     strip_accents: bool | None = None
     """Remove accents; null does so exactly when lower-casing, as BERT's own vocabularies do."""
     min_frequency: Positive = 2
@@ -120,13 +126,29 @@ class TokenizerConfig:
     num_unused_tokens: NonNegative = 0
     """Slots [unused0], [unused1], ... of a trained vocabulary, for words that are added later without new weights."""
     limit_alphabet: Positive | None = None
-    """Most characters that a trained vocabulary knows, the most common; null takes what fits a quarter of it."""
+    """Most characters that a trained vocabulary knows, the most common; null takes what fits a quarter of it. Of kind
+    wordpiece."""
 
     def check(self) -> None:
         """Raises UserError for a vocabulary that cannot be trained."""
         check_fields("tokenizer.", self)
+        if self.kind == "byte_level":
+            self._check_byte_level()
         if self.num_unused_tokens > self.vocab_size - 32:
             raise UserError(
                 f"tokenizer.num_unused_tokens is {self.num_unused_tokens}: tokenizer.vocab_size ({self.vocab_size}) "
                 "leaves no room for tokens, use a smaller number"
             )
+
+    def _check_byte_level(self) -> None:
+        if self.vocab_size < LEAST_BYTE_LEVEL_SIZE and self.path is None:
+            raise UserError(
+                f"tokenizer.vocab_size is {self.vocab_size}, and a byte_level vocabulary has 256 bytes and 5 special "
+                f"tokens: set it to at least {LEAST_BYTE_LEVEL_SIZE}"
+            )
+        for name, plain in {"strip_accents": None, "num_unused_tokens": 0, "limit_alphabet": None}.items():
+            if (value := getattr(self, name)) != plain:
+                raise UserError(
+                    f"tokenizer.{name} is {value}, and tokenizer.kind byte_level reads text as it is: remove it, or "
+                    "set tokenizer.kind to wordpiece"
+                )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from bert.errors import UserError
-from bert.tokenizer.wordpiece import ROBERTA_SPECIAL_TOKENS, special_ids
+from bert.tokenizer.special_tokens import ROBERTA_TOKENS, special_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -96,6 +96,6 @@ def post_processor(tokenizer: Tokenizer) -> PostProcessor:
         return tokenizer.post_processor
     special = special_ids(tokenizer)
     separator, classifier = ((str(tokenizer.id_to_token(id)), id) for id in (special.sep, special.cls))
-    if separator[0] in ROBERTA_SPECIAL_TOKENS:
+    if separator[0] == ROBERTA_TOKENS["sep"]:
         return RobertaProcessing(separator, classifier, add_prefix_space=False)
     return BertProcessing(separator, classifier)

@@ -23,7 +23,8 @@ from bert.errors import UserError
 from bert.files import atomic_write
 from bert.inference.pretrained import NO_LIMIT, Params, Pretrained, Text
 from bert.model.encoder import Bert
-from bert.tokenizer.wordpiece import ROBERTA_SPECIAL_TOKENS, special_ids, special_tokens
+from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.wordpiece import keeps_spaces, token_text
 
 MAX_TICK_LABELS = 24
 """Most tokens that a picture names: more are not readable."""
@@ -84,9 +85,8 @@ def compute_attention_map(model: Pretrained, text: Text) -> AttentionMap:
 
 def _tokens(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
     """Tokens by id: WordPiece's as they are; byte-level ones as text, a space at the start as an open box."""
-    if special_tokens(tokenizer.get_vocab()) != ROBERTA_SPECIAL_TOKENS:
-        return [tokenizer.id_to_token(int(token_id)) or "" for token_id in ids]
-    return [tokenizer.decode([int(token_id)], skip_special_tokens=False).replace(" ", "␣") for token_id in ids]
+    tokens = [token_text(tokenizer, int(token_id)) for token_id in ids]
+    return [token.replace(" ", "␣") for token in tokens] if keeps_spaces(tokenizer) else tokens
 
 
 def write_html(attention: AttentionMap, path: Path) -> None:

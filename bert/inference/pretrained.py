@@ -23,7 +23,8 @@ from bert.interchange.pooling import Pooling
 from bert.metrics import softmax
 from bert.model.electra import extract_generator
 from bert.tasks.base import Outputs, Task
-from bert.tokenizer.wordpiece import embedding_rows, special_ids
+from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.wordpiece import embedding_rows, token_text
 
 Text = str | tuple[str, str]
 Params = dict[str, Any]
@@ -185,10 +186,7 @@ class Pretrained(ModelBundle):
             probabilities = softmax(logits[0, position, : embedding_rows(self.tokenizer)])
             best = np.argsort(-probabilities, kind="stable")[:top_k]
             predictions.append(
-                [
-                    MaskPrediction(self.tokenizer.id_to_token(int(i)) or "", float(probabilities[i]), int(i))
-                    for i in best
-                ]
+                [MaskPrediction(token_text(self.tokenizer, int(i)), float(probabilities[i]), int(i)) for i in best]
             )
         return predictions
 

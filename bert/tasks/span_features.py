@@ -19,7 +19,7 @@ from bert.data.features import ROWS_AT_ONCE, Features, prose_tokenizer
 from bert.data.row_template import RowTemplate, row_template
 from bert.data.windows import widest_windows
 from bert.errors import UserError, require
-from bert.tokenizer.wordpiece import special_ids
+from bert.tokenizer.special_tokens import special_ids
 
 ROWS_SCORED_AT_ONCE = 256
 """Windows whose spans are compared in one go: the scores of all their spans are a few dozen MB."""

@@ -16,7 +16,8 @@ from bert.data.windows import widest_windows, window_starts
 from bert.errors import UserError
 from bert.metrics.tagging_schemes import extract_entities
 from bert.tasks.readers.conll import Sentences
-from bert.tokenizer.wordpiece import after_space, keeps_spaces, special_ids
+from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.wordpiece import after_space, keeps_spaces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], 
     room = template.room(max_length)
     if room < 2:
         raise UserError(f"data.max_length is {max_length}: [CLS], [SEP] and words need at least {template.size + 2}")
-    tokens_of = _tokens_of_words(tokenizer, sentences.words, special.unk, room)
+    tokens_of = _tokens_of_words(tokenizer, sentences.words, room)
     ids, word_of_token = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
     words_before = 0
     for words in filter(None, sentences.words):
@@ -144,9 +145,7 @@ def _encode_tags(sentences: Sentences, labels: Sequence[str]) -> np.ndarray | No
     return np.array([label_of[tag] for tags in sentences.tags for tag in tags], np.int32)
 
 
-def _tokens_of_words(
-    tokenizer: Tokenizer, sentences: list[list[str]], unknown: int, room: int
-) -> dict[str, np.ndarray]:
+def _tokens_of_words(tokenizer: Tokenizer, sentences: list[list[str]], room: int) -> dict[str, np.ndarray]:
     """The ids of each distinct word, at most ``room``: a word's tokens do not depend on its neighbours.
 
     If tokens hold the space before a word, every word has one, also the first, as in transformers' run_ner.py
@@ -159,5 +158,5 @@ def _tokens_of_words(
         batch = words[first : first + ROWS_AT_ONCE]
         texts = [after_space(word) for word in batch] if spaced else batch
         for word, encoding in zip(batch, literal.encode_batch_fast(texts, add_special_tokens=False), strict=True):
-            ids[word] = np.array(encoding.ids[:room] or [unknown], np.int32)
+            ids[word] = np.array(encoding.ids[:room] or [special_ids(tokenizer).unk], np.int32)
     return ids

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bert.errors import UserError, require
-from bert.tokenizer.wordpiece import CONTINUATION, MAX_INPUT_CHARS_PER_WORD, special_ids
+from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.wordpiece import CONTINUATION, MAX_INPUT_CHARS_PER_WORD
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -67,7 +68,6 @@ def add_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
-    special_ids(tokenizer)
     content = json.loads(tokenizer.to_str())
     if (kind := content["model"]["type"]) != "WordPiece":
         raise UserError(f"the vocabulary is {kind}, and words are added to WordPiece alone: name a BERT vocabulary")

@@ -1,4 +1,4 @@
-"""Vocabularies: train, load and save WordPiece, and read RoBERTa's. A thin layer over the ``tokenizers`` library.
+"""Vocabularies: train WordPiece, load and save any. A thin layer over the ``tokenizers`` library.
 
 The text handling is BERT's own (google-research/bert ``tokenization.py``): clean, split CJK characters,
 lower-case and strip accents where configured, split at white space and punctuation, then the longest matching
@@ -12,7 +12,6 @@ import json
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,18 +20,14 @@ import numpy as np
 from bert.config import TokenizerConfig
 from bert.errors import UserError, without_surrogates
 from bert.files import write_atomic
+from bert.tokenizer.byte_level import SPACES, parse_byte_level, train_byte_level
 from bert.tokenizer.hf_settings import read_settings
+from bert.tokenizer.special_tokens import SPECIAL_TOKENS, special_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.normalizers import Normalizer
     from tokenizers.pre_tokenizers import PreTokenizer
-
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""In the order in which a trained vocabulary starts."""
-
-ROBERTA_SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
-"""The same five in RoBERTa's byte-level vocabularies."""
 
 CONTINUATION = "##"
 """Prefix of a token that continues a word."""
@@ -47,23 +42,12 @@ _LEAST_VOCAB_SIZE = 32
 _UNICODE_SIZE = 0x110000
 
 
-@dataclass(frozen=True)
-class SpecialTokenIds:
-    """Ids of the special tokens."""
-
-    pad: int
-    unk: int
-    cls: int
-    sep: int
-    mask: int
-
-    @property
-    def all(self) -> tuple[int, int, int, int, int]:
-        """The five ids, in the order of SPECIAL_TOKENS."""
-        return (self.pad, self.unk, self.cls, self.sep, self.mask)
-
-
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+    """Trains a vocabulary of ``config.kind``. Raises UserError: no text, or a vocab_size too small for any."""
+    return train_byte_level(texts, config) if config.kind == "byte_level" else train_wordpiece(texts, config)
+
+
+def train_wordpiece(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     """Trains a WordPiece vocabulary of at most ``config.vocab_size`` tokens.
 
     The same texts give the same vocabulary, ids included. The library alone does not: it numbers the
@@ -123,14 +107,14 @@ def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> T
     are turned off: rows are made elsewhere.
 
     Raises:
-      UserError: nothing there, or a file that is neither a WordPiece vocabulary with BERT's special tokens nor a
-        byte-level one with RoBERTa's; or files next to it that are malformed or contradict it.
+      UserError: nothing there, or a file that is neither a WordPiece nor a byte-level vocabulary, or has no special
+        token; or files next to it that are malformed or contradict it.
     """
     config = config or TokenizerConfig()
     file = _vocabulary_file(Path(path).expanduser())
     text, settings = _read_utf8(file), read_settings(file.parent)
     if file.name == "vocab.json":
-        tokenizer = _byte_level(text, file)
+        tokenizer = _parse_byte_level(text, file)
     elif file.suffix == ".json":
         tokenizer = _parse_tokenizer(text, file)
     else:
@@ -139,7 +123,8 @@ def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> T
         _require_special_tokens(vocab, file)
         tokenizer = _build_wordpiece(vocab, config.lowercase, config.strip_accents)
     settings.apply(tokenizer, file.parent)
-    _require_special_tokens(tokenizer.get_vocab(), file)
+    if not special_ids(tokenizer).all:
+        _require_special_tokens(tokenizer.get_vocab(), file)
     return tokenizer
 
 
@@ -147,24 +132,10 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
     """Writes tokenizer.json, and of WordPiece vocab.txt, into the folder, each at once or not at all."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if special_tokens(tokenizer.get_vocab()) != ROBERTA_SPECIAL_TOKENS:
+    if is_wordpiece(tokenizer):
         tokens = sorted((i, token) for token, i in tokenizer.get_vocab().items())
         write_atomic(folder / "vocab.txt", "".join(token + "\n" for _, token in tokens))
     write_atomic(folder / "tokenizer.json", tokenizer.to_str(pretty=True) + "\n")
-
-
-def special_ids(tokenizer: Tokenizer) -> SpecialTokenIds:
-    """Ids of the special tokens. Raises UserError where one is missing."""
-    # One by one: the whole vocabulary takes longer to copy than a short text to answer.
-    found = {token: tokenizer.token_to_id(token) for token in (*ROBERTA_SPECIAL_TOKENS, *SPECIAL_TOKENS)}
-    vocab = {token: number for token, number in found.items() if number is not None}
-    _require_special_tokens(vocab, "the vocabulary")
-    return SpecialTokenIds(*(vocab[token] for token in special_tokens(vocab)))
-
-
-def special_tokens(vocab: dict[str, int]) -> tuple[str, ...]:
-    """RoBERTa's special tokens where all of them are there, otherwise BERT's."""
-    return ROBERTA_SPECIAL_TOKENS if all(token in vocab for token in ROBERTA_SPECIAL_TOKENS) else SPECIAL_TOKENS
 
 
 def first_cased_token(tokens: Iterable[str]) -> str | None:
@@ -175,10 +146,37 @@ def first_cased_token(tokens: Iterable[str]) -> str | None:
 
 def subword_ids(tokenizer: Tokenizer) -> list[int]:
     """Ids of the tokens that continue a word, ascending. Raises UserError for a vocabulary that does not mark them."""
-    prefix = tokenizer.model.continuing_subword_prefix
-    if not prefix:
+    if not keeps_spaces(tokenizer) and not tokenizer.model.continuing_subword_prefix:
         raise UserError("data.whole_word_masking needs tokens that say whether they continue a word: leave it out")
-    return sorted(i for token, i in tokenizer.get_vocab().items() if token.startswith(prefix) and token != prefix)
+    special = special_ids(tokenizer).all
+    vocab = tokenizer.get_vocab()
+    return sorted(i for token, i in vocab.items() if i not in special and continues_word(tokenizer, token))
+
+
+def continues_word(tokenizer: Tokenizer, token: str) -> bool:
+    """Whether a token that is not special continues the word before it.
+
+    In a byte-level vocabulary a word begins with the space in front of it, and every token without one continues it, as
+    in fairseq's ``mask_whole_words``. The first word of a text follows a special token in a row.
+    """
+    if keeps_spaces(tokenizer):
+        return token[:1] not in SPACES
+    prefix = tokenizer.model.continuing_subword_prefix
+    return bool(prefix) and token.startswith(prefix) and token != prefix
+
+
+def is_wordpiece(tokenizer: Tokenizer) -> bool:
+    """Whether a vocabulary is of BERT's kind, which vocab.txt can hold."""
+    from tokenizers import models
+
+    return isinstance(tokenizer.model, models.WordPiece)
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token as text: WordPiece's as it is, "##" included, a byte-level one with the space it may begin with."""
+    if keeps_spaces(tokenizer):
+        return tokenizer.decode([token_id], skip_special_tokens=False)
+    return tokenizer.id_to_token(token_id) or ""
 
 
 def keeps_spaces(tokenizer: Tokenizer) -> bool:
@@ -229,11 +227,6 @@ def literal_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.encode_special_tokens = True
     return copy
-
-
-def _merge(line: str) -> tuple[str, str]:
-    left, _, right = line.partition(" ")
-    return left, right
 
 
 def _make_normalizer_and_pre_tokenizer(lowercase: bool, strip_accents: bool | None) -> tuple[Normalizer, PreTokenizer]:
@@ -333,7 +326,7 @@ def _read_utf8(file: Path) -> str:
 
 
 def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer, models, pre_tokenizers
 
     try:
         tokenizer = Tokenizer.from_str(text)
@@ -341,8 +334,8 @@ def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
         raise UserError(
             f"{file} is not a whole tokenizer.json ({error}): copy it again or name the vocab.txt"
         ) from None
-    byte_level = isinstance(tokenizer.model, models.BPE) and "<mask>" in tokenizer.get_vocab()
-    if not isinstance(tokenizer.model, models.WordPiece) and not byte_level:
+    by_bytes = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel) or "<mask>" in tokenizer.get_vocab()
+    if not is_wordpiece(tokenizer) and not (isinstance(tokenizer.model, models.BPE) and by_bytes):
         kind = type(tokenizer.model).__name__
         raise UserError(f"{file} holds a {kind} vocabulary, not WordPiece: name a BERT vocabulary")
     tokenizer.no_truncation()
@@ -350,27 +343,15 @@ def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
     return tokenizer
 
 
-def _byte_level(text: str, file: Path) -> Tokenizer:
-    """RoBERTa's tokenizer out of vocab.json and merges.txt: ``<s> A </s>`` and ``<s> A </s></s> B </s>``."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-
-    lines = _read_utf8(file.parent / "merges.txt").splitlines()
+def _parse_byte_level(text: str, file: Path) -> Tokenizer:
     try:
-        vocab = json.loads(text)
-        merges = [_merge(line) for line in lines if line and not line.startswith("#version")]
-        tokenizer = Tokenizer(models.BPE(vocab, merges))
+        return parse_byte_level(text, _read_utf8(file.parent / "merges.txt"))
+    except UserError:
+        raise
     except Exception as error:  # the library raises bare Exception
         raise UserError(
             f"{file} and its merges.txt are not a byte-level vocabulary ({error}): copy both again"
         ) from None
-    _require_special_tokens(vocab, file)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    *others, mask = special_tokens(vocab)
-    tokenizer.add_special_tokens([*others, AddedToken(mask, lstrip=True)])  # "a <mask>" has no token for the space
-    separator, classifier = ((token, vocab[token]) for token in ("</s>", "<s>"))
-    tokenizer.post_processor = processors.RobertaProcessing(separator, classifier, add_prefix_space=False)
-    return tokenizer
 
 
 def _parse_vocab(text: str, file: Path) -> dict[str, int]:
@@ -391,7 +372,7 @@ def _parse_vocab(text: str, file: Path) -> dict[str, int]:
     return vocab
 
 
-def _require_special_tokens(vocab: dict[str, int], file: Path | str) -> None:
-    missing = [token for token in special_tokens(vocab) if token not in vocab]
+def _require_special_tokens(vocab: dict[str, int], file: Path) -> None:
+    missing = [token for token in SPECIAL_TOKENS if token not in vocab]
     if missing:
         raise UserError(f"{file} lacks {', '.join(missing)}: name a BERT vocabulary, or none to train one")

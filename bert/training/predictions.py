@@ -19,7 +19,8 @@ from bert.model.electra import Electra, make_generator_config
 from bert.model.execution import LayerExecution
 from bert.model.heads import BertForMaskedLM, BertForPreTraining
 from bert.runs.metrics_log import Metrics
-from bert.tokenizer.wordpiece import special_ids
+from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.wordpiece import continues_word, token_text
 from bert.training.losses import Objective, pretraining_objective, replaced_token_objective
 
 MakeExecution = Callable[[ModelConfig], LayerExecution]
@@ -115,8 +116,9 @@ def _predict_one_word(model: Pretrained, row: Batch) -> list[dict[str, Any]]:
     if len(tokens) < 12:
         return []
     for position in range(len(tokens) // 2, len(tokens) - 1):
-        word = tokens[position]
-        if not word.isalpha() or len(word) <= 2 or tokens[position + 1].startswith("##"):
+        word = token_text(model.tokenizer, ids[position]).strip()
+        inside = any(continues_word(model.tokenizer, token) for token in tokens[position : position + 2])
+        if not word.isalpha() or len(word) <= 2 or inside:
             continue
         masked = [*ids[:position], mask_id, *ids[position + 1 :]]
         text = model.tokenizer.decode(masked, skip_special_tokens=False)

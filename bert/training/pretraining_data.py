@@ -22,13 +22,8 @@ from bert.inference.pretrained import Pretrained
 from bert.parallel import multihost
 from bert.runs import progress
 from bert.runs.folder import RunFolder
-from bert.tokenizer.wordpiece import (
-    embedding_rows,
-    load_tokenizer,
-    require_embedding_rows,
-    save_tokenizer,
-    special_ids,
-)
+from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer, require_embedding_rows, save_tokenizer
 from bert.training.distillation import Teacher
 from bert.training.initialization import Log, with_vocab_size
 from bert.training.loop import num_train_steps

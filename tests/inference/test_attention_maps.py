@@ -23,7 +23,7 @@ import bert
 from bert.commands.attention import main
 from bert.inference.attention_maps import AttentionMap, _tokens, compute_attention_map, write_html, write_png
 from bert.model.attention import dot_product_attention
-from bert.tokenizer.wordpiece import ROBERTA_SPECIAL_TOKENS
+from bert.tokenizer.byte_level import TRAINED_SPECIAL_TOKENS
 
 HOSTILE = ["[CLS]", "</script><script>alert(1)</script>", "<!--", '"&amp;', "$x_$", "{{title}}", "\u2028", "[SEP]"]
 
@@ -134,10 +134,10 @@ def test_the_weights_are_the_models(pretrained) -> None:
 
 
 def test_byte_level_tokens_are_read_as_text() -> None:
-    tokens = [*ROBERTA_SPECIAL_TOKENS, "Ġthe", "caf", "Ã©"]
+    tokens = [*TRAINED_SPECIAL_TOKENS, "Ġthe", "caf", "Ã©"]
     tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, []))
     tokenizer.decoder = decoders.ByteLevel()
-    assert _tokens(tokenizer, np.array([2, 5, 6, 7, 3])) == ["<s>", "␣the", "caf", "é", "</s>"]
+    assert _tokens(tokenizer, np.array([0, 5, 6, 7, 2])) == ["<s>", "␣the", "caf", "é", "</s>"]
 
 
 def test_the_command(pretrained, tmp_path, capsys) -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from bert.config import TokenizerConfig
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.interchange.writers.tokenizer_files import save_published_tokenizer
+from bert.tokenizer.wordpiece import load_tokenizer, save_tokenizer, train_tokenizer
 
 pytestmark = pytest.mark.real
 
@@ -50,3 +51,28 @@ def test_real_tokenizer_json_loses_its_truncation(shared):
     text = "A long text about nothing. " * 100
     assert ours.encode(text).ids == plain.encode(text).ids
     assert ours.encode("short").ids == plain.encode("short").ids
+
+
+@pytest.mark.parametrize("way", ["PreTrainedTokenizerFast", "AutoTokenizer"])
+def test_ids_of_a_trained_byte_level_vocabulary_equal_transformers(way, shared, tmp_path):
+    """From the run's tokenizer.json alone, and from the files of an exported model."""
+    transformers = pytest.importorskip("transformers", reason="pip install bert-jax[torch]")
+    with open(shared / "data/pretrain/enwiki/valid.txt", encoding="utf-8", newline="\n") as file:
+        lines = file.read().split("\n")[:2000]
+    ours = train_tokenizer(iter(lines), TokenizerConfig(kind="byte_level", vocab_size=3000))
+    if way == "AutoTokenizer":
+        save_published_tokenizer(ours, tmp_path, 512)
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    else:
+        save_tokenizer(ours, tmp_path)
+        theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    texts = [*HARD, "a <mask> b<mask>c </s><s> <pad> <unk> Ġ Ċ", *lines]
+    for text, encoding, ids in zip(texts, ours.encode_batch(texts), theirs(texts)["input_ids"], strict=True):
+        assert encoding.ids == ids, text
+    pairs = list(zip(HARD, reversed(HARD), strict=True))
+    expected = theirs([a for a, _ in pairs], [b for _, b in pairs])["input_ids"]
+    assert [encoding.ids for encoding in ours.encode_batch(pairs)] == expected
+    for text in (*HARD, *lines):
+        plain = ours.encode(text, add_special_tokens=False).ids
+        assert ours.decode(plain, skip_special_tokens=False) == text
+        assert theirs.decode(plain, clean_up_tokenization_spaces=False) == text

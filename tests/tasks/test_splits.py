@@ -15,7 +15,7 @@ from bert.config import FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
 from bert.tasks import make_task
 from bert.tasks.splits import Splits, cut_facts, held_out, label_facts, read_splits
-from bert.tokenizer.wordpiece import SPECIAL_TOKENS
+from bert.tokenizer.special_tokens import SPECIAL_TOKENS
 from tests.helpers import made_files
 
 

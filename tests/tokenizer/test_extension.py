@@ -12,7 +12,8 @@ from bert.commands.tokenizer import main
 from bert.config import TokenizerConfig
 from bert.errors import UserError
 from bert.tokenizer.extension import add_words, decompose_new_tokens, select_new_words
-from bert.tokenizer.wordpiece import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
+from bert.tokenizer.special_tokens import SPECIAL_TOKENS
+from bert.tokenizer.wordpiece import load_tokenizer, train_tokenizer
 from bert.training import pretraining
 from bert.training.initialization import extend_embeddings
 from tests.conftest import SMALL_RUN

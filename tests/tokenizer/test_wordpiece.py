@@ -7,12 +7,11 @@ import pytest
 
 from bert.config import TokenizerConfig
 from bert.errors import UserError
+from bert.tokenizer.special_tokens import SPECIAL_TOKENS, special_ids
 from bert.tokenizer.wordpiece import (
-    SPECIAL_TOKENS,
     literal_tokenizer,
     load_tokenizer,
     save_tokenizer,
-    special_ids,
     subword_ids,
     tokenizer_fingerprint,
     train_tokenizer,

@@ -27,7 +27,10 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
     from bert.tokenizer.wordpiece import load_tokenizer, save_tokenizer, train_tokenizer
 
     cache = cache_folder(data)
-    settings = [corpus_fingerprint(data.train, cache), dataclasses.asdict(config)]
+    keys = dataclasses.asdict(config)
+    if config.kind == "wordpiece":  # the only kind once, and left out of the names of its folders
+        del keys["kind"]
+    settings = [corpus_fingerprint(data.train, cache), keys]
     folder = cache / "vocabularies" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)

@@ -42,7 +42,8 @@ from bert.data.worker_processes import available_cores
 from bert.errors import UserError, require
 from bert.files import user_cache_dir, write_array, write_atomic
 from bert.locks import blocking_lock
-from bert.tokenizer.wordpiece import keeps_spaces, special_ids, tokenizer_fingerprint
+from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.wordpiece import keeps_spaces, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -187,14 +188,15 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
 
 def _layout(config: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """The special tokens of a row and the spaces of its text, where they differ from those of BERT's own rows."""
-    special, pair = special_ids(tokenizer), OBJECTIVES[config.objective].pair
+    pair = OBJECTIVES[config.objective].pair
     template = row_template(tokenizer, pair)
+    if keeps_spaces(tokenizer):
+        return {"row_template": asdict(template), "spaces": True}
+    special = special_ids(tokenizer)
     separator = (special.sep,)
     of_bert = RowTemplate((special.cls,), separator, separator, (0, 0, 1), 1)
     of_bert = of_bert if pair else RowTemplate((special.cls,), (), separator, (0, 0))
-    if template == of_bert and not keeps_spaces(tokenizer):
-        return {}
-    return {"row_template": asdict(template), "spaces": keeps_spaces(tokenizer)}
+    return {} if template == of_bert else {"row_template": asdict(template), "spaces": False}
 
 
 def cache_folder(config: DataConfig, cache_dir: Path | None = None) -> Path:

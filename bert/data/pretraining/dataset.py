@@ -13,7 +13,7 @@ import numpy as np
 from bert.data.corpus.documents import DigestCache, file_signature
 from bert.data.pretraining.shards import corrupt_shard_error
 from bert.errors import UserError
-from bert.tokenizer.wordpiece import SpecialTokenIds
+from bert.tokenizer.special_tokens import SpecialTokenIds
 
 INDEX, COUNTS = "index.json", "unigram_counts.npy"
 
@@ -51,7 +51,8 @@ class PretrainingDataset:
         Raises:
           UserError: every token is [UNK], so that there is nothing to predict.
         """
-        unknown = self.unigram_counts[special.unk]
+        unknown_id = special.find("unk")
+        unknown = 0 if unknown_id is None else self.unigram_counts[unknown_id]
         known = np.delete(self.unigram_counts, list(special.all)).sum()
         if not known:
             raise UserError(

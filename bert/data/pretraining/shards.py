@@ -27,7 +27,8 @@ from bert.data.pretraining.packing import EXAMPLE_LENGTH, pack_rows
 from bert.data.row_template import RowTemplate, row_template
 from bert.errors import UserError
 from bert.files import write_atomic
-from bert.tokenizer.wordpiece import embedding_rows, keeps_spaces, special_ids
+from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.wordpiece import embedding_rows, keeps_spaces
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

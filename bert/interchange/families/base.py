@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from bert.config import ModelConfig
 from bert.config.model import Activation
 from bert.interchange.names import LAYER, Names
-from bert.tokenizer.wordpiece import SpecialTokenIds
+from bert.tokenizer.special_tokens import SpecialTokenIds
 
 KEYS = {
     name: name

@@ -11,7 +11,7 @@ from typing import Any
 from bert.config import ModelConfig
 from bert.interchange.families.base import POST_LAYER_NORM, Family, Limit, class_names, encoder_names
 from bert.interchange.names import Names
-from bert.tokenizer.wordpiece import SpecialTokenIds
+from bert.tokenizer.special_tokens import SpecialTokenIds
 
 CLASSES = {**class_names("Electra"), "BertForReplacedTokenDetection": "ElectraForPreTraining"}
 

@@ -8,7 +8,7 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.interchange.families.base import POST_LAYER_NORM, Family, Limit, class_names, encoder_names
 from bert.interchange.names import Names
-from bert.tokenizer.wordpiece import SpecialTokenIds
+from bert.tokenizer.special_tokens import SpecialTokenIds
 
 
 def _read_config(content: dict[str, Any]) -> dict[str, Any]:

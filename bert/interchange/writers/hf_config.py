@@ -7,7 +7,7 @@ from typing import Any
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.families import family_of
 from bert.interchange.readers import hf
-from bert.tokenizer.wordpiece import special_ids
+from bert.tokenizer.special_tokens import special_ids
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu", "tanh": "tanh"}
 
@@ -22,7 +22,7 @@ def published_config(model: ModelBundle) -> dict[str, Any]:
         **{key: getattr(config, name) for name, key in family.keys.items()},
         family.keys["hidden_act"]: ACTIVATIONS[config.hidden_act],
         "tie_word_embeddings": config.tie_word_embeddings,
-        "pad_token_id": special.pad,
+        "pad_token_id": special.find("pad"),
         "dtype": "float32",
         **family.write_config(config, special),
     }

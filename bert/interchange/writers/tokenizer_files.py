@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 from bert.files import write_atomic
 from bert.interchange.bundle import ModelBundle
 from bert.tokenizer.hf_settings import set_prefix_space
-from bert.tokenizer.wordpiece import save_tokenizer, special_ids
+from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.wordpiece import save_tokenizer
 
 
 def published_tokenizer(model: ModelBundle) -> Tokenizer:
@@ -33,9 +34,10 @@ def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int
     content = json.loads(tokenizer.to_str())
     if content["model"]["type"] == "BPE":
         tokenizer.model.save(str(folder))  # vocab.json and merges.txt
-    special = special_ids(tokenizer)
-    roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    names = {role: tokenizer.id_to_token(id) for role, id in zip(roles, special.all, strict=True)}
+    special = special_ids(tokenizer).by_role
+    of_text = () if "cls" in special else ("bos", "eos")  # those of RoBERTa are cls and sep, which its class knows
+    roles = [role for role in ("pad", "unk", "cls", "sep", "mask", *of_text) if role in special]
+    names = {f"{role}_token": tokenizer.id_to_token(special[role]) for role in roles}
     config = {**_class(content), **names, "model_max_length": max_length}
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
         write_atomic(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

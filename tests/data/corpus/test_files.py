@@ -26,7 +26,8 @@ from bert.data.pretraining import shards
 from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
-from bert.tokenizer.wordpiece import SPECIAL_TOKENS, load_tokenizer
+from bert.tokenizer.special_tokens import SPECIAL_TOKENS
+from bert.tokenizer.wordpiece import load_tokenizer
 
 TEXTS = ["First line.\n\n Second line. \n", " ", "Other document."]
 EXPECTED = [["First line.", "Second line."], ["Other document."]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bert.tokenizer.wordpiece import SPECIAL_TOKENS, load_tokenizer
+from bert.tokenizer.special_tokens import SPECIAL_TOKENS
+from bert.tokenizer.wordpiece import load_tokenizer
 
 DOCUMENTS, SENTENCES, WORDS, T = 60, 12, 7, 32
 

@@ -19,7 +19,8 @@ from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.dataset import open_examples
 from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
-from bert.tokenizer.wordpiece import SPECIAL_TOKENS, SpecialTokenIds, load_tokenizer
+from bert.tokenizer.special_tokens import SPECIAL_TOKENS, SpecialTokenIds
+from bert.tokenizer.wordpiece import load_tokenizer
 from tests.data.pretraining.conftest import (
     CLS,
     DOCUMENTS,
@@ -100,10 +101,12 @@ def test_unknown_rate_leaves_out_the_other_special_tokens(built):
     counts = np.zeros(examples.vocab_size, np.int64)
     vars(examples)["unigram_counts"] = counts  # the cached property's value
     counts[:5], counts[7] = (50, 10, 50, 50, 0), 30
-    assert examples.unknown_rate(SpecialTokenIds(*range(5))) == 0.25
+    special = SpecialTokenIds({"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4})
+    assert examples.unknown_rate(special) == 0.25
+    assert examples.unknown_rate(SpecialTokenIds({"eos": 0})) == 0, "a vocabulary without an unknown token"
     counts[7] = 0
     with pytest.raises(UserError, match=r"no token of data\.train"):
-        examples.unknown_rate(SpecialTokenIds(*range(5)))
+        examples.unknown_rate(special)
 
 
 def test_take_gives_rows_in_the_order_asked_for(built):

@@ -19,7 +19,8 @@ from bert.data.pretraining.segments import (
 )
 from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
-from bert.tokenizer.wordpiece import SPECIAL_TOKENS, load_tokenizer
+from bert.tokenizer.special_tokens import SPECIAL_TOKENS
+from bert.tokenizer.wordpiece import load_tokenizer
 
 T, FIRST, PAD, CLS, SEP = 48, len(SPECIAL_TOKENS), 0, 2, 3
 

@@ -1,0 +1,87 @@
+"""Byte-level vocabularies, as those of GPT-2 and RoBERTa: train them, and read vocab.json with merges.txt.
+
+Every text is a sequence of bytes, and every byte a token, so that no text is unknown or altered. Tokens are merged
+within words, and a word begins with the space in front of it (Radford et al. 2019, section 2.2).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from bert.config import TokenizerConfig
+from bert.errors import UserError, without_surrogates
+from bert.tokenizer.special_tokens import ROBERTA_TOKENS, special_tokens
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TRAINED_SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+"""In the order in which a trained vocabulary starts: the first four as RoBERTa numbers them."""
+
+SPACES = ("Ġ", "Ċ", "ĉ", "č")
+"""How tokens spell space, line feed, tab and carriage return."""
+
+
+def train_byte_level(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+    """Trains a vocabulary of at most ``config.vocab_size`` tokens; the same texts give the same one, ids included.
+
+    The trainer of the library breaks ties by the numbers of the merged tokens, and those of the bytes are given here.
+
+    Args:
+        texts: lines or paragraphs.
+        config: vocab_size and min_frequency; texts are read as they are.
+
+    Raises:
+        UserError: no text.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    lines = map(without_surrogates, texts)
+    if (first := next((line for line in lines if line.strip()), None)) is None:
+        raise UserError("the corpus holds no text to train a vocabulary on: name one that does (data.train)")
+    draft = Tokenizer(models.BPE())
+    draft.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        min_frequency=config.min_frequency,
+        show_progress=False,
+        special_tokens=list(TRAINED_SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    draft.train_from_iterator(itertools.chain([first], lines), trainer)
+    model = json.loads(draft.to_str())["model"]
+    return build_byte_level(model["vocab"], [(left, right) for left, right in model["merges"]])
+
+
+def parse_byte_level(vocab: str, merges: str) -> Tokenizer:
+    """The tokenizer of the content of vocab.json and merges.txt; an exception of the library's if they are none."""
+    lines = [line for line in merges.splitlines() if line and not line.startswith("#version")]
+    return build_byte_level(json.loads(vocab), [(left, right) for left, _, right in (x.partition(" ") for x in lines)])
+
+
+def build_byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
+    """The complete tokenizer around a vocabulary: rows of RoBERTa, ``<s> A </s>`` and ``<s> A </s></s> B </s>``.
+
+    A vocabulary with BERT's special tokens makes BERT's rows, one without both tokens the text alone.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(models.BPE(vocab, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = special_tokens(vocab)
+    for role, token in special.items():  # "a <mask>" has no token for the space
+        tokenizer.add_special_tokens([AddedToken(token, lstrip=True) if role == "mask" else token])
+    if "cls" not in special or "sep" not in special:
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+        return tokenizer
+    classifier, separator = ((special[role], vocab[special[role]]) for role in ("cls", "sep"))
+    tokenizer.post_processor = (
+        processors.RobertaProcessing(separator, classifier, add_prefix_space=False)
+        if special["cls"] == ROBERTA_TOKENS["cls"]
+        else processors.BertProcessing(separator, classifier)
+    )
+    return tokenizer
