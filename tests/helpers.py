@@ -117,7 +117,12 @@ OPTIONS = {
     "fixed positions": {"position_embedding_type": "sinusoidal"},
     "untied decoder": {"tie_word_embeddings": False},
     "narrow embeddings": {"embedding_size": 8},
+    "embeddings without LayerNorm": {"embedding_norm": False},
+    "head without transform": {"prediction_transform": False},
+    "scaled residuals": {"residual_init": "scaled"},
     "all at once": {
+        "embedding_norm": False,
+        "residual_init": "scaled",
         "pre_layer_norm": True,
         "position_embedding_type": "sinusoidal",
         "tie_word_embeddings": False,

@@ -22,7 +22,8 @@ FORMULA = {
     ATTENTION: "a layer: 8 D^2 (query, key, value, output) + 4 T D (scores and mix)",
     FEED_FORWARD: "a layer: 4 D F",
     POOLER: "2 D^2 / T: one token a row",
-    PREDICTIONS: "(2 D E + 2 E V) P / T: the P masked positions alone are decoded",
+    PREDICTIONS: "(2 D E + 2 E V) P / T, without 2 D E if there is no transform: the P masked positions alone are "
+    "decoded",
     GENERATOR: "layers and predictions by these formulas, with the generator's D and F",
 }
 """Operations a token of the forward pass, part by part."""
@@ -53,7 +54,8 @@ def forward_flops(
         flops[POOLER] = 2.0 * width**2 / length
     if PREDICTIONS in components:
         narrow = config.embedding_width
-        flops[PREDICTIONS] = (2.0 * width * narrow + 2.0 * narrow * config.known_vocab_size) * predictions / length
+        transform = 2.0 * width * narrow if config.prediction_transform else 0.0
+        flops[PREDICTIONS] = (transform + 2.0 * narrow * config.known_vocab_size) * predictions / length
     for name, (elements, every_token) in outputs.items():
         flops[name] = 2.0 * elements / (1 if every_token else length)
     return flops

@@ -67,6 +67,14 @@ class ModelConfig:
     pre_layer_norm: bool = False
     """LayerNorm before attention and feed-forward, and one after the last layer; false has it after each (the paper's),
     which needs a longer warm-up."""
+    embedding_norm: bool = True
+    """LayerNorm after the sum of the embeddings; false has none, as GPT-2."""
+    prediction_transform: bool = True
+    """A dense layer, its activation and LayerNorm in the MLM head before the decoder; false decodes the hidden states
+    themselves, as GPT-2."""
+    residual_init: Literal["plain", "scaled"] = "plain"
+    """Kernels whose output is added to the residual start as all others (plain), or with a standard deviation divided
+    by the root of their number, 2 x num_hidden_layers (scaled), as in GPT-2."""
 
     @property
     def known_vocab_size(self) -> int:
@@ -101,6 +109,12 @@ class ModelConfig:
             raise UserError(
                 f"model.hidden_size ({self.hidden_size}) is not divisible by model.num_attention_heads "
                 f"({self.num_attention_heads}): change one of them"
+            )
+        if not self.prediction_transform and self.embedding_width != self.hidden_size:
+            raise UserError(
+                f"model.prediction_transform is false, and without it hidden states of model.hidden_size "
+                f"({self.hidden_size}) do not fit the decoder's model.embedding_size ({self.embedding_size}): set "
+                "model.prediction_transform to true, or remove model.embedding_size"
             )
 
 

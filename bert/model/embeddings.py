@@ -17,8 +17,8 @@ from bert.parallel.sharding import all_gather_fsdp, constrain_activation
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and segment embeddings, LayerNorm and dropout; then, where E is not D, a dense layer
-    (ALBERT, Lan et al. 2019, section 3.1)."""
+    """Sum of word, position and segment embeddings, LayerNorm unless the config leaves it out, and dropout; then, where
+    E is not D, a dense layer (ALBERT, Lan et al. 2019, section 3.1)."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -34,7 +34,8 @@ class Embeddings(nn.Module):
             positions = config.position_offset + config.max_position_embeddings
             self.position = table(positions, "position", position_initializer)
         self.segment = table(config.type_vocab_size, "segment", truncated_normal_init)
-        self.norm = layer_norm(config, self.dtype, "norm")
+        if config.embedding_norm:
+            self.norm = layer_norm(config, self.dtype, "norm")
         if config.embedding_width != config.hidden_size:
             self.projection = dense(config, config.hidden_size, self.dtype, "projection")
 
@@ -58,7 +59,8 @@ class Embeddings(nn.Module):
         else:
             position = sinusoidal_position_table(config)[position_ids]
         x = rows(self.word, input_ids) + position + rows(self.segment, token_type_ids)
-        return maybe_dropout(self.norm(x), dropout, config.hidden_dropout_prob, "embeddings")
+        x = self.norm(x) if config.embedding_norm else x.astype(self.dtype)
+        return maybe_dropout(x, dropout, config.hidden_dropout_prob, "embeddings")
 
     def project(self, x: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
         """[B, T, E] -> [B, T, D]."""

@@ -24,8 +24,8 @@ Inputs = tuple[Int[Array, "B T"], Int[Array, "B T"] | None, PaddingMask | None]
 
 
 class MaskedLMHead(nn.Module):
-    """Transform, LayerNorm, and a decoder with its own bias, tied to the word embeddings unless the config says
-    otherwise.
+    """Transform and LayerNorm, and a decoder with its own bias, tied to the word embeddings; the config can leave the
+    transform out, and untie the decoder.
 
     Attributes:
         pad_vocab_to_multiple_of: pads the logits, with the lowest float, since products of an even width are
@@ -42,8 +42,10 @@ class MaskedLMHead(nn.Module):
     ) -> Float[Array, "B P padded_V"]:
         """[B, P, D] hidden states, [V, E] embedding -> [B, P, V] float32 logits, V as padded."""
         config = self.config
-        x = dense(config, config.embedding_width, self.dtype, "transform")(hidden_states)
-        x = layer_norm(config, self.dtype, "norm")(ACTIVATIONS[config.hidden_act](x))
+        x = hidden_states
+        if config.prediction_transform:
+            x = dense(config, config.embedding_width, self.dtype, "transform")(x)
+            x = layer_norm(config, self.dtype, "norm")(ACTIVATIONS[config.hidden_act](x))
         bias = self.param("bias", nn.initializers.zeros, (word_embedding.shape[0],), jnp.float32)
         decoder = word_embedding
         if not config.tie_word_embeddings:

@@ -13,14 +13,28 @@ from bert.config import ModelConfig
 Dtype = Any
 
 
-def truncated_normal_init(config: ModelConfig) -> nn.initializers.Initializer:
-    """Truncated normal cut at two standard deviations, as TensorFlow's: the deviation is that before the cut."""
-    stddev = config.initializer_range
+def truncated_normal_init(config: ModelConfig, scale: float = 1.0) -> nn.initializers.Initializer:
+    """Truncated normal cut at two standard deviations, as TensorFlow's: the deviation is that before the cut.
+
+    Args:
+        config: its ``initializer_range`` is the deviation.
+        scale: a factor of the deviation.
+    """
+    stddev = scale * config.initializer_range
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype: Dtype = jnp.float32) -> jax.Array:
         return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype)
 
     return init
+
+
+def residual_initializer(config: ModelConfig) -> nn.initializers.Initializer:
+    """`truncated_normal_init` of kernels whose output is added to the residual.
+
+    Scaled, the sum over L layers of two has the same variance for any L (Radford et al. 2019, section 2.3).
+    """
+    scaled = config.residual_init == "scaled"
+    return truncated_normal_init(config, (2 * config.num_hidden_layers) ** -0.5 if scaled else 1.0)
 
 
 def position_initializer(config: ModelConfig) -> nn.initializers.Initializer:

@@ -17,7 +17,7 @@ from bert.model.array_types import Array
 from bert.model.attention import dot_product_attention, fused_attention
 from bert.model.cache import KeysValues, LayerCache, Memory
 from bert.model.dropout import Dropout
-from bert.model.initializers import truncated_normal_init
+from bert.model.initializers import residual_initializer, truncated_normal_init
 from bert.model.linear import gelu, linear
 from bert.model.mask import Mask
 from bert.parallel.sharding import constrain_activation
@@ -54,6 +54,11 @@ class Dense(nn.Module):
 def dense(config: ModelConfig, features: int, dtype: Dtype, name: str) -> Dense:
     """A dense layer initialised as BERT's."""
     return Dense(features, truncated_normal_init(config), dtype, name=name)
+
+
+def residual_dense(config: ModelConfig, dtype: Dtype, name: str) -> Dense:
+    """A dense layer to D features that are added to the residual."""
+    return Dense(config.hidden_size, residual_initializer(config), dtype, name=name)
 
 
 class LayerNorm(nn.Module):
@@ -94,7 +99,7 @@ class Attention(nn.Module):
         self.query = dense(self.config, width, self.dtype, "query")
         self.key = dense(self.config, width, self.dtype, "key")
         self.value = dense(self.config, width, self.dtype, "value")
-        self.output = dense(self.config, width, self.dtype, "output")
+        self.output = residual_dense(self.config, self.dtype, "output")
 
     def __call__(
         self,
@@ -199,7 +204,7 @@ class Layer(nn.Module):
         norm = layer_norm(config, self.dtype, "output_norm")
         inner = dense(config, config.intermediate_size, self.dtype, "intermediate")(_before(config, norm, x))
         inner = ACTIVATIONS[config.hidden_act](constrain_activation(inner, None, "tensor"))
-        outer = dense(config, config.hidden_size, self.dtype, "output")(inner)
+        outer = residual_dense(config, self.dtype, "output")(inner)
         outer = maybe_dropout(outer, dropout, config.hidden_dropout_prob, "output")
         return constrain_activation(_after(config, norm, x, outer))
 

@@ -21,6 +21,8 @@ def test_base_by_hand() -> None:
     assert sum(flops[part] for part in (ATTENTION, FEED_FORWARD)) == pytest.approx(2 * 84.9e6 + 4.7e6, rel=0.01)
     # Of all positions the head would cost 48 million, more than a quarter of the encoder; of 20 in 128 it is 7.5.
     assert flops[PREDICTIONS] == pytest.approx(20 / 128 * (2 * 768 * 30522 + 2 * 768**2))
+    flops = forward_flops(dataclasses.replace(BASE, prediction_transform=False), 128, (PREDICTIONS,), 20, {})
+    assert flops[PREDICTIONS] == pytest.approx(20 / 128 * 2 * 768 * 30522)
 
 
 def products(jaxpr: jax.extend.core.Jaxpr) -> int:

@@ -5,12 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Encoder, LayerExecution
-from bert.model.heads import BertForPreTraining, BertForSequenceClassification
+from bert.model.heads import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from bert.model.initializers import truncated_normal_init
 from bert.training.loop import count_parameters
 from tests.helpers import OPTIONS, SINGLE
@@ -103,6 +104,18 @@ def test_the_mlm_head_decodes_the_asked_places_with_the_tied_embedding() -> None
     np.testing.assert_allclose(run(moved, IDS).prediction_logits[..., 9], everywhere[..., 9] + 2, atol=1e-5)
 
 
+def test_a_head_without_transform_decodes_hidden_states_and_embeddings_without_layer_norm_are_a_sum() -> None:
+    model = BertForMaskedLM(dataclasses.replace(CONFIG, embedding_norm=False, prediction_transform=False))
+    params = jax.jit(model.init)(jax.random.key(0), IDS)["params"]
+    assert set(params["predictions"]) == {"bias"}
+    embeddings = params["bert"]["embeddings"]
+    assert set(embeddings) == {"word", "position", "segment"}
+    words, positions, segments = (embeddings[table]["embedding"] for table in ("word", "position", "segment"))
+    x = words[IDS] + positions[:12] + segments[0]
+    states = Encoder(CONFIG).apply({"params": params["bert"]["encoder"]}, x, None)
+    np.testing.assert_allclose(model.apply({"params": params}, IDS), states.last_hidden_state @ words.T, atol=1e-5)
+
+
 def test_dropout_acts_in_training_only_and_the_classifier_has_its_own_rate() -> None:
     model = BertForSequenceClassification(CONFIG, num_labels=3, classifier_dropout=0.5)
     params = jax.jit(model.init)(jax.random.key(0), IDS)
@@ -138,8 +151,12 @@ def test_the_options_parameters(option: str) -> None:
         "fixed positions": -positions * width,
         "untied decoder": tokens * width,
         "narrow embeddings": -narrower + (narrow * width + width) - head,
+        "embeddings without LayerNorm": -2 * width,
+        "head without transform": -(width * width + width + 2 * width),
+        "scaled residuals": 0,
     }
-    difference["all at once"] = 2 * width - positions * narrow + tokens * narrow + difference["narrow embeddings"]
+    fixed_and_untied = -positions * narrow + tokens * narrow
+    difference["all at once"] = 2 * width + fixed_and_untied - 2 * narrow + difference["narrow embeddings"]
     assert count_parameters(shapes) == 110_106_428 + difference[option]
 
 
@@ -167,6 +184,15 @@ def test_padding_and_dropout_are_as_without_the_option(option: str) -> None:
     np.testing.assert_allclose(alone.last_hidden_state.var(-1), 1, atol=1e-4)
 
 
+def test_scaled_residuals_start_with_a_smaller_deviation() -> None:
+    """By the root of 2 L = 4 sublayers, and nothing else changes (Radford et al. 2019, section 2.3)."""
+    scaled = jax.jit(Bert(dataclasses.replace(CONFIG, residual_init="scaled")).init)(jax.random.key(0), IDS)
+    plain, scaled = (flatten_dict(params["params"], sep="/") for params in (PARAMS, scaled))
+    for path, kernel in plain.items():
+        residual = "/layer_" in path and path.endswith("output/kernel")
+        np.testing.assert_allclose(scaled[path], kernel / 2 if residual else kernel, rtol=1e-6)
+
+
 def test_the_pre_ln_encoder_is_permutation_equivariant() -> None:
     encoder = Encoder(dataclasses.replace(CONFIG, pre_layer_norm=True))
     x = jax.random.normal(jax.random.key(2), (2, 9, 32))
@@ -180,6 +206,11 @@ def test_the_pre_ln_encoder_is_permutation_equivariant() -> None:
     ("changes", "said"),
     [
         ({"embedding_size": 0}, "model.embedding_size is 0: it must be at least 1"),
+        (
+            {"prediction_transform": False, "embedding_size": 8},
+            "model.prediction_transform is false, .* set model.prediction_transform to true, or remove",
+        ),
+        ({"residual_init": "small"}, "model.residual_init is 'small': use one of plain, scaled"),
         (
             {"position_embedding_type": "rotary"},
             "model.position_embedding_type is 'rotary': use one of learned, sinusoidal",

@@ -29,7 +29,12 @@ class Limit(NamedTuple):
     reason: str
 
 
-POST_LAYER_NORM = Limit(False, "it has LayerNorm after attention and feed-forward")
+BERT_LIMITS = {
+    "pre_layer_norm": Limit(False, "it has LayerNorm after attention and feed-forward"),
+    "embedding_norm": Limit(True, "its embeddings have LayerNorm"),
+    "prediction_transform": Limit(True, "its MLM head has a dense layer before its decoder"),
+}
+"""The limits that BERT's descendants share."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bert.interchange.families.base import POST_LAYER_NORM, Family, Limit, class_names, encoder_names
+from bert.interchange.families.base import BERT_LIMITS, Family, Limit, class_names, encoder_names
 from bert.interchange.names import LAYER, Names
 
 BERT = Family(
@@ -23,7 +23,7 @@ BERT = Family(
     ),
     decoder_bias="cls.predictions.decoder.bias",
     limits={
-        "pre_layer_norm": POST_LAYER_NORM,
+        **BERT_LIMITS,
         "embedding_size": Limit(None, "its embeddings have hidden_size features"),
         "pooler_act": Limit("tanh", "its pooler has tanh"),
     },

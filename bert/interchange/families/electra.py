@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from bert.config import ModelConfig
-from bert.interchange.families.base import POST_LAYER_NORM, Family, Limit, class_names, encoder_names
+from bert.interchange.families.base import BERT_LIMITS, Family, Limit, class_names, encoder_names
 from bert.interchange.names import Names
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
@@ -54,7 +54,7 @@ ELECTRA = Family(
         },
     ),
     more_sizes=("embedding_size",),
-    limits={"pre_layer_norm": POST_LAYER_NORM, "pooler_act": Limit("gelu", "its heads over a row have gelu")},
+    limits={**BERT_LIMITS, "pooler_act": Limit("gelu", "its heads over a row have gelu")},
     prediction_act="gelu",
     settings={
         "BertForMultipleChoice": {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}

@@ -6,7 +6,7 @@ from typing import Any
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.interchange.families.base import POST_LAYER_NORM, Family, Limit, class_names, encoder_names
+from bert.interchange.families.base import BERT_LIMITS, Family, Limit, class_names, encoder_names
 from bert.interchange.names import Names
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
@@ -49,7 +49,7 @@ ROBERTA = Family(
     ),
     decoder_bias="lm_head.decoder.bias",
     limits={
-        "pre_layer_norm": POST_LAYER_NORM,
+        **BERT_LIMITS,
         "embedding_size": Limit(None, "its embeddings have hidden_size features"),
         "pooler_act": Limit("tanh", "its pooler has tanh"),
     },

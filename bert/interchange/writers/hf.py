@@ -93,7 +93,9 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
 def _check_expressible(model: ModelBundle, config: ModelConfig, family: Family) -> None:
     """Raises UserError for the first setting of ``config`` that transformers does not have in the family."""
     limits = dict(family.limits)
-    if family.prediction_act is not None and names.PREDICTIONS in model.params:
+    if names.PREDICTIONS not in model.params:
+        limits.pop("prediction_transform", None)
+    elif family.prediction_act is not None:
         limits["hidden_act"] = Limit(family.prediction_act, f"its MLM head has {family.prediction_act}")
     for key, limit in limits.items():
         if (value := getattr(config, key)) != limit.value:

@@ -236,7 +236,8 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
         segments = node("Gather", segments, inputs["token_type_ids"])
     x = node("Gather", graph.weight(f"{path}/word/embedding"), ids)
     x = node("Add", node("Add", x, positions), segments)
-    x = graph.norm(x, f"{path}/norm", config.layer_norm_eps)
+    if config.embedding_norm:
+        x = graph.norm(x, f"{path}/norm", config.layer_norm_eps)
     if config.embedding_width != config.hidden_size:
         x = graph.dense(x, f"{path}/projection")
     visible = node("Unsqueeze", node("Cast", inputs["attention_mask"], to=TensorProto.BOOL), graph.constant([1, 2]))
@@ -269,8 +270,10 @@ def _attention(graph: Graph, config: ModelConfig, x: str, visible: str, path: st
 
 def _masked_lm(graph: Graph, config: ModelConfig, hidden: str) -> str:
     """[B, T, D] -> [B, T, V]; a tied decoder is the word embeddings, stored once."""
-    x = graph.activation(graph.dense(hidden, "predictions/transform"), config.hidden_act)
-    x = graph.norm(x, "predictions/norm", config.layer_norm_eps)
+    x = hidden
+    if config.prediction_transform:
+        x = graph.activation(graph.dense(x, "predictions/transform"), config.hidden_act)
+        x = graph.norm(x, "predictions/norm", config.layer_norm_eps)
     table = graph.weight("bert/embeddings/word/embedding" if config.tie_word_embeddings else "predictions/decoder")
     logits = graph.node("MatMul", x, graph.node("Transpose", table, perm=[1, 0]))
     return graph.node("Add", logits, graph.weight("predictions/bias"))

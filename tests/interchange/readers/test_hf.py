@@ -305,6 +305,11 @@ def test_training_starts_from_a_folder(pretrained: Path, corpus: Path, sst2: Pat
     ("sizes", "said"),
     [
         ({"pre_layer_norm": True}, "tiny has model.pre_layer_norm true, which transformers' BERT cannot express"),
+        ({"embedding_norm": False}, "tiny has model.embedding_norm false, which transformers' BERT cannot express"),
+        (
+            {"prediction_transform": False},
+            "tiny has model.prediction_transform false, which transformers' BERT cannot express, as its MLM head has",
+        ),
         ({"pooler_act": "gelu"}, "tiny has model.pooler_act gelu, which transformers' BERT cannot express"),
         ({"embedding_size": 6}, "tiny has model.embedding_size 6, which transformers' BERT cannot express, as its"),
     ],

@@ -33,6 +33,7 @@ CASES = {
     "normalised before": ("BertForPreTraining", {"pre_layer_norm": True, "num_hidden_layers": 2}),
     "fixed positions": ("BertForMaskedLM", {"position_embedding_type": "sinusoidal"}),
     "narrow embeddings": ("BertForPreTraining", {"embedding_size": 6}),
+    "as gpt-2": ("BertForMaskedLM", {"embedding_norm": False, "prediction_transform": False}),
     "gelu_tanh": ("BertForMaskedLM", {"hidden_act": "gelu_tanh"}),
     "relu": ("BertForMaskedLM", {"hidden_act": "relu"}),
     "silu": ("BertForMaskedLM", {"hidden_act": "silu"}),
