@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert.commands.arguments import command_name, run_command
@@ -54,9 +55,10 @@ def _show(results: dict[str, Any], path: str) -> None:
     for filled in results["filled_masks"]:
         guesses = ", ".join(f"{guess['token']} {_number(guess['probability']):.0%}" for guess in filled["guesses"])
         print(f"  {filled['text']}\n    -> {guesses}   (it was: {filled['truth']})")
+    vocabulary = ", ".join(name for name in ("tokenizer.json", "vocab.txt") if Path(path, name).is_file())
     print(
-        f"\n{results['seconds']:.0f} seconds; {path} holds checkpoints, tokenizer.json, vocab.txt, "
-        "metrics.jsonl, curves.png, results.json"
+        f"\n{results['seconds']:.0f} seconds; {path} holds checkpoints, {vocabulary}, metrics.jsonl, curves.png, "
+        "results.json"
         f"\nnext:{_next(path, results['filled_masks'])}"
     )
 

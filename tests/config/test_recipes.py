@@ -22,6 +22,7 @@ FINETUNING = sorted(set(recipe_names()) & set(TASKS))
 PRETRAINING = sorted(set(recipe_names()) - set(TASKS))
 PARAMETERS = {"tiny": 4_433_468, "mini": 11_267_900, "small": 29_058_876, "medium": 41_668_412, "base": 110_106_428,
               "large": 336_226_108}  # fmt: skip
+ROBERTA = {"roberta": 124_697_433}
 ELECTRA = {"electra_small": 14_196_219, "electra_mini": 4_020_161}
 BASE = ModelConfig(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
                    intermediate_size=3072)  # fmt: skip
@@ -38,7 +39,7 @@ def pretraining(name: str) -> PretrainConfig:
 
 
 def test_there_is_a_recipe_for_every_size_and_task() -> None:
-    assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *ELECTRA, *PARAMETERS}
+    assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *ELECTRA, *ROBERTA, *PARAMETERS}
     # Benchmarks and custom tasks have recipes, kinds of file have none.
     assert set(FINETUNING) == set(TASKS) - {"ner", "multiple_choice"}
 
@@ -104,8 +105,8 @@ def test_pretraining_recipes(name: str) -> None:
     label = OBJECTIVES[config.data.objective].label
     model, _ = build_model_and_objective(config)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
-    if name in PARAMETERS | ELECTRA:
-        assert count_parameters(params) == (PARAMETERS | ELECTRA)[name]
+    if name in PARAMETERS | ELECTRA | ROBERTA:
+        assert count_parameters(params) == (PARAMETERS | ELECTRA | ROBERTA)[name]
     for phase in resolve_phases(config, int(config.training.steps)):
         data, training = phase.config.data, phase.config.training
         rows = training.batch_size // training.gradient_accumulation_steps
@@ -170,6 +171,22 @@ def test_the_budgets_arithmetic() -> None:
     assert round(tokens / 1e9, 1) == 8.9
     assert round(flops / 1e9, 2) == 0.57
     assert round(tokens * flops / 60e12 / 3600, 1) == 23.5
+
+
+def test_roberta_has_the_published_settings() -> None:
+    """Those of roberta-base's model card; its parameters are counted above."""
+    config = pretraining("roberta")
+    data, optimizer, training = config.data, config.optimizer, config.training
+    assert (config.tokenizer.kind, config.tokenizer.vocab_size) == ("byte_level", 50265)
+    assert (data.objective, data.sequence_length, data.masked_lm_prob, data.static_masking) == (
+        "full_sentences",
+        512,
+        0.15,
+        False,
+    )
+    assert (training.steps, training.batch_size, optimizer.num_warmup_steps(500_000)) == (500_000, 8192, 24_000)
+    assert (optimizer.learning_rate, optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (6e-4, 0.9, 0.98, 1e-6)
+    assert (optimizer.weight_decay, optimizer.max_grad_norm, config.model.hidden_dropout_prob) == (0.01, 0, 0.1)
 
 
 def test_electra_small_has_the_published_settings() -> None:

@@ -11,6 +11,7 @@ from sklearn.metrics import roc_auc_score
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import bert
+from bert.commands.pretrain import main as pretrain
 from bert.data.features import tokenize
 from bert.errors import UserError
 from bert.interchange import families
@@ -18,6 +19,7 @@ from bert.interchange.bundle import build_module
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert
 from bert.tokenizer.wordpiece import load_tokenizer
+from tests.conftest import SMALL_RUN
 from tests.helpers import english
 
 pytestmark = pytest.mark.real
@@ -427,3 +429,25 @@ def test_a_sentence_transformer_on_real_sentences(shared) -> None:
     cosine = (first * second).sum(-1) / np.linalg.norm(first, axis=-1) / np.linalg.norm(second, axis=-1)
     assert round(roc_auc_score(labels, similarity), 4) == round(roc_auc_score(labels, cosine), 4)
     assert roc_auc_score(labels, similarity) > 0.7
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_a_run_with_a_byte_level_vocabulary_of_its_own(offset: int, corpus, tmp_path) -> None:
+    """As BERT and as RoBERTa: the export compares ids and logits with those of transformers."""
+    arguments = [*SMALL_RUN, "--tokenizer.kind=byte_level", "--tokenizer.vocab_size=330", "--training.steps=2"]
+    arguments += ["--data.objective=full_sentences", f"--model.position_offset={offset}", "--model.type_vocab_size=1"]
+    arguments += [f"--model.layer_norm_eps={1e-5}", f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}"]
+    assert pretrain(arguments) == 0
+    said: list[str] = []
+    model = bert.load(tmp_path / "run")
+    model.save(tmp_path / "out", say=said.append)
+    assert "of transformers', token ids equal" in said[0]
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    assert theirs.config.model_type == ("roberta" if offset else "bert")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = "ba kori <mask> tunelo 😀 \u00e9"
+    assert tokenizer(text)["input_ids"] == model.tokenizer.encode(text).ids
+    answers = transformers.pipeline("fill-mask", model=theirs, tokenizer=tokenizer)(text, top_k=3)
+    [guesses] = model.fill_mask(text, top_k=3)
+    assert [answer["token"] for answer in answers] == [guess.token_id for guess in guesses]
+    assert [answer["token_str"] for answer in answers] == [guess.token for guess in guesses]
