@@ -323,7 +323,7 @@ def test_help_explains_every_key_with_its_default(config_class, capsys, monkeypa
                 assert f"--{'.'.join(filter(None, (section, name, key)))} " in words
     assert ("--phases.K.share X Share of training.steps" in words) == (config_class is PretrainConfig)
     assert "Peak learning rate. (default: 0.0001)" in words
-    assert "Lower-case all text. (default: true)" in words
+    assert "Lower-case all text; of kind wordpiece. (default: true)" in words
     assert "--training.remat none|dots|full " in words
     assert "--optimizer.name adamw|lamb " in words
     assert "null" in words
