@@ -1,7 +1,8 @@
-"""A baseline that reads words but no order: TF-IDF with a linear model."""
+"""A baseline that reads words but no order: TF-IDF with a linear model. A pair is compared word by word."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from bert.tasks.base import Task
@@ -23,8 +24,8 @@ def lexical_baseline(task: Task, train: Any, dev: Any) -> tuple[str, dict[str, f
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression, Ridge
 
-    vectorizer = TfidfVectorizer(sublinear_tf=True)
-    inputs, dev_inputs = vectorizer.fit_transform(_texts(train)), vectorizer.transform(_texts(dev))
+    vectorizer = TfidfVectorizer(sublinear_tf=True).fit(itertools.chain(*_columns(train)))
+    inputs, dev_inputs = (_features([vectorizer.transform(column) for column in _columns(of)]) for of in (train, dev))
     if isinstance(task, RegressionTask):
         scores = Ridge().fit(inputs, train.known_labels).predict(dev_inputs)
         return "tf_idf_ridge_regression", task.score(scores, dev)
@@ -33,6 +34,17 @@ def lexical_baseline(task: Task, train: Any, dev: Any) -> tuple[str, dict[str, f
     return "tf_idf_logistic_regression", task.score(predictions, dev)
 
 
-def _texts(examples: Examples) -> list[str]:
-    """A text, or the two of a pair, of each row."""
-    return [text if isinstance(text, str) else " ".join(text) for text in examples.texts]
+def _columns(examples: Examples) -> list[list[str]]:
+    """The texts of all rows; of pairs the first ones, and the second ones."""
+    return [examples.texts_a] if examples.texts_b is None else [examples.texts_a, examples.texts_b]
+
+
+def _features(columns: list[Any]) -> Any:
+    """[N, words] of the texts -> the same; of each of two -> their products and differences, and the cosine."""
+    if len(columns) == 1:
+        return columns[0]
+    from scipy.sparse import csr_matrix, hstack
+
+    first, second = columns
+    products = first.multiply(second)
+    return hstack([products, abs(first - second), csr_matrix(products.sum(axis=1))], format="csr")

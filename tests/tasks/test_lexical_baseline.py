@@ -26,5 +26,17 @@ def test_regression_reads_words_of_pairs() -> None:
     assert scores["pearson"] == pytest.approx(1.0, abs=0.05)
 
 
+def test_pairs_are_compared_word_by_word() -> None:
+    """The score is the number of words that two texts share, whichever they are."""
+    rng = np.random.default_rng(0)
+    drawn = [rng.permutation([f"word{number}" for number in range(200)])[:12] for _ in range(200)]
+    shared = rng.integers(0, 7, 200)
+    firsts = [" ".join(words[:6]) for words in drawn]
+    seconds = [" ".join([*words[:n], *words[6 : 12 - n]]) for words, n in zip(drawn, shared, strict=True)]
+    rows = Examples(firsts, seconds, shared.astype(np.float32), [str(row) for row in range(200)])
+    scores = lexical_baseline(TASKS["stsb"], rows.take(range(150)), rows.take(range(150, 200)))[1]
+    assert scores["spearman"] > 0.9
+
+
 def test_other_tasks_have_none() -> None:
     assert lexical_baseline(TASKS["squad"], None, None) is None
