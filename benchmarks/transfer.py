@@ -1,0 +1,159 @@
+"""What pretraining gives: seven tasks from pretrained encoders, from random weights, and from word counts.
+
+    PYTHONPATH=. python benchmarks/transfer.py RUN [RUN ...] --glue GLUE --wnut17 WNUT_DIR --squad SQUAD_DIR
+
+Each RUN is a pretraining run; the random weights have the sizes and the vocabulary of the first one. GLUE has the
+folders CoLA, SST-2, MRPC, STS-B and RTE, WNUT_DIR train.conll and dev.conll, SQUAD_DIR train.json and dev.json
+(`squad_split.py` makes them). Each encoder has its own learning rate for each task, the best of a grid on the first
+seed; the other seeds follow with that one. Dev is scored once, at the end of each run. `--frozen` trains the heads
+alone. Runs that have ended are not repeated, so that an interrupted comparison resumes, and several processes may work
+on different `--tasks` in one `--output` folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert.config import FinetuneConfig, recipe_folder
+from bert.config.yaml_io import load_config
+from bert.tasks import make_task
+from bert.tasks.lexical_baseline import lexical_baseline
+from bert.tasks.splits import read_splits
+
+RANDOM = "random"
+
+
+class Setting(NamedTuple):
+    """How a task is read and trained."""
+
+    folder: str
+    """Below GLUE; empty if the task has a folder of its own."""
+    epochs: int
+    max_length: int
+    buckets: list[int]
+    rows: int | None = None
+    """Training rows: the first ones of a file of GLUE, a sample of SQuAD."""
+    batch_size: int = 32
+
+
+TASKS = {
+    "cola": Setting("CoLA", 5, 64, [16, 64]),
+    "sst2": Setting("SST-2", 3, 64, [16, 32, 64], rows=10_000),
+    "mrpc": Setting("MRPC", 4, 128, [64, 128]),
+    "stsb": Setting("STS-B", 4, 128, [32, 64, 128]),
+    "rte": Setting("RTE", 4, 128, [64, 128]),
+    "wnut17": Setting("", 6, 128, [32, 64, 128], batch_size=16),
+    "squad": Setting("", 3, 256, [256], rows=3_000, batch_size=16),
+}
+GRID, FROZEN_GRID = ("3e-4", "1e-3", "3e-3"), ("3e-3", "1e-2", "3e-2")
+
+
+def main() -> None:
+    """Runs what is missing and prints the table of everything in the folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--glue", type=Path, required=True)
+    parser.add_argument("--wnut17", type=Path, required=True)
+    parser.add_argument("--squad", type=Path, required=True)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    parser.add_argument("--starts", nargs="+", help="names of runs, and random; all of them if left out")
+    parser.add_argument("--num_seeds", type=int, default=3)
+    parser.add_argument("--frozen", action="store_true")
+    parser.add_argument("--output", type=Path, default=Path("runs/transfer"))
+    given = parser.parse_args()
+    starts = {run.name: run for run in given.runs} | {RANDOM: given.runs[0]}
+    wanted = given.starts or list(starts)
+    table = []
+    for task in given.tasks:
+        data = folder(task, given)
+        row = {name: of_grid(task, name, starts[name], data, given) for name in wanted}
+        table.append((task, row, None if given.frozen else word_counts(task, data)))
+        print("\n".join(summary(table, wanted)), flush=True)
+
+
+def folder(task: str, given: argparse.Namespace) -> Path:
+    """The task's data, with as many training rows as its setting has."""
+    setting = TASKS[task]
+    if not setting.folder:
+        return Path(getattr(given, task))
+    whole = given.glue / setting.folder
+    if setting.rows is None:
+        return Path(whole)
+    cut = given.output / "data" / task
+    if not (cut / "dev.tsv").exists():
+        cut.mkdir(parents=True, exist_ok=True)
+        lines = (whole / "train.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+        (cut / "train.tsv").write_text("".join(lines[: setting.rows + 1]), encoding="utf-8")
+        (cut / "dev.tsv").write_bytes((whole / "dev.tsv").read_bytes())
+    return Path(cut)
+
+
+def of_grid(task: str, name: str, run: Path, data: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Scores of all seeds with the best learning rate of the grid on the first."""
+    grid = {rate: score(task, name, run, data, rate, 0, given) for rate in (FROZEN_GRID if given.frozen else GRID)}
+    best = max(grid, key=lambda rate: grid[rate])
+    others = [score(task, name, run, data, best, seed, given) for seed in range(1, given.num_seeds)]
+    return {"grid": grid, "learning_rate": best, "scores": [grid[best], *others]}
+
+
+def score(task: str, name: str, run: Path, data: Path, rate: str, seed: int, given: argparse.Namespace) -> float:
+    """The main metric on dev, of a run that may have ended before."""
+    setting = TASKS[task]
+    output = given.output / ("frozen" if given.frozen else "whole") / task / name / f"{rate}-{seed}"
+    if not (output / "results.json").exists():
+        arguments: list[Any] = ["-m", "bert", "finetune", "--config", task, "--data.dir", data, "--output_dir", output]
+        arguments += ["--init", "none", "--architecture_from", run] if name == RANDOM else ["--init", run]
+        arguments += ["--data.max_length", setting.max_length, "--data.buckets", json.dumps(setting.buckets)]
+        arguments += ["--training.epochs", setting.epochs, "--training.batch_size", setting.batch_size]
+        arguments += ["--training.eval_every", 10**6, "--training.checkpoint_every", 10**6, "--seed", seed]
+        arguments += ["--optimizer.learning_rate", rate, "--data.sample_seed", 0]
+        arguments += ["--num_feature_layers", 1] if given.frozen else []
+        arguments += ["--data.max_train_samples", setting.rows] if setting.rows and not setting.folder else []
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with open(output.parent / f"{output.name}.log", "w", encoding="utf-8") as log:
+            subprocess.run([sys.executable, *map(str, arguments)], stdout=log, stderr=log, check=True)
+    results = json.loads((output / "results.json").read_text(encoding="utf-8"))
+    return float(results["dev"][results["main_metric"]])
+
+
+def word_counts(task: str, data: Path) -> dict[str, float]:
+    """Scores of the baselines that read no order: TF-IDF with a linear model, and the task's own."""
+    config = load_config(FinetuneConfig, recipe_folder() / f"{task}.yaml")
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(data)))
+    splits = read_splits(make_task(config), config)
+    fitted, dev = splits.task, splits.examples["dev"]
+    scores = {}
+    if lexical := lexical_baseline(fitted, splits.examples["train"], dev):
+        scores[lexical[0]] = lexical[1][fitted.main_metric]
+    if fitted.baseline:
+        scores[fitted.baseline] = fitted.baseline_scores(dev)[fitted.main_metric]
+    return scores
+
+
+def summary(table: list[tuple[str, dict[str, Any], dict[str, float] | None]], starts: list[str]) -> list[str]:
+    """A table in Markdown: mean and deviation of each start, its learning rate, and the baselines."""
+    lines = ["| task | " + " | ".join(starts) + " | baselines |", "|" + "---|" * (len(starts) + 2)]
+    for task, row, baselines in table:
+        cells = [cell(row[name]) for name in starts]
+        others = ", ".join(f"{name} {value:.3f}" for name, value in (baselines or {}).items())
+        lines.append(f"| {task} | " + " | ".join(cells) + f" | {others} |")
+    return lines
+
+
+def cell(of_start: dict[str, Any]) -> str:
+    """Mean, deviation, learning rate and each score."""
+    scores = of_start["scores"]
+    deviation = f" ± {statistics.stdev(scores):.3f}" if len(scores) > 1 else ""
+    each = ", ".join(f"{value:.3f}" for value in scores)
+    return f"{statistics.mean(scores):.3f}{deviation} ({each}; {of_start['learning_rate']})"
+
+
+if __name__ == "__main__":
+    main()
