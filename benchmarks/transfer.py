@@ -1,4 +1,4 @@
-"""What pretraining gives: seven tasks from pretrained encoders, from random weights, and from word counts.
+"""Scores after pretraining: seven tasks from pretrained encoders, from random weights, and from word counts.
 
     PYTHONPATH=. python benchmarks/transfer.py RUN [RUN ...] --glue GLUE --wnut17 WNUT_DIR --squad SQUAD_DIR
 
@@ -68,7 +68,12 @@ def main() -> None:
     parser.add_argument("--frozen", action="store_true")
     parser.add_argument("--output", type=Path, default=Path("runs/transfer"))
     given = parser.parse_args()
-    starts = {run.name: run for run in given.runs} | {RANDOM: given.runs[0]}
+    names = [*(run.name for run in given.runs), RANDOM]
+    if len(set(names)) < len(names):
+        sys.exit(
+            f"the runs are named {', '.join(names[:-1])}: rename folders, so that none is {RANDOM} and no two alike"
+        )
+    starts = dict(zip(names, [*given.runs, given.runs[0]], strict=True))
     wanted = given.starts or list(starts)
     table = []
     for task in given.tasks:

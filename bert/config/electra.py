@@ -31,6 +31,10 @@ class ElectraConfig:
             check_unused(
                 "electra.", self, f"but data.prediction is {prediction}: remove it, or set data.prediction replaced"
             )
+        elif not model.prediction_transform:
+            raise UserError(
+                "model.prediction_transform is false, and data.prediction replaced always has the transform: remove it"
+            )
         if not self.generator_width(model):
             raise UserError(
                 f"electra.generator_hidden_size is {self.generator_hidden_size}, which makes a generator of width 0 "

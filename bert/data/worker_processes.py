@@ -15,6 +15,9 @@ from typing import Any
 
 from bert.errors import require
 
+_SWAPPING = threading.Lock()
+"""Held while another module takes the place of __main__."""
+
 
 def available_cores() -> int:
     """Cores this process may use; macOS does not report it, and has all of them."""
@@ -37,12 +40,13 @@ class WorkerPool(ProcessPoolExecutor):
         """Starts the processes that are missing, and hands one of them the call."""
         # A spawned process first runs the file of __main__, here the user's script: without `if __name__ ==
         # "__main__"` it would train a second time. Workers need nothing of it.
-        script = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        try:
-            return super().submit(fn, *args, **kwargs)
-        finally:
-            sys.modules["__main__"] = script
+        with _SWAPPING:
+            script = sys.modules["__main__"]
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            try:
+                return super().submit(fn, *args, **kwargs)
+            finally:
+                sys.modules["__main__"] = script
 
 
 def start_worker() -> None:

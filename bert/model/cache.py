@@ -6,6 +6,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.typing import DTypeLike
 from jaxtyping import Int
 
 from bert.config import ModelConfig
@@ -39,7 +40,8 @@ class KeysValues(struct.PyTreeNode):
 
 
 class LayerCache(struct.PyTreeNode):
-    """What a layer keeps between decoding steps; its shapes never change, so that one compiled step serves them all.
+    """What a layer keeps between decoding steps; the shapes of ``own`` never change, so that one compiled step serves
+    all positions; with a memory a second one serves those after the first.
 
     Attributes:
         own: keys and values of self-attention, S being the most positions that are ever decoded.
@@ -61,10 +63,8 @@ class Memory(struct.PyTreeNode):
     mask: Mask = Mask()
 
 
-def make_cache(
-    config: ModelConfig, num_rows: int, num_positions: int, dtype: jnp.dtype | type = jnp.float32
-) -> tuple[LayerCache, ...]:
-    """An empty cache of B rows and S positions for each layer."""
+def make_cache(config: ModelConfig, num_rows: int, num_positions: int, dtype: DTypeLike) -> tuple[LayerCache, ...]:
+    """An empty cache of B rows and S positions for each layer, in the layers' ``dtype``."""
     heads = config.num_attention_heads
     zeros = jnp.zeros((num_rows, num_positions, heads, config.hidden_size // heads), dtype)
     return tuple(LayerCache(KeysValues(zeros, zeros)) for _ in range(config.num_hidden_layers))

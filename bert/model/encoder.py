@@ -196,7 +196,7 @@ class Bert(nn.Module):
         Args:
             input_ids: [B, T] integers.
             token_type_ids: [B, T] segments; all 0 if None.
-            attention_mask: [B, T], 1 for a token and 0 for padding; all 1 if None.
+            attention_mask: [B, T], 1 for a token and 0 for padding, which is at the end of each row; all 1 if None.
             position_ids: [B, T] rows of the position table; the first T from ``position_offset`` on if None.
             packing: where the examples of packed rows lie, in place of attention_mask and position_ids; the pooled
                 output is then that of each example, [B, K, D].

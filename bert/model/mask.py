@@ -13,6 +13,9 @@ from jaxtyping import Bool, Int, Num
 
 from bert.model.array_types import Array
 
+Length = Any
+"""An int, or the symbol of a length where a function is exported for rows of any length."""
+
 
 class Mask(struct.PyTreeNode):
     """Which keys a query attends to: every condition that is set has to hold.
@@ -38,7 +41,7 @@ class Mask(struct.PyTreeNode):
     window: int | None = struct.field(pytree_node=False, default=None)
     right_padded: bool = struct.field(pytree_node=False, default=False)
 
-    def booleans(self, num_queries: int, num_keys: int) -> Bool[Array, "#B #N #T #S"] | None:
+    def booleans(self, num_queries: Length, num_keys: Length) -> Bool[Array, "#B #N #T #S"] | None:
         """Booleans that broadcast to [B, N, T, S], true where a query attends to a key; None for everywhere."""
         conditions = []
         if self.keys is not None:
@@ -54,11 +57,11 @@ class Mask(struct.PyTreeNode):
             conditions.append((jnp.abs(distance) <= self.window)[None, None])
         return functools.reduce(operator.and_, conditions) if conditions else None
 
-    def to_pairs(self, num_queries: int, num_keys: int) -> Mask:
+    def to_pairs(self, num_queries: Length, num_keys: Length) -> Mask:
         """Makes the same mask with its conditions as ``pairs`` alone, so that layers share the booleans."""
         return Mask(pairs=self.booleans(num_queries, num_keys), start=self.start)
 
-    def kernel_arguments(self, num_queries: int, num_keys: int) -> dict[str, Any]:
+    def kernel_arguments(self, num_queries: Length, num_keys: Length) -> dict[str, Any]:
         """Arguments of `jax.nn.dot_product_attention`.
 
         Right-padded keys and causal masks are lengths and flags, by which cuDNN's kernel leaves work out; its windows
@@ -81,7 +84,7 @@ def _real_keys(keys: Num[Array, "B S"] | Bool[Array, "B S"]) -> Bool[Array, "B 1
 
 
 def _same_example(
-    examples: Int[Array, "B S"], start: Int[Array, ""] | int | None, num_queries: int
+    examples: Int[Array, "B S"], start: Int[Array, ""] | int | None, num_queries: Length
 ) -> Bool[Array, "B 1 T S"]:
     if start is None:
         queries = examples[:, :num_queries]

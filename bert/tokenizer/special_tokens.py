@@ -16,7 +16,7 @@ ROBERTA_TOKENS = {
     **{"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"},
     **{"bos": "<s>", "eos": "</s>"},
 }
-GPT2_TOKENS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
+GPT2_TOKENS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "pad": "<pad>"}
 
 TOKEN_SETS: tuple[Mapping[str, str], ...] = (ROBERTA_TOKENS, BERT_TOKENS, GPT2_TOKENS)
 """Names by role. A vocabulary is of the set of which it has most tokens, and of the first of several such sets."""

@@ -123,7 +123,9 @@ def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> T
         _require_special_tokens(vocab, file)
         tokenizer = _build_wordpiece(vocab, config.lowercase, config.strip_accents)
     settings.apply(tokenizer, file.parent)
-    if not special_ids(tokenizer).all:
+    if not special_ids(tokenizer).all or (
+        is_wordpiece(tokenizer) and tokenizer.token_to_id(tokenizer.model.unk_token) is None
+    ):
         _require_special_tokens(tokenizer.get_vocab(), file)
     return tokenizer
 
@@ -337,7 +339,7 @@ def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
     by_bytes = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel) or "<mask>" in tokenizer.get_vocab()
     if not is_wordpiece(tokenizer) and not (isinstance(tokenizer.model, models.BPE) and by_bytes):
         kind = type(tokenizer.model).__name__
-        raise UserError(f"{file} holds a {kind} vocabulary, not WordPiece: name a BERT vocabulary")
+        raise UserError(f"{file} holds a {kind} vocabulary, neither WordPiece nor byte-level: name another vocabulary")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

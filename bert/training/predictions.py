@@ -125,7 +125,7 @@ def _predict_one_word(model: Pretrained, row: Batch) -> list[dict[str, Any]]:
         if mask_id not in model.tokenizer.encode(text).ids[: model.config.max_position_embeddings - 1]:
             continue  # the text has more tokens than the row had, and the mask would be cut off
         [candidates] = model.fill_mask(text, top_k=3)
-        guesses = [{"token": guess.token, "probability": guess.probability} for guess in candidates]
+        guesses = [{"token": guess.token.strip(), "probability": guess.probability} for guess in candidates]
         return [{"text": text, "truth": word, "guesses": guesses}]
     return []
 

@@ -18,12 +18,19 @@ from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.dataset import PretrainingDataset
 from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, held_out_batches, make_masking
 from bert.data.pretraining.shards import open_rows
+from bert.errors import UserError
 from bert.inference.pretrained import Pretrained
 from bert.parallel import multihost
 from bert.runs import progress
 from bert.runs.folder import RunFolder
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer, require_embedding_rows, save_tokenizer
+from bert.tokenizer.wordpiece import (
+    embedding_rows,
+    is_wordpiece,
+    load_tokenizer,
+    require_embedding_rows,
+    save_tokenizer,
+)
 from bert.training.distillation import Teacher
 from bert.training.initialization import Log, with_vocab_size
 from bert.training.loop import num_train_steps
@@ -141,7 +148,7 @@ def _choose_tokenizer(
     trained one.
 
     Raises:
-        UserError: it is not the teacher's.
+        UserError: it is not the teacher's, or not of ``tokenizer.kind``.
     """
     config = run.config
     if (run.path / "tokenizer.json").is_file():
@@ -150,6 +157,11 @@ def _choose_tokenizer(
         source, tokenizer = init_model.source, init_model.tokenizer
     elif config.tokenizer.path is not None:
         source, tokenizer = config.tokenizer.path, load_tokenizer(config.tokenizer.path, config.tokenizer)
+        if config.tokenizer.kind == "byte_level" and is_wordpiece(tokenizer):
+            raise UserError(
+                f"tokenizer.kind is byte_level, and {source} is a WordPiece vocabulary: name another, or set "
+                "tokenizer.kind to wordpiece"
+            )
     else:
         return corpus_vocabulary(config.data, config.tokenizer, say) if teacher is None else teacher.tokenizer
     if teacher is not None:

@@ -43,7 +43,7 @@ def test_decoding_token_by_token_is_the_whole_causal_forward_pass(pre_layer_norm
     _, params, run = decoder(pre_layer_norm, kernel)
     whole = run(params, X, Mask(keys=KEYS, causal=True, window=window), memory=memory).last_hidden_state
     padded = jnp.pad(KEYS, ((0, 0), (0, 7)), constant_values=1)  # room for more than is decoded
-    cache = make_cache(CONFIG, 3, 16)
+    cache = make_cache(CONFIG, 3, 16, jnp.float32)
     outputs = []
     for start, x in [(0, X[:, :4]), *((place, X[:, place : place + 1]) for place in range(4, 9))]:
         mask = Mask(keys=padded, start=jnp.asarray(start), causal=True, window=window)
@@ -58,12 +58,12 @@ def test_decoding_token_by_token_is_the_whole_causal_forward_pass(pre_layer_norm
 def test_the_keys_and_values_of_a_memory_are_computed_once() -> None:
     _, params, run = decoder(False)
     mask = Mask(start=jnp.asarray(0), causal=True)
-    first = run(params, X[:, :1], mask, memory=MEMORY, cache=make_cache(CONFIG, 3, 9)).cache
+    first = run(params, X[:, :1], mask, memory=MEMORY, cache=make_cache(CONFIG, 3, 9, jnp.float32)).cache
     assert first[0].memory.keys.shape == (3, 5, 4, 8)
     other = MEMORY.replace(hidden_states=jnp.full((3, 5, 32), jnp.nan))
     later = run(params, X[:, 1:2], mask.replace(start=jnp.asarray(1)), memory=other, cache=first)
     assert np.isfinite(later.last_hidden_state).all()
-    again = run(params, X[:, :2], mask, memory=MEMORY, cache=make_cache(CONFIG, 3, 9)).last_hidden_state
+    again = run(params, X[:, :2], mask, memory=MEMORY, cache=make_cache(CONFIG, 3, 9, jnp.float32)).last_hidden_state
     np.testing.assert_allclose(later.last_hidden_state[:, 0], again[:, 1], atol=3e-6)
 
 
@@ -77,7 +77,7 @@ def test_a_cache_keeps_its_shapes_in_a_compiled_loop() -> None:
             states = encoder.apply(params, now, Mask(start=place, causal=True), cache=cache)
             return states.cache, states.last_hidden_state[:, 0]
 
-        return jax.lax.scan(step, make_cache(CONFIG, 3, 9), jnp.arange(9))[1].swapaxes(0, 1)
+        return jax.lax.scan(step, make_cache(CONFIG, 3, 9, jnp.float32), jnp.arange(9))[1].swapaxes(0, 1)
 
     whole = run(params, X, Mask(causal=True)).last_hidden_state
     np.testing.assert_allclose(decode(params, X), whole, atol=3e-6)

@@ -1,5 +1,6 @@
 """The encoder with a causal mask against GPT-2, and with a memory against BERT's decoder layer, of transformers."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -68,7 +69,7 @@ def test_with_a_causal_mask_and_pre_ln_the_encoder_is_gpt2() -> None:
     encoder = Encoder(config)
     states = encoder.apply({"params": params}, x, Mask(causal=True))
     np.testing.assert_allclose(np.asarray(states.last_hidden_state) @ words.T, expected, atol=1e-5)
-    cache = make_cache(config, 3, 17)
+    cache = make_cache(config, 3, 17, jnp.float32)
     for start, end in ((0, 11), (11, 16), (16, 17)):
         states = encoder.apply({"params": params}, x[:, start:end], Mask(start=start, causal=True), cache=cache)
         cache = states.cache

@@ -50,10 +50,14 @@ def test_a_vocabulary_of_one_special_token(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "out").to_str() == tokenizer.to_str()
 
 
+def test_gpt2_with_a_padding_token() -> None:
+    assert special_tokens(numbered(END, "<pad>")) == {"bos": END, "eos": END, "pad": "<pad>"}
+
+
 @pytest.mark.parametrize("role", ["pad", "unk", "cls", "sep", "mask"])
 def test_a_missing_role_is_one_sentence(role: str, tmp_path: Path) -> None:
     special = special_ids(load_tokenizer(write_gpt2(tmp_path)))
-    names = " or ".join(tokens[role] for tokens in TOKEN_SETS if role in tokens)
+    names = " or ".join(dict.fromkeys(tokens[role] for tokens in TOKEN_SETS if role in tokens))
     with pytest.raises(UserError) as raised:
         getattr(special, role)
     assert str(raised.value) == (

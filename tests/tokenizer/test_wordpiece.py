@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from bert.config import TokenizerConfig
 from bert.errors import UserError
@@ -180,7 +181,14 @@ def test_missing_file_and_other_kinds_of_vocabulary(tokenizer, tmp_path):
     content["model"] = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
     content["post_processor"], content["added_tokens"] = None, []
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="BPE vocabulary, not WordPiece"):
+    with pytest.raises(UserError, match="BPE vocabulary, neither WordPiece nor byte-level"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_vocabulary_without_a_token_for_unknown_words_is_refused(tmp_path):
+    vocab = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[MASK]": 3, "a": 4}
+    Tokenizer(models.WordPiece(vocab, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"tokenizer.json lacks \[UNK\]"):
         load_tokenizer(tmp_path)
 
 

@@ -235,6 +235,10 @@ def test_other_runs_start_from_the_discriminator(detected, corpus, tmp_path, cap
         ),
         (["--electra.generator_hidden_size=1.5"], "electra.generator_hidden_size is 1.5: it must be"),
         (["--electra.generator_hidden_size=0.01"], "which makes a generator of width 0 with model.hidden_size 16"),
+        (
+            ["--model.prediction_transform=false", "--model.embedding_size=16"],
+            "data.prediction replaced always has the transform: remove it",
+        ),
         (["--electra.disc_weight=0"], "electra.disc_weight is 0.0: it must be above 0"),
         (["--electra.disc_weight=nan"], "electra.disc_weight is nan"),
         (["--electra.generator=0.5"], "--electra.generator"),

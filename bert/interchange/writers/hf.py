@@ -28,6 +28,7 @@ from bert.interchange.writers.hf_config import published_config
 from bert.interchange.writers.model_card import model_card
 from bert.interchange.writers.tokenizer_files import published_tokenizer, save_published_tokenizer
 from bert.model.initializers import sinusoidal_position_table
+from bert.tokenizer.special_tokens import special_ids
 
 TOLERANCE = 1e-4
 """Most that a logit may differ from transformers'."""
@@ -80,6 +81,8 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
         pooler_act=config.pooler_act if "pooler" in model.params["bert"] else family.limits["pooler_act"].value,
         position_embedding_type="learned",
         position_embedding_init=ModelConfig().position_embedding_init,
+        residual_init=ModelConfig().residual_init,
+        prediction_transform=config.prediction_transform or names.PREDICTIONS not in model.params,
     )
     _check_expressible(model, config, family)
     params = {name: tree for name, tree in model.params.items() if name != "generator"}
@@ -93,9 +96,7 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
 def _check_expressible(model: ModelBundle, config: ModelConfig, family: Family) -> None:
     """Raises UserError for the first setting of ``config`` that transformers does not have in the family."""
     limits = dict(family.limits)
-    if names.PREDICTIONS not in model.params:
-        limits.pop("prediction_transform", None)
-    elif family.prediction_act is not None:
+    if names.PREDICTIONS in model.params and family.prediction_act is not None:
         limits["hidden_act"] = Limit(family.prediction_act, f"its MLM head has {family.prediction_act}")
     for key, limit in limits.items():
         if (value := getattr(config, key)) != limit.value:
@@ -103,6 +104,12 @@ def _check_expressible(model: ModelBundle, config: ModelConfig, family: Family) 
                 f"{model.source} has model.{key} {str(value).lower()}, which transformers' {family.title} cannot "
                 f"express, as {limit.reason}: export it as stablehlo or onnx"
             )
+    offset, padding = config.position_offset, special_ids(model.tokenizer).find("pad")
+    if offset and padding != offset - 1:
+        raise UserError(
+            f"{model.source} has model.position_offset {offset}, and transformers' {family.title} counts positions "
+            f"from the padding id, which is {padding}: export it as stablehlo or onnx"
+        )
 
 
 def published_tensors(model: ModelBundle) -> dict[str, np.ndarray]:

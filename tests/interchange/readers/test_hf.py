@@ -60,7 +60,7 @@ def test_the_table_names_every_parameter(architecture: str, tied: bool, made) ->
     ("architecture", "config"),
     [
         *((name, CONFIG) for name in families.BERT.classes),
-        *((name, ROBERTA) for name in families.ROBERTA.classes),
+        *((name, dataclasses.replace(ROBERTA, position_offset=1)) for name in families.ROBERTA.classes),
         *((name, ELECTRA) for name in families.ELECTRA.classes),
     ],
 )
@@ -319,6 +319,25 @@ def test_what_transformers_cannot_express_is_not_exported(make, tmp_path: Path, 
         make("BertForPreTraining", **sizes).save(tmp_path / "out")
     assert "stablehlo or onnx" in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes"),
+    [
+        ("BertForPreTraining", {"residual_init": "scaled"}),
+        ("BertForSequenceClassification", {"prediction_transform": False}),
+    ],
+)
+def test_what_makes_no_difference_after_training_is_exported(make, tmp_path: Path, architecture: str, sizes) -> None:
+    model = make(architecture, **sizes)
+    model.save(tmp_path / "out")
+    assert_same(bert.load(tmp_path / "out").params, model.params)
+
+
+def test_roberta_whose_padding_id_is_not_before_its_positions_is_not_exported(make, tmp_path: Path) -> None:
+    """transformers takes every token with the id ``position_offset - 1`` for padding when it counts positions."""
+    with pytest.raises(UserError, match=r"tiny has model.position_offset 2, .* the padding id, which is 0: export"):
+        make("BertForMaskedLM", position_offset=2).save(tmp_path / "out")
 
 
 def test_fixed_positions_are_exported_as_the_table_that_they_are(make, tmp_path: Path) -> None:
