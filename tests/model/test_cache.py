@@ -85,10 +85,11 @@ def test_a_cache_keeps_its_shapes_in_a_compiled_loop() -> None:
 
 def test_no_position_has_a_gradient_from_a_later_one() -> None:
     encoder, params, _ = decoder(True)
-    outputs = lambda x: encoder.apply(params, x, Mask(causal=True)).last_hidden_state.sum(-1)[0]  # noqa: E731
+    # One feature: the sum of all of them is the same after every LayerNorm.
+    outputs = lambda x: encoder.apply(params, x, Mask(causal=True)).last_hidden_state[0, :, 0]  # noqa: E731
     influence = jnp.abs(jax.jit(jax.jacrev(outputs))(X[:1])[:, 0]).sum(-1)
     np.testing.assert_array_equal(jnp.triu(influence, 1), 0)
-    assert (jnp.diag(influence) > 0).all()
+    assert (jnp.diag(influence) > 0.1).all()
 
 
 def test_only_a_layer_with_a_memory_has_cross_attention() -> None:
