@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 from flax import traverse_util
 from safetensors.numpy import load_file, save_file
@@ -80,3 +81,9 @@ def shard(folder: Path) -> dict[str, str]:
         save_file({name: tensors[name] for name, place in places.items() if place == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     return places
+
+
+def assert_same(params, others) -> None:
+    """Equal in every name, shape and bit."""
+    assert jax.tree.structure(params) == jax.tree.structure(others)
+    jax.tree.map(np.testing.assert_array_equal, params, others)
