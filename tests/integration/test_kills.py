@@ -59,10 +59,11 @@ def wait_for(process: BaseProcess, true: Callable[[], bool], seconds: float) -> 
 
 
 def kill_again_and_again(command: str, run: Path, arguments: list[str], kills: int, steps: int) -> dict[str, int]:
-    """Lives until the run has ended; returns how many were killed where.
+    """Starts the run and kills it ``kills`` times; returns how many were killed where.
 
-    Every fifth kill comes at any time from the start of the process on; the others once training has got a little
-    further than before, every second of these while a checkpoint is being written.
+    Every fifth kill comes at any time from the start of the process on, as long as the run has not got further than the
+    next kill needs; the others once training has got a little further than before, every second of these while a
+    checkpoint is being written.
     """
     draw = random.Random(0)
     counts = {"anywhere": 0, "in training": 0, "in a save": 0}
@@ -70,7 +71,8 @@ def kill_again_and_again(command: str, run: Path, arguments: list[str], kills: i
         before = logged(run)
         process = start(command, run, arguments)
         if number % 5 == 0:
-            wait_for(process, lambda: False, draw.uniform(0, 4))
+            latest = max(before, steps * number // (kills + 2)) + 1
+            wait_for(process, lambda latest=latest: logged(run) >= latest, draw.uniform(0, 4))
         else:
             target = max(before, steps * (number + draw.random()) // (kills + 2)) + 1
             wait_for(process, lambda target=target: logged(run) >= target, 600)
@@ -147,11 +149,12 @@ def finetuning(pretrained: Path, sst2: Path, epochs: int) -> list[str]:
 @pytest.mark.parametrize("command", ["pretrain", "finetune"])
 def test_a_run_killed_twice_equals_an_uninterrupted_one(command: str, corpus, pretrained, sst2, tmp_path: Path) -> None:
     """At any time, and while a checkpoint is written."""
-    arguments = pretraining(corpus, 100) if command == "pretrain" else finetuning(pretrained, sst2, 20)
+    steps = 200
+    arguments = pretraining(corpus, steps) if command == "pretrain" else finetuning(pretrained, sst2, steps // 5)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish(command, whole, arguments)
-    kill_again_and_again(command, killed, arguments, 2, 100)
-    assert logged(killed) < 100
+    kill_again_and_again(command, killed, arguments, 2, steps)
+    assert logged(killed) < steps
     finish(command, killed, arguments)
     assert_alike(killed, whole)
 
