@@ -40,8 +40,10 @@ class KeysValues(struct.PyTreeNode):
 
 
 class LayerCache(struct.PyTreeNode):
-    """What a layer keeps between decoding steps; the shapes of ``own`` never change, so that one compiled step serves
-    all positions; with a memory a second one serves those after the first.
+    """Keys and values that a layer keeps between decoding steps.
+
+    The shapes of ``own`` never change, so that one compiled step serves all positions; with a memory a second one
+    serves those after the first.
 
     Attributes:
         own: keys and values of self-attention, S being the most positions that are ever decoded.
@@ -55,7 +57,7 @@ class LayerCache(struct.PyTreeNode):
 
 
 class Memory(struct.PyTreeNode):
-    """What cross-attention reads: hidden states [B, S, D], of an encoder for example, and the mask over them."""
+    """The input of cross-attention: hidden states [B, S, D], of an encoder for example, and the mask over them."""
 
     __no_type_check__ = True  # in jax.tree.map a field may be anything
 

@@ -68,7 +68,7 @@ class Packing(struct.PyTreeNode):
 
 
 class EncoderStates(NamedTuple):
-    """What `Encoder` returns.
+    """The output of `Encoder`.
 
     Attributes:
         last_hidden_state: [B, T, D].
@@ -99,7 +99,7 @@ class Encoder(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        mask: Mask | None,
+        mask: Mask,
         dropout: Dropout | None = None,
         intermediates: bool = False,
         memory: Memory | None = None,
@@ -109,7 +109,7 @@ class Encoder(nn.Module):
         kernel = "written" if intermediates else self.execution.attention  # a kernel has no weights to look at
         if kernel == "written":
             length = x.shape[1]
-            mask = (mask or Mask()).to_pairs(length, length if cache is None else cache[0].own.keys.shape[1])
+            mask = mask.to_pairs(length, length if cache is None else cache[0].own.keys.shape[1])
             if memory is not None:
                 memory = memory.replace(mask=memory.mask.to_pairs(length, memory.hidden_states.shape[1]))
         looped = self.execution.scan and not intermediates and cache is None and not self.is_initializing()
@@ -143,7 +143,7 @@ class Encoder(nn.Module):
         self,
         layer: nn.Module,
         x: Float[Array, "B T D"],
-        mask: Mask | None,
+        mask: Mask,
         dropout: Dropout | None,
         memory: Memory | None,
     ) -> Float[Array, "B T D"]:

@@ -105,7 +105,7 @@ class Attention(nn.Module):
         self,
         queries: Float[Array, "B T D"],
         keys_values: Float[Array, "B S D"] | KeysValues,
-        mask: Mask | None,
+        mask: Mask,
         dropout: Dropout | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"] | None]:
         """[B, T, D] queries over [B, S, D] keys and values -> [B, T, D], and the weights [B, N, T, S].
@@ -113,7 +113,6 @@ class Attention(nn.Module):
         Keys and values are hidden states, or what `keys_values` has made of them. Fused kernels return None for the
         weights.
         """
-        mask = mask or Mask()
         query = self._split_heads(self.query(queries))
         if not isinstance(keys_values, KeysValues):
             keys_values = self.keys_values(keys_values)
@@ -135,7 +134,7 @@ class Attention(nn.Module):
 
 
 class LayerStates(struct.PyTreeNode):
-    """What `Layer` returns next to its output.
+    """Attention weights and cache that `Layer` returns next to its output.
 
     Attributes:
         weights: of self-attention before dropout, [B, N, T, S]; None from a fused kernel.
@@ -165,7 +164,7 @@ class Layer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        mask: Mask | None,
+        mask: Mask,
         dropout: Dropout | None = None,
         memory: Memory | None = None,
         cache: LayerCache | None = None,
@@ -180,7 +179,7 @@ class Layer(nn.Module):
             cache: keys and values of earlier positions. Those of ``x`` are put in at the mask's ``start``, and the mask
                 has to leave out the positions behind them, as a causal one does.
         """
-        config, mask = self.config, mask or Mask()
+        config = self.config
         norm = layer_norm(config, self.dtype, "attention_norm")
         attention = Attention(config, self.dtype, self.kernel, name="attention")
         read = _before(config, norm, x)

@@ -31,7 +31,7 @@ def decoder(pre_layer_norm: bool, kernel: str = "written") -> tuple:
     encoder = Encoder(
         dataclasses.replace(CONFIG, pre_layer_norm=pre_layer_norm), execution=LayerExecution(attention=kernel)
     )
-    params = jax.jit(encoder.init)(jax.random.key(0), X, None, memory=MEMORY)
+    params = jax.jit(encoder.init)(jax.random.key(0), X, Mask(), memory=MEMORY)
     return encoder, params, jax.jit(encoder.apply)
 
 
@@ -94,7 +94,7 @@ def test_no_position_has_a_gradient_from_a_later_one() -> None:
 
 def test_only_a_layer_with_a_memory_has_cross_attention() -> None:
     shapes = lambda memory: jax.eval_shape(  # noqa: E731
-        lambda: Encoder(CONFIG).init(jax.random.key(0), X, None, memory=memory)
+        lambda: Encoder(CONFIG).init(jax.random.key(0), X, Mask(), memory=memory)
     )["params"]["layer_1"]
     plain, cross = shapes(None), shapes(MEMORY)
     assert set(cross) - set(plain) == {"cross_attention", "cross_norm"}

@@ -13,6 +13,7 @@ from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Encoder, LayerExecution
 from bert.model.heads import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from bert.model.initializers import truncated_normal_init
+from bert.model.mask import Mask
 from bert.training.loop import count_parameters
 from tests.helpers import OPTIONS, SINGLE
 
@@ -44,12 +45,13 @@ def test_published_sizes(name: str) -> None:
     assert count_parameters(shapes) == parameters
 
 
-def test_the_encoder_without_positions_is_permutation_equivariant() -> None:
-    encoder = Encoder(CONFIG)
+@pytest.mark.parametrize("pre_layer_norm", [False, True])
+def test_the_encoder_without_positions_is_permutation_equivariant(pre_layer_norm: bool) -> None:
+    encoder = Encoder(dataclasses.replace(CONFIG, pre_layer_norm=pre_layer_norm))
     x = jax.random.normal(jax.random.key(2), (2, 9, 32))
-    params = jax.jit(encoder.init)(jax.random.key(0), x, None)
+    params = jax.jit(encoder.init)(jax.random.key(0), x, Mask())
     order = np.random.default_rng(0).permutation(9)
-    straight, permuted = encoder.apply(params, x, None)[0], encoder.apply(params, x[:, order], None)[0]
+    straight, permuted = encoder.apply(params, x, Mask())[0], encoder.apply(params, x[:, order], Mask())[0]
     np.testing.assert_allclose(straight[:, order], permuted, atol=1e-5)
 
 
@@ -112,7 +114,7 @@ def test_a_head_without_transform_decodes_hidden_states_and_embeddings_without_l
     assert set(embeddings) == {"word", "position", "segment"}
     words, positions, segments = (embeddings[table]["embedding"] for table in ("word", "position", "segment"))
     x = words[IDS] + positions[:12] + segments[0]
-    states = Encoder(CONFIG).apply({"params": params["bert"]["encoder"]}, x, None)
+    states = Encoder(CONFIG).apply({"params": params["bert"]["encoder"]}, x, Mask())
     np.testing.assert_allclose(model.apply({"params": params}, IDS), states.last_hidden_state @ words.T, atol=1e-5)
 
 
@@ -191,15 +193,6 @@ def test_scaled_residuals_start_with_a_smaller_deviation() -> None:
     for path, kernel in plain.items():
         residual = "/layer_" in path and path.endswith("output/kernel")
         np.testing.assert_allclose(scaled[path], kernel / 2 if residual else kernel, rtol=1e-6)
-
-
-def test_the_pre_ln_encoder_is_permutation_equivariant() -> None:
-    encoder = Encoder(dataclasses.replace(CONFIG, pre_layer_norm=True))
-    x = jax.random.normal(jax.random.key(2), (2, 9, 32))
-    params = jax.jit(encoder.init)(jax.random.key(0), x, None)
-    order = np.random.default_rng(0).permutation(9)
-    straight, permuted = encoder.apply(params, x, None)[0], encoder.apply(params, x[:, order], None)[0]
-    np.testing.assert_allclose(straight[:, order], permuted, atol=1e-5)
 
 
 @pytest.mark.parametrize(

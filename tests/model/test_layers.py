@@ -21,12 +21,12 @@ CONFIG = ModelConfig(
 def test_self_attention_is_cross_attention_over_itself_and_heads_are_apart() -> None:
     attention = Attention(CONFIG)
     x = jax.random.normal(jax.random.key(2), (2, 5, 32))
-    params = jax.jit(attention.init)(jax.random.key(0), x, x, None)
-    out, weights = attention.apply(params, x, x, None)
+    params = jax.jit(attention.init)(jax.random.key(0), x, x, Mask())
+    out, weights = attention.apply(params, x, x, Mask())
     assert out.shape == (2, 5, 32)
     assert weights.shape == (2, 4, 5, 5)
     memory = jax.random.normal(jax.random.key(3), (2, 7, 32))
-    cross, weights = attention.apply(params, x, memory, None)
+    cross, weights = attention.apply(params, x, memory, Mask())
     assert weights.shape == (2, 4, 5, 7)
     # The layer by hand, head by head.
     p = {name: (np.asarray(v["kernel"]), np.asarray(v["bias"])) for name, v in params["params"].items()}
@@ -43,7 +43,7 @@ def test_self_attention_is_cross_attention_over_itself_and_heads_are_apart() -> 
 def test_causal_attention_does_not_see_the_future() -> None:
     attention = Attention(CONFIG)
     x = jax.random.normal(jax.random.key(2), (2, 6, 32))
-    params = jax.jit(attention.init)(jax.random.key(0), x, x, None)
+    params = jax.jit(attention.init)(jax.random.key(0), x, x, Mask())
     changed = x.at[:, 4:].set(9.0)
     before, after = (attention.apply(params, y, y, Mask(causal=True))[0] for y in (x, changed))
     np.testing.assert_allclose(before[:, :4], after[:, :4], atol=1e-6)
@@ -70,14 +70,14 @@ def test_pre_ln_by_hand() -> None:
     config = dataclasses.replace(CONFIG, num_hidden_layers=1, pre_layer_norm=True)
     x = jax.random.normal(jax.random.key(2), (2, 5, 32))
     encoder = Encoder(config)
-    params = jax.jit(encoder.init)(jax.random.key(0), x, None)["params"]
+    params = jax.jit(encoder.init)(jax.random.key(0), x, Mask())["params"]
     layer = params["layer_0"]
 
     def norm(x):
         return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True))
 
-    attended, _ = Attention(config).apply({"params": layer["attention"]}, norm(x), norm(x), None)
+    attended, _ = Attention(config).apply({"params": layer["attention"]}, norm(x), norm(x), Mask())
     y = x + attended
     inner = jax.nn.gelu(norm(y) @ layer["intermediate"]["kernel"], approximate=False)  # biases start at 0
     expected = norm(y + inner @ layer["output"]["kernel"])
-    np.testing.assert_allclose(encoder.apply({"params": params}, x, None)[0], expected, atol=1e-5)
+    np.testing.assert_allclose(encoder.apply({"params": params}, x, Mask())[0], expected, atol=1e-5)
