@@ -26,12 +26,12 @@ TEXTS = [
 ] * 5
 
 TRAIN = """
-import argparse, tarfile, _pydecimal
+import argparse, sys, tarfile, _pydecimal
 from bert.config import TokenizerConfig
 from bert.tokenizer.wordpiece import tokenizer_fingerprint, train_tokenizer
 modules = (argparse, tarfile, _pydecimal)
 texts = (line for module in modules for line in open(module.__file__, encoding="utf-8"))
-print(tokenizer_fingerprint(train_tokenizer(texts, TokenizerConfig(vocab_size=1500))))
+print(tokenizer_fingerprint(train_tokenizer(texts, TokenizerConfig(sys.argv[1], vocab_size=1500))))
 """
 
 
@@ -53,11 +53,12 @@ def test_vocabulary_starts_with_the_special_tokens_and_holds_the_words(tokenizer
     assert special_ids(tokenizer).unk not in tokenizer.encode(" ".join(TEXTS)).ids
 
 
-def test_training_gives_the_same_ids_in_every_process():
-    """The library alone gives another vocabulary in each: its ties follow the order of a hash table."""
+@pytest.mark.parametrize("kind", ["wordpiece", "byte_level"])
+def test_training_gives_the_same_ids_in_every_process(kind):
+    """The library alone gives another WordPiece in each: its ties follow the order of a hash table."""
     runs = [
         subprocess.Popen(
-            [sys.executable, "-c", TRAIN],
+            [sys.executable, "-c", TRAIN, kind],
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads},
         )
