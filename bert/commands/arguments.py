@@ -299,8 +299,8 @@ def _without_transfer_if_other_corpus(
     if transfer is None or corpus is None or transfer.source not in recipes or corpus.source == transfer.source:
         return given
     say(
-        f"the recipe {recipes[transfer.source]} has transfer {transfer.value} for its own corpus: left out, since "
-        f"data.train is another one (--transfer {transfer.value} runs it)"
+        f"transfer {transfer.value} of the recipe {recipes[transfer.source]} is left out, since data.train is set: "
+        f"pass --transfer {transfer.value} to run it"
     )
     return {key: entry for key, entry in given.items() if key != "transfer"}
 

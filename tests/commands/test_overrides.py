@@ -33,8 +33,8 @@ def test_a_recipes_transfer_belongs_to_its_own_corpus(recipes, argv, transfer, i
     config, *_ = parse(PretrainConfig, argv, "bert pretrain", "D.", "measured", say=said.append)
     assert config.transfer == transfer
     expected = (
-        "the recipe measured has transfer packages for its own corpus: left out, since data.train is another one "
-        "(--transfer packages runs it)"
+        "transfer packages of the recipe measured is left out, since data.train is set: "
+        "pass --transfer packages to run it"
     )
     assert said == [expected] * is_said
 
