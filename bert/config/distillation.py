@@ -17,10 +17,9 @@ class DistillationConfig:
     """Run, Hugging Face folder, folder of google-research/bert or hub name to learn from, --teacher for short: its
     vocabulary is taken, its weights stay as they are; null trains without a teacher."""
     checksum: str | None = None
-    """SHA-256 of the teacher's weights, filled in at the start: a run resumes only with the same
-    weights."""
+    """SHA-256 of the teacher's weights, filled in at the start: a run resumes only with the same weights."""
     temperature: PositiveFloat = 2.0
-    """What both distributions over tokens are softened by (Hinton et al. 2015)."""
+    """Temperature that softens both distributions over tokens (Hinton et al. 2015)."""
     token_weight: NonNegativeFloat = 1.0
     """Weight of the KL divergence from the teacher's distribution at the predicted places, times the square of the
     temperature; without effect if the teacher has no MLM head."""

@@ -124,7 +124,7 @@ class TokenizerConfig:
 
     kind: Literal["wordpiece", "byte_level"] = "wordpiece"
     """Kind of a trained vocabulary: wordpiece (BERT's), or byte_level, whose tokens are bytes and merges of them, as in
-    GPT-2 and RoBERTa: it reads every text without loss, with case and accents, and knows no unknown words."""
+    GPT-2 and RoBERTa: it reads every text without loss, with case and accents, and needs no [UNK]."""
     path: str | None = None
     """vocab.txt, tokenizer.json, or a folder that holds one (a run, say); null trains one on the corpus. With init, the
     source's vocabulary extended by new words, whose rows start as the mean of their old tokens; null takes it as it

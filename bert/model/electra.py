@@ -187,8 +187,8 @@ def make_generator_config(config: ModelConfig, hidden_size: int) -> ModelConfig:
     """The generator's sizes next to a discriminator's.
 
     The feed-forward layer is 4 times as wide as the hidden states, and the head has a transform, to the embeddings'
-    width. Heads have `HEAD_SIZE` features as far as they
-    divide the width (google-research/electra run_pretraining.py, get_generator_config).
+    width. Heads have `HEAD_SIZE` features as far as they divide the width (google-research/electra
+    run_pretraining.py, get_generator_config).
     """
     heads = next(n for n in range(max(1, hidden_size // HEAD_SIZE), 0, -1) if hidden_size % n == 0)
     return dataclasses.replace(

@@ -27,7 +27,7 @@ SPECIAL_TOKENS = tuple(BERT_TOKENS.values())
 
 @dataclass(frozen=True)
 class SpecialTokenIds:
-    """Ids of the special tokens that a vocabulary has, by role. To ask for one that is missing is a UserError."""
+    """Ids of the special tokens that a vocabulary has, by role. Raises UserError for one that is missing."""
 
     by_role: Mapping[str, int]
 

@@ -1,4 +1,4 @@
-"""The model families of other libraries, a file each. Readers and writers ask a family, and know none by its name."""
+"""The model families of other libraries, a file each. Readers and writers take everything from `FAMILIES`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from bert.interchange.families.roberta import ROBERTA
 __all__ = ["FAMILIES", "GOOGLE_NAMES", "Family", "family_of", "family_of_classes", "family_of_type"]
 
 FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, ELECTRA)
-"""The first is that of every model that is of no other's form."""
+"""Later ones take precedence: every model has the form of the first."""
 
 
 def family_of(config: ModelConfig, architecture: str) -> Family:
-    """The family that a model of ours is written as: the last one of whose form it is."""
+    """The family that a model of ours is exported as: the last one that ``has_form`` accepts."""
     return next((family for family in reversed(FAMILIES) if family.has_form(config, architecture)), FAMILIES[0])
 
 

@@ -1,4 +1,4 @@
-"""What a model family of Hugging Face transformers is made of: classes, names and configuration in both directions."""
+"""A model family of Hugging Face transformers: classes, and names and configuration in both directions."""
 
 from __future__ import annotations
 

@@ -235,9 +235,9 @@ def _rename_tensors(
         if plain in by_name:
             raise UserError(f"{source} holds {by_name[plain]} and {name}, which are one tensor: copy it again")
         by_name[plain] = name
-    if names.POOLER in family.names.heads.get(architecture, {}):
+    pooler = family.names.modules.get(names.POOLER)
+    if pooler is not None and names.POOLER in family.names.heads.get(architecture, {}):
         # Left over from pretraining: this architecture has no pooler, only its classifier's first layer.
-        pooler = family.names.modules.get(names.POOLER)
         left_out |= {by_name.pop(f"{pooler}.{end}", "") for end in ("weight", "bias")} - {""}
 
     def of(ours: str) -> np.ndarray | None:
