@@ -24,10 +24,12 @@ if TYPE_CHECKING:
         BertForSequenceClassification,
         BertForTokenClassification,
     )
+    from bert.model.language_model import BertForCausalLM
     from bert.tasks import register_task
 
 _HOMES = {
     "Bert": "bert.model.encoder",
+    "BertForCausalLM": "bert.model.language_model",
     "BertForMaskedLM": "bert.model.heads",
     "BertForMultipleChoice": "bert.model.heads",
     "BertForNextSentencePrediction": "bert.model.heads",
@@ -45,6 +47,7 @@ _HOMES = {
 
 __all__ = [
     "Bert",
+    "BertForCausalLM",
     "BertForMaskedLM",
     "BertForMultipleChoice",
     "BertForNextSentencePrediction",

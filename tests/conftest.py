@@ -36,6 +36,7 @@ TYPED = (
     "bert.model.encoder",
     "bert.model.heads",
     "bert.model.electra",
+    "bert.model.language_model",
     "bert.training.losses",
     "bert.training.distillation",
     "bert.data.pretraining.masking",

@@ -117,8 +117,9 @@ def _expected_parameters(config: RunConfig) -> tuple[str, Shapes]:
         model = build_task_model(make_task(on_any_device), on_any_device)
     ids = jnp.zeros((1, 2, 8) if isinstance(model, BertForMultipleChoice) else (1, 8), jnp.int32)
     params = jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
-    architecture = pretraining_architecture(set(params)) if isinstance(config, PretrainConfig) else type(model).__name__
-    return architecture, _shapes(params)
+    if isinstance(config, PretrainConfig):
+        return pretraining_architecture(set(params), config.model), _shapes(params)
+    return type(model).__name__, _shapes(params)
 
 
 def _shapes(params: Any) -> Shapes:

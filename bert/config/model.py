@@ -49,8 +49,8 @@ class ModelConfig:
     """Rows of the position table, less position_offset: the longest sequence the model can read."""
     position_offset: NonNegative = 0
     """Row of the position table that the first token takes: 0 in BERT, one after the padding id in RoBERTa."""
-    type_vocab_size: Positive = 2
-    """Number of segments."""
+    type_vocab_size: NonNegative = 2
+    """Number of segments; 0 for a model without segment embeddings, as GPT-2."""
     initializer_range: NonNegativeFloat = 0.02
     """Standard deviation of the truncated-normal initialisation."""
     position_embedding_init: Literal["normal", "sinusoidal"] = "normal"
@@ -75,6 +75,10 @@ class ModelConfig:
     residual_init: Literal["plain", "scaled"] = "plain"
     """Kernels whose output is added to the residual start as all others (plain), or with a standard deviation divided
     by the root of their number, 2 x num_hidden_layers (scaled), as in GPT-2."""
+    causal: bool = False
+    """A token attends to itself and those before it, as in GPT; false lets it attend to all of the row."""
+    prediction_bias: bool = True
+    """A bias for each token of the vocabulary in the MLM head's decoder; false has none, as GPT-2."""
 
     @property
     def known_vocab_size(self) -> int:

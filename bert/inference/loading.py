@@ -121,7 +121,7 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, **tuned))
         task = make_task(config)
         settings = {key: getattr(config, key) for key in ("data", "num_feature_layers", "classifier_dropout")}
-    architecture = pretraining_architecture(set(params)) if task is None else HEADS[task.head].__name__
+    architecture = pretraining_architecture(set(params), config.model) if task is None else HEADS[task.head].__name__
     return Pretrained(
         config=config.model,
         params=params,

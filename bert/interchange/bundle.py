@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.interchange.pooling import Pooling
-from bert.model import electra, heads
+from bert.model import electra, heads, language_model
 from bert.model.encoder import Bert
 
 
@@ -55,12 +55,15 @@ OUTPUTS = {"BertForQuestionAnswering": 2, "BertForMultipleChoice": 1}
 """L of the heads whose outputs have no names: start and end, and one score a choice."""
 
 
+MODULE_HOMES = {"BertForReplacedTokenDetection": electra, "BertForCausalLM": language_model}
+"""Where the architectures are that are not among `bert.model.heads`."""
+
+
 def build_module(model: ModelBundle) -> Any:
     """The Flax module that the parameters fill."""
     if model.architecture == "Bert":
         return Bert(model.config, add_pooling_layer="pooler" in model.params["bert"])
-    home = electra if model.architecture == "BertForReplacedTokenDetection" else heads
-    module = getattr(home, model.architecture)
+    module = getattr(MODULE_HOMES.get(model.architecture, heads), model.architecture)
     takes = {field.name for field in dataclasses.fields(module)}
     outputs = len(model.labels) or OUTPUTS.get(model.architecture, 0)
     return module(model.config, **({"num_labels": outputs} if "num_labels" in takes else {}))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from bert.config import ModelConfig
 from bert.errors import UserError
 
 PROJECTIONS = "distillation"
@@ -53,6 +54,7 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "Bert": (POOLER,),
     "BertForPreTraining": (POOLER, PREDICTIONS, SEQ_RELATIONSHIP),
     "BertForMaskedLM": (PREDICTIONS,),
+    "BertForCausalLM": (PREDICTIONS,),
     "BertForNextSentencePrediction": (POOLER, SEQ_RELATIONSHIP),
     "BertForReplacedTokenDetection": (DETECTION,),
     "BertForSequenceClassification": (POOLER, CLASSIFIER),
@@ -123,6 +125,11 @@ def part_of(path: str) -> str:
     return POOLER if f"{path}/".startswith(f"{POOLER}/") else path.split("/")[0]
 
 
+def has_prediction_parameters(config: ModelConfig) -> bool:
+    """Whether the MLM head has parameters of its own."""
+    return config.prediction_transform or config.prediction_bias or not config.tie_word_embeddings
+
+
 def check_layers(layers: int, held: int, source: Path | str, config: Path | str) -> None:
     """Raises UserError where ``source`` holds fewer arrays than the configuration has layers.
 
@@ -135,8 +142,13 @@ def check_layers(layers: int, held: int, source: Path | str, config: Path | str)
         )
 
 
-def pretraining_architecture(parts: set[str]) -> str:
-    """The module of the pretraining heads that are among the parts."""
+def pretraining_architecture(parts: set[str], config: ModelConfig) -> str:
+    """The module of the pretraining heads that are among the parts.
+
+    The head of a language model may have no parameters: that of GPT-2 has none.
+    """
+    if config.causal and (PREDICTIONS in parts or not has_prediction_parameters(config)):
+        return "BertForCausalLM"
     if DETECTION in parts:
         return "BertForReplacedTokenDetection"
     if PREDICTIONS in parts:

@@ -17,8 +17,8 @@ from bert.parallel.sharding import all_gather_fsdp, constrain_activation
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and segment embeddings, LayerNorm unless the config leaves it out, and dropout; then, where
-    E is not D, a dense layer (ALBERT, Lan et al. 2019, section 3.1)."""
+    """Sum of word, position and segment embeddings, LayerNorm, and dropout; then, where E is not D, a dense layer
+    (ALBERT, Lan et al. 2019, section 3.1). The config can leave segments and LayerNorm out."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -33,7 +33,8 @@ class Embeddings(nn.Module):
         if config.position_embedding_type == "learned":
             positions = config.position_offset + config.max_position_embeddings
             self.position = table(positions, "position", position_initializer)
-        self.segment = table(config.type_vocab_size, "segment", truncated_normal_init)
+        if config.type_vocab_size:
+            self.segment = table(config.type_vocab_size, "segment", truncated_normal_init)
         if config.embedding_norm:
             self.norm = layer_norm(config, self.dtype, "norm")
         if config.embedding_width != config.hidden_size:
@@ -58,7 +59,9 @@ class Embeddings(nn.Module):
             position = rows(self.position, position_ids)
         else:
             position = sinusoidal_position_table(config)[position_ids]
-        x = rows(self.word, input_ids) + position + rows(self.segment, token_type_ids)
+        x = rows(self.word, input_ids) + position
+        if config.type_vocab_size:
+            x = x + rows(self.segment, token_type_ids)
         x = self.norm(x) if config.embedding_norm else x.astype(self.dtype)
         return maybe_dropout(x, dropout, config.hidden_dropout_prob, "embeddings")
 

@@ -41,6 +41,7 @@ class EncoderOutput(struct.PyTreeNode):
             examples of packed rows; None without a pooling layer.
         hidden_states: the embeddings' output and each layer's, [B, T, D] each; () unless asked for.
         attentions: each layer's attention weights before dropout, [B, N, T, S]; () unless asked for.
+        cache: with the keys and values of this call; () without a cache.
     """
 
     __no_type_check__ = True  # in jax.tree.map a field may be anything
@@ -49,6 +50,7 @@ class EncoderOutput(struct.PyTreeNode):
     pooled_output: Array | None
     hidden_states: tuple[Array, ...] = ()
     attentions: tuple[Array, ...] = ()
+    cache: tuple[LayerCache, ...] = ()
 
 
 class Packing(struct.PyTreeNode):
@@ -190,6 +192,8 @@ class Bert(nn.Module):
         packing: Packing | None = None,
         dropout: Dropout | None = None,
         intermediates: bool = False,
+        mask: Mask | None = None,
+        cache: tuple[LayerCache, ...] | None = None,
     ) -> EncoderOutput:
         """Encodes token ids.
 
@@ -202,17 +206,19 @@ class Bert(nn.Module):
                 output is then that of each example, [B, K, D].
             dropout: source of dropout; None for none (evaluation).
             intermediates: return every layer's hidden states and attention weights as well.
+            mask: the mask of the layers, in place of that of attention_mask and packing.
+            cache: keys and values of earlier positions, for each layer; needs a ``mask`` (`bert.model.layers.Layer`).
 
         Raises:
             ValueError: T is over the position table.
         """
         x = self.embeddings.project(self.embed(input_ids, token_type_ids, position_ids, packing, dropout))
-        mask = self.make_mask(attention_mask, packing)
-        states = self.encoder(x, mask, dropout, intermediates)
+        mask = self.make_mask(attention_mask, packing) if mask is None else mask
+        states = self.encoder(x, mask, dropout, intermediates, cache=cache)
         x = states.last_hidden_state
         first = x[:, 0] if packing is None else at_positions(x, packing.cls_positions)
         pooled = self.pool(first) if self.add_pooling_layer else None
-        return EncoderOutput(x, pooled, states.hidden_states, states.attentions)
+        return EncoderOutput(x, pooled, states.hidden_states, states.attentions, states.cache)
 
     def embed(
         self,
@@ -243,8 +249,8 @@ class Bert(nn.Module):
     ) -> Mask:
         """The attention mask of the layers; arguments as of `__call__`."""
         if packing is not None:
-            return Mask(examples=packing.example_ids)
-        return Mask(keys=attention_mask, right_padded=True)
+            return Mask(examples=packing.example_ids, causal=self.config.causal)
+        return Mask(keys=attention_mask, causal=self.config.causal, right_padded=True)
 
     def pool(self, first: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
         """[..., D] the first tokens' hidden states -> [..., D] pooled output."""

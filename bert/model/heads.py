@@ -24,8 +24,8 @@ Inputs = tuple[Int[Array, "B T"], Int[Array, "B T"] | None, PaddingMask | None]
 
 
 class MaskedLMHead(nn.Module):
-    """Transform and LayerNorm, and a decoder with its own bias, tied to the word embeddings; the config can leave the
-    transform out, and untie the decoder.
+    """Transform and LayerNorm, and a decoder with its own bias, tied to the word embeddings; the config can leave
+    transform and bias out, and untie the decoder.
 
     Attributes:
         pad_vocab_to_multiple_of: pads the logits, with the lowest float, since products of an even width are
@@ -36,24 +36,44 @@ class MaskedLMHead(nn.Module):
     dtype: Dtype = jnp.float32
     pad_vocab_to_multiple_of: int = 1
 
-    @nn.compact
+    def setup(self) -> None:
+        config = self.config
+        if config.prediction_transform:
+            self.transform = dense(config, config.embedding_width, self.dtype, "transform")
+            self.norm = layer_norm(config, self.dtype, "norm")
+        shape = (config.known_vocab_size, config.embedding_width)
+        if config.prediction_bias:
+            self.bias = self.param("bias", nn.initializers.zeros, shape[:1], jnp.float32)
+        if not config.tie_word_embeddings:
+            self.decoder = self.param("decoder", truncated_normal_init(config), shape, jnp.float32)
+
     def __call__(
         self, hidden_states: Float[Array, "B P D"], word_embedding: Float[Array, "V E"]
     ) -> Float[Array, "B P padded_V"]:
         """[B, P, D] hidden states, [V, E] embedding -> [B, P, V] float32 logits, V as padded."""
-        config = self.config
-        x = hidden_states
-        if config.prediction_transform:
-            x = dense(config, config.embedding_width, self.dtype, "transform")(x)
-            x = layer_norm(config, self.dtype, "norm")(ACTIVATIONS[config.hidden_act](x))
-        bias = self.param("bias", nn.initializers.zeros, (word_embedding.shape[0],), jnp.float32)
-        decoder = word_embedding
-        if not config.tie_word_embeddings:
-            decoder = self.param("decoder", truncated_normal_init(config), word_embedding.shape, jnp.float32)
+        return self.decode(self.decoder_input(hidden_states), word_embedding)
+
+    def decoder_input(self, hidden_states: Float[Array, "B P D"]) -> Float[Array, "B P E"]:
+        """[B, P, D] hidden states -> [B, P, E], which the decoder multiplies by its matrix."""
+        if not self.config.prediction_transform:
+            return hidden_states
+        return self.norm(ACTIVATIONS[self.config.hidden_act](self.transform(hidden_states)))
+
+    def decode(self, x: Float[Array, "B P E"], word_embedding: Float[Array, "V E"]) -> Float[Array, "B P padded_V"]:
+        """[B, P, E] of `decoder_input` -> [B, P, V] float32 logits."""
+        logits = tied_logits(x, *self.decoder_weights(word_embedding), jnp.dtype(self.dtype))
+        return constrain_activation(logits, None, "tensor")
+
+    def decoder_weights(
+        self, word_embedding: Float[Array, "V E"]
+    ) -> tuple[Float[Array, "padded_V E"], Float[Array, "padded_V"]]:
+        """[V, E] embedding -> the decoder's matrix and bias, V as padded."""
+        bias = self.bias if self.config.prediction_bias else jnp.zeros(len(word_embedding))
+        decoder = word_embedding if self.config.tie_word_embeddings else self.decoder
         if extra := -len(bias) % self.pad_vocab_to_multiple_of:
             decoder = jnp.pad(decoder, ((0, extra), (0, 0)))
             bias = jnp.pad(bias, (0, extra), constant_values=jnp.finfo(jnp.float32).min)
-        return constrain_activation(tied_logits(x, decoder, bias, jnp.dtype(self.dtype)), None, "tensor")
+        return decoder, bias
 
 
 class PretrainingOutput(struct.PyTreeNode):

@@ -72,7 +72,7 @@ def read_google_model(folder: Path, say: Log = lambda text: None) -> ModelBundle
         return make(architecture="BertForSequenceClassification", labels=labels)
     if names.QA_OUTPUTS in params:
         return make(architecture="BertForQuestionAnswering")
-    return make(architecture=names.pretraining_architecture(set(params)))
+    return make(architecture=names.pretraining_architecture(set(params), config))
 
 
 def read_params(folder: Path, say: Log = lambda text: None) -> tuple[ModelConfig, Params]:

@@ -108,7 +108,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     if fresh := [part for part in names.ARCHITECTURES[architecture] if part not in parts]:
         say(f"not in {source}, randomly initialized: {', '.join(fresh)}")
     if not parts & {names.CLASSIFIER, names.QA_OUTPUTS}:
-        architecture, labels = names.pretraining_architecture(parts), ()
+        architecture, labels = names.pretraining_architecture(parts, config), ()
     return ModelBundle(
         config=config,
         params=traverse_util.unflatten_dict(arrays, sep="/"),

@@ -1,0 +1,168 @@
+"""The left-to-right language model: what each position sees, decoding with a cache, and its settings."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert import BertForCausalLM
+from bert.config import ModelConfig
+from bert.model.cache import make_cache
+from bert.model.encoder import Packing
+from bert.model.execution import LayerExecution
+from bert.model.mask import Mask
+
+SIZES = ModelConfig(
+    vocab_size=53, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+    max_position_embeddings=24, initializer_range=0.2, hidden_act="gelu_tanh", causal=True,
+)  # fmt: skip
+GPT2 = dataclasses.replace(
+    SIZES, pre_layer_norm=True, embedding_norm=False, prediction_transform=False, prediction_bias=False,
+    type_vocab_size=0,
+)  # fmt: skip
+OTHER = dataclasses.replace(SIZES, embedding_size=16, tie_word_embeddings=False, position_offset=2)
+"""Post-LN, with the parts that GPT-2 leaves out, and rows of the position table that begin at 2."""
+CONFIGS = {"gpt2": GPT2, "other": OTHER}
+IDS = jax.random.randint(jax.random.key(1), (3, 9), 0, 53)
+
+
+@functools.cache
+def model_of(name: str) -> tuple:
+    model = BertForCausalLM(CONFIGS[name])
+    params = jax.jit(model.init)(jax.random.key(0), IDS)
+    return model, params, jax.jit(model.apply)
+
+
+def test_parameters_are_those_of_the_parts_that_the_config_names() -> None:
+    shapes = lambda name: model_of(name)[1]["params"]  # noqa: E731
+    assert set(shapes("gpt2")) == {"bert"}  # nothing of its own: tied, without bias and transform
+    assert set(shapes("gpt2")["bert"]) == {"embeddings", "encoder"}
+    assert set(shapes("gpt2")["bert"]["embeddings"]) == {"word", "position"}
+    assert set(shapes("other")["predictions"]) == {"transform", "norm", "bias", "decoder"}
+    assert set(shapes("other")["bert"]["embeddings"]) == {"word", "position", "segment", "norm", "projection"}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_logit_depends_on_a_later_token(name: str) -> None:
+    """The Jacobian of the logits by the embeddings' output is exactly 0 above the diagonal, and nowhere else."""
+    model, params, _ = model_of(name)
+    bert = model.bind(params).bert
+    x = bert.embeddings.project(bert.embed(IDS[:1], None, None, None, None))
+
+    def logits(x):
+        def decode(model, x):
+            hidden = model.bert.encoder(x, model.bert.make_mask(None, None)).last_hidden_state
+            return model.predictions(hidden, model.bert.embedding_table())[0, :, 0]
+
+        return model.apply(params, x, method=decode)
+
+    influence = jnp.abs(jax.jit(jax.jacrev(logits))(x)[:, 0]).sum(-1)
+    np.testing.assert_array_equal(jnp.triu(influence, 1), 0)
+    assert (influence[jnp.tril_indices(9)] > 0).all()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_logit_changes_with_a_later_token(name: str) -> None:
+    _, params, run = model_of(name)
+    whole = run(params, IDS)
+    for place in range(1, 9):
+        changed = run(params, IDS.at[:, place:].add(1) % 53)
+        np.testing.assert_array_equal(changed[:, :place], whole[:, :place])
+
+
+def decode(model, params, ids, keys, prompt: int) -> np.ndarray:
+    """[B, T, V] logits, ``prompt`` positions in one call, then a position a call in one program."""
+    step = jax.jit(functools.partial(model.apply, method="step"))
+    cache = make_cache(model.config, len(ids), 16, jnp.float32)
+    room = jnp.pad(keys, ((0, 0), (0, 16 - keys.shape[1])), constant_values=1)
+    positions = model.config.position_offset + jnp.maximum(jnp.cumsum(keys, axis=1) - 1, 0)
+    logits = []
+    for start, end in [(0, prompt), *((place, place + 1) for place in range(prompt, ids.shape[1]))]:
+        mask = Mask(keys=room, start=jnp.asarray(start), causal=True)
+        found, cache = step(params, ids[:, start:end], positions[:, start:end], mask, cache)
+        logits.append(found)
+    assert step._cache_size() == 2  # the prompt, and all that follows it
+    return np.concatenate(logits, axis=1)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("prompt", [4, 8])
+def test_logits_with_a_cache_are_those_without(name: str, prompt: int) -> None:
+    model, params, run = model_of(name)
+    found = decode(model, params, IDS, jnp.ones_like(IDS), prompt)
+    np.testing.assert_allclose(found, run(params, IDS), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_left_padded_prompts_have_the_logits_of_the_text_alone(name: str) -> None:
+    model, params, run = model_of(name)
+    paddings = (0, 3, 1)
+    keys = (jnp.arange(9) >= jnp.array(paddings)[:, None]).astype(jnp.int32)
+    found = decode(model, params, IDS, keys, 5)
+    assert np.isfinite(found).all()
+    for row, padding in enumerate(paddings):
+        alone = run(params, IDS[row : row + 1, padding:])
+        np.testing.assert_allclose(found[row, padding:], alone[0], atol=1e-5)
+
+
+def test_a_step_can_decode_the_last_position_alone() -> None:
+    model, params, run = model_of("gpt2")
+    inputs = (IDS, jnp.arange(9)[None], Mask(start=jnp.asarray(0), causal=True), make_cache(GPT2, 3, 9, jnp.float32))
+    logits, _ = model.apply(params, *inputs, last_only=True, method="step")
+    assert logits.shape == (3, 1, 53)
+    np.testing.assert_allclose(logits[:, 0], run(params, IDS)[:, -1], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("attention", ["written", "xla"])
+def test_packed_examples_see_themselves_alone_and_no_future(name: str, attention: str) -> None:
+    """Two examples in a row, of 5 and 3 tokens and a padding, have the logits that each has alone."""
+    _, params, run = model_of(name)
+    packed = BertForCausalLM(CONFIGS[name], execution=LayerExecution(attention=attention))
+    examples = jnp.broadcast_to(jnp.array([1] * 5 + [2] * 3 + [0]), IDS.shape)
+    positions = jnp.broadcast_to(jnp.array([0, 1, 2, 3, 4, 0, 1, 2, 0]), IDS.shape)
+    packing = Packing(examples, positions, jnp.zeros((3, 2), jnp.int32))
+    logits = jax.jit(packed.apply)(params, IDS, packing=packing)
+    np.testing.assert_allclose(logits[:, :5], run(params, IDS[:, :5]), atol=1e-5)
+    np.testing.assert_allclose(logits[:, 5:8], run(params, IDS[:, 5:8]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "execution",
+    [LayerExecution("full"), LayerExecution("dots", scan=True), LayerExecution(scan=True, attention="xla")],
+)
+def test_how_layers_are_run_changes_no_logit_and_no_gradient(execution: LayerExecution) -> None:
+    model, params, _ = model_of("gpt2")
+    keys = (jnp.arange(9) < jnp.array([9, 4, 6])[:, None]).astype(jnp.int32)
+
+    def loss(params, model):
+        logits = model.apply(params, IDS, None, keys)
+        return jnp.sum(jnp.where(keys[..., None] > 0, jnp.sin(logits), 0)), logits
+
+    value = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+    (_, expected), gradients = value(params, model)
+    (_, found), others = value(params, BertForCausalLM(model.config, execution=execution))
+    real = keys.astype(bool)
+    np.testing.assert_allclose(found[real], expected[real], atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4), gradients, others)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_logits_are_the_product_of_hidden_states_and_decoder(name: str, multiple: int) -> None:
+    """As a loss reads them that decodes a few positions at a time; tokens that fill the vocabulary up never win."""
+    _, params, run = model_of(name)
+    model = BertForCausalLM(CONFIGS[name], execution=LayerExecution(pad_vocab_to_multiple_of=multiple))
+
+    def read(model, *inputs):
+        return model.hidden_states(*inputs), *model.decoder_weights()
+
+    hidden, table, bias = model.apply(params, IDS, method=read)
+    logits = hidden @ table.T + bias
+    assert logits.shape[-1] == (53 if multiple == 1 else 56)
+    np.testing.assert_allclose(logits[..., :53], run(params, IDS), atol=1e-5)
+    np.testing.assert_allclose(logits, model.apply(params, IDS), rtol=1e-5, atol=1e-5)
+    assert (jax.nn.softmax(logits)[..., 53:] == 0).all()
