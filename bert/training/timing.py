@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,25 +28,29 @@ class Timed:
     compilation: float
     call: float
 
-    @classmethod
-    def from_calls(cls, seconds: Sequence[float]) -> Timed:
-        """From the first call, which compiles what is not compiled yet, and later ones, of which the fastest counts."""
-        call = min(seconds[1:])
-        return cls(max(seconds[0] - call, 0.0), call)
 
-
-CALLS = 3
-"""How often a function is called to be timed."""
+LATER_SECONDS, MAX_LATER_CALLS = 0.5, 8
+"""How long, and how often at most, a function is called without waiting."""
 
 
 def timed(call: Callable[[], Any]) -> Timed:
-    """Calls a function `CALLS` times, and waits for the result each time."""
-    seconds = []
-    for _ in range(CALLS):
-        start = time.perf_counter()
-        jax.block_until_ready(call())
-        seconds.append(time.perf_counter() - start)
-    return Timed.from_calls(seconds)
+    """Calls a function until a later call has been timed, and waits for the results.
+
+    Short calls are started without waiting for the one before, as in a training loop, where they take less.
+    """
+    first, later = _seconds(call, 1), _seconds(call, 1)
+    more = min(int(LATER_SECONDS / max(later, 1e-6)), MAX_LATER_CALLS)
+    if more > 1:
+        later = _seconds(call, more)
+    return Timed(max(first - later, 0.0), later)
+
+
+def _seconds(call: Callable[[], Any], times: int) -> float:
+    """Seconds of each of so many calls in a row."""
+    start = time.perf_counter()
+    results = [call() for _ in range(times)]
+    jax.block_until_ready(results[-1])
+    return (time.perf_counter() - start) / times
 
 
 def time_train_step(
@@ -61,14 +66,15 @@ def time_train_step(
         state: on the host.
         batch: this host's rows.
     """
-    state, sharded = parallel.put_state(state), parallel.shard_batch(batch, micro_batches)
-    seconds = []
-    for _ in range(CALLS):
-        start = time.perf_counter()
+    losses = _losses(train_step, parallel.put_state(state), parallel.shard_batch(batch, micro_batches))
+    return timed(partial(next, losses))
+
+
+def _losses(train_step: Callable[..., Any], state: Any, sharded: dict[str, jax.Array]) -> Iterator[jax.Array]:
+    """The loss of step after step on one batch."""
+    while True:
         state, metrics = train_step(state, sharded)
-        metrics.loss.block_until_ready()
-        seconds.append(time.perf_counter() - start)
-    return Timed.from_calls(seconds)
+        yield metrics.loss
 
 
 def line_through(points: dict[int, float]) -> Callable[[int], float]:

@@ -17,10 +17,22 @@ def test_a_pace_counts_what_is_done_once_and_each_evaluation() -> None:
     assert [pace.each(step) for step in (0, 99, 100, 150)] == [0.5, 0.5, 2, 2]
 
 
-def test_the_first_call_is_timed_apart(monkeypatch) -> None:
-    clock = iter([0.0, 5.0, 5.0, 7.5, 7.5, 9.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    assert timed(lambda: 0) == Timed(compilation=3.5, call=1.5), "the fastest later call counts"
+@pytest.mark.parametrize(
+    ("clock", "calls", "expected"),
+    [
+        ([0.0, 5.0, 5.0, 6.5], 2, (3.5, 1.5)),
+        ([0.0, 5.0, 5.0, 5.25, 6.0, 6.5], 4, (4.75, 0.25)),  # two more calls
+        ([0.0, 5.0, 5.0, 5.0, 6.0, 6.8], 10, (4.9, 0.1)),
+    ],
+)
+def test_the_first_call_is_timed_apart(
+    monkeypatch, clock: list[float], calls: int, expected: tuple[float, float]
+) -> None:
+    times, made = iter(clock), []
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    measured = timed(lambda: made.append(0))
+    assert len(made) == calls, "short calls are started without waiting for each"
+    assert (measured.compilation, measured.call) == pytest.approx(expected)
 
 
 def test_seconds_by_length() -> None:
