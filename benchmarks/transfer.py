@@ -15,11 +15,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from finetune_scores import spread
 
 from bert.config import FinetuneConfig, recipe_folder
 from bert.config.yaml_io import load_config
@@ -66,8 +67,12 @@ def main() -> None:
     parser.add_argument("--starts", nargs="+", help="names of runs, and random; all of them if left out")
     parser.add_argument("--num_seeds", type=int, default=3)
     parser.add_argument("--frozen", action="store_true")
+    parser.add_argument(
+        "--learning_rates", nargs="+", help=f"the grid; {', '.join(GRID)}, frozen {', '.join(FROZEN_GRID)}"
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/transfer"))
     given = parser.parse_args()
+    given.learning_rates = given.learning_rates or (FROZEN_GRID if given.frozen else GRID)
     names = [*(run.name for run in given.runs), RANDOM]
     if len(set(names)) < len(names):
         sys.exit(
@@ -102,7 +107,7 @@ def folder(task: str, given: argparse.Namespace) -> Path:
 
 def of_grid(task: str, name: str, run: Path, data: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Scores of all seeds with the best learning rate of the grid on the first."""
-    grid = {rate: score(task, name, run, data, rate, 0, given) for rate in (FROZEN_GRID if given.frozen else GRID)}
+    grid = {rate: score(task, name, run, data, rate, 0, given) for rate in given.learning_rates}
     best = max(grid, key=lambda rate: grid[rate])
     others = [score(task, name, run, data, best, seed, given) for seed in range(1, given.num_seeds)]
     return {"grid": grid, "learning_rate": best, "scores": [grid[best], *others]}
@@ -153,11 +158,10 @@ def summary(table: list[tuple[str, dict[str, Any], dict[str, float] | None]], st
 
 
 def cell(of_start: dict[str, Any]) -> str:
-    """Mean, deviation, learning rate and each score."""
-    scores = of_start["scores"]
-    deviation = f" ± {statistics.stdev(scores):.3f}" if len(scores) > 1 else ""
-    each = ", ".join(f"{value:.3f}" for value in scores)
-    return f"{statistics.mean(scores):.3f}{deviation} ({each}; {of_start['learning_rate']})"
+    """Mean, deviation and each score; the learning rate, and the first seed's score with each rate of the grid."""
+    each = ", ".join(f"{value:.3f}" for value in of_start["scores"])
+    grid = ", ".join(f"{rate} {value:.3f}" for rate, value in of_start["grid"].items())
+    return f"{spread(of_start['scores'], 3)} ({each}; {of_start['learning_rate']} of {grid})"
 
 
 if __name__ == "__main__":

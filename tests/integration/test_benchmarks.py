@@ -193,3 +193,19 @@ def test_fine_tuning_is_timed_beside_pytorch(model_of_128, mrpc, tmp_path):
     places = [model_of_128, tmp_path / "glue", "--output", tmp_path / "speed.json"]
     printed = run("finetune_speed.py", *places, "--rounds", 1, "--tasks", "MRPC")
     assert all(f"| MRPC, {side} | 1 |" in printed for side in ("ours cold", "ours warm", "torch", "torch best"))
+
+
+@pytest.mark.slow
+def test_scores_after_pretraining_stand_beside_random_weights(model_of_128, sst2, tmp_path):
+    glue = tmp_path / "glue"
+    shutil.copytree(sst2, glue / "SST-2")
+    arguments = [model_of_128, "--glue", glue, "--wnut17", glue, "--squad", glue, "--output", tmp_path / "scores"]
+    arguments += ["--tasks", "sst2", "--num_seeds", 1, "--learning_rates", "1e-3"]
+    table = run("transfer.py", *arguments)
+    header, row = table.splitlines()[0], table.splitlines()[2]
+    assert header == "| task | model | random | baselines |"
+    assert row.count("1e-3 of 1e-3") == 2
+    assert "tf_idf_logistic_regression" in row
+    assert run("transfer.py", *arguments) == table, "runs that have ended are not repeated"
+    assert "tf_idf" not in run("transfer.py", *arguments, "--frozen"), "a baseline has nothing to freeze"
+    assert len(list((tmp_path / "scores" / "frozen" / "sst2").glob("*/1e-3-0/results.json"))) == 2
