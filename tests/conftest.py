@@ -38,6 +38,7 @@ TYPED = (
     "bert.model.electra",
     "bert.model.language_model",
     "bert.training.losses",
+    "bert.training.token_losses",
     "bert.training.distillation",
     "bert.data.pretraining.masking",
 )

@@ -7,6 +7,7 @@ so that a layer's two matrix products need one sum over devices each (Shoeybi et
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -85,6 +86,12 @@ def all_gather_fsdp(table: jax.Array, *axes: str | None) -> jax.Array:
     if mesh is None:
         return table
     return jax.lax.with_sharding_constraint(table, _divisible_spec(PartitionSpec(*axes), table.shape, mesh.shape))
+
+
+def num_row_shards() -> int:
+    """Parts that the rows of a batch are in: devices along the batch axes of the mesh, 1 without one, as under pmap."""
+    mesh = _mesh()
+    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def path_str(path: Sequence[Any]) -> str:

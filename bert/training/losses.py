@@ -64,7 +64,7 @@ def cross_entropy(
 def _softmax_cross_entropy(logits: Float[Array, "*rows L"], labels: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
     """-log softmax(logits)[label], [...]. Its derivative is one walk over the logits: derived by JAX, the backward pass
     scatters into an array of their size and adds that to another one."""
-    return jax.nn.logsumexp(logits, axis=-1) - _label_logits(logits, labels)
+    return jax.nn.logsumexp(logits, axis=-1) - label_logits(logits, labels)
 
 
 @_softmax_cross_entropy.defjvp
@@ -74,7 +74,7 @@ def _softmax_cross_entropy_jvp(primals: tuple[Array, Array], tangents: tuple[Arr
     softmax = jnp.exp(logits - log_sum[..., None])
     ruler = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
     slope = softmax - (ruler == labels[..., None])
-    return log_sum - _label_logits(logits, labels), jnp.sum(tangents[0] * slope, axis=-1)
+    return log_sum - label_logits(logits, labels), jnp.sum(tangents[0] * slope, axis=-1)
 
 
 def weighted_accuracy_sum(
@@ -85,7 +85,7 @@ def weighted_accuracy_sum(
     A comparison with the maximum, which the loss needs as well: an argmax over a vocabulary is one of the slowest
     operations XLA has on a CPU.
     """
-    right = (_label_logits(logits, labels) >= jnp.max(logits, axis=-1)).astype(jnp.float32)
+    right = (label_logits(logits, labels) >= jnp.max(logits, axis=-1)).astype(jnp.float32)
     return jnp.sum(right * weights), jnp.sum(weights)
 
 
@@ -257,7 +257,7 @@ def _span_loss(logits: Float[Array, "B T 2"], batch: Batch) -> tuple[WeightedSum
     logits = jnp.where(batch["attention_mask"][:, :, None] > 0, logits, jnp.finfo(logits.dtype).min)
     weights = jnp.repeat(batch["weights"][:, None], 2, axis=1)
     total, _ = cross_entropy(logits.swapaxes(1, 2), batch["labels"], weights)
-    hits = jnp.all(_label_logits(logits.swapaxes(1, 2), batch["labels"]) >= logits.max(axis=1), axis=1)
+    hits = jnp.all(label_logits(logits.swapaxes(1, 2), batch["labels"]) >= logits.max(axis=1), axis=1)
     return (total / 2, _example_weight(batch)), (jnp.sum(hits * batch["weights"]), _example_weight(batch))
 
 
@@ -286,5 +286,6 @@ def task_objective(loss: TaskLoss, apply: Apply) -> Objective:
     return Objective(forward, lambda batch: {loss.metrics[0]: loss.weight(batch)}, loss.metrics)
 
 
-def _label_logits(logits: Float[Array, "*places L"], labels: Int[Array, "*places"]) -> Float[Array, "*places"]:
+def label_logits(logits: Float[Array, "*places L"], labels: Int[Array, "*places"]) -> Float[Array, "*places"]:
+    """[..., L] at [...] -> [...]: the logit of each label."""
     return jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]

@@ -1,0 +1,153 @@
+"""The loss over every token of a row, decoded a few positions at a time. Shapes as in `bert.model.encoder`.
+
+The float32 logits [B, T, V] of a row of 1,024 tokens over GPT-2's vocabulary are 206 MB, and their gradient as much.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from bert.model.array_types import Array
+from bert.model.linear import tied_logits
+from bert.parallel.sharding import constrain_activation, num_row_shards
+from bert.training.losses import WeightedSum, cross_entropy, label_logits, weighted_accuracy_sum
+
+TOKENS_AT_A_TIME = 1024
+"""Tokens that a device decodes at a time unless ``stretch`` is set: enough for products to run at full speed."""
+
+
+class TokenSums(NamedTuple):
+    """What `decoded_loss` and `token_sums` give, each (sum, weight), in nats.
+
+    Attributes:
+        loss: cross-entropy with the smoothed labels, which a step minimises.
+        nll: cross-entropy with the labels themselves, whose mean's exponential is the perplexity; the same as ``loss``
+            without smoothing.
+        accuracy: count of labels that no other token has a higher logit than.
+    """
+
+    loss: WeightedSum
+    nll: WeightedSum
+    accuracy: WeightedSum
+
+
+def token_sums(
+    logits: Float[Array, "*places padded_V"],
+    labels: Int[Array, "*places"],
+    weights: Float[Array, "*places"],
+    label_smoothing: float = 0.0,
+    vocab_size: int | None = None,
+) -> TokenSums:
+    """Sums over places of the losses of logits; arguments as of `decoded_loss`, which computes the same."""
+    nll, weight = cross_entropy(logits, labels, weights)
+    loss = nll
+    if label_smoothing:  # a share of the label's probability is spread evenly over the vocabulary, the label included
+        mean = jnp.mean(logits[..., :vocab_size], axis=-1)
+        loss = nll + label_smoothing * jnp.sum((label_logits(logits, labels) - mean) * weights)
+    return TokenSums((loss, weight), (nll, weight), weighted_accuracy_sum(logits, labels, weights))
+
+
+def decoded_loss(
+    hidden_states: Float[Array, "B T E"],
+    table: Float[Array, "padded_V E"],
+    bias: Float[Array, "padded_V"],
+    labels: Int[Array, "B T"],
+    weights: Float[Array, "B T"],
+    *,
+    label_smoothing: float = 0.0,
+    vocab_size: int | None = None,
+    stretch: int | None = None,
+) -> TokenSums:
+    """The loss of every position, and its gradient, without the logits of more than ``stretch`` positions in memory.
+
+    A language model's ``method`` gives the first three arguments (`bert.model.language_model.BertForCausalLM`)::
+
+        sums = decoded_loss(hidden, table, bias, labels, weights, vocab_size=config.known_vocab_size)
+        losses = {"lm_loss": sums.loss}
+
+    The gradient is computed with the loss, stretch by stretch, so that nothing is decoded twice. Only ``loss`` has one;
+    those of ``nll``, ``accuracy`` and ``weights`` are 0. There is no forward mode (`jax.jvp`).
+
+    Args:
+        hidden_states: [B, T, E], which the decoder multiplies by its matrix; their type is that of the products.
+        table: [V, E] float32, the decoder's matrix.
+        bias: [V] float32, its bias.
+        labels: [B, T], the token that follows each position.
+        weights: [B, T] float32, 0 for a position without a label.
+        label_smoothing: share of a label's probability that is spread over the vocabulary (Szegedy et al. 2016,
+            section 7; Vaswani et al. 2017, section 5.4).
+        vocab_size: tokens V of the vocabulary, if ``table`` is padded: padding has no share of the smoothed mean.
+        stretch: positions of each row to decode at a time; None for as many as make `TOKENS_AT_A_TIME` on a device.
+    """
+    rows, length = labels.shape
+    stretch = min(length, stretch or max(1, TOKENS_AT_A_TIME * num_row_shards() // rows))
+    fill = ((0, 0), (0, -length % stretch))
+    inputs = (jnp.pad(hidden_states, (*fill, (0, 0))), jnp.pad(labels, fill), jnp.pad(weights, fill))
+    stretches = tuple(jnp.stack(jnp.split(x, x.shape[1] // stretch, axis=1)) for x in inputs)
+    loss, nll, accuracy = _sums(stretches[0], table, bias, stretches[1:], (label_smoothing, vocab_size))
+    weight = jnp.sum(weights)
+    return TokenSums((loss, weight), (nll, weight), (accuracy, weight))
+
+
+Targets = tuple[Array, Array]
+"""Labels and weights."""
+Sums = tuple[Array, Array, Array]
+"""Of the loss, the unsmoothed loss, and hits."""
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _sums(hidden: Array, table: Array, bias: Array, targets: Targets, settings: tuple[float, int | None]) -> Sums:
+    """Hidden states [stretches, B, T, E], labels and weights [stretches, B, T] -> the sums over all of them."""
+
+    def add(sums: Sums, stretch: tuple[Array, Targets]) -> tuple[Sums, None]:
+        loss, others = _stretch_sums(stretch[0], table, bias, stretch[1], settings)
+        return _add(sums, (loss, *others)), None
+
+    return jax.lax.scan(add, _zeros(), (hidden, targets))[0]
+
+
+def _sums_forward(
+    hidden: Array, table: Array, bias: Array, targets: Targets, settings: tuple[float, int | None]
+) -> tuple[Sums, Any]:
+    """The sums, and the gradients of the loss's by hidden states, table and bias."""
+    value_and_grad = jax.value_and_grad(_stretch_sums, argnums=(0, 1, 2), has_aux=True)
+
+    def add(carry: tuple[Sums, Any], stretch: tuple[Array, Targets]) -> tuple[tuple[Sums, Any], Array]:
+        sums, of_decoder = carry
+        (loss, others), (of_hidden, *grads) = value_and_grad(stretch[0], table, bias, stretch[1], settings)
+        return (_add(sums, (loss, *others)), _add(of_decoder, tuple(grads))), of_hidden
+
+    start = (_zeros(), (jnp.zeros_like(table), jnp.zeros_like(bias)))
+    (sums, of_decoder), of_hidden = jax.lax.scan(add, start, (hidden, targets))
+    return sums, (of_hidden, *of_decoder, targets)
+
+
+def _sums_backward(settings: tuple[float, int | None], residuals: Any, slopes: Sums) -> tuple[Any, ...]:
+    *grads, (_, weights) = residuals
+    scaled = [(slopes[0] * grad).astype(grad.dtype) for grad in grads]
+    return (*scaled, (None, jnp.zeros_like(weights)))
+
+
+_sums.defvjp(_sums_forward, _sums_backward)
+
+
+def _stretch_sums(
+    hidden: Array, table: Array, bias: Array, targets: Targets, settings: tuple[float, int | None]
+) -> tuple[Array, tuple[Array, Array]]:
+    """Hidden states [B, T, E] -> the sum of the loss, and those of the unsmoothed loss and of hits."""
+    logits = constrain_activation(tied_logits(hidden, table, bias, hidden.dtype), None, "tensor")
+    sums = token_sums(logits, *targets, *settings)
+    return sums.loss[0], (sums.nll[0], sums.accuracy[0])
+
+
+def _zeros() -> Sums:
+    return (jnp.zeros(()),) * 3
+
+
+def _add(left: Any, right: Any) -> Any:
+    return jax.tree.map(jnp.add, left, right)
