@@ -41,6 +41,7 @@ TYPED = (
     "bert.training.token_losses",
     "bert.training.distillation",
     "bert.data.pretraining.masking",
+    "bert.inference.generation",
 )
 install_import_hook(TYPED, "beartype.beartype")
 

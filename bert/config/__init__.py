@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bert.config.data import DOCSTRINGS_PREFIX, HUB_PREFIX, OBJECTIVES, DataConfig
+from bert.config.decoding import Decoding
 from bert.config.distillation import DistillationConfig
 from bert.config.finetuning import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.config.model import ModelConfig, TokenizerConfig
@@ -22,6 +23,7 @@ __all__ = [
     "OBJECTIVES",
     "ColumnsConfig",
     "DataConfig",
+    "Decoding",
     "DistillationConfig",
     "FinetuneConfig",
     "ModelConfig",

@@ -1,0 +1,316 @@
+"""Decoding in one compiled loop: greedy, sampling and beam search over a step that gives the next token's logits.
+
+Shapes as in `bert.model.encoder`; here T is the prompts' length, S the cache's, M the most new tokens, K beams, C
+candidates. Everything but shapes is an array, so that no setting compiles a program of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Float, Int
+
+from bert.config import Decoding
+from bert.model.array_types import Array
+from bert.model.cache import LayerCache
+from bert.model.mask import Mask
+
+ALL_TOKENS = 2**31 - 1
+"""A ``top_k`` that keeps every token."""
+
+Cache = tuple[LayerCache, ...]
+Step = Callable[[Array, Array, Mask, Cache], tuple[Array, Cache]]
+"""(tokens [B, T], position ids [B, T], mask over the cache's S keys, cache) -> (logits [B, T, V], cache with the keys
+and values of the tokens from the mask's ``start`` on). An encoder-decoder closes over its memory."""
+
+
+class Prompts(struct.PyTreeNode):
+    """Texts to continue, at least one token each, padded on the left.
+
+    Attributes:
+        tokens: [B, T] int32.
+        mask: [B, T], 1 for a token and 0 for padding.
+        limits: [B] int32, the most new tokens of each row; 0 for a row that only fills the batch.
+        numbers: [B, 2] int32, the number of the text and of its sample, on which the randomness of a row depends.
+    """
+
+    __no_type_check__ = True  # in jax.tree.map a field may be anything
+
+    tokens: Array
+    mask: Array
+    limits: Array
+    numbers: Array
+
+
+class DecodingArrays(struct.PyTreeNode):
+    """`Decoding` as arrays without dimensions; ``end`` is the id of the token that ends a text."""
+
+    __no_type_check__ = True  # in jax.tree.map a field may be anything
+
+    end: Array
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    seed: Array
+    length_penalty: Array
+    gnmt: Array
+    early_stopping: Array
+
+    @classmethod
+    def make(cls, decoding: Decoding, end: int) -> DecodingArrays:
+        """The arrays of the settings."""
+        return cls(
+            end=jnp.asarray(end, jnp.int32),
+            temperature=jnp.asarray(decoding.temperature, jnp.float32),
+            top_k=jnp.asarray(min(decoding.top_k or ALL_TOKENS, ALL_TOKENS), jnp.int32),
+            top_p=jnp.asarray(decoding.top_p, jnp.float32),
+            seed=jnp.asarray(decoding.seed, jnp.uint32),
+            length_penalty=jnp.asarray(decoding.length_penalty, jnp.float32),
+            gnmt=jnp.asarray(decoding.length_norm == "gnmt"),
+            early_stopping=jnp.asarray(decoding.early_stopping),
+        )
+
+
+class Decoded(NamedTuple):
+    """New tokens, of which there are K results for each row (one but for beam search), the best first.
+
+    Attributes:
+        tokens: [B, K, M] int32; those behind a result's length mean nothing.
+        lengths: [B, K] int32, the end token included; 0 for a result that was not found.
+        scores: [B, K] float32, the sum of the tokens' log-probabilities, which beam search divides by the norm of the
+            length.
+    """
+
+    tokens: Array
+    lengths: Array
+    scores: Array
+
+
+class _Context(NamedTuple):
+    """What every step of a loop reads: the keys that are no padding, the last token of each prompt, its position id,
+    and its place in the cache."""
+
+    keys: Array
+    last: Array
+    position_ids: Array
+    place: int
+
+    def step(self, step: Step, cache: Cache, tokens: Array, position: Array) -> tuple[Array, Cache]:
+        """The logits [B, V] of the new token at a position, from 0 on, after the tokens [B] in front of it."""
+        mask = Mask(keys=self.keys, start=self.place + position, causal=True)
+        logits, cache = step(tokens[:, None], self.position_ids + position, mask, cache)
+        return logits[:, 0], cache
+
+    def repeat(self, times: int) -> _Context:
+        """Every row several times, one after the other."""
+        keys, last, position_ids = (jnp.repeat(x, times, axis=0) for x in (self.keys, self.last, self.position_ids))
+        return _Context(keys, last, position_ids, self.place)
+
+
+def filter_logits(
+    logits: Float[Array, "B V"], top_k: Int[Array, ""] | int, top_p: Float[Array, ""] | float
+) -> Float[Array, "B V"]:
+    """Keeps the logits of the ``top_k`` most likely tokens, and of these the fewest that have the probability ``top_p``
+    together; the others become -inf.
+
+    Tokens as likely as the last of ``top_k`` are kept as well, and of equal ones ``top_p`` keeps those with higher
+    ids, as transformers does.
+    """
+    size = logits.shape[-1]
+    order = jnp.argsort(logits, axis=-1)
+    ranked = jnp.take_along_axis(logits, order, axis=-1)
+    least = jnp.take(ranked, size - jnp.clip(top_k, 1, size), axis=-1)
+    among_k = ranked >= least[:, None]
+    below = jnp.cumsum(jax.nn.softmax(jnp.where(among_k, ranked, -jnp.inf), axis=-1), axis=-1)
+    among_p = (below > 1 - top_p) | (jnp.arange(size) == size - 1) | (jnp.asarray(top_p) >= 1)
+    kept = jnp.put_along_axis(jnp.zeros(logits.shape, bool), order, among_k & among_p, axis=-1, inplace=False)
+    return jnp.where(kept, logits, -jnp.inf)
+
+
+def choose_tokens(
+    logits: Float[Array, "B V"], numbers: Int[Array, "B 2"], position: Int[Array, ""], decoding: DecodingArrays
+) -> Int[Array, "B"]:
+    """The most likely tokens, or samples, which depend on (seed, text, sample, position) and not on the batch."""
+
+    def sample(logits: Float[Array, "B V"]) -> Int[Array, "B"]:
+        scaled = (logits - logits.max(-1, keepdims=True)) / decoding.temperature
+        filters = (decoding.top_k < logits.shape[-1]) | (decoding.top_p < 1)
+        scaled = jax.lax.cond(filters, lambda x: filter_logits(x, decoding.top_k, decoding.top_p), lambda x: x, scaled)
+        return jnp.argmax(scaled + jax.vmap(noise)(numbers), axis=-1)
+
+    def noise(number: Int[Array, "2"]) -> Float[Array, "V"]:
+        key = jax.random.key(decoding.seed)
+        for part in (number[0], number[1], position):
+            key = jax.random.fold_in(key, part)
+        return jax.random.gumbel(key, logits.shape[-1:])
+
+    tokens = jax.lax.cond(decoding.temperature > 0, sample, lambda x: jnp.argmax(x, axis=-1), logits)
+    return tokens.astype(jnp.int32)
+
+
+class _Sampled(NamedTuple):
+    position: Array  # new tokens so far
+    last: Array  # [B]
+    tokens: Array  # [B, M]
+    lengths: Array  # [B]
+    scores: Array  # [B]
+    done: Array  # [B]
+    cache: Cache
+
+
+def sample(step: Step, cache: Cache, prompts: Prompts, decoding: DecodingArrays, max_tokens: int) -> Decoded:
+    """Greedy decoding, or sampling if there is a temperature, until every row has ended.
+
+    Args:
+        step: gives logits.
+        cache: empty, of B rows and at least T + ``max_tokens`` - 1 positions.
+        prompts: the texts to continue.
+        decoding: settings.
+        max_tokens: M, the largest of the prompts' limits or more.
+    """
+    context, cache = _read_prompts(step, cache, prompts)
+
+    def advance(state: _Sampled) -> _Sampled:
+        logits, cache = context.step(step, state.cache, state.last, state.position)
+        tokens = choose_tokens(logits, prompts.numbers, state.position, decoding)
+        chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)
+        lengths = state.lengths + ~state.done
+        return _Sampled(
+            position=state.position + 1,
+            last=tokens,
+            tokens=jax.lax.dynamic_update_slice_in_dim(state.tokens, tokens[:, None], state.position, axis=1),
+            lengths=lengths,
+            scores=jnp.where(state.done, state.scores, state.scores + chosen),
+            done=state.done | (tokens == decoding.end) | (lengths >= prompts.limits),
+            cache=cache,
+        )
+
+    rows = len(prompts.tokens)
+    zeros = jnp.zeros(rows, jnp.int32)
+    tokens = jnp.zeros((rows, max_tokens), jnp.int32)
+    scores = jnp.zeros(rows, jnp.float32)
+    start = _Sampled(jnp.int32(0), context.last, tokens, zeros, scores, jnp.asarray(prompts.limits) < 1, cache)
+    end = jax.lax.while_loop(lambda state: ~state.done.all(), advance, start)
+    return Decoded(end.tokens[:, None], end.lengths[:, None], end.scores[:, None])
+
+
+class _Beams(NamedTuple):
+    position: Array  # new tokens so far
+    live: Array  # [B, K, M], hypotheses that go on
+    sums: Array  # [B, K], their log-probabilities
+    ended: Decoded  # the best that have ended; -inf for a place that is free
+    open: Array  # [B], whether a better one may still end
+    cache: Cache
+
+
+def beam_search(
+    step: Step, cache: Cache, prompts: Prompts, decoding: DecodingArrays, max_tokens: int, beams: int
+) -> Decoded:
+    """The ``beams`` best continuations that beam search finds, as transformers' ``generate`` finds them.
+
+    Of the 2K best candidates, the K best of those that do not end go on, and those among the K best that end, or reach
+    the limit, compete with the finished ones. A row closes when the best that goes on is no better than the worst
+    finished one at the same length, or, with early stopping, when K are finished.
+
+    Args:
+        step: gives logits; it is called with B rows for the prompts, then with B * K, those of a row side by side.
+        cache: as of `sample`.
+        prompts: the texts to continue.
+        decoding: settings.
+        max_tokens: M, as of `sample`.
+        beams: K.
+    """
+    context, cache = _read_prompts(step, cache, prompts)
+    rows = len(prompts.tokens)
+    context = context.repeat(beams)
+    cache = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=0), cache)
+    row = jnp.arange(rows)[:, None]
+    limits = jnp.asarray(prompts.limits)
+
+    def advance(state: _Beams) -> _Beams:
+        before = jax.lax.dynamic_slice_in_dim(state.live, jnp.maximum(state.position - 1, 0), 1, axis=2).reshape(-1)
+        logits, cache = context.step(
+            step, state.cache, jnp.where(state.position > 0, before, context.last), state.position
+        )
+        sums, beam, token = _best_candidates(state.sums, logits)
+        live = _write(state.live[row, beam], token, state.position)
+        count = state.position + 1
+        at_limit = (count >= limits)[:, None]
+        ends = (token == decoding.end) | at_limit
+        kept, going_on = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), beams)
+        norm = _length_norm(count, decoding)
+        ending = ends & (jnp.arange(2 * beams) < beams) & state.open[:, None]
+        ended = _best_ended(state.ended, live, count, jnp.where(ending, sums / norm, -jnp.inf))
+        full = jnp.isfinite(ended.scores).all(1)
+        better = kept[:, 0] / norm > ended.scores.min(1)
+        return _Beams(
+            position=count,
+            live=live[row, going_on],
+            sums=kept,
+            ended=ended,
+            open=state.open & better & ~(full & decoding.early_stopping) & ~at_limit[:, 0],
+            cache=_reorder(cache, (row * beams + beam[row, going_on]).reshape(-1)),
+        )
+
+    tokens = jnp.zeros((rows, beams, max_tokens), jnp.int32)
+    none = jnp.full((rows, beams), -jnp.inf)
+    start = _Beams(
+        position=jnp.int32(0),
+        live=tokens,
+        sums=none.at[:, 0].set(0.0),  # at first all beams of a row are equal
+        ended=Decoded(tokens, jnp.zeros((rows, beams), jnp.int32), none),
+        open=limits > 0,
+        cache=cache,
+    )
+    return jax.lax.while_loop(lambda state: state.open.any(), advance, start).ended
+
+
+def _read_prompts(step: Step, cache: Cache, prompts: Prompts) -> tuple[_Context, Cache]:
+    """Puts all but the last token of each prompt into the cache; the first step of the loop reads that one."""
+    rows, length = prompts.tokens.shape
+    after = cache[0].own.keys.shape[1] - length
+    keys = jnp.concatenate([jnp.asarray(prompts.mask, bool), jnp.ones((rows, after), bool)], axis=1)
+    position_ids = jnp.maximum(jnp.cumsum(jnp.asarray(prompts.mask, jnp.int32), axis=1) - 1, 0)
+    if length > 1:
+        _, cache = step(prompts.tokens[:, :-1], position_ids[:, :-1], Mask(keys=keys, start=0, causal=True), cache)
+    return _Context(keys, jnp.asarray(prompts.tokens)[:, -1], position_ids[:, -1:], length - 1), cache
+
+
+def _best_candidates(
+    sums: Float[Array, "B K"], logits: Float[Array, "R V"]
+) -> tuple[Float[Array, "B C"], Int[Array, "B C"], Int[Array, "B C"]]:
+    """The 2K best continuations of the K hypotheses of each row: sums of log-probabilities, hypotheses, tokens."""
+    rows, beams = sums.shape
+    best, tokens = jax.lax.top_k(logits, min(2 * beams, logits.shape[-1]))  # of each beam: fewer to sort
+    best = (best - jax.nn.logsumexp(logits, axis=-1)[:, None]).reshape(rows, beams, -1) + sums[:, :, None]
+    width = best.shape[-1]
+    best, candidates = jax.lax.top_k(best.reshape(rows, -1), 2 * beams)
+    tokens = jnp.take_along_axis(tokens.reshape(rows, -1), candidates, axis=1)
+    return best, candidates // width, tokens
+
+
+def _length_norm(count: Int[Array, ""], decoding: DecodingArrays) -> Float[Array, ""]:
+    length = count.astype(jnp.float32)
+    return jnp.where(decoding.gnmt, (5 + length) / 6, length) ** decoding.length_penalty
+
+
+def _best_ended(ended: Decoded, live: Array, count: Array, scores: Float[Array, "B C"]) -> Decoded:
+    """The K best of the finished hypotheses and of those that end now."""
+    best, which = jax.lax.top_k(jnp.concatenate([ended.scores, scores], axis=1), ended.scores.shape[1])
+    row = jnp.arange(len(which))[:, None]
+    lengths = jnp.concatenate([ended.lengths, jnp.where(jnp.isfinite(scores), count, 0)], axis=1)
+    return Decoded(jnp.concatenate([ended.tokens, live], axis=1)[row, which], lengths[row, which], best)
+
+
+def _write(tokens: Int[Array, "B C M"], new: Int[Array, "B C"], count: Int[Array, ""]) -> Int[Array, "B C M"]:
+    return jax.lax.dynamic_update_slice_in_dim(tokens, new[:, :, None], count, axis=2)
+
+
+def _reorder(cache: Cache, rows: Int[Array, "R"]) -> Cache:
+    """Takes the keys and values of self-attention from the given rows. Those of cross-attention are the same for all
+    hypotheses of a text."""
+    return tuple(layer.replace(own=jax.tree.map(lambda x: x[rows], layer.own)) for layer in cache)
