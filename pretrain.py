@@ -2,10 +2,7 @@
 
 import sys
 
-from bert.runtime.malloc import reexec_with_huge_pages
+from bert.__main__ import main
 
 if __name__ == "__main__":
-    reexec_with_huge_pages()
-    from bert.commands import main  # not before: it would be loaded twice
-
     sys.exit(main(["pretrain", *sys.argv[1:]]))

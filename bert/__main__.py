@@ -1,16 +1,20 @@
 """The program ``bert``, which ``python -m bert`` is as well."""
 
+from __future__ import annotations
+
+import signal
 import sys
 
 from bert.runtime.malloc import reexec_with_huge_pages
 
 
-def main() -> int:
-    """Runs the command line of this process and returns its exit status."""
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line of this process, or ``argv``, and returns its exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the command runs, Ctrl-C ends the process at once
     reexec_with_huge_pages()
     from bert import commands  # not before: it would be loaded twice
 
-    return commands.main()
+    return commands.main(argv)
 
 
 if __name__ == "__main__":

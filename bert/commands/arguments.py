@@ -34,6 +34,7 @@ from bert.errors import UserError, require
 from bert.files import local_path
 from bert.runs.folder import MODEL_KEYS_KEPT_WITH_INIT
 from bert.runtime.compilation_cache import use_compilation_cache
+from bert.runtime.ctrl_c import INTERRUPTED, STATUS, CtrlC
 from bert.runtime.malloc import limit_malloc_arenas
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
@@ -160,21 +161,22 @@ def run_program(main: Command) -> Command:
 
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
-        try:
+        with CtrlC():
             try:
-                return main(argv)
-            finally:
-                sys.stdout.flush()  # here, so that a closed pipe shows before the interpreter shuts down
-        except UserError as error:
-            print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
-            return 2
-        except BrokenPipeError:
-            # Python flushes stdout again at exit and would complain again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            return 130
+                try:
+                    return main(argv)
+                finally:
+                    sys.stdout.flush()  # here, so that a closed pipe shows before the interpreter shuts down
+            except UserError as error:
+                print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
+                return 2
+            except BrokenPipeError:
+                # Python flushes stdout again at exit and would complain again.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return 141
+            except KeyboardInterrupt:
+                print(INTERRUPTED, file=sys.stderr)
+                return STATUS
 
     return run
 

@@ -1,8 +1,10 @@
 """What a program prints and its exit status."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,38 @@ def test_interrupt_and_success_have_their_status(capsys):
     assert run_program(run_command(interrupt))([]) == 130
     assert capsys.readouterr().err == "interrupted\n"
     assert run_program(run_command(lambda argv: len(argv)))(["a"]) == 1
+
+
+def test_ctrl_c_that_the_garbage_collector_drops_is_raised_again(capsys):
+    class Dropping:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    def main(argv):
+        made = Dropping()
+        del made
+        time.sleep(4)
+        return 0
+
+    assert run_program(main)([]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_ctrl_c_while_modules_are_imported_ends_the_program(tmp_path: Path):
+    (tmp_path / "slow.py").write_text("import signal, time; signal.raise_signal(signal.SIGINT); time.sleep(60)")
+    code = """
+import sys
+from bert.commands.arguments import run_program
+def main(argv):
+    try:
+        import slow
+    except KeyboardInterrupt:  # as extension modules do
+        raise ImportError from None
+sys.exit(run_program(main)([]))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), str(tmp_path)])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=30)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_other_errors_keep_their_trace():
