@@ -91,7 +91,7 @@ class RunReport(Report):
         seconds = costs.cost(step, self._total_steps)
         end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
         self.say(
-            f"about {costs.each(step):.3g} s a step: estimated end {end:%Y-%m-%d %H:%M}, "
+            f"about {costs.each(step):.3g} s a step: training is estimated to end {end:%Y-%m-%d %H:%M}, "
             f"in {format_duration(seconds)}, with compilation and evaluations"
         )
 
