@@ -350,7 +350,7 @@ def test_what_is_said_of_the_phases(run_of_two: Run) -> None:
     assert "phase 1            steps 1 to 6: 6 (" in said
     assert "128 (8 x 16), up to 3 predicted a row, peak learning rate 0.01" in said
     assert "128 (4 x 32), up to 6 predicted a row, peak learning rate 0.004" in said
-    assert said.count("estimated end") == 1
+    assert said.count("estimated to end") == 1
     assert "step 4/10 (40%)  phase 1  sequence_length 16" in said
     assert "step 8/10 (80%)  phase 2  sequence_length 32" in said
 
