@@ -17,6 +17,9 @@ from bert.tokenizer.wordpiece import literal_tokenizer
 ROWS_AT_ONCE = 4096
 """Texts tokenized in one call: enough to make calls cheap, few enough to bound memory."""
 
+NO_LIMIT = 2**31 - 1
+"""Tokens of a row that is not cut."""
+
 IGNORE_INDEX = -1
 """Label of a token that has none: special tokens, padding, the tokens of a word after its first."""
 
@@ -178,6 +181,24 @@ def tokenize(
         labels=labels,
         pad_token_id=next((i for i in map(truncating.token_to_id, ("[PAD]", "<pad>")) if i is not None), 0),
     )
+
+
+def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], literal: bool = False) -> list[np.ndarray]:
+    """The int32 ids of each text alone, without special tokens around it.
+
+    Args:
+        tokenizer: stays as it is.
+        texts: of any length.
+        literal: whether the name of a special token in a text, such as "[SEP]", is ordinary characters.
+    """
+    whole = (
+        prose_tokenizer(tokenizer)
+        if literal
+        else _truncating_tokenizer(tokenizer, NO_LIMIT, tokenizer.get_vocab_size())
+    )
+    return [
+        np.array(encoding.ids, np.int32) for encoding in whole.encode_batch_fast(list(texts), add_special_tokens=False)
+    ]
 
 
 @lru_cache(maxsize=8)

@@ -17,11 +17,11 @@ import jax
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.data.features import tokenize
+from bert.data.features import NO_LIMIT, tokenize
 from bert.data.inputs import as_text_or_pair
 from bert.errors import UserError
 from bert.files import atomic_write
-from bert.inference.pretrained import NO_LIMIT, Params, Pretrained, Text
+from bert.inference.pretrained import Params, Pretrained, Text
 from bert.model.encoder import Bert
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.wordpiece import keeps_spaces, token_text

@@ -68,16 +68,12 @@ class BatchedForward:
             length = bucket_length(longest, BUCKETS, self._config.max_position_embeddings)
             batch = features.batch(rows, length, batch_size)
             inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
-            dispatched = rows, forward(self._device_params, *inputs)
+            dispatched = rows, forward(self._params, *inputs)
             if previous is not None:
                 yield previous[0], jax.device_get(previous[1])
             previous = dispatched
         if previous is not None:
             yield previous[0], jax.device_get(previous[1])
-
-    @cached_property
-    def _device_params(self) -> dict[str, Any]:
-        return jax.device_put(self._params)
 
     @cached_property
     def encoder(self) -> Callable[..., Any]:

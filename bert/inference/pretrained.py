@@ -13,11 +13,11 @@ import jax
 import numpy as np
 
 from bert.config import TaskDataConfig
-from bert.data.features import Features, Rows, tokenize
+from bert.data.features import NO_LIMIT, Features, Rows, tokenize
 from bert.data.inputs import as_list, as_text_or_pair, check_count, shown
 from bert.errors import UserError
 from bert.inference.forward import BUCKETS, BatchedForward
-from bert.interchange.bundle import ModelBundle
+from bert.inference.language_model import LanguageModel
 from bert.interchange.names import ARCHITECTURES
 from bert.interchange.pooling import Pooling
 from bert.metrics import softmax
@@ -32,9 +32,6 @@ Params = dict[str, Any]
 
 LABELS_SHOWN = 8
 """Labels that the summary of a model lists."""
-
-NO_LIMIT = 2**31 - 1
-"""Tokens of a row that is not cut."""
 
 
 class EncodeOutput(NamedTuple):
@@ -62,7 +59,7 @@ class MaskPrediction(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Pretrained(ModelBundle):
+class Pretrained(LanguageModel):
     """A model with its vocabulary, ready to be asked.
 
     Attributes:
@@ -332,7 +329,7 @@ class Pretrained(ModelBundle):
 
     @cached_property
     def _forward(self) -> BatchedForward:
-        return BatchedForward(self.config, self.params, self.task, self.num_feature_layers)
+        return BatchedForward(self.config, self._device_params, self.task, self.num_feature_layers)
 
 
 def _lower(text: Text) -> Text:

@@ -67,6 +67,11 @@ class SpecialTokenIds:
         return self._require("eos")
 
     @property
+    def end(self) -> int:
+        """Stands between two documents: the token that ends a text that is generated, or, without one, any text."""
+        return self.eos if "eos" in self.by_role else self.sep
+
+    @property
     def all(self) -> tuple[int, ...]:
         """Every special id once."""
         return tuple(dict.fromkeys(self.by_role.values()))

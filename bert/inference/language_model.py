@@ -1,0 +1,112 @@
+"""What `bert.load` returns, as far as it is a left-to-right language model: it continues texts and scores them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from bert.data.inputs import as_list, as_texts, check_count
+from bert.errors import UserError
+from bert.inference.scoring import TextScorer
+from bert.inference.text_generation import TextGenerator, make_decoding
+from bert.interchange.bundle import ModelBundle
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LanguageModel(ModelBundle):
+    """A model that gives probabilities to texts; of another kind, it refuses."""
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        *,
+        details: bool = False,
+        batch_size: int = 16,
+        numbers: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> Any:
+        """Continues texts, of which the answers have only what is new.
+
+        The default is greedy decoding; ``temperature`` samples, and ``beams`` searches. A prompt and its continuation
+        are at most as long as the position table. A sample depends on the seed, the number of its text, its own number
+        and the position alone, whatever the other texts and the batch size.
+
+        Args:
+            prompts: texts; the empty one is the start of a text. A string is one text, and its answer is not in a list.
+            details: answers are `Continuation`, with scores and token ids, instead of strings.
+            batch_size: rows at once; each beam is one.
+            numbers: of the texts, on which samples depend; 0, 1, ... if None.
+            **settings: fields of `bert.config.Decoding`: max_tokens, beams, temperature, top_k, top_p, num_samples,
+                seed, length_penalty, length_norm, early_stopping.
+
+        Returns:
+            An answer for each prompt in their order; if ``num_samples`` is over 1, the list of its answers, those of
+            beam search with the best first.
+
+        Raises:
+            UserError: the model is not a left-to-right language model, a prompt is not a text or is as long as the
+                position table, or a setting cannot work.
+        """
+        if isinstance(prompts, str):
+            return self.generate([prompts], details=details, batch_size=batch_size, numbers=numbers, **settings)[0]
+        decoding = make_decoding(settings)
+        check_count("batch_size", batch_size)
+        texts = self._texts_to_read(prompts)
+        numbers = range(len(texts)) if numbers is None else numbers
+        found = self._text_generator(texts, decoding, batch_size, numbers)
+        answers = [[answer if details else answer.text for answer in of_text] for of_text in found]
+        return answers if decoding.num_samples > 1 else [answer for [answer] in answers]
+
+    def score(self, texts: str | Sequence[str], *, stride: int | None = None, batch_size: int = 8) -> Any:
+        """The log-probability of texts under a left-to-right language model, and their tokens: a `TextScore` each.
+
+        Every token is predicted once, the first one after the end token. Texts longer than the position table are read
+        in windows.
+
+        Args:
+            texts: texts. A string is one text, and its score is not in a list.
+            stride: tokens by which a window begins after the one before: the fewer, the more context and the more
+                computation. None is half of the position table.
+            batch_size: windows at once.
+
+        Raises:
+            UserError: the model is not a left-to-right language model, an input is not a text, or ``stride`` is not
+                between 1 and the length of the position table.
+        """
+        if isinstance(texts, str):
+            return self.score([texts], stride=stride, batch_size=batch_size)[0]
+        longest = self.config.max_position_embeddings
+        stride = max(1, longest // 2) if stride is None else stride
+        for name, value in (("batch_size", batch_size), ("stride", stride)):
+            check_count(name, value)
+        if stride > longest:
+            raise UserError(f"stride is {stride}, and {self.source} reads {longest} tokens: pass at most as many")
+        return self._text_scorer(self._texts_to_read(texts), stride, batch_size)
+
+    def _texts_to_read(self, texts: Sequence[str]) -> list[str]:
+        """The inputs of a left-to-right language model as texts. Raises UserError, also for a model of another kind."""
+        if self.architecture != "BertForCausalLM":
+            raise UserError(
+                f"{self.source} is not a left-to-right language model ({self.architecture}): use a run with "
+                "data.prediction next, or a GPT-2 model"
+            )
+        return [
+            as_texts(given, index, "a text is needed: pass a string")[0]
+            for index, given in enumerate(as_list(texts), 1)
+        ]
+
+    @cached_property
+    def _text_generator(self) -> TextGenerator:
+        return TextGenerator(self.config, self._device_params, self.tokenizer, self.source)
+
+    @cached_property
+    def _text_scorer(self) -> TextScorer:
+        return TextScorer(self.config, self._device_params, self.tokenizer)
+
+    @cached_property
+    def _device_params(self) -> dict[str, Any]:
+        return jax.device_put(self.params)

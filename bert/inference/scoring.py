@@ -1,0 +1,118 @@
+"""The probability that a left-to-right language model gives to texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert.config import ModelConfig
+from bert.data.batching import bucket_length
+from bert.data.features import plain_ids
+from bert.inference.forward import BUCKETS
+from bert.model.array_types import Array
+from bert.model.language_model import BertForCausalLM
+from bert.model.linear import tied_logits
+from bert.tokenizer.special_tokens import special_ids
+
+
+class TextScore(NamedTuple):
+    """The probability of a text.
+
+    Attributes:
+        log_probability: the sum over its tokens, in nats.
+        num_tokens: of the text.
+    """
+
+    log_probability: float
+    num_tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log-probability of a token; NaN for an empty text."""
+        return math.exp(-self.log_probability / self.num_tokens) if self.num_tokens else math.nan
+
+
+class _Window(NamedTuple):
+    """Some tokens of a text [T + 1], the first T of which are read; the last ``scored`` ones are predicted."""
+
+    text: int
+    tokens: np.ndarray
+    scored: int
+
+
+class TextScorer:
+    """The compiled forward function of a language model over windows of texts."""
+
+    def __init__(self, config: ModelConfig, params: dict[str, Any], tokenizer: Tokenizer) -> None:
+        self._config, self._params, self._tokenizer = config, params, tokenizer
+        self._model = BertForCausalLM(config)
+
+    def __call__(self, texts: Sequence[str], stride: int, batch_size: int) -> list[TextScore]:
+        """The score of each text: every token is predicted once, the first one after the end token.
+
+        Texts are read as prose: names of special tokens in them are ordinary characters.
+
+        Args:
+            texts: of any length.
+            stride: tokens by which a window begins after the one before, at most the longest that the model reads. A
+                token has at least that length less ``stride`` tokens in front of it, if the text does.
+            batch_size: windows at once.
+        """
+        end = special_ids(self._tokenizer).end
+        ids = [np.append(np.int32(end), text) for text in plain_ids(self._tokenizer, texts, literal=True)]
+        windows = [window for number, text in enumerate(ids) for window in self._windows(number, text, stride)]
+        windows.sort(key=lambda window: len(window.tokens))
+        sums = np.zeros(len(texts))
+        for start in range(0, len(windows), batch_size):
+            batch = windows[start : start + batch_size]
+            found = self._batch(batch, min(batch_size, 1 << (len(windows) - 1).bit_length()))
+            for window, log_probabilities in zip(batch, found, strict=False):
+                length = len(window.tokens) - 1
+                sums[window.text] += log_probabilities[length - window.scored : length].sum(dtype=np.float64)
+        return [TextScore(float(total), len(text) - 1) for total, text in zip(sums, ids, strict=True)]
+
+    def _windows(self, number: int, tokens: np.ndarray, stride: int) -> list[_Window]:
+        longest, windows, scored = self._config.max_position_embeddings, list[_Window](), 0
+        for start in range(0, len(tokens) - 1, stride):
+            inside = tokens[start : start + longest + 1]
+            last = start + len(inside) - 1
+            windows.append(_Window(number, inside, last - scored))
+            scored = last
+            if last == len(tokens) - 1:
+                break
+        return windows
+
+    def _batch(self, windows: list[_Window], rows: int) -> np.ndarray:
+        """[rows, T] log-probabilities of the token after each."""
+        lengths = [len(window.tokens) - 1 for window in windows]
+        length = bucket_length(max(lengths), BUCKETS, self._config.max_position_embeddings)
+        tokens = np.zeros((rows, length + 1), np.int32)
+        mask = np.zeros((rows, length), np.int32)
+        for row, window in enumerate(windows):
+            tokens[row, : len(window.tokens)] = window.tokens
+            mask[row, : lengths[row]] = 1
+        return np.asarray(self._log_probabilities(self._params, tokens[:, :-1], mask, tokens[:, 1:]))
+
+    @cached_property
+    def _log_probabilities(self) -> Callable[..., Array]:
+        def read(model: BertForCausalLM, tokens: Array, mask: Array) -> tuple[Array, ...]:
+            return model.hidden_states(tokens, None, mask), *model.decoder_weights()
+
+        def log_probabilities(params: dict[str, Any], tokens: Array, mask: Array, labels: Array) -> Array:
+            read_out: Any = self._model.apply({"params": params}, tokens, mask, method=read)
+            hidden, table, bias = read_out
+
+            def of_row(row: tuple[Array, Array]) -> Array:  # by row, as logits [B, T, V] may not fit into memory
+                logits = tied_logits(row[0], table, bias, hidden.dtype)
+                return jnp.take_along_axis(jax.nn.log_softmax(logits), row[1][:, None], axis=1)[:, 0]
+
+            return jax.lax.map(of_row, (hidden, labels))
+
+        return jax.jit(log_probabilities)

@@ -1,0 +1,246 @@
+"""`Pretrained.generate` and `score` of a small language model: any input has an answer in order, or one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bert
+from bert.config import ModelConfig, TokenizerConfig
+from bert.inference.pretrained import Pretrained
+from bert.model.heads import BertForMaskedLM
+from bert.model.language_model import BertForCausalLM
+from bert.tokenizer.byte_level import train_byte_level
+from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.wordpiece import train_wordpiece
+
+WORDS = ["the cat sat on the mat", "a dog ran to the cat", "mats and dogs, cats and “hats”"]
+POSITIONS = 24
+TOKENIZER = train_byte_level(WORDS, TokenizerConfig(kind="byte_level", vocab_size=280, min_frequency=1))
+END = special_ids(TOKENIZER).end
+
+
+def language_model(tokenizer=TOKENIZER, end_bias: float = 2.0, **changes: Any) -> Pretrained:
+    """Random weights with a deviation that makes texts depend on their prompts, and an end token that is likely."""
+    config = ModelConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=POSITIONS,
+        type_vocab_size=0,
+        pre_layer_norm=True,
+        initializer_range=0.5,
+        causal=True,
+    )
+    config = dataclasses.replace(config, **changes)
+    params = BertForCausalLM(config).init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
+    params = jax.tree.map(np.array, params)
+    params["predictions"]["bias"][special_ids(tokenizer).end] = end_bias
+    return Pretrained(
+        config=config, params=params, tokenizer=tokenizer, architecture="BertForCausalLM", source="runs/lm"
+    )
+
+
+@pytest.fixture(scope="module")
+def model() -> Pretrained:
+    return language_model()
+
+
+def ids_of(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids or [END]
+
+
+def log_probabilities(model: Pretrained, ids: list[int]) -> np.ndarray:
+    """[T, V], of the token after each, without cache and padding; T is filled up so that one program serves."""
+    tokens = np.array([ids + [0] * (POSITIONS - len(ids))])
+    module = BertForCausalLM(model.config)
+    logits = jax.jit(module.apply)({"params": model.params}, tokens)
+    return np.asarray(jax.nn.log_softmax(logits[0, : len(ids)]))
+
+
+PROMPTS = ["the", "a dog ran", "", "“", "mats and dogs", "cat sat on"]
+
+
+def test_greedy_answers_are_the_argmax_of_each_prompt_alone(model: Pretrained) -> None:
+    answers = model.generate(PROMPTS, max_tokens=9, details=True, batch_size=4)
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        ids, score = ids_of(prompt), 0.0
+        for token in [*answer.token_ids, *([END] if answer.ended else [])]:
+            logp = log_probabilities(model, ids)[-1]
+            assert token == logp.argmax()
+            ids, score = [*ids, token], score + logp[token]
+        assert answer.ended or len(answer.token_ids) == 9
+        assert answer.text == TOKENIZER.decode(answer.token_ids, skip_special_tokens=False)
+        assert answer.score == pytest.approx(score, abs=1e-4)
+    assert len({len(answer.token_ids) for answer in answers}) > 2
+    assert model.generate(PROMPTS, max_tokens=9) == [answer.text for answer in answers]
+    assert [model.generate(prompt, max_tokens=9) for prompt in PROMPTS] == [answer.text for answer in answers]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 1.5, "num_samples": 3, "seed": 4}, {"beams": 3, "num_samples": 2}]
+)
+def test_answers_depend_on_no_batch_size_and_no_other_prompt(model: Pretrained, settings: dict[str, Any]) -> None:
+    answers = model.generate(PROMPTS, max_tokens=6, details=True, **settings)
+    assert [len(answer) for answer in answers] == [settings["num_samples"]] * len(PROMPTS)
+    for batch_size in (1, 3):
+        others = model.generate(PROMPTS, max_tokens=6, details=True, batch_size=batch_size, **settings)
+        assert [[one.text for one in answer] for answer in others] == [
+            [one.text for one in answer] for answer in answers
+        ]
+    [alone] = model.generate(PROMPTS[4:5], max_tokens=6, numbers=[4], **settings)
+    assert alone == [one.text for one in answers[4]]
+    assert any(answer[0].text != answer[1].text for answer in answers)
+    if "beams" in settings:
+        assert all(answer[0].score >= answer[1].score for answer in answers)
+
+
+def test_fewer_samples_are_the_first_ones(model: Pretrained) -> None:
+    settings = {"temperature": 1.0, "top_k": 50, "top_p": 0.95, "max_tokens": 5}
+    three = model.generate(PROMPTS, num_samples=3, **settings)
+    assert model.generate(PROMPTS, **settings) == [samples[0] for samples in three]
+
+
+def test_a_prompt_and_its_continuation_end_with_the_position_table() -> None:
+    endless = language_model(end_bias=-100.0)
+    prompt = "the cat sat on"
+    for beams in (1, 2):
+        answer = endless.generate(prompt, max_tokens=200, beams=beams, details=True)
+        assert len(answer.token_ids) == POSITIONS - len(ids_of(prompt)) and not answer.ended
+    longest = "e" * (POSITIONS - 1)
+    assert len(endless.generate(longest, details=True).token_ids) == 1
+    for count in (POSITIONS, POSITIONS + 1, 5000):
+        with pytest.raises(bert.UserError, match=f"has {count} tokens, and runs/lm reads fewer than 24 of a prompt: "):
+            endless.generate(["a", "e" * count])
+
+
+def test_any_text_is_a_prompt_and_its_bytes_come_back(model: Pretrained) -> None:
+    hostile = ["\0", "\r\n", " \n ", "a\u200d", "🙂", "a \ud83d b", "</s>", "<s>x", " two  spaces "]
+    answers = model.generate(hostile, max_tokens=4, details=True)
+    for text, answer in zip(hostile, answers, strict=True):
+        whole = bert.errors.without_surrogates(text)
+        assert TOKENIZER.decode(ids_of(whole), skip_special_tokens=False) == whole
+        together = TOKENIZER.decode([*ids_of(whole), *answer.token_ids], skip_special_tokens=False)
+        assert whole + answer.text == together
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        (None, "the inputs are None: pass a string or a list"),
+        (3, "the inputs are 3: pass a string or a list"),
+        ({"a": 1}, "the inputs are {'a': 1}: pass a string or a list"),
+        (b"the", "the inputs are b'the': pass a string or a list"),
+        (["the", None], "input 2 is None, and a text is needed: pass a string"),
+        ([("a", "pair")], "input 1 is ('a', 'pair'), and a text is needed: pass a string"),
+        ([1.5], "input 1 is 1.5, and a text is needed"),
+    ],
+)
+def test_what_is_no_text_is_refused(model: Pretrained, prompts: Any, words: str) -> None:
+    for method in (model.generate, model.score):
+        with pytest.raises(bert.UserError) as error:
+            method(prompts)
+        assert words in str(error.value)
+
+
+def test_no_input_has_no_answer_and_a_tuple_or_array_is_a_list(model: Pretrained) -> None:
+    assert model.generate([]) == model.score([]) == []
+    expected = model.generate(["the", "a"], max_tokens=3)
+    assert (
+        model.generate(("the", ["a"]), max_tokens=3) == model.generate(np.array(["the", "a"]), max_tokens=3) == expected
+    )
+
+
+def test_settings_that_are_none_are_refused(model: Pretrained) -> None:
+    for settings, words in (
+        ({"max_length": 3}, "max_length is no setting of generation: use one of max_tokens, beams, "),
+        ({"beams": 0}, "beams is 0: it must be at least 1"),
+        ({"batch_size": 0}, "batch_size is 0: pass a whole number of at least 1"),
+        ({"top_k": 3}, "top_k is 3, but temperature is 0"),
+    ):
+        with pytest.raises(bert.UserError) as error:
+            model.generate("the", **settings)
+        assert words in str(error.value)
+
+
+def test_a_model_that_reads_both_ways_is_refused() -> None:
+    config = ModelConfig(vocab_size=280, hidden_size=8, num_attention_heads=2, intermediate_size=8)
+    params = BertForMaskedLM(config).init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
+    masked = Pretrained(
+        config=config, params=params, tokenizer=TOKENIZER, architecture="BertForMaskedLM", source="runs/mlm"
+    )
+    for method in (masked.generate, masked.score):
+        with pytest.raises(
+            bert.UserError, match=r"^runs/mlm is not a left-to-right language model \(BertForMaskedLM\): "
+        ):
+            method("the")
+
+
+def test_a_program_is_compiled_for_each_bucket_of_lengths(model: Pretrained) -> None:
+    fresh = dataclasses.replace(model)
+    for prompt in ("a", "the cat", "“hats”"):
+        for settings in (
+            {},
+            {"temperature": 0.5, "seed": 3},
+            {"temperature": 2, "top_k": 3},
+            {"temperature": 1, "top_p": 0.3},
+        ):
+            fresh.generate(prompt, max_tokens=7 + len(prompt) % 3, **settings)
+    assert fresh._text_generator._decode._cache_size() == 1
+    fresh.generate(["a", "the"], max_tokens=8)
+    fresh.generate("e" * 17, max_tokens=8)
+    fresh.generate("a", max_tokens=20)
+    fresh.generate("a", max_tokens=8, beams=2)
+    fresh.generate("a", max_tokens=8, beams=2, length_penalty=0.5, early_stopping=True)
+    assert fresh._text_generator._decode._cache_size() == 5
+
+
+def test_a_wordpiece_vocabulary_continues_words() -> None:
+    tokenizer = train_wordpiece(WORDS, TokenizerConfig(vocab_size=120, min_frequency=1))
+    model = language_model(tokenizer, end_bias=-50.0)
+    for prompt, answer in zip(["the cat", "dog"], model.generate(["the cat", "dog"], details=True), strict=True):
+        ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+        assert prompt + answer.text == tokenizer.decode([*ids, *answer.token_ids], skip_special_tokens=False)
+
+
+def test_the_score_is_the_sum_over_all_tokens(model: Pretrained) -> None:
+    texts = ["the cat sat on", "", "a", "“hats” </s>"]
+    for batch_size in (1, 8):
+        for text, score in zip(texts, model.score(texts, batch_size=batch_size), strict=True):
+            literal = bert.data.features.plain_ids(TOKENIZER, [text], literal=True)[0].tolist()
+            logp = log_probabilities(model, [END, *literal])
+            assert score.log_probability == pytest.approx(
+                sum(logp[i, token] for i, token in enumerate(literal)), abs=1e-4
+            )
+            assert score.num_tokens == len(literal)
+    assert model.score("a").perplexity == pytest.approx(math.exp(-model.score(["a"])[0].log_probability))
+    assert math.isnan(model.score("").perplexity)
+
+
+@pytest.mark.parametrize("stride", [1, 7, 12, 23, 24])
+def test_every_token_of_a_long_text_is_scored_once_with_the_context_that_the_stride_leaves(model, stride: int) -> None:
+    text = " ".join(WORDS)
+    ids = [END, *bert.data.features.plain_ids(TOKENIZER, [text])[0].tolist()]
+    total, begin = 0.0, 0
+    for place in range(1, len(ids)):
+        if place - begin > POSITIONS:
+            begin += stride
+        total += log_probabilities(model, ids[begin:place])[-1, ids[place]]
+    score = model.score(text, stride=stride)
+    assert score.num_tokens == len(ids) - 1
+    assert score.log_probability == pytest.approx(total, rel=1e-5)
+    assert model.score([text, "a"], stride=stride, batch_size=2)[0].log_probability == pytest.approx(total, rel=1e-5)
+
+
+def test_strides_that_leave_tokens_out_are_refused(model: Pretrained) -> None:
+    for stride in (0, 25, 1.5):
+        with pytest.raises(bert.UserError, match=f"^stride is {stride}"):
+            model.score("the", stride=stride)
