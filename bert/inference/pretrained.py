@@ -174,6 +174,8 @@ class Pretrained(LanguageModel):
         check_count("top_k", top_k)
         if "generator" in self.params:
             return self.generator.fill_mask(text, top_k)
+        if self.config.causal:
+            raise UserError(f"{self.source} reads left to right and has no masked-LM head: use generate")
         if "predictions" not in self.params:
             raise UserError(f"{self.source} has no masked-LM head to fill masks with: load a pretraining run")
         features, positions = self._encode_masked(text)

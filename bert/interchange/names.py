@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from bert.config import ModelConfig
 from bert.errors import UserError
 
@@ -37,6 +39,7 @@ MODULES = {
     f"{LAYER}/intermediate": "dense",
     f"{LAYER}/output": "dense",
     f"{LAYER}/output_norm": "norm",
+    "bert/encoder/norm": "norm",
     POOLER: "dense",
     f"{PREDICTIONS}/transform": "dense",
     f"{PREDICTIONS}/norm": "norm",
@@ -78,16 +81,34 @@ HF_ARRAYS: Arrays = {
 
 
 class Tensor(NamedTuple):
-    """One array: its path in our parameters, its name in a file, and whether the file holds it transposed."""
+    """One array of a file.
 
-    ours: str
+    Attributes:
+        paths: of our parameters that it holds: one, or several side by side along their last axis.
+        theirs: its name in the file.
+        transposed: whether the file holds it transposed.
+    """
+
+    paths: tuple[str, ...]
     theirs: str
     transposed: bool
 
     @property
     def part(self) -> str:
         """The part of `ARCHITECTURES` that it belongs to; ``bert`` for the encoder."""
-        return part_of(self.ours)
+        return part_of(self.paths[0])
+
+    def split(self, array: np.ndarray) -> dict[str, np.ndarray]:
+        """The file's array -> ours by path, as float32; uneven ones of an array whose shape is wrong."""
+        array = array.T if self.transposed else array
+        parts = [array] if len(self.paths) == 1 else np.array_split(np.atleast_1d(array), len(self.paths), axis=-1)
+        return {path: np.ascontiguousarray(part, np.float32) for path, part in zip(self.paths, parts, strict=True)}
+
+    def join(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The inverse of `split`, of any arrays that have ``paths``."""
+        parts = [np.asarray(arrays[path]) for path in self.paths]
+        array = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+        return array.T if self.transposed else array
 
 
 @dataclass(frozen=True)
@@ -95,7 +116,8 @@ class Names:
     """The names of a model's parameters in a kind of file, read in both directions.
 
     Attributes:
-        modules: names of those of `MODULES` that the file may hold.
+        modules: names of those of `MODULES` that the file may hold. Those of one name are one module there, whose
+            arrays hold theirs side by side.
         heads: names that differ in an architecture, a key of `ARCHITECTURES`.
         arrays: how it stores them.
     """
@@ -110,13 +132,15 @@ class Names:
         Several architectures name their classifiers alike: the result has only those of ``architecture``.
         """
         parts = {ENCODER, POOLER, PREDICTIONS, SEQ_RELATIONSHIP, DETECTION, *ARCHITECTURES[architecture]}
-        names = {**self.modules, **self.heads.get(architecture, {})}
+        modules: dict[str, list[str]] = {}
+        for ours, theirs in {**self.modules, **self.heads.get(architecture, {})}.items():
+            if part_of(ours) in parts:
+                modules.setdefault(theirs, []).append(ours)
         return [
-            Tensor(ours.format(layer) + our_end, names[ours].format(layer) + their_end, transposed)
-            for ours, kind in MODULES.items()
-            if ours in names and part_of(ours) in parts
-            for our_end, their_end, transposed in self.arrays[kind]
-            for layer in range(layers if "{}" in ours else 1)
+            Tensor(tuple(path.format(layer) + our_end for path in ours), theirs.format(layer) + their_end, transposed)
+            for theirs, ours in modules.items()
+            for our_end, their_end, transposed in self.arrays[MODULES[ours[0]]]
+            for layer in range(layers if "{}" in theirs else 1)
         ]
 
 
@@ -125,9 +149,15 @@ def part_of(path: str) -> str:
     return POOLER if f"{path}/".startswith(f"{POOLER}/") else path.split("/")[0]
 
 
-def has_prediction_parameters(config: ModelConfig) -> bool:
-    """Whether the MLM head has parameters of its own."""
-    return config.prediction_transform or config.prediction_bias or not config.tie_word_embeddings
+def parts_of(architecture: str, config: ModelConfig) -> tuple[str, ...]:
+    """The parts of `ARCHITECTURES` that have parameters in a model of these settings.
+
+    The head of GPT-2 has none, and a model that reads left to right no pooler: its first token has seen no other.
+    """
+    has_head = config.prediction_transform or config.prediction_bias or not config.tie_word_embeddings
+    absent: set[str] = {POOLER} if config.causal else set()
+    absent |= set() if has_head else {PREDICTIONS}
+    return tuple(part for part in ARCHITECTURES[architecture] if part not in absent)
 
 
 def check_layers(layers: int, held: int, source: Path | str, config: Path | str) -> None:
@@ -143,11 +173,8 @@ def check_layers(layers: int, held: int, source: Path | str, config: Path | str)
 
 
 def pretraining_architecture(parts: set[str], config: ModelConfig) -> str:
-    """The module of the pretraining heads that are among the parts.
-
-    The head of a language model may have no parameters: that of GPT-2 has none.
-    """
-    if config.causal and (PREDICTIONS in parts or not has_prediction_parameters(config)):
+    """The module of the pretraining heads that are among the parts."""
+    if config.causal and parts.issuperset(parts_of("BertForCausalLM", config)):
         return "BertForCausalLM"
     if DETECTION in parts:
         return "BertForReplacedTokenDetection"

@@ -1,5 +1,6 @@
 """Models of random weights, and their folders changed as others write them, or spoil them."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -27,6 +28,10 @@ CONFIG = ModelConfig(
 )
 ROBERTA = ModelConfig(**{**vars(CONFIG), "hidden_act": "gelu", "position_offset": 2, "type_vocab_size": 1})
 ELECTRA = ModelConfig(**{**vars(CONFIG), "hidden_act": "gelu", "pooler_act": "gelu", "embedding_size": 8})
+GPT2 = dataclasses.replace(
+    CONFIG, type_vocab_size=0, causal=True, pre_layer_norm=True, embedding_norm=False, prediction_transform=False,
+    prediction_bias=False, residual_init="scaled",
+)  # fmt: skip
 LABELS = ("no", "yes", "both")
 
 

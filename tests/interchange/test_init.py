@@ -57,11 +57,7 @@ def write_google(folder: Path, made, corpus: Path) -> None:
     folder.mkdir()
     parameters = traverse_util.flatten_dict(model.params, sep="/")
     table = GOOGLE_NAMES.tensors(CONFIG.num_hidden_layers, "BertForPreTraining")
-    tensors = {
-        tensor.theirs: parameters[tensor.ours].T if tensor.transposed else parameters[tensor.ours]
-        for tensor in table
-        if tensor.ours in parameters
-    }
+    tensors = {tensor.theirs: tensor.join(parameters) for tensor in table if tensor.paths[0] in parameters}
     assert len(tensors) == len(parameters)
     write_bundle(folder / CHECKPOINT, {name: np.ascontiguousarray(array) for name, array in tensors.items()})
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",

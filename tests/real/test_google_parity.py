@@ -112,7 +112,7 @@ def test_a_bert_that_tensorflow_saved(tmp_path: Path, shared: Path, act: str, th
     assert config == ModelConfig(**SIZES, hidden_act="gelu_tanh" if act == "gelu" else act)
     assert said[1] == f"not loaded from {tmp_path / 'bert_model.ckpt'}: {2 * len(tensors) + 1} tensors of the optimizer"
     known = {
-        tensor.ours: tensor
+        tensor.paths[0]: tensor
         for head in ("BertForSequenceClassification", "BertForQuestionAnswering")
         for tensor in GOOGLE_NAMES.tensors(config.num_hidden_layers, head)
     }

@@ -29,7 +29,11 @@ class Limit(NamedTuple):
     reason: str
 
 
+INITIAL = {"position_embedding_init": "normal", "residual_init": "plain"}
+"""Settings of how BERT's parameters start, of which config.json says nothing."""
+
 BERT_LIMITS = {
+    "causal": Limit(False, "its tokens attend to the whole row"),
     "pre_layer_norm": Limit(False, "it has LayerNorm after attention and feed-forward"),
     "embedding_norm": Limit(True, "its embeddings have LayerNorm"),
     "prediction_transform": Limit(True, "its MLM head has a dense layer before its decoder"),
@@ -53,7 +57,10 @@ class Family:
         limits: settings of `ModelConfig` that it has in one value alone.
         prediction_act: activation of the MLM head; None for the model's ``hidden_act``.
         single_segment_input: whether a model of one segment still takes ``token_type_ids``.
-        settings: for an architecture of ``classes``, settings of config.json of which this value alone is read.
+        fixed: settings of config.json of which this value alone is read.
+        settings: further ones of an architecture of ``classes``.
+        initial: settings of `ModelConfig` that only say how parameters start, as ``read_config`` has them.
+        constants: pattern of the names of tensors that older versions stored with the parameters.
         has_form: whether a model of ours, by its sizes and architecture, is written as this family.
         read_config: config.json, whose values of ``keys`` and ``more_sizes`` are checked -> the fields of `ModelConfig`
             that ``keys`` alone does not give. Raises UserError.
@@ -71,7 +78,10 @@ class Family:
     limits: Mapping[str, Limit]
     prediction_act: Activation | None = None
     single_segment_input: bool = True
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    initial: Mapping[str, Any] = field(default_factory=lambda: INITIAL)
+    constants: str = r"(^|\.)embeddings\.(position_ids|token_type_ids)$"
     has_form: Callable[[ModelConfig, str], bool]
     read_config: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: {}
     write_config: Callable[[ModelConfig, SpecialTokenIds], dict[str, Any]] = lambda config, special: {}

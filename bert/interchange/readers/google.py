@@ -109,17 +109,17 @@ def read_params(folder: Path, say: Log = lambda text: None) -> tuple[ModelConfig
     shapes = expected_shapes(config, architecture, labels)
     wrong = []
     for tensor in table:
-        expected = shapes[tensor.ours][::-1] if tensor.transposed else shapes[tensor.ours]
+        expected = shapes[tensor.paths[0]][:: -1 if tensor.transposed else 1]
         if (shape := entries[tensor.theirs].shape) != expected:
             wrong.append(f"{tensor.theirs} {list(shape)} instead of {list(expected)}")
     _raise_if_any(name, "has other shapes than the configuration says,", wrong)
 
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for tensor in table:
         array = bundle.read(tensor.theirs)
         if array.dtype.kind == "i":
             raise UserError(f"{name}: {tensor.theirs} holds whole numbers, not weights: name a checkpoint of BERT")
-        arrays[tensor.ours] = np.ascontiguousarray(array.T if tensor.transposed else array, np.float32)
+        arrays |= tensor.split(array)
     params = traverse_util.unflatten_dict(arrays, sep="/")
     count = sum(array.size for array in arrays.values())
     say(f"read {bundle.prefix}: {', '.join(params)} ({len(arrays)} tensors, {count:,} parameters)")

@@ -51,9 +51,6 @@ OPTIONAL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_
 SETTINGS_READ = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
 """Settings of which one value is read."""
 
-BUFFERS = re.compile(r"(^|\.)embeddings\.(position_ids|token_type_ids)$")
-"""Constants that older versions stored with the parameters."""
-
 FLOATS = ("float16", "bfloat16", "float32")
 
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
@@ -105,7 +102,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         )
     size = sum(array.size for array in arrays.values())
     say(f"read {source}: {', '.join(sorted(parts))} ({len(arrays)} tensors, {size:,} parameters)")
-    if fresh := [part for part in names.ARCHITECTURES[architecture] if part not in parts]:
+    if fresh := [part for part in names.parts_of(architecture, config) if part not in parts]:
         say(f"not in {source}, randomly initialized: {', '.join(fresh)}")
     if not parts & {names.CLASSIFIER, names.QA_OUTPUTS}:
         architecture, labels = names.pretraining_architecture(parts, config), ()
@@ -134,7 +131,7 @@ def _architecture(content: dict[str, Any], file: Path) -> tuple[Family, str]:
         known = ", ".join(family.model_type for family in FAMILIES)
         raise UserError(f"{file}: model_type is {model_type!r}, and {known} are read: name another model")
     architecture = "Bert" if declared is None else family.architecture_of(str(declared))
-    for key, plain in {**SETTINGS_READ, **family.settings.get(architecture or "", {})}.items():
+    for key, plain in {**SETTINGS_READ, **family.fixed, **family.settings.get(architecture or "", {})}.items():
         if content.get(key, plain) not in (plain, None):
             raise UserError(f"{file}: {key} is {content[key]!r}, and only {plain!r} is read: name another model")
     if architecture is None:
@@ -159,8 +156,8 @@ def _model_config(content: dict[str, Any], family: Family, file: Path) -> ModelC
         raise UserError(f"{file}: tie_word_embeddings is {tied!r}, set it to true or false")
     if values["hidden_act"] not in ACTIVATIONS:
         raise UserError(
-            f"{file}: hidden_act is {values['hidden_act']!r}: one of {', '.join(ACTIVATIONS)} is read: "
-            "name another model"
+            f"{file}: {family.keys['hidden_act']} is {values['hidden_act']!r}: one of {', '.join(ACTIVATIONS)} is "
+            "read: name another model"
         )
     values["hidden_act"] = ACTIVATIONS[values["hidden_act"]]
     try:
@@ -229,7 +226,7 @@ def _rename_tensors(
     left_out: set[str] = set()
     by_name: dict[str, str] = {}
     for name in stored:
-        if BUFFERS.search(name):
+        if re.search(family.constants, name):
             continue
         plain = _current_name(name, family)
         if plain in by_name:
@@ -240,9 +237,8 @@ def _rename_tensors(
         # Left over from pretraining: this architecture has no pooler, only its classifier's first layer.
         left_out |= {by_name.pop(f"{pooler}.{end}", "") for end in ("weight", "bias")} - {""}
 
-    def of(ours: str) -> np.ndarray | None:
-        [theirs] = [tensor.theirs for tensor in table.values() if tensor.ours == ours]
-        return stored.get(by_name.get(theirs, ""))
+    def of(path: str) -> np.ndarray | None:
+        return stored.get(by_name.get(_their_name(table, path), ""))
 
     decoder, word = of("predictions/decoder"), of("bert/embeddings/word/embedding")
     if decoder is not None and config.tie_word_embeddings:
@@ -263,12 +259,12 @@ def _rename_tensors(
             f"{source} holds {', '.join(unexplained[:4])}{more}, which a {family.classes[architecture]} "
             f"of {config.num_hidden_layers} layers lacks: fix architectures and num_hidden_layers in config.json"
         )
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for theirs, name in by_name.items():
-        array, tensor = stored[name], table[theirs]
+        array = stored[name]
         if array.dtype.name not in FLOATS:
             raise UserError(f"{source}: {name} is {array.dtype.name}, and {', '.join(FLOATS)} are read: convert it")
-        arrays[tensor.ours] = np.ascontiguousarray((array.T if tensor.transposed else array).astype(np.float32))
+        arrays |= table[theirs].split(array)
     if halves := sorted({stored[name].dtype.name for name in by_name.values()} - {"float32"}):
         say(f"{source}: {' and '.join(halves)} becomes float32, and is written as float32")
     if left_out:
@@ -286,34 +282,36 @@ def _check_tensors(
 ) -> set[str]:
     """The parts that are there; UserError where one is there by half or not in config.json's shapes."""
     table = family.names.tensors(config.num_hidden_layers, architecture)
-    parts = {tensor.part for tensor in table if tensor.ours in arrays}
+    parts = {tensor.part for tensor in table if tensor.paths[0] in arrays}
     needed = {names.ENCODER, *parts}
     pooled = names.POOLER in names.ARCHITECTURES[architecture]
     if names.SEQ_RELATIONSHIP in parts or (names.CLASSIFIER in parts and pooled):
         needed.add(names.POOLER)
     # Before the shapes are worked out: a number of layers that is wrong may be so by thousands.
-    missing = [t.theirs for t in table if t.ours.startswith("bert/encoder/") and t.ours not in arrays]
+    missing = [t.theirs for t in table if t.paths[0].startswith(names.LAYER[:-2]) and t.paths[0] not in arrays]
     shapes = {} if missing else expected_shapes(config, architecture, len(labels))
-    missing += [t.theirs for t in table if t.part in needed and t.ours in shapes and t.ours not in arrays]
+    lacking = set(shapes) - set(arrays)
+    missing += [tensor.theirs for tensor in table if tensor.part in needed and tensor.paths[0] in lacking]
     if missing:
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise UserError(f"{source} lacks {', '.join(missing[:4])}{more}: copy it again, or fix config.json")
     for tensor in table:
-        if tensor.ours in arrays and tensor.ours not in shapes:
+        if tensor.paths[0] not in arrays:
+            continue
+        if tensor.paths[0] not in shapes:
             raise UserError(f"{source} holds {tensor.theirs}, which config.json has no place for: copy both again")
-        if tensor.ours in arrays and arrays[tensor.ours].shape != shapes[tensor.ours]:
-            theirs, ours = (
-                list(shape[::-1] if tensor.transposed else shape)
-                for shape in (arrays[tensor.ours].shape, shapes[tensor.ours])
-            )
+        if any(arrays[path].shape != shapes[path] for path in tensor.paths):
+            theirs = tensor.join(arrays).shape
+            ours = tensor.join({path: np.broadcast_to(np.float32(0), shapes[path]) for path in tensor.paths}).shape
             raise UserError(
-                f"{source}: {tensor.theirs} is {theirs}, but config.json makes it {ours}: copy both from one source"
+                f"{source}: {tensor.theirs} is {list(theirs)}, but config.json makes it {list(ours)}: copy both from "
+                "one source"
             )
     return parts
 
 
 def _their_name(table: dict[str, names.Tensor], ours: str) -> str:
-    return next(theirs for theirs, tensor in table.items() if tensor.ours == ours)
+    return next((theirs for theirs, tensor in table.items() if ours in tensor.paths), "")
 
 
 def _current_name(name: str, family: Family) -> str:

@@ -61,7 +61,9 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
 
 
 def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
-    """The same model in the parts that transformers' classes are made of: fixed positions become a table of positions.
+    """The same model in the parts that transformers' classes are made of.
+
+    Fixed positions become a table of positions; segments and a bias that the model lacks become zeros.
 
     The generator of replaced-token detection is left out: it is a model of its own (`Pretrained.generator`).
 
@@ -72,25 +74,38 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     if model.architecture not in family.classes:
         raise UserError(
             f"{model.source} is a {model.architecture} of {family.title}'s form, which transformers does not have: "
-            "export it as stablehlo or onnx, or pretrain with data.objective full_sentences"
+            f"{_other_formats(config)}, or pretrain with data.objective full_sentences"
         )
+    has_head = names.PREDICTIONS in names.ARCHITECTURES[model.architecture]
+    segments, bias = "bert/embeddings/segment" in family.names.modules, "predictions/bias" in family.names.modules
     # What transformers has no field for, and what it would not read back
-    config = dataclasses.replace(
-        config,
-        embedding_size=None if config.embedding_width == config.hidden_size else config.embedding_width,
-        pooler_act=config.pooler_act if "pooler" in model.params["bert"] else family.limits["pooler_act"].value,
-        position_embedding_type="learned",
-        position_embedding_init=ModelConfig().position_embedding_init,
-        residual_init=ModelConfig().residual_init,
-        prediction_transform=config.prediction_transform or names.PREDICTIONS not in model.params,
-    )
+    absent = [] if "pooler" in model.params["bert"] else ["pooler_act"]
+    absent += [] if has_head else ["prediction_transform", "prediction_bias"]
+    values = {
+        "embedding_size": None if config.embedding_width == config.hidden_size else config.embedding_width,
+        "position_embedding_type": "learned",
+        "type_vocab_size": config.type_vocab_size or int(segments),
+        "prediction_bias": config.prediction_bias or bias,
+        **{key: family.limits[key].value for key in absent if key in family.limits},
+        **family.initial,
+    }
+    config = dataclasses.replace(config, **values)
     _check_expressible(model, config, family)
-    params = {name: tree for name, tree in model.params.items() if name != "generator"}
+    params = traverse_util.flatten_dict({name: tree for name, tree in model.params.items() if name != "generator"})
     if model.config.position_embedding_type == "sinusoidal":
-        table = np.asarray(sinusoidal_position_table(model.config))
-        embeddings = {**params["bert"]["embeddings"], "position": {"embedding": table}}
-        params = {**params, "bert": {**params["bert"], "embeddings": embeddings}}
-    return dataclasses.replace(model, config=config, params=params, tokenizer=published_tokenizer(model))
+        params["bert", "embeddings", "position", "embedding"] = np.asarray(sinusoidal_position_table(model.config))
+    if segments and not model.config.type_vocab_size:
+        params["bert", "embeddings", "segment", "embedding"] = np.zeros((1, config.embedding_width), np.float32)
+    if has_head and bias:
+        params.setdefault(("predictions", "bias"), np.zeros(config.known_vocab_size, np.float32))
+    return dataclasses.replace(
+        model, config=config, params=traverse_util.unflatten_dict(params), tokenizer=published_tokenizer(model)
+    )
+
+
+def _other_formats(config: ModelConfig) -> str:
+    """The end of a message about a model that transformers does not have."""
+    return "export it as stablehlo" if config.causal else "export it as stablehlo or onnx"
 
 
 def _check_expressible(model: ModelBundle, config: ModelConfig, family: Family) -> None:
@@ -102,13 +117,13 @@ def _check_expressible(model: ModelBundle, config: ModelConfig, family: Family) 
         if (value := getattr(config, key)) != limit.value:
             raise UserError(
                 f"{model.source} has model.{key} {str(value).lower()}, which transformers' {family.title} cannot "
-                f"express, as {limit.reason}: export it as stablehlo or onnx"
+                f"express, as {limit.reason}: {_other_formats(config)}"
             )
     offset, padding = config.position_offset, special_ids(model.tokenizer).find("pad")
     if offset and padding != offset - 1:
         raise UserError(
             f"{model.source} has model.position_offset {offset}, and transformers' {family.title} counts positions "
-            f"from the padding id, which is {padding}: export it as stablehlo or onnx"
+            f"from the padding id, which is {padding}: {_other_formats(config)}"
         )
 
 
@@ -116,14 +131,11 @@ def published_tensors(model: ModelBundle) -> dict[str, np.ndarray]:
     """Every parameter under transformers' name and in its layout. Raises UserError where one has no name."""
     config, family = model.config, family_of(model.config, model.architecture)
     arrays = traverse_util.flatten_dict(model.params, sep="/")
-    tensors = {}
-    for tensor in family.names.tensors(config.num_hidden_layers, model.architecture):
-        if (array := arrays.pop(tensor.ours, None)) is not None:
-            tensors[tensor.theirs] = np.asarray(array).T if tensor.transposed else np.asarray(array)
-    if arrays:
+    table = family.names.tensors(config.num_hidden_layers, model.architecture)
+    tensors = {tensor.theirs: tensor.join(arrays) for tensor in table if arrays.keys() >= set(tensor.paths)}
+    if nameless := sorted(set(arrays) - {path for tensor in table for path in tensor.paths}):
         raise UserError(
-            f"{model.source}: {', '.join(sorted(arrays)[:4])} have no name in Hugging Face's models: "
-            "export it as stablehlo or onnx"
+            f"{model.source}: {', '.join(nameless[:4])} have no name in Hugging Face's models: {_other_formats(config)}"
         )
     if family.decoder_bias and not config.tie_word_embeddings and names.PREDICTIONS in model.params:
         tensors[family.decoder_bias] = np.asarray(model.params[names.PREDICTIONS]["bias"])
@@ -151,7 +163,8 @@ def _write(model: ModelBundle, folder: Path) -> None:
 def _verify(model: ModelBundle, folder: Path) -> str:
     """Reads the folder back; a sentence on what was compared. Raises ExportError where anything differs."""
     parts = {names.part_of(path) for path in traverse_util.flatten_dict(model.params, sep="/")}
-    if model.architecture != "Bert" and (missing := set(names.ARCHITECTURES[model.architecture]) - parts):
+    needed = set(names.parts_of(model.architecture, model.config))
+    if model.architecture != "Bert" and (missing := needed - parts):
         raise ExportError(f"{model.source} has no {', '.join(sorted(missing))}, which {model.architecture} needs")
     try:
         again = hf.read_hf_model(folder, lambda text: None)
@@ -208,14 +221,15 @@ def logits_difference(model: ModelBundle, folder: Path) -> float | None:
     shape = (2, 2, length) if model.architecture == "BertForMultipleChoice" else (4, length)
     # transformers counts RoBERTa's positions by the ids that are not padding
     ids = random.integers(config.position_offset, config.vocab_size, shape)
-    segments = random.integers(0, config.type_vocab_size, shape)
+    segments = random.integers(0, max(config.type_vocab_size, 1), shape)
     mask = np.ones(shape, int)
     mask[-1, ..., length // 2 :] = 0
     ids[mask == 0] = max(config.position_offset - 1, 0)
+    inputs = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
+    if not config.type_vocab_size:
+        del inputs["token_type_ids"]
     with torch.no_grad():
-        expected = reference(
-            input_ids=torch.tensor(ids), token_type_ids=torch.tensor(segments), attention_mask=torch.tensor(mask)
-        )
+        expected = reference(**{name: torch.tensor(array) for name, array in inputs.items()})
     params = model.params["bert"] if model.architecture == "Bert" else model.params
     ours = jax.device_get(build_module(model).apply({"params": params}, ids, segments, mask))
     pairs: list[tuple[np.ndarray, Any]]

@@ -21,6 +21,7 @@ from bert.runs.folder import RESUMABLE_KEYS
 PIPELINES = {
     "BertForPreTraining": "fill-mask",
     "BertForMaskedLM": "fill-mask",
+    "BertForCausalLM": "text-generation",
     "BertForSequenceClassification": "text-classification",
     "BertForTokenClassification": "token-classification",
     "BertForQuestionAnswering": "question-answering",

@@ -52,6 +52,8 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
         import onnxruntime  # noqa: F401
     except ImportError as error:
         raise UserError(f"{error.name} is not installed: pip install 'bert-jax[onnx]'") from None
+    if model.config.causal:
+        raise UserError(f"{model.source} has model.causal true, which the ONNX graph lacks: use format stablehlo")
     given, longest = signature(model), model.config.max_position_embeddings
     with atomic_directory(out) as draft:
         file = draft / GRAPH
@@ -231,11 +233,12 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
     else:
         table = graph.array("sinusoids", np.asarray(sinusoidal_position_table(config)))
     positions = node("Slice", table, first, end, axis)
-    segments = graph.weight(f"{path}/segment/embedding")  # of one row without an input to choose by
-    if "token_type_ids" in inputs:
-        segments = node("Gather", segments, inputs["token_type_ids"])
-    x = node("Gather", graph.weight(f"{path}/word/embedding"), ids)
-    x = node("Add", node("Add", x, positions), segments)
+    x = node("Add", node("Gather", graph.weight(f"{path}/word/embedding"), ids), positions)
+    if config.type_vocab_size:
+        segments = graph.weight(f"{path}/segment/embedding")  # of one row without an input to choose by
+        if "token_type_ids" in inputs:
+            segments = node("Gather", segments, inputs["token_type_ids"])
+        x = node("Add", x, segments)
     if config.embedding_norm:
         x = graph.norm(x, f"{path}/norm", config.layer_norm_eps)
     if config.embedding_width != config.hidden_size:
@@ -276,7 +279,7 @@ def _masked_lm(graph: Graph, config: ModelConfig, hidden: str) -> str:
         x = graph.norm(x, "predictions/norm", config.layer_norm_eps)
     table = graph.weight("bert/embeddings/word/embedding" if config.tie_word_embeddings else "predictions/decoder")
     logits = graph.node("MatMul", x, graph.node("Transpose", table, perm=[1, 0]))
-    return graph.node("Add", logits, graph.weight("predictions/bias"))
+    return graph.node("Add", logits, graph.weight("predictions/bias")) if config.prediction_bias else logits
 
 
 def _usage(given: Signature) -> list[str]:

@@ -50,7 +50,8 @@ def signature(model: ModelBundle, length: int | None = None) -> Signature:
     config, tokens = model.config, (BATCH, length or LENGTH)
     rows: Shape = (BATCH, CHOICES, tokens[1]) if model.architecture == "BertForMultipleChoice" else tokens
     inputs = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), rows)
-    if config.type_vocab_size == 1 and not family_of(config, model.architecture).single_segment_input:
+    single = config.type_vocab_size == 1 and not family_of(config, model.architecture).single_segment_input
+    if single or not config.type_vocab_size:
         del inputs["token_type_ids"]
     labels = len(model.labels)
     outputs: dict[str, dict[str, Shape]] = {
@@ -60,6 +61,7 @@ def signature(model: ModelBundle, length: int | None = None) -> Signature:
             "seq_relationship_logits": (BATCH, 2),
         },
         "BertForMaskedLM": {"logits": (*tokens, config.known_vocab_size)},
+        "BertForCausalLM": {"logits": (*tokens, config.known_vocab_size)},
         "BertForNextSentencePrediction": {"logits": (BATCH, 2)},
         "BertForReplacedTokenDetection": {"logits": tokens},
         "BertForSequenceClassification": {"logits": (BATCH, labels)},
@@ -84,7 +86,7 @@ def parameters(model: ModelBundle) -> dict[str, np.ndarray]:
     Raises:
         UserError: the architecture has a head, and the model no weights for it.
     """
-    wanted = {names.ENCODER, *names.ARCHITECTURES[model.architecture]}
+    wanted = {names.ENCODER, *names.parts_of(model.architecture, model.config)}
     flat = traverse_util.flatten_dict(model.params, sep="/")
     found = {path: array for path, array in flat.items() if names.part_of(path) in wanted}
     missing = wanted - set(map(names.part_of, found)) - ({names.POOLER} if model.architecture == "Bert" else set())

@@ -107,7 +107,7 @@ def test_every_tensor_finds_its_place(tmp_path: Path, heads: tuple[str, ...]) ->
     flat = traverse_util.flatten_dict(params, sep="/")
     assert len(flat) == len(tensors)
     known = {
-        tensor.ours: tensor
+        tensor.paths[0]: tensor
         for head in ("BertForSequenceClassification", "BertForQuestionAnswering")
         for tensor in GOOGLE_NAMES.tensors(config.num_hidden_layers, head)
     }

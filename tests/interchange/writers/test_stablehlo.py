@@ -39,6 +39,8 @@ SIZES = [(batch, length) for batch in (1, 3, 5) for length in (12, 6)]
 """Three batch sizes and two lengths, the longest and a shorter one."""
 
 ROBERTA = {"position_offset": 2, "type_vocab_size": 1, "hidden_act": "gelu_tanh"}
+GPT2 = {"causal": True, "pre_layer_norm": True, "embedding_norm": False, "prediction_transform": False,
+        "prediction_bias": False, "type_vocab_size": 0}  # fmt: skip
 CHOICES = [(batch, 2, length) for batch, length in SIZES]
 FAST = [
     ("BertForSequenceClassification", {}, SIZES),
@@ -52,6 +54,7 @@ SLOW = [
     *((name, {}, CHOICES if name == "BertForMultipleChoice" else SIZES) for name in ARCHITECTURES),
     ("BertForMaskedLM", {"tie_word_embeddings": False}, SIZES),
     ("BertForMaskedLM", ROBERTA, SIZES),
+    ("BertForCausalLM", GPT2, SIZES),
     ("BertForMultipleChoice", ROBERTA, CHOICES),
 ]
 
@@ -67,7 +70,8 @@ def test_answers_as_we_do(make, answer, tmp_path, architecture, sizes, shapes):
     assert said[0].startswith("verified: the outputs are within")
     graph, exported = graph_in(tmp_path / "out")
     assert exported.platforms == ("cpu", "cuda", "tpu")
-    names = ["input_ids", "attention_mask", "token_type_ids"][: 2 if model.config.position_offset else 3]
+    without_segments = model.config.position_offset or not model.config.type_vocab_size
+    names = ["input_ids", "attention_mask", "token_type_ids"][: 2 if without_segments else 3]
     for shape in shapes:
         inputs = rows(shape, names, segments=model.config.type_vocab_size)
         expected, given = (

@@ -1,0 +1,95 @@
+"""GPT-2: left to right, LayerNorm before each part of a layer, and a decoder that is the word embeddings alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bert.config import ModelConfig
+from bert.errors import UserError
+from bert.interchange.families.base import Family, Limit
+from bert.interchange.names import HF_ARRAYS, LAYER, Names
+from bert.tokenizer.special_tokens import SpecialTokenIds
+
+BLOCK = "transformer.h.{}"
+
+
+def _read_config(content: dict[str, Any]) -> dict[str, Any]:
+    width, inner = content["n_embd"], content.get("n_inner")
+    if inner is not None and (isinstance(inner, bool) or not isinstance(inner, int)):
+        raise UserError(f"n_inner is {inner!r}: set it to a whole number, or null")
+    rate = content.get("resid_pdrop", 0.1)
+    if (other := content.get("embd_pdrop", rate)) != rate:
+        raise UserError(
+            f"embd_pdrop is {other!r} and resid_pdrop is {rate!r}, which are one rate here "
+            "(model.hidden_dropout_prob): set both to one number"
+        )
+    return {
+        **{key: limit.value for key, limit in GPT2.limits.items()},
+        **GPT2.initial,
+        "intermediate_size": 4 * width if inner is None else inner,
+        "layer_norm_eps": content.get("layer_norm_epsilon", 1e-5),
+    }
+
+
+def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, Any]:
+    return {
+        "n_inner": config.intermediate_size,
+        "embd_pdrop": config.hidden_dropout_prob,
+        "bos_token_id": special.find("bos"),
+        "eos_token_id": special.find("eos"),
+    }
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    title="GPT-2",
+    prefix="transformer",
+    classes={"Bert": "GPT2Model", "BertForCausalLM": "GPT2LMHeadModel"},
+    names=Names(
+        {
+            "bert/embeddings/word": "transformer.wte",
+            "bert/embeddings/position": "transformer.wpe",
+            f"{LAYER}/attention_norm": f"{BLOCK}.ln_1",
+            f"{LAYER}/attention/query": f"{BLOCK}.attn.c_attn",
+            f"{LAYER}/attention/key": f"{BLOCK}.attn.c_attn",
+            f"{LAYER}/attention/value": f"{BLOCK}.attn.c_attn",
+            f"{LAYER}/attention/output": f"{BLOCK}.attn.c_proj",
+            f"{LAYER}/output_norm": f"{BLOCK}.ln_2",
+            f"{LAYER}/intermediate": f"{BLOCK}.mlp.c_fc",
+            f"{LAYER}/output": f"{BLOCK}.mlp.c_proj",
+            "bert/encoder/norm": "transformer.ln_f",
+            "predictions/decoder": "lm_head.weight",
+        },
+        arrays={**HF_ARRAYS, "dense": (("/kernel", ".weight", False), ("/bias", ".bias", False))},
+    ),
+    keys={
+        "vocab_size": "vocab_size",
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "hidden_act": "activation_function",
+        "hidden_dropout_prob": "resid_pdrop",
+        "attention_probs_dropout_prob": "attn_pdrop",
+        "max_position_embeddings": "n_positions",
+        "initializer_range": "initializer_range",
+        "layer_norm_eps": "layer_norm_epsilon",
+    },
+    limits={
+        "causal": Limit(True, "its tokens attend to those before them"),
+        "pre_layer_norm": Limit(True, "it has LayerNorm before attention and feed-forward"),
+        "embedding_norm": Limit(False, "its embeddings have no LayerNorm"),
+        "prediction_transform": Limit(False, "it decodes the hidden states themselves"),
+        "prediction_bias": Limit(False, "its decoder has no bias"),
+        "type_vocab_size": Limit(0, "it has no segments"),
+        "position_offset": Limit(0, "its positions begin at row 0"),
+        "embedding_size": Limit(None, "its embeddings have hidden_size features"),
+        "pooler_act": Limit("tanh", "it has no pooler"),
+    },
+    fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    initial={"position_embedding_init": "normal", "residual_init": "scaled"},
+    constants=r"(^|\.)h\.\d+\.attn\.(bias|masked_bias)$",
+    has_form=lambda config, architecture: config.causal,
+    read_config=_read_config,
+    write_config=_write_config,
+)
+"""Its matrices are stored as [in, out], those of query, key and value side by side."""
