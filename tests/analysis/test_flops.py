@@ -9,6 +9,8 @@ import pytest
 from bert.analysis.flops import ATTENTION, FEED_FORWARD, PREDICTIONS, forward_flops, training_flops
 from bert.config import ModelConfig
 from bert.model.heads import BertForPreTraining
+from bert.model.language_model import BertForCausalLM
+from bert.training.token_losses import decoded_loss
 
 BASE = ModelConfig(30522, 768, 12, 12, 3072)
 
@@ -58,6 +60,25 @@ def test_the_formula_is_what_the_model_does() -> None:
     counted = products(jax.make_jaxpr(loss)(params).jaxpr)
     assert counted == pytest.approx(sum(forward.values()) * rows * length, rel=1e-9)
     # Training multiplies the first layer's input, too, by its weights, so thrice is exact for products of matrices.
+    counted = products(jax.make_jaxpr(jax.grad(loss))(params).jaxpr)
+    assert counted == pytest.approx(training_flops(forward, 3) * rows * length, rel=1e-9)
+
+
+def test_a_left_to_right_model_decodes_every_position() -> None:
+    """Also by the loss that decodes a few positions at a time, which decodes none twice."""
+    config = ModelConfig(100, 32, 3, 4, 64, causal=True, pre_layer_norm=True, prediction_transform=False)
+    model, rows, length = BertForCausalLM(config), 2, 24
+    ids = jnp.zeros((rows, length), jnp.int32)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), ids))
+    forward = forward_flops(config, length, (PREDICTIONS,), length, {})
+    assert forward[PREDICTIONS] == 2 * 32 * 100
+    counted = products(jax.make_jaxpr(lambda params: model.apply(params, ids))(params).jaxpr)
+    assert counted == pytest.approx(sum(forward.values()) * rows * length, rel=1e-9)
+
+    def loss(params):
+        read = lambda model: (model.hidden_states(ids), *model.decoder_weights())  # noqa: E731
+        return decoded_loss(*model.apply(params, method=read), ids, jnp.ones(ids.shape), stretch=length).loss[0]
+
     counted = products(jax.make_jaxpr(jax.grad(loss))(params).jaxpr)
     assert counted == pytest.approx(training_flops(forward, 3) * rows * length, rel=1e-9)
 

@@ -45,6 +45,54 @@ def test_parameters_are_those_of_the_parts_that_the_config_names() -> None:
     assert set(shapes("other")["bert"]["embeddings"]) == {"word", "position", "segment", "norm", "projection"}
 
 
+PUBLISHED = {  # layers, width, heads, tokens V, positions T, parameters
+    "GPT-2 small": (12, 768, 12, 50_257, 1024, 124_439_808),
+    "GPT-2 medium": (24, 1024, 16, 50_257, 1024, 354_823_168),
+    "GPT-2 large": (36, 1280, 20, 50_257, 1024, 774_030_080),
+    "GPT-2 XL": (48, 1600, 25, 50_257, 1024, 1_557_611_200),
+}
+SCALE = {  # the same, with the parameters that are published, in thousands of millions
+    "Megatron": (72, 3072, 32, 51_200, 1024, 8.3),  # Shoeybi et al. 2019
+    "Turing": (78, 4256, 28, 50_257, 1024, 17.2),  # Microsoft 2020
+    "GPT-3": (96, 12_288, 96, 50_257, 2048, 175),  # Brown et al. 2020, table 2.1
+    "Gopher": (80, 16_384, 128, 32_000, 2048, 280),  # Rae et al. 2021, table 1
+}
+
+
+def parameters_of(sizes: tuple, **settings) -> int:
+    """Counted without an array: the largest model would take 1.1 TB."""
+    layers, width, heads, tokens, positions, _ = sizes
+    config = ModelConfig(tokens, width, layers, heads, 4 * width, max_position_embeddings=positions)
+    model = BertForCausalLM(dataclasses.replace(config, **settings))
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
+    return sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in jax.tree.leaves(shapes))
+
+
+def settings_of(config: ModelConfig) -> dict:
+    """The settings that make a model GPT-2."""
+    names = ("causal", "pre_layer_norm", "embedding_norm", "prediction_transform", "prediction_bias", "type_vocab_size")
+    return {name: getattr(config, name) for name in names}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_sizes_of_gpt2(name: str) -> None:
+    assert parameters_of(PUBLISHED[name], **settings_of(GPT2)) == PUBLISHED[name][-1]
+
+
+def test_size_of_gpt() -> None:
+    """117 million (Radford et al. 2018, section 4.1): post-LN, so that there is no LayerNorm after the last layer."""
+    gpt = (12, 768, 12, 40_478, 512, None)
+    assert parameters_of(gpt, **{**settings_of(GPT2), "pre_layer_norm": False}) == 116_534_784
+
+
+@pytest.mark.parametrize("name", SCALE)
+def test_sizes_of_larger_models(name: str) -> None:
+    """Gopher has relative positions instead of a table, and a matrix [D, D] for them in each layer."""
+    layers, width, *_, published = SCALE[name]
+    found = parameters_of(SCALE[name], **settings_of(GPT2)) + (layers * width**2 if name == "Gopher" else 0)
+    assert found / 1e9 == pytest.approx(published, rel=0.03)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_no_logit_depends_on_a_later_token(name: str) -> None:
     """The Jacobian of the logits by the embeddings' output is exactly 0 above the diagonal, and nowhere else."""
