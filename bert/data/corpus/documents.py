@@ -34,26 +34,26 @@ LONG_PARAGRAPH = 10_000
 """Characters of a paragraph that are searched for sentences at once."""
 
 
-def documents(source: list[str] | str) -> Iterator[Document]:
+def documents(source: list[str] | str, verbatim: bool = False) -> Iterator[Document]:
     """Documents of a corpus, in the order of its sources and, within one, of its file names.
 
     A file that is named twice (by a glob and by itself, say) is read once. Files without text are passed over
-    as long as another one has some.
+    as long as another one has some. ``verbatim`` as of `bert.data.corpus.files.read_documents`.
 
     Raises:
       UserError: nothing at the named place, no text at all, or a file that is damaged (with the number of the
         line).
     """
-    return (document for _, document in numbered_documents(source))
+    return (document for _, document in numbered_documents(source, verbatim))
 
 
-def numbered_documents(source: list[str] | str) -> Iterator[tuple[int, Document]]:
+def numbered_documents(source: list[str] | str, verbatim: bool = False) -> Iterator[tuple[int, Document]]:
     """The same documents, each with the index of the entry of the list that it is from."""
     empty = True
     for entry, paths in enumerate(resolve_sources(source)):
         for path in paths:
             is_embedded = path.startswith(DOCSTRINGS_PREFIX)
-            for document in docstring_documents(path) if is_embedded else read_documents(path):
+            for document in docstring_documents(path) if is_embedded else read_documents(path, verbatim):
                 if _has_text(document):
                     empty = False
                     yield entry, document

@@ -2,7 +2,8 @@
 
 Text files hold a document as a block of lines (paragraphs or sentences) that an empty line ends; ``.jsonl`` (or
 ``.ndjson``) files hold one object a line whose "text" is a document; Parquet files and data sets of the ``datasets``
-library have a "text" column. Text and JSONL may be compressed (gzip, bzip2, xz, zstd).
+library have a "text" column. Text and JSONL may be compressed (gzip, bzip2, xz, zstd). Read verbatim, a text file is
+one document, and documents keep their white space and empty lines.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Document = list[str]
-"""Its lines: paragraphs or sentences, none of them empty."""
+"""Its lines: paragraphs or sentences, none of them empty; of a verbatim document the text split at line feeds."""
 
 MAX_DOCUMENT_BYTES = 64 << 20
 """Longest document. One that is longer lacks its empty lines, and would be held in memory whole."""
@@ -62,21 +63,29 @@ _UNPACKED = (".zip", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zstd", ".lz4", ".
 """Packed in a way that is not unpacked here."""
 
 
-def read_documents(source: str) -> Iterator[Document]:
+def read_documents(source: str, verbatim: bool = False) -> Iterator[Document]:
     """Documents of a file, of a folder that ``datasets`` saved, or of a data set on the hub.
+
+    Args:
+      verbatim: whether documents keep their white space and empty lines; a text file is then one document.
 
     Raises:
       UserError: a file that is damaged, cut short or gone (with the number of the line or row where there is one).
     """
-    file_format = corpus_format(source)
-    if file_format == "dataset":
-        yield from _dataset_documents(source)
-    elif file_format == "parquet":
-        yield from _parquet_documents(Path(source))
+    file_format, path = corpus_format(source), Path(source)
+    if file_format == "text" and not verbatim:
+        yield from _text_documents(path)
+        return
+    if file_format == "text":
+        texts = _whole_text(path)
+    elif file_format == "jsonl":
+        texts = _json_texts(path)
     else:
-        with contextlib.closing(numbered_lines(Path(source))) as lines:
-            read = _json_documents if file_format == "jsonl" else _text_documents
-            yield from read(Path(source), lines)
+        texts = _dataset_texts(source) if file_format == "dataset" else _parquet_texts(path)
+    with contextlib.closing(texts):
+        for text in texts:
+            if document := text.split("\n") if verbatim else _split_lines(text):
+                yield document
 
 
 def corpus_format(source: str) -> str:
@@ -181,6 +190,13 @@ def numbered_lines(path: Path, utf_16: bool = False, errors: str = "strict") -> 
       utf_16: whether a file that begins with a byte order mark of UTF-16 is read as such; otherwise it is an error.
       errors: what `bytes.decode` does with bytes that are not UTF-8.
     """
+    with contextlib.closing(_decoded_lines(path, utf_16, errors)) as lines:
+        for line_number, line in lines:
+            yield line_number, (line.removeprefix("\ufeff") if line_number == 1 else line).rstrip("\r\n")
+
+
+def _decoded_lines(path: Path, utf_16: bool, errors: str) -> Generator[tuple[int, str], None, None]:
+    """(number, line as it is, with its end and a byte order mark); arguments as of `numbered_lines`."""
     line_number = 0
     try:
         if path.suffix.lower() in DECOMPRESSORS and not path.stat().st_size:  # not all decoders mind
@@ -188,11 +204,10 @@ def numbered_lines(path: Path, utf_16: bool = False, errors: str = "strict") -> 
         for data in _raw_lines(path, utf_16):
             line_number += 1
             if len(data) > MAX_DOCUMENT_BYTES:
-                raise _too_long(path, line_number, corpus_format(str(path)))
-            if line_number == 1:
-                data = data.removeprefix(b"\xef\xbb\xbf")
+                is_jsonl = corpus_format(str(path)) == "jsonl"
+                raise _too_long(path, line_number, "divide it" if is_jsonl else "separate documents with an empty line")
             try:
-                yield line_number, data.decode("utf-8", errors).rstrip("\r\n")
+                yield line_number, data.decode("utf-8", errors)
             except UnicodeDecodeError:
                 raise UserError(f"{path}, line {line_number}: not UTF-8: {convert(data)}") from None
     except UnicodeDecodeError as error:
@@ -205,39 +220,55 @@ def numbered_lines(path: Path, utf_16: bool = False, errors: str = "strict") -> 
         raise unreadable(path, error) from None
 
 
-def _text_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Document]:
+def _text_documents(path: Path) -> Iterator[Document]:
     document: Document = []
     size = 0
-    for line_number, line in lines:
-        if stripped := line.strip():
-            document.append(stripped)
-            size += len(stripped)
-            if size > MAX_DOCUMENT_BYTES:
-                raise _too_long(path, line_number, "text")
-        elif document:
-            yield document
-            document, size = [], 0
+    with contextlib.closing(numbered_lines(path)) as lines:
+        for line_number, line in lines:
+            if stripped := line.strip():
+                document.append(stripped)
+                size += len(stripped)
+                if size > MAX_DOCUMENT_BYTES:
+                    raise _too_long(path, line_number, "separate documents with an empty line")
+            elif document:
+                yield document
+                document, size = [], 0
     if document:
         yield document
 
 
-def _json_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Document]:
-    for line_number, line in lines:
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", str(error))
-            raise UserError(f"{path}, line {line_number}: not JSON ({reason}): fix or remove the line") from None
-        text = record.get("text") if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            raise UserError(f'{path}, line {line_number}: no string "text" in it: each line must be an object with one')
-        if document := _split_lines(without_surrogates(text)):
-            yield document
+def _whole_text(path: Path) -> Generator[str, None, None]:
+    """The text of a file, as one."""
+    parts: list[str] = []
+    size = 0
+    with contextlib.closing(_decoded_lines(path, utf_16=False, errors="strict")) as lines:
+        for line_number, line in lines:
+            parts.append(line)
+            size += len(line)
+            if size > MAX_DOCUMENT_BYTES:
+                raise _too_long(path, line_number, "divide the file, or set data.verbatim to false")
+    yield "".join(parts)
 
 
-def _parquet_documents(path: Path) -> Iterator[Document]:
+def _json_texts(path: Path) -> Generator[str, None, None]:
+    with contextlib.closing(numbered_lines(path)) as lines:
+        for line_number, line in lines:
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                reason = getattr(error, "msg", str(error))
+                raise UserError(f"{path}, line {line_number}: not JSON ({reason}): fix or remove the line") from None
+            text = record.get("text") if isinstance(record, dict) else None
+            if not isinstance(text, str):
+                raise UserError(
+                    f'{path}, line {line_number}: no string "text" in it: each line must be an object with one'
+                )
+            yield without_surrogates(text)
+
+
+def _parquet_texts(path: Path) -> Generator[str, None, None]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -248,7 +279,7 @@ def _parquet_documents(path: Path) -> Iterator[Document]:
             if "text" not in names:
                 raise UserError(f'{path} has no column "text" but {", ".join(names)}: rename the one with the text')
             for batch in file.iter_batches(ROWS_AT_ONCE, columns=["text"]):
-                yield from _column_documents(str(path), batch.column(0), row)
+                yield from _column_texts(str(path), batch.column(0), row)
                 row += len(batch)
     except pa.ArrowException as error:
         raise _damaged_error(path, f" after row {row}", error) from None
@@ -258,21 +289,21 @@ def _parquet_documents(path: Path) -> Iterator[Document]:
         raise unreadable(path, error) from None
 
 
-def _dataset_documents(source: str) -> Iterator[Document]:
+def _dataset_texts(source: str) -> Generator[str, None, None]:
     import pyarrow as pa
 
     row = 0
     try:
         for table in open_dataset(source).select_columns("text").with_format("arrow").iter(ROWS_AT_ONCE):
             for chunk in table.column("text").chunks:
-                yield from _column_documents(source, chunk, row)
+                yield from _column_texts(source, chunk, row)
                 row += len(chunk)
     except (OSError, pa.ArrowException) as error:
         raise _damaged_error(Path(source), f" after row {row}", error) from None
 
 
-def _column_documents(source: str, column: pa.ChunkedArray, row: int) -> Iterator[Document]:
-    """Documents of an Arrow column, whose first row is number ``row`` of the place; a null is no document."""
+def _column_texts(source: str, column: pa.ChunkedArray, row: int) -> Iterator[str]:
+    """Texts of an Arrow column, whose first row is number ``row`` of the place; a null is no document."""
     for row_number, text in enumerate(column.to_pylist(), start=row + 1):
         if text is None:
             continue
@@ -283,14 +314,12 @@ def _column_documents(source: str, column: pa.ChunkedArray, row: int) -> Iterato
             raise UserError(
                 f"{source}, row {row_number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: divide it"
             )
-        if document := _split_lines(text):
-            yield document
+        yield text
 
 
 def _split_lines(text: str) -> Document:
     return [stripped for line in text.split("\n") if (stripped := line.strip())]
 
 
-def _too_long(path: Path, line_number: int, file_format: str) -> UserError:
-    fix = "divide it" if file_format == "jsonl" else "separate documents with an empty line"
+def _too_long(path: Path, line_number: int, fix: str) -> UserError:
     return UserError(f"{path}, line {line_number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: {fix}")
