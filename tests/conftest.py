@@ -90,6 +90,22 @@ REPLACED = [
     "--model.pooler_act=gelu",
 ]
 
+NEXT = [
+    "--data.objective=blocks",
+    "--data.prediction=next",
+    "--data.max_predictions_per_sequence=20",
+    "--model.causal=true",
+    "--model.pre_layer_norm=true",
+    "--model.embedding_norm=false",
+    "--model.prediction_transform=false",
+    "--model.prediction_bias=false",
+    "--model.residual_init=scaled",
+    "--model.type_vocab_size=0",
+    "--tokenizer.kind=byte_level",
+    "--tokenizer.vocab_size=300",
+]
+"""Next tokens of blocks, with the settings of GPT-2."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test module is imported, and so before JAX reads its flags."""
@@ -218,6 +234,17 @@ def detected(corpus: Path, made_once) -> Path:
         assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *REPLACED]) == 0
 
     return made_once("detected", train)
+
+
+@pytest.fixture(scope="session")
+def continued(corpus: Path, made_once) -> Path:
+    """The folder of a finished run of six steps of next-token prediction."""
+    from bert.commands.pretrain import main
+
+    def train(folder: Path) -> None:
+        assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *NEXT]) == 0
+
+    return made_once("continued", train)
 
 
 @pytest.fixture

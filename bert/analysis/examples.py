@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from bert.config import PretrainConfig
 from bert.data.pretraining.dataset import PretrainingDataset
-from bert.data.pretraining.loader import make_masking, masked_batch, random_uint64s_per_row
+from bert.data.pretraining.loader import make_predictions, masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import philox_uint64
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
@@ -28,11 +28,13 @@ class MaskedToken(NamedTuple):
 
 
 class MaskedExample(NamedTuple):
-    """An example: its row, its position in a packed row (None in others), its tokens and its label in words."""
+    """An example: its row, its position in a packed row (None in others), its tokens, how many tokens are predicted,
+    and its label in words."""
 
     row: int
     position: int | None
     tokens: list[MaskedToken]
+    predicted: int
     label: str
 
 
@@ -57,15 +59,21 @@ def example_statistics(dataset: PretrainingDataset, tokenizer: Tokenizer) -> lis
             packing = f" and {most} examples, {len(unpacked):,} in all"
             padding += f"; with one example a row {_padding_share(unpacked, dataset.sequence_length):.1%}"
         lines += [
-            (f"{split}: documents", f"{documents:,}, of {sentences / documents:,.1f} sentences and "
+            (f"{split}: documents", f"{documents:,}, of {_of_sentences(sentences, documents)}"
                                     f"{tokens / documents:,.0f} tokens on average"),
-            (f"{split}: sentences", f"{sentences:,}, of {tokens / sentences:,.1f} tokens on average"),
+            *([(f"{split}: sentences", f"{sentences:,}, of {tokens / sentences:,.1f} tokens on average")]
+              if sentences else []),
             (f"{split}: tokens", f"{tokens:,}"),
             (f"{split}: rows", f"{len(rows):,} of up to {dataset.sequence_length} tokens{packing}; at the 10th, 50th, "
                                f"90th percentile {low:.0f}, {middle:.0f}, {high:.0f}"),
             (f"{split}: padding", padding),
         ]  # fmt: skip
     return lines
+
+
+def _of_sentences(sentences: int, documents: int) -> str:
+    """Sentences of a document, for rows that are made of sentences."""
+    return f"{sentences / documents:,.1f} sentences and " if sentences else ""
 
 
 def _padding_share(lengths: np.ndarray, sequence_length: int) -> float:
@@ -76,16 +84,19 @@ def masked_examples(
     dataset: PretrainingDataset, tokenizer: Tokenizer, config: PretrainConfig, count: int
 ) -> Iterator[MaskedExample]:
     """The examples of ``count`` rows spread over the training rows, masked as at a first visit."""
-    rows, masking, special = open_rows(dataset.train), make_masking(config.data, tokenizer), special_ids(tokenizer)
+    rows, special = open_rows(dataset.train), special_ids(tokenizer)
+    predictions = make_predictions(config.data, tokenizer)
     objective = OBJECTIVES[config.data.objective]
     indices = np.unique(np.linspace(0, len(rows) - 1, count).astype(int))
     examples = rows.take(indices)
-    random_bits = philox_uint64((config.seed, 0), 0, len(indices), random_uint64s_per_row(masking, examples))
-    batch = masked_batch(examples, masking, random_bits, 0)
+    random_bits = philox_uint64((config.seed, 0), 0, len(indices), random_uint64s_per_row(predictions, examples))
+    batch = masked_batch(examples, predictions, random_bits, 0)
     for at, index, start, end in _spans(batch):
-        used = batch["masked_lm_weights"][at] > 0
-        positions, targets = (batch[name][at, used].tolist() for name in ("masked_lm_positions", "masked_lm_ids"))
-        originals = dict(zip(positions, map(tokenizer.id_to_token, targets), strict=True))
+        originals = {} if config.data.prediction == "next" else _masked_tokens(batch, at, tokenizer)
+        places = range(start, end)
+        predicted = sum(i in originals for i in places)
+        if config.data.prediction == "next":
+            predicted = int(batch["next_token_weights"][at, start:end].sum())
         label = "no label"
         if objective.label:
             labels = batch[f"{objective.label}_labels"][at]
@@ -93,9 +104,16 @@ def masked_examples(
         ids, segments = batch["input_ids"][at].tolist(), batch["token_type_ids"][at].tolist()
         tokens = [
             MaskedToken(tokenizer.id_to_token(ids[i]) or "", originals.get(i), ids[i] in special.all, segments[i] == 1)
-            for i in range(start, end)
+            for i in places
         ]
-        yield MaskedExample(int(indices[at]), index, tokens, label)
+        yield MaskedExample(int(indices[at]), index, tokens, predicted, label)
+
+
+def _masked_tokens(batch: dict[str, np.ndarray], at: int, tokenizer: Tokenizer) -> dict[int, str | None]:
+    """The original tokens of the masked positions of a row."""
+    used = batch["masked_lm_weights"][at] > 0
+    positions, targets = (batch[name][at, used].tolist() for name in ("masked_lm_positions", "masked_lm_ids"))
+    return dict(zip(positions, map(tokenizer.id_to_token, targets), strict=True))
 
 
 def _spans(batch: dict[str, np.ndarray]) -> Iterator[tuple[int, int | None, int, int]]:

@@ -22,7 +22,7 @@ FORMULA = {
     ATTENTION: "a layer: 8 D^2 (query, key, value, output) + 4 T D (scores and mix)",
     FEED_FORWARD: "a layer: 4 D F",
     POOLER: "2 D^2 / T: one token a row",
-    PREDICTIONS: "(2 D E + 2 E V) P / T, without 2 D E if there is no transform: the P masked positions alone are "
+    PREDICTIONS: "(2 D E + 2 E V) P / T, without 2 D E if there is no transform: the P predicted positions alone are "
     "decoded",
     GENERATOR: "layers and predictions by these formulas, with the generator's D and F",
 }

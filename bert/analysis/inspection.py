@@ -147,6 +147,8 @@ def _parts(
     for path, shape in shapes.items():
         part = _table_line(path)
         parameters[part] = parameters.get(part, 0) + math.prod(shape)
+    if architecture == "BertForCausalLM":
+        parameters.setdefault(PREDICTIONS, 0)  # a decoder may be the word embeddings alone
     tokens, predictions = _row(model, config, length)
     elements: dict[str, int] = {}
     for path, shape in shapes.items():
@@ -188,11 +190,13 @@ def _row(model: ModelConfig, config: RunConfig | None, length: int | None) -> tu
         )
     if isinstance(config, PretrainConfig):
         tokens = length or config.data.sequence_length
+        if config.data.prediction == "next":
+            return tokens, tokens
         predictions = round(config.data.masked_lm_prob * tokens)
         return tokens, max(1, min(config.data.max_predictions_per_sequence, predictions))
     default = PUBLISHED_LENGTH if config is None else config.data.max_length
     tokens = length or min(default, model.max_position_embeddings)
-    return tokens, max(1, round(DEFAULT_MASKED_LM_PROB * tokens))
+    return tokens, tokens if model.causal else max(1, round(DEFAULT_MASKED_LM_PROB * tokens))
 
 
 def _vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> Facts:

@@ -20,6 +20,7 @@ from bert.data.pretraining.loader import masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import MASKINGS, philox_uint64
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
+from bert.data.pretraining.predictions import NextTokens, Predictions
 from bert.errors import UserError, require
 from bert.parallel.backends import MeshParallel, check_model
 from bert.parallel.sharding import partition_spec, path_str
@@ -99,14 +100,17 @@ def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
         row[EXAMPLE_LENGTH] = np.array([[length] + [0] * (most - 1)])
     if label := OBJECTIVES[config.data.objective].label:
         row[f"{label}_label"] = np.zeros(examples, int)
-    masking = MASKINGS[config.data.prediction](
-        vocab_size=config.model.known_vocab_size,
-        mask_id=special[-1],
-        special_ids=tuple(special),
-        max_predictions=config.data.max_predictions_per_sequence,
-        prob=config.data.masked_lm_prob,
-    )
-    batch = masked_batch(row, masking, philox_uint64((0, 0), 0, 1, random_uint64s_per_row(masking, row)), 0)
+    predictions: Predictions = NextTokens()
+    if config.data.prediction != "next":
+        predictions = MASKINGS[config.data.prediction](
+            vocab_size=config.model.known_vocab_size,
+            mask_id=special[-1],
+            special_ids=tuple(special),
+            max_predictions=config.data.max_predictions_per_sequence,
+            prob=config.data.masked_lm_prob,
+        )
+    words = philox_uint64((0, 0), 0, 1, random_uint64s_per_row(predictions, row))
+    batch = masked_batch(row, predictions, words, 0)
     return {
         name: jax.ShapeDtypeStruct((micro_batches, rows, *array.shape[1:]), array.dtype)
         for name, array in batch.items()

@@ -94,11 +94,10 @@ def _print_examples(dataset: PretrainingDataset, tokenizer: Tokenizer, config: P
         Text.assemble("segment A", ("  segment B", "cyan"), ("  predicted: shown{original}", MASKED_STYLE), style="dim")
     )
     for example in masked_examples(dataset, tokenizer, config, count):
-        text, predicted = Text(), 0
+        text = Text()
         for token in example.tokens:
             segment = "cyan" if token.is_segment_b else ""
             if token.original is not None:
-                predicted += 1
                 text.append(f"{token.text}{{{token.original}}}", f"{MASKED_STYLE} {segment}")
             else:
                 text.append(token.text, "dim" if token.is_special else segment)
@@ -107,7 +106,7 @@ def _print_examples(dataset: PretrainingDataset, tokenizer: Tokenizer, config: P
         console.print(
             Text(
                 f"\nrow {example.row}{position}: {len(example.tokens)} of {dataset.sequence_length} tokens, "
-                f"{predicted} predicted; {example.label}",
+                f"{example.predicted} predicted; {example.label}",
                 "bold",
             )
         )

@@ -14,7 +14,7 @@ from bert.config import PretrainConfig
 if TYPE_CHECKING:
     from bert.runs.folder import RunFolder
 
-DESCRIPTION = """Pretrains BERT on a corpus. Without arguments: a tiny model on the prose in the docstrings of all
+DESCRIPTION = """Pretrains a model on a corpus. Without arguments: a tiny model on the prose in the docstrings of all
 installed packages, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it
 was."""
 
@@ -36,9 +36,20 @@ def _show(results: dict[str, Any], path: str) -> None:
     unigram = baselines["unigram"]
     print(f"\nheld-out text after {results['steps']:,} steps:")
     print(f"  {'':22}{'model':>10}{'baseline':>12}")
+    prediction = "lm" if "lm_accuracy" in measured else "mlm"
     lines = [
-        ("MLM accuracy", measured["mlm_accuracy"], unigram.get("accuracy"), "most frequent token"),
-        ("MLM perplexity", measured["perplexity"], unigram.get("perplexity"), "unigram frequencies"),
+        (
+            f"{prediction.upper()} accuracy",
+            measured[f"{prediction}_accuracy"],
+            unigram.get("accuracy"),
+            "most frequent token",
+        ),
+        (
+            f"{prediction.upper()} perplexity",
+            measured["perplexity"],
+            unigram.get("perplexity"),
+            "unigram frequencies",
+        ),
     ]
     for name, value in baselines.items():
         if name.endswith("_majority_accuracy"):  # of the objective's label, where it has one
@@ -47,20 +58,27 @@ def _show(results: dict[str, Any], path: str) -> None:
     if "disc_recall" in measured:
         lines.append(("DISC recall", measured["disc_recall"], 0.0, "no token taken for replaced"))
     for name, value, baseline, what in lines:
-        digits = 1 if name == "MLM perplexity" else 3
+        digits = 1 if name.endswith("perplexity") else 3
         print(f"  {name:22}{_number(value):10.{digits}f}{baseline:12.{digits}f}   ({what})")
+    if "bits_per_byte" in measured:
+        print(f"  {'bits per byte':22}{_number(measured['bits_per_byte']):10.3f}")
     if "transfer" in results:
         _show_transfer(results["transfer"])
-    print("\nwords of held-out sentences, masked and guessed:")
-    for filled in results["filled_masks"]:
-        guesses = ", ".join(f"{guess['token']} {_number(guess['probability']):.0%}" for guess in filled["guesses"])
-        print(f"  {filled['text']}\n    -> {guesses}   (it was: {filled['truth']})")
+    if "filled_masks" in results:
+        _show_filled_masks(results["filled_masks"])
     vocabulary = ", ".join(name for name in ("tokenizer.json", "vocab.txt") if Path(path, name).is_file())
     print(
         f"\n{results['seconds']:.0f} seconds; {path} holds checkpoints, {vocabulary}, metrics.jsonl, curves.png, "
         "results.json"
-        f"\nnext:{_next(path, results['filled_masks'])}"
+        f"\nnext:{_next(path, results.get('filled_masks', []))}"
     )
+
+
+def _show_filled_masks(filled_masks: list[dict[str, Any]]) -> None:
+    print("\nwords of held-out sentences, masked and guessed:")
+    for filled in filled_masks:
+        guesses = ", ".join(f"{guess['token']} {_number(guess['probability']):.0%}" for guess in filled["guesses"])
+        print(f"  {filled['text']}\n    -> {guesses}   (it was: {filled['truth']})")
 
 
 def _show_transfer(transfer: dict[str, Any]) -> None:

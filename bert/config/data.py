@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
-from bert.config.validation import Fraction, Positive, PositiveFloat, Range, Seed, check_fields
+from bert.config.validation import Fraction, Positive, PositiveFloat, Range, Seed, check_fields, check_unused
 from bert.errors import UserError
 
 DOCSTRINGS_PREFIX = "docstrings:"
@@ -19,10 +19,22 @@ HUB_PREFIX = "hub:"
 LANGUAGE = re.compile("[a-z]{2,3}(-[a-z]+)*")
 """Of a code of a language. To one that is unknown the rules of English apply."""
 
-Objective = Literal["nsp", "sop", "full_sentences", "doc_sentences"]
+Objective = Literal["nsp", "sop", "full_sentences", "doc_sentences", "blocks"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 
-Prediction = Literal["masked", "replaced"]
+Prediction = Literal["masked", "replaced", "next"]
+
+UNUSED_BY_BLOCKS = ("one_sentence_per_line", "language")
+"""Keys of sentences, which blocks do not look for."""
+
+UNUSED_BY_NEXT = (
+    "max_predictions_per_sequence",
+    "masked_lm_prob",
+    "whole_word_masking",
+    "static_masking",
+    "dupe_factor",
+)
+"""Keys of masks, and of examples that differ by their masks."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +53,22 @@ class DataConfig:
     """Held-out corpus in the same forms; null holds out a share of data.train instead."""
     eval_fraction: Fraction = 0.05
     """Share of the documents of data.train that is held out when data.eval is null."""
+    verbatim: bool = False
+    """Read documents as they are, with white space and empty lines: a .txt file is then one document (needs
+    data.objective blocks)."""
     one_sentence_per_line: bool = False
     """The corpus already has one sentence a line: do not look for sentence boundaries."""
     language: list[str] | str = "en"
     """Language code by which sentence boundaries are found; several: one for each entry of data.train."""
     objective: Objective = "nsp"
-    """The objective in addition to masked words: nsp (does B follow A, or is it from another document, as in half of
-    the rows of long documents and in more of short ones), sop (are two consecutive segments swapped, as in ALBERT), or
-    nothing, with rows full of whole sentences as in RoBERTa: across documents (full_sentences) or within one
-    (doc_sentences)."""
+    """The rows, and the objective in addition to data.prediction: nsp (does B follow A, or is it from another document,
+    as in half of the rows of long documents and in more of short ones), sop (are two consecutive segments swapped, as
+    in ALBERT), or nothing, with rows full of whole sentences as in RoBERTa: across documents (full_sentences) or within
+    one (doc_sentences); or with rows of exactly sequence_length tokens as they come, as in GPT-2 (blocks)."""
     prediction: Prediction = "masked"
-    """What is predicted of a row: masked words by the words around them (masked), or, for every token, whether a small
-    generator has replaced it, as in ELECTRA (replaced; needs an objective without pairs)."""
+    """What is predicted of a row: masked words by the words around them (masked); for every token, whether a small
+    generator has replaced it, as in ELECTRA (replaced; needs an objective without pairs); or every token by those
+    before it, as in GPT (next; needs an objective without pairs and model.causal)."""
     sequence_length: Annotated[int, Range(least=8)] = 128
     """Tokens T a row, special ones included."""
     max_predictions_per_sequence: Positive = 20
@@ -97,18 +113,36 @@ class DataConfig:
                 f"data.dupe_factor is {self.dupe_factor}, and data.objective {self.objective} has no pairs that would "
                 "differ: remove data.dupe_factor (masks are drawn again at every visit), or set data.static_masking"
             )
-        if self.prediction == "replaced" and self.objective in ("nsp", "sop"):
+        self._check_objective()
+        if self.packing and self.objective in ("full_sentences", "blocks"):
             raise UserError(
-                f"data.objective is {self.objective}, whose label data.prediction replaced does not learn: set "
-                "data.objective to full_sentences or doc_sentences"
-            )
-        if self.packing and self.objective == "full_sentences":
-            raise UserError(
-                "data.packing is true, and the rows of data.objective full_sentences are full already: leave packing "
-                "out, or choose nsp, sop or doc_sentences"
+                f"data.packing is true, and the rows of data.objective {self.objective} are full already: leave "
+                "packing out, or choose nsp, sop or doc_sentences"
             )
         if self.eval_fraction == 0 and self.eval is None:
             raise UserError("data.eval_fraction is 0 and data.eval is not set: set one of them")
+
+    def _check_objective(self) -> None:
+        """Raises UserError for a prediction that does not fit the rows, and for keys that either has no use for."""
+        if self.prediction != "masked" and self.objective in ("nsp", "sop"):
+            fitting = "blocks, full_sentences" if self.prediction == "next" else "full_sentences"
+            raise UserError(
+                f"data.objective is {self.objective}, whose label data.prediction {self.prediction} does not learn: "
+                f"set data.objective to {fitting} or doc_sentences"
+            )
+        if self.verbatim and self.objective != "blocks":
+            raise UserError(
+                f"data.verbatim is true, and data.objective {self.objective} makes rows of sentences: set "
+                "data.objective to blocks, or remove data.verbatim"
+            )
+        if self.prediction == "next":
+            check_unused(
+                "data.", self, "which data.prediction next does not use: remove it, no token is masked", UNUSED_BY_NEXT
+            )
+        if self.objective == "blocks":
+            check_unused(
+                "data.", self, "and data.objective blocks does not look for sentences: remove it", UNUSED_BY_BLOCKS
+            )
 
     def _check_entries(self) -> None:
         """What is given for each entry of data.train must be as many."""

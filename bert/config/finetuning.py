@@ -172,6 +172,11 @@ class FinetuneConfig:
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
         self.training.check_warmup(self.optimizer)
+        if self.training.label_smoothing:
+            raise UserError(
+                f"training.label_smoothing is {self.training.label_smoothing}, which is for pretraining with "
+                "data.prediction next: remove it"
+            )
         self.training.check_attention(self.model.attention_probs_dropout_prob)
         if self.init is None:
             raise UserError(

@@ -29,7 +29,8 @@ class PretrainConfig:
     seed: Seed = 0
     """Seed of initialisation, order of data, masks and dropout."""
     mlm_bias_init: Literal["unigram", "zeros"] = "unigram"
-    """Start of the MLM head's output bias: log frequencies of the tokens (unigram), or, as published, zeros."""
+    """Start of the MLM head's output bias, if it has one: log frequencies of the tokens (unigram), or, as published,
+    zeros."""
     phases: list[PhaseConfig] | None = None
     """Phases of the run, one after the other, each with its own rows and batches; null is a single one. In YAML a
     list, each phase with some of the keys below; null on the command line drops a recipe's."""
@@ -60,12 +61,33 @@ class PretrainConfig:
         check_fields("", self)
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.distillation, self.training):
             part.check()
+        if self.init is None:  # else the model's settings come with the weights
+            self.check_prediction()
         self.electra.check(self.model, self.data.prediction)
         self.training.check_warmup(self.optimizer)
         self.training.check_attention(self.model.attention_probs_dropout_prob, self.data.packing)
         _check_lengths(self, "data")
         if self.phases is not None:
             check_phases(self)
+
+    def check_prediction(self) -> None:
+        """Raises UserError if the model reads the text in another direction than data.prediction needs."""
+        prediction = self.data.prediction
+        if prediction == "next" and not self.model.causal:
+            raise UserError(
+                "model.causal is false, and data.prediction next needs a model that does not see the tokens it "
+                "predicts: set model.causal to true, or data.prediction to masked"
+            )
+        if prediction != "next" and self.model.causal:
+            raise UserError(
+                f"model.causal is true, and data.prediction {prediction} needs a model that sees the tokens on both "
+                "sides: set model.causal to false, or data.prediction to next"
+            )
+        if self.training.label_smoothing and prediction != "next":
+            raise UserError(
+                f"training.label_smoothing is {self.training.label_smoothing}, and data.prediction {prediction} does "
+                "not use it: remove it"
+            )
 
 
 @dataclass(frozen=True)
@@ -118,6 +140,11 @@ def check_phases(config: PretrainConfig) -> None:
                 f"{total:,}: enlarge training.steps, or set phases to null"
             )
         first = end
+        if alone.data.prediction == "next" and phase.max_predictions_per_sequence is not None:
+            raise UserError(
+                f"phases.{number}.max_predictions_per_sequence is {phase.max_predictions_per_sequence}, which "
+                "data.prediction next does not use: remove it, no token is masked"
+            )
         _check_lengths(alone, f"phases.{number}")
         alone.training.check_micro_batches(f"phases.{number}")
 
@@ -131,7 +158,7 @@ def _check_lengths(config: PretrainConfig, section: str) -> None:
             f"{section}.sequence_length ({length}) is over model.max_position_embeddings "
             f"({config.model.max_position_embeddings}): shorten the one or enlarge the other"
         )
-    if predictions >= length:
+    if predictions >= length and config.data.prediction != "next":
         raise UserError(
             f"{section}.max_predictions_per_sequence ({predictions}) is not below {section}.sequence_length "
             f"({length}): lower the one or raise the other"
@@ -151,7 +178,9 @@ def _config_for_phase(config: PretrainConfig, phase: PhaseConfig) -> PretrainCon
     """The configuration of a run that is this phase alone."""
     data, training, optimizer = config.data, config.training, config.optimizer
     length = phase.sequence_length or data.sequence_length
-    in_proportion = -(-data.max_predictions_per_sequence * length // data.sequence_length)
+    predictions = phase.max_predictions_per_sequence or data.max_predictions_per_sequence
+    if phase.max_predictions_per_sequence is None and data.prediction != "next":
+        predictions = -(-predictions * length // data.sequence_length)
     accumulation = phase.gradient_accumulation_steps or training.gradient_accumulation_steps
     return dataclasses.replace(
         config,
@@ -159,7 +188,7 @@ def _config_for_phase(config: PretrainConfig, phase: PhaseConfig) -> PretrainCon
         data=dataclasses.replace(
             data,
             sequence_length=length,
-            max_predictions_per_sequence=phase.max_predictions_per_sequence or in_proportion,
+            max_predictions_per_sequence=predictions,
         ),
         training=dataclasses.replace(
             training,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -78,11 +78,15 @@ def _ranges(hint: Any) -> Iterator[Range]:
         yield from _ranges(member)
 
 
-def check_unused(prefix: str, config: object, reason: str) -> None:
-    """Raises UserError, which ends in ``reason``, for the first field of a dataclass that differs from its default."""
+def check_unused(prefix: str, config: object, reason: str, names: Collection[str] | None = None) -> None:
+    """Raises UserError, which ends in ``reason``, for the first field of a dataclass that differs from its default.
+
+    Args:
+        names: the fields to look at; None for all of them.
+    """
     for name, default in vars(type(config)()).items():
         value = getattr(config, name)
-        if value != default:
+        if value != default and (names is None or name in names):
             raise UserError(f"{prefix}{name} is {value}, {reason}")
 
 

@@ -79,8 +79,9 @@ HIGHER_IS_BETTER = {
     **dict.fromkeys(METRICS, True),
     **dict.fromkeys(("exact_match", *SQUAD_V2, "exact_span"), True),
     **dict.fromkeys(("precision", "recall", "weighted_f1"), True),
-    **dict.fromkeys(("mlm_accuracy", "nsp_accuracy", "sop_accuracy", "disc_accuracy", "disc_recall"), True),
-    "perplexity": False,
+    **dict.fromkeys(("mlm_accuracy", "lm_accuracy", "nsp_accuracy", "sop_accuracy"), True),
+    **dict.fromkeys(("disc_accuracy", "disc_recall"), True),
+    **dict.fromkeys(("perplexity", "bits_per_byte"), False),
 }
 """Direction of the metrics of this module, of `bert.training.losses` and of the tasks: whether higher is better."""
 
@@ -143,7 +144,7 @@ def majority_class(names: Sequence[str], labels: np.ndarray) -> dict[str, float]
 
 
 def unigram_baseline(train_counts: np.ndarray, label_ids: np.ndarray) -> dict[str, float]:
-    """Masked tokens predicted from how often each token occurs in the training text, whatever the context.
+    """Tokens predicted from how often each token occurs in the training text, whatever the context.
 
     Args:
       train_counts: [V] occurrences of each token.
@@ -164,6 +165,11 @@ def unigram_log_probabilities(counts: np.ndarray) -> np.ndarray:
     """[V] log relative frequencies; one is added to each count, so that a token never seen has a finite one."""
     counts = np.asarray(counts, np.float64) + 1
     return np.log(counts) - np.log(counts.sum())
+
+
+def bits_per_byte(loss: float, tokens_per_byte: float) -> float:
+    """Bits that a model of the text takes for each of its bytes, of a loss in nats a token."""
+    return loss * tokens_per_byte / math.log(2)
 
 
 def perplexity(loss: float) -> float:

@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from bert.config import TokenizerConfig
 from bert.errors import UserError, without_surrogates
 from bert.tokenizer.special_tokens import ROBERTA_TOKENS, special_tokens
@@ -54,6 +56,23 @@ def train_byte_level(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer
     draft.train_from_iterator(itertools.chain([first], lines), trainer)
     model = json.loads(draft.to_str())["model"]
     return build_byte_level(model["vocab"], [(left, right) for left, right in model["merges"]])
+
+
+def token_byte_counts(tokenizer: Tokenizer) -> np.ndarray | None:
+    """[V] bytes of text that each token stands for, 0 for a special token; None if the vocabulary alters texts."""
+    from tokenizers import models, pre_tokenizers
+
+    splitter, vocab = tokenizer.pre_tokenizer, tokenizer.get_vocab()
+    by_bytes = isinstance(tokenizer.model, models.BPE) and isinstance(splitter, pre_tokenizers.ByteLevel)
+    if not by_bytes or splitter.add_prefix_space or tokenizer.normalizer is not None:
+        return None
+    if not vocab.keys() >= set(pre_tokenizers.ByteLevel.alphabet()):
+        return None
+    counts = np.zeros(max(vocab.values()) + 1, np.int64)
+    counts[list(vocab.values())] = list(map(len, vocab))  # a character of a token is a byte
+    for number, token in tokenizer.get_added_tokens_decoder().items():
+        counts[number] = 0 if token.special else len(token.content.encode())
+    return counts
 
 
 def parse_byte_level(vocab: str, merges: str) -> Tokenizer:

@@ -72,6 +72,11 @@ class SpecialTokenIds:
         return self.eos if "eos" in self.by_role else self.sep
 
     @property
+    def padding(self) -> int:
+        """Fills rows up: the padding token or, in a vocabulary without one, as that of GPT-2, the end token."""
+        return self.pad if "pad" in self.by_role else self.end
+
+    @property
     def all(self) -> tuple[int, ...]:
         """Every special id once."""
         return tuple(dict.fromkeys(self.by_role.values()))

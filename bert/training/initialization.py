@@ -205,7 +205,9 @@ def _copy(params: Params) -> Params:
 
 
 def init_mlm_bias(method: str, counts: np.ndarray, head: Sequence[str], params: Params) -> Params:
-    """The MLM head's output bias set to the log frequencies of the tokens; unchanged for the method ``zeros``.
+    """The MLM head's output bias set to the log frequencies of the tokens.
+
+    Unchanged for the method ``zeros``, and in a head without bias.
 
     A bias that starts at zero moves by at most the learning rate per step, and is several nats away. Meanwhile the
     encoder learns the frequencies instead: it turns all tokens into one vector, which the tied decoder reads, and a
@@ -216,9 +218,9 @@ def init_mlm_bias(method: str, counts: np.ndarray, head: Sequence[str], params: 
         counts: [V] occurrences of each token in the training rows.
         head: path of the MLM head in ``params``.
     """
-    if method == "zeros":
-        return params
     flat, path = traverse_util.flatten_dict(params), (*head, "bias")
+    if method == "zeros" or path not in flat:
+        return params
     bias = np.zeros(flat[path].shape, np.float32)
     bias[: len(counts)] = unigram_log_probabilities(counts)
     bias[len(counts) :] = bias[: len(counts)].min()  # rows of the embedding beyond the vocabulary

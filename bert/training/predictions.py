@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -18,10 +18,12 @@ from bert.inference.pretrained import Pretrained
 from bert.model.electra import Electra, make_generator_config
 from bert.model.execution import LayerExecution
 from bert.model.heads import BertForMaskedLM, BertForPreTraining
+from bert.model.language_model import BertForCausalLM
 from bert.runs.metrics_log import Metrics
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.wordpiece import continues_word, token_text
 from bert.training.losses import Objective, pretraining_objective, replaced_token_objective
+from bert.training.token_losses import next_token_objective
 
 MakeExecution = Callable[[ModelConfig], LayerExecution]
 
@@ -36,10 +38,12 @@ class Prediction:
         modules: top-level modules of its parameters that ``init`` may fill.
         mlm_head: path of its masked-LM head in the parameters, whose output bias ``mlm_bias_init`` sets.
         perplexity_loss: the loss whose exponential is the perplexity.
+        special_tokens: whether special tokens are predicted as well.
         main_metric: the score that the curves show first.
         baselines: (held-out batches, their row objective, [V] occurrences of predictable tokens in training, scores of
             the last evaluation) -> scores without a model.
         examples: (model, held-out rows) -> what the model makes of some of them, for results.json.
+        examples_name: of these in results.json.
     """
 
     build_model: Callable[[PretrainConfig, MakeExecution], nn.Module]
@@ -47,9 +51,11 @@ class Prediction:
     modules: tuple[str, ...]
     mlm_head: tuple[str, ...]
     perplexity_loss: str
+    special_tokens: bool
     main_metric: str
     baselines: Callable[[Iterable[Batch], PretrainingObjective, np.ndarray, Metrics], dict[str, Any]]
     examples: Callable[[Pretrained, RowSource], list[dict[str, Any]]]
+    examples_name: str
 
 
 def _masked_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
@@ -70,6 +76,14 @@ def _replaced_model(config: PretrainConfig, make_execution: MakeExecution) -> nn
 
 def _replaced_objective(model: nn.Module, config: PretrainConfig) -> Objective:
     return replaced_token_objective(model.apply, config.electra.disc_weight)
+
+
+def _next_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
+    return BertForCausalLM(config.model, jnp.dtype(config.training.dtype), make_execution(config.model))
+
+
+def _next_objective(model: nn.Module, config: PretrainConfig) -> Objective:
+    return next_token_objective(cast(BertForCausalLM, model), config.training.label_smoothing)
 
 
 def masked_baselines(
@@ -96,6 +110,20 @@ def replaced_baselines(
     """As `masked_baselines`, of the generator; and the accuracy of taking no token for replaced, or every one."""
     share = scores["replaced_share"]
     return {**masked_baselines(batches, objective, counts, scores), "disc_majority_accuracy": max(share, 1 - share)}
+
+
+def next_baselines(
+    batches: Iterable[Batch], objective: PretrainingObjective, counts: np.ndarray, scores: Metrics
+) -> dict[str, Any]:
+    """Scores of held-out rows for a model that knows only the frequencies of the tokens."""
+    del objective, scores
+    tokens = np.concatenate([batch["next_token_ids"][batch["next_token_weights"] > 0] for batch in batches])
+    return {"unigram": metrics.unigram_baseline(counts, tokens) if len(tokens) else {}}
+
+
+def continue_some_rows(model: Pretrained, rows: RowSource, count: int = 3) -> list[dict[str, Any]]:
+    del model, rows, count
+    return []
 
 
 def fill_some_masks(model: Pretrained, rows: RowSource, count: int = 3) -> list[dict[str, Any]]:
@@ -137,9 +165,11 @@ PREDICTIONS = {
         modules=("bert", "predictions", "seq_relationship"),
         mlm_head=("predictions",),
         perplexity_loss="mlm_loss",
+        special_tokens=False,
         main_metric="mlm_accuracy",
         baselines=masked_baselines,
         examples=fill_some_masks,
+        examples_name="filled_masks",
     ),
     "replaced": Prediction(
         build_model=_replaced_model,
@@ -147,9 +177,23 @@ PREDICTIONS = {
         modules=("bert", "generator", "discriminator_predictions"),
         mlm_head=("generator", "predictions"),
         perplexity_loss="mlm_loss",
+        special_tokens=False,
         main_metric="disc_accuracy",
         baselines=replaced_baselines,
         examples=fill_some_masks,
+        examples_name="filled_masks",
+    ),
+    "next": Prediction(
+        build_model=_next_model,
+        build_objective=_next_objective,
+        modules=("bert", "predictions"),
+        mlm_head=("predictions",),
+        perplexity_loss="lm_loss",
+        special_tokens=True,
+        main_metric="lm_accuracy",
+        baselines=next_baselines,
+        examples=continue_some_rows,
+        examples_name="continuations",
     ),
 }
 """By the name that data.prediction takes."""

@@ -103,6 +103,7 @@ def resolve_setup(run: RunFolder[PretrainConfig], say: Log) -> Setup:
         model = model_config_from_source(config.model, init_model.config, init_model.source)
         config = dataclasses.replace(config, model=model)
         config.check()  # rows may be too long for the model
+        config.check_prediction()
     if config.transfer is not None:
         transfer_config(config)  # before hours of training
     if config.model.type_vocab_size < 2 and OBJECTIVES[config.data.objective].label:
@@ -180,7 +181,9 @@ class PretrainingEvaluator:
 
     def __call__(self, params: Any) -> Metrics:
         means = compute_means(accumulate_sums(self._sums(params), self._parallel), self._loss_factors)
-        return {**means, "perplexity": metrics.perplexity(means[self._perplexity_loss])}
+        loss, tokens_per_byte = means[self._perplexity_loss], self._data.tokens_per_byte
+        bits = {} if tokens_per_byte is None else {"bits_per_byte": metrics.bits_per_byte(loss, tokens_per_byte)}
+        return {**means, "perplexity": metrics.perplexity(loss), **bits}
 
     def _sums(self, params: Any) -> Iterator[WeightedSums]:
         for batch in self._data.eval_batches(self._parallel.process):
@@ -282,7 +285,7 @@ def _initialize(
 ) -> TrainState:
     config, source = setup.run.config, setup.init_model
     first, prediction = data.phases[0], PREDICTIONS[config.data.prediction]
-    counts = predictable_counts(first.examples, data.tokenizer)
+    counts = predictable_counts(first.examples, data.tokenizer, prediction.special_tokens)
     return initialize_state(
         learner.model,
         make_optimizer(first.phase.config.optimizer, data.total_steps),

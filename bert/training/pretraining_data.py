@@ -16,13 +16,14 @@ from bert.config.pretraining import Phase, phase_configs, resolve_phases
 from bert.data.corpus.vocabulary import corpus_vocabulary
 from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.dataset import PretrainingDataset
-from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, held_out_batches, make_masking
+from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, held_out_batches, make_predictions
 from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
 from bert.inference.pretrained import Pretrained
 from bert.parallel import multihost
 from bert.runs import progress
 from bert.runs.folder import RunFolder
+from bert.tokenizer.byte_level import token_byte_counts
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.wordpiece import (
     embedding_rows,
@@ -48,12 +49,15 @@ class PhaseData:
         examples: of its length.
         loader: of its training batches.
         eval_rows: its held-out rows.
+        tokens_per_byte: predicted tokens of the held-out rows for each byte of text that they stand for; None if that
+            is not known, since not every token is predicted or the vocabulary alters texts.
     """
 
     phase: Phase
     examples: PretrainingDataset
     loader: PretrainingLoader
     eval_rows: RowSource
+    tokens_per_byte: float | None = None
 
     @property
     def num_eval_batches(self) -> int:
@@ -121,7 +125,7 @@ def open_phases(
         batch_size = phase.config.training.batch_size
         loader = PretrainingLoader(
             rows,
-            make_masking(phase.config.data, tokenizer),
+            make_predictions(phase.config.data, tokenizer),
             batch_size,
             phase.config.seed,
             process,
@@ -130,14 +134,27 @@ def open_phases(
             first_row=num_rows_read[examples.folder],
         )
         num_rows_read[examples.folder] += (phase.end - phase.first) * batch_size
-        phases.append(PhaseData(phase, examples, loader, open_rows(examples.eval)))
+        data = PhaseData(phase, examples, loader, open_rows(examples.eval))
+        if (byte_counts := token_byte_counts(tokenizer)) is not None and phase.config.data.prediction == "next":
+            data = dataclasses.replace(data, tokens_per_byte=_tokens_per_byte(data, byte_counts))
+        phases.append(data)
     return phases
 
 
-def predictable_counts(examples: PretrainingDataset, tokenizer: Tokenizer) -> np.ndarray:
-    """[V] occurrences of each token in the training rows; 0 for special tokens, which are never predicted."""
+def _tokens_per_byte(data: PhaseData, byte_counts: np.ndarray) -> float | None:
+    """Of the held-out tokens that are predicted; None if they stand for no text."""
+    tokens, size = 0, 0
+    for batch in data.eval_batches():
+        predicted = batch["next_token_ids"][batch["next_token_weights"] > 0]
+        tokens, size = tokens + len(predicted), size + int(byte_counts[predicted].sum())
+    return tokens / size if size else None
+
+
+def predictable_counts(examples: PretrainingDataset, tokenizer: Tokenizer, special_tokens: bool) -> np.ndarray:
+    """[V] occurrences of each token in the training rows; 0 for special tokens unless these are predicted as well."""
     counts = examples.unigram_counts.copy()
-    counts[list(special_ids(tokenizer).all)] = 0
+    if not special_tokens:
+        counts[list(special_ids(tokenizer).all)] = 0
     return counts
 
 

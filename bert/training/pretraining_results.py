@@ -10,7 +10,7 @@ from typing import Any
 from bert.config import PretrainConfig
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.inference.pretrained import Pretrained
-from bert.interchange.names import PROJECTIONS
+from bert.interchange.names import PROJECTIONS, pretraining_architecture
 from bert.parallel.backends import Parallelism
 from bert.runs import metrics_log, progress
 from bert.runs.curves import Bars, Subject, plot_curves
@@ -54,26 +54,29 @@ def _describe_phase(data: PhaseData, num_phases: int) -> list[tuple[str, str]]:
     if num_phases == 1:
         return [("rows", rows), ("tokens per step", tokens), ("steps", steps)]
     rate, predictions = phase.config.optimizer.learning_rate, phase.config.data.max_predictions_per_sequence
+    predicted = "" if phase.config.data.prediction == "next" else f", up to {predictions} predicted a row"
     return [
         (f"phase {phase.number}", f"steps {phase.first + 1:,} to {phase.end:,}: {steps}"),
         ("  rows", rows),
-        ("  tokens per step", f"{tokens}, up to {predictions} predicted a row, peak learning rate {rate:g}"),
+        ("  tokens per step", f"{tokens}{predicted}, peak learning rate {rate:g}"),
     ]
 
 
 def curves_subject(config: PretrainConfig, baselines: Mapping[str, Any] | None = None) -> Subject:
     """Title and baselines of the curves; the baselines are known at the end of a run."""
     rest = dict(baselines or {})
-    scores = {f"mlm_{name}": value for name, value in rest.pop("unigram", {}).items()}
+    prediction = PREDICTIONS[config.data.prediction]
+    loss = prediction.perplexity_loss
+    scores = {f"{loss.removesuffix('loss')}{name}": value for name, value in rest.pop("unigram", {}).items()}
     scores |= {name.replace("_majority", ""): value for name, value in rest.items()}
-    has_no_label = OBJECTIVES[config.data.objective].metric is None
-    is_mlm_alone = has_no_label and config.distillation.teacher is None and config.data.prediction == "masked"
-    if is_mlm_alone and "mlm_loss" in scores:
-        scores["loss"] = scores["mlm_loss"]
+    has_no_label = OBJECTIVES[config.data.objective].metric is None and config.data.prediction != "replaced"
+    if has_no_label and config.distillation.teacher is None and not config.training.label_smoothing and loss in scores:
+        scores["loss"] = scores[loss]
     model = config.model
     title = f"pretraining ({config.data.objective}), {model.num_hidden_layers} layers of {model.hidden_size}"
-    main_metric = PREDICTIONS[config.data.prediction].main_metric
-    return Subject(title, baseline="word frequencies, majority class", baselines=scores, main_metric=main_metric)
+    return Subject(
+        title, baseline="word frequencies, majority class", baselines=scores, main_metric=prediction.main_metric
+    )
 
 
 def write_results(
@@ -90,11 +93,16 @@ def write_results(
     """
     config, params = run.config.distillation, {name: params[name] for name in params if name != PROJECTIONS}
     model = Pretrained(
-        config=run.config.model, params=params, tokenizer=data.tokenizer, step=data.total_steps, source=str(run.path)
+        config=run.config.model,
+        params=params,
+        tokenizer=data.tokenizer,
+        architecture=pretraining_architecture(set(params), run.config.model),
+        step=data.total_steps,
+        source=str(run.path),
     )
     prediction, objective = PREDICTIONS[run.config.data.prediction], OBJECTIVES[run.config.data.objective]
     last = data.phases[-1]
-    counts = predictable_counts(last.examples, data.tokenizer)
+    counts = predictable_counts(last.examples, data.tokenizer, prediction.special_tokens)
     scores = scores_of_line(read_eval_metrics(run.path)[-1])
     results: dict[str, Any] = {
         "steps": data.total_steps,
@@ -102,7 +110,7 @@ def write_results(
         "eval": scores,
         "corpus": {**last.examples.counts, "fingerprint": last.examples.corpus},
         "baselines": prediction.baselines(last.eval_batches(), objective, counts, scores),
-        "filled_masks": prediction.examples(model, last.eval_rows),
+        prediction.examples_name: prediction.examples(model, last.eval_rows),
         "seconds": round(time.perf_counter() - start_time, 1),
     }
     metrics_log.write_results(run.path, results)

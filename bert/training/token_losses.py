@@ -6,19 +6,64 @@ The float32 logits [B, T, V] of a row of 1,024 tokens over GPT-2's vocabulary ar
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from bert.model.array_types import Array
+from bert.model.dropout import Dropout
+from bert.model.language_model import BertForCausalLM
 from bert.model.linear import tied_logits
 from bert.parallel.sharding import constrain_activation, num_row_shards
-from bert.training.losses import WeightedSum, cross_entropy, label_logits, weighted_accuracy_sum
+from bert.training.losses import (
+    Batch,
+    Objective,
+    WeightedSum,
+    WeightedSums,
+    cross_entropy,
+    get_packing,
+    label_logits,
+    weighted_accuracy_sum,
+)
 
 TOKENS_AT_A_TIME = 1024
 """Tokens that a device decodes at a time unless ``stretch`` is set: enough for products to run at full speed."""
+
+
+def next_token_objective(model: BertForCausalLM, label_smoothing: float = 0.0) -> Objective:
+    """The next token of every position (Radford et al. 2018, section 3.1): the mean over a batch's tokens.
+
+    With ``label_smoothing`` it is ``smoothed_loss`` that is minimised, and ``lm_loss`` is logged next to it.
+    """
+
+    def read(model: BertForCausalLM, batch: Batch, dropout: Dropout | None) -> tuple[Array, Array, Array]:
+        hidden = model.hidden_states(
+            batch["input_ids"], attention_mask=batch["attention_mask"], packing=get_packing(batch), dropout=dropout
+        )
+        return hidden, *model.decoder_weights()
+
+    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
+        hidden, table, bias = cast(tuple[Array, ...], model.apply({"params": params}, batch, dropout, method=read))
+        sums = decoded_loss(
+            hidden,
+            table,
+            bias,
+            batch["next_token_ids"],
+            batch["next_token_weights"],
+            label_smoothing=label_smoothing,
+            vocab_size=model.config.known_vocab_size,
+        )
+        losses = {"smoothed_loss": sums.loss} if label_smoothing else {}
+        return {**losses, "lm_loss": sums.nll if label_smoothing else sums.loss}, {"lm_accuracy": sums.accuracy}
+
+    names = ("smoothed_loss", "lm_loss") if label_smoothing else ("lm_loss",)
+
+    def weights(batch: Batch) -> dict[str, Array]:
+        return dict.fromkeys(names, jnp.sum(batch["next_token_weights"]))
+
+    return Objective(forward, weights, (*names, "lm_accuracy"), {"lm_loss": 0.0} if label_smoothing else {})
 
 
 class TokenSums(NamedTuple):

@@ -18,11 +18,11 @@ V5E = 16 * 2**30
 SMALL = ModelConfig(64, 16, 2, 4, 32, max_position_embeddings=16)
 
 
-@pytest.mark.parametrize("name", ["pretrained", "detected"])
+@pytest.mark.parametrize("name", ["pretrained", "detected", "continued"])
 def test_a_batch_has_the_arrays_that_the_loader_gives(name: str, request) -> None:
     from bert.config.yaml_io import load_config
     from bert.data.pretraining.builder import build_examples
-    from bert.data.pretraining.loader import PretrainingLoader, make_masking
+    from bert.data.pretraining.loader import PretrainingLoader, make_predictions
     from bert.data.pretraining.shards import open_rows
     from bert.tokenizer.wordpiece import load_tokenizer
 
@@ -30,7 +30,7 @@ def test_a_batch_has_the_arrays_that_the_loader_gives(name: str, request) -> Non
     config = load_config(PretrainConfig, run / "config.yaml")
     tokenizer = load_tokenizer(run)
     rows = open_rows(build_examples(config.data, tokenizer).train)
-    batch = PretrainingLoader(rows, make_masking(config.data, tokenizer), config.training.batch_size, 0).batch(0)
+    batch = PretrainingLoader(rows, make_predictions(config.data, tokenizer), config.training.batch_size, 0).batch(0)
     found = {name: (array.shape, array.dtype) for name, array in batch.items()}
     assert {name: (shape.shape[1:], shape.dtype) for name, shape in batch_shapes(config).items()} == found
 

@@ -18,7 +18,7 @@ def test_the_configuration_names_the_entries_of_the_table() -> None:
 
 
 def test_an_unknown_prediction_is_one_sentence(fails) -> None:
-    assert "--data.prediction next: use one of masked" in fails(main, "--data.prediction=next")
+    assert "--data.prediction last: use one of masked" in fails(main, "--data.prediction=last")
 
 
 def test_a_run_begun_before_the_key_was_there_resumes(pretrained: Path, corpus: Path, tmp_path: Path) -> None:

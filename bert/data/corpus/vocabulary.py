@@ -30,7 +30,7 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
     keys = dataclasses.asdict(config)
     if config.kind == "wordpiece":  # the only kind once, and left out of the names of its folders
         del keys["kind"]
-    settings = [corpus_fingerprint(data.train, cache), keys]
+    settings = [corpus_fingerprint(data.train, cache), keys, *(["verbatim"] if data.verbatim else [])]
     folder = cache / "vocabularies" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)
@@ -39,7 +39,8 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
         with blocking_lock(folder, lambda: say("waiting for another process that trains the same vocabulary")):
             if not (folder / "tokenizer.json").is_file():
                 say(f"training a vocabulary of up to {config.vocab_size:,} tokens")
-                tokenizer = train_tokenizer((line for document in documents(data.train) for line in document), config)
+                lines = (line for document in documents(data.train, data.verbatim) for line in document)
+                tokenizer = train_tokenizer(lines, config)
                 folder.mkdir(exist_ok=True)
                 save_tokenizer(tokenizer, folder)
     except OSError as error:

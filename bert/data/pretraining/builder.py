@@ -175,6 +175,8 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
     }
     if config.objective != "nsp":
         settings["objective"] = config.objective
+    if config.verbatim:
+        settings["verbatim"] = True
     if config.mixture_weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
         settings["weights"] = config.mixture_weights
         settings["files"] = [len(places) for places in resolve_sources(config.train)]
@@ -188,6 +190,8 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
 
 def _layout(config: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """The special tokens of a row and the spaces of its text, where they differ from those of BERT's own rows."""
+    if OBJECTIVES[config.objective].whole_documents:
+        return {}
     pair = OBJECTIVES[config.objective].pair
     template = row_template(tokenizer, pair)
     if keeps_spaces(tokenizer):
@@ -270,8 +274,8 @@ def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[S
         if len(order) < minimum:
             raise UserError(
                 f"data.{split} holds {_count_of_documents(store)}: at least {minimum} are needed"
-                f"{', since next-sentence pairs draw from another document' if minimum == 2 else ''}; an empty line "
-                "separates documents"
+                f"{', since next-sentence pairs draw from another document' if minimum == 2 else ''}; "
+                f"{_separation(config)}"
             )
         order_file = work / f"{split}-order.npy"
         if not order_file.exists():  # it is the same for every process, and another one may be reading it
@@ -309,10 +313,10 @@ def _split_documents(
     Raises:
       UserError: fewer than ``minimum`` documents for one of the splits.
     """
-    train = _open_or_write_store(work / "spool", config.train, "data.train", progress)
+    train = _open_or_write_store(work / "spool", config.train, "data.train", config.verbatim, progress)
     order = train.order(config.seed)
     if config.eval is not None:
-        held_out = _open_or_write_store(work / "spool-eval", config.eval, "data.eval", progress)
+        held_out = _open_or_write_store(work / "spool-eval", config.eval, "data.eval", config.verbatim, progress)
         return {"eval": (held_out, held_out.order(config.seed)), "train": (train, order)}
     count = max(minimum, round(config.eval_fraction * train.number_of_documents))
     if train.number_of_documents - count < minimum:
@@ -320,15 +324,24 @@ def _split_documents(
         reason = reason if minimum == 2 else "one to train on and one to hold out"
         raise UserError(
             f"data.train holds {_count_of_documents(train)}: at least {2 * minimum} are needed, {reason}; "
-            "an empty line separates documents"
+            f"{_separation(config)}"
         )
     return {"eval": (train, order[:count]), "train": (train, order[count:])}
 
 
-def _open_or_write_store(folder: Path, source: list[str] | str, key: str, progress: Progress) -> DocumentStore:
+def _separation(config: DataConfig) -> str:
+    """What makes documents of a text, for messages."""
+    if config.verbatim:
+        return "with data.verbatim each text file is one document: add files, or set data.eval"
+    return "an empty line separates documents"
+
+
+def _open_or_write_store(
+    folder: Path, source: list[str] | str, key: str, verbatim: bool, progress: Progress
+) -> DocumentStore:
     if store := document_store.open_store(folder):
         return store
-    documents = numbered_documents(source)
+    documents = numbered_documents(source, verbatim)
     return document_store.write_store(documents, folder, lambda count: progress(f"reading {key}", count, None))
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from bert.config import DataConfig
-from bert.data.pretraining.masking import MASKINGS, Masking, Predictions, philox_uint64, philox_uint64_of_rows
+from bert.data.pretraining.masking import MASKINGS, Masking, philox_uint64, philox_uint64_of_rows
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, packing_arrays
+from bert.data.pretraining.predictions import NextTokens, Predictions
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -100,6 +101,11 @@ class PretrainingLoader:
         return np.argsort(stream.random_raw(len(self.rows)), kind="stable")
 
 
+def make_predictions(config: DataConfig, tokenizer: Tokenizer) -> Predictions:
+    """What a configuration predicts. Raises UserError where a vocabulary has nothing to mask."""
+    return NextTokens() if config.prediction == "next" else make_masking(config, tokenizer)
+
+
 def make_masking(config: DataConfig, tokenizer: Tokenizer) -> Masking:
     """The masking that a configuration asks for, of a vocabulary. Raises UserError where it has nothing to mask."""
     from bert.tokenizer.special_tokens import special_ids
@@ -127,8 +133,8 @@ def held_out_batches(
 ) -> Iterator[Batch]:
     """This host's share of every held-out batch, each row once, with masks that depend on the row's number alone.
 
-    The last batch is filled up with empty rows whose weights are 0 (``masked_lm_weights`` and
-    those of the label), so that every batch has one shape and every row counts once.
+    The last batch is filled up with empty rows whose weights are 0, so that every batch has one shape and every row
+    counts once.
     """
     index, count = process
     local = batch_size // count
@@ -162,7 +168,7 @@ def masked_batch(examples: dict[str, np.ndarray], predictions: Predictions, word
         of_examples = packing_arrays(example_length, examples["segment_a_length"], length)
         labelled = example_length > 0
     batch = {
-        **predictions(ids, words, example_length),
+        **predictions.batch_arrays(examples, words),
         **{name: value.astype(np.int32) for name, value in of_examples.items()},
         "attention_mask": mask.astype(np.int32),
         "rows": np.arange(first_row, first_row + rows, dtype=np.int32),

@@ -10,27 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Integer, UInt32, UInt64
 
+from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.errors import UserError
 
 _PHILOX_WORDS = 4  # 64-bit words that one step of Philox's counter yields
-
-
-class Predictions(Protocol):
-    """Which tokens of a row are predicted, and what the model reads in their place; `Masking` is one way.
-
-    A row takes a fixed number of random words, so that any process can draw any row.
-    """
-
-    def uint64s_per_row(self, sequence_length: int, examples: int = 1) -> int: ...
-
-    def __call__(
-        self, input_ids: np.ndarray, words: np.ndarray, example_length: np.ndarray | None = None
-    ) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -104,6 +92,10 @@ class Masking:
         """64-bit random words a row of T tokens takes: fixed, and a multiple of Philox's block."""
         halves = sequence_length + 2 * self.predictions_per_row(sequence_length, examples)
         return -(-halves // (2 * _PHILOX_WORDS)) * _PHILOX_WORDS
+
+    def batch_arrays(self, rows: dict[str, np.ndarray], words: np.ndarray) -> dict[str, Any]:
+        """The same of rows, as `bert.data.pretraining.predictions.Predictions` has it."""
+        return self(rows["input_ids"], words, rows.get(EXAMPLE_LENGTH))
 
     def __call__(
         self,
@@ -275,7 +267,7 @@ class SamplingMasking(Masking):
 
 
 MASKINGS: dict[str, type[Masking]] = {"masked": Masking, "replaced": SamplingMasking}
-"""By the name that data.prediction takes."""
+"""By the names that data.prediction takes, next aside."""
 
 
 def philox_uint64(

@@ -1,7 +1,8 @@
 """What a pretraining row is: for each objective how its rows are drawn from the text, laid out and labelled.
 
-Masked-LM is part of every objective, with next-sentence prediction, sentence order, or nothing. A new objective is a
-new line in OBJECTIVES, and a loss (`bert.training.losses`) if it needs more than two classes over the pooled output.
+Rows may have a label besides the tokens that are predicted: next-sentence prediction, sentence order, or none. A new
+objective is a new line in OBJECTIVES, and a loss (`bert.training.losses`) if it needs more than two classes over the
+pooled output.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from bert.data.pretraining.segments import (
     Pair,
     rows_across_documents,
+    rows_of_blocks,
     rows_within_documents,
     sentence_order_pairs,
     sentence_pairs,
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from bert.data.row_template import RowTemplate
 
 Columns = dict[str, np.ndarray]
+
+NEXT_ID = "next_id"
+"""Column [R] of blocks: the token that follows the last one of a row; -1 if there is none."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class PretrainingObjective:
       label: name of the label: the column NAME_label and the batch's NAME_labels and NAME_weights; None for none.
       metric: start of the names of its loss and accuracy in metrics.jsonl.
       label_names: names of the label's values.
+      whole_documents: whether a row is a stretch of documents as they are, without special tokens but the end token
+        between two documents; else it is made of sentences.
     """
 
     pair: bool
@@ -54,6 +61,7 @@ class PretrainingObjective:
     label: str | None = None
     metric: str | None = None
     label_names: tuple[str, ...] = ()
+    whole_documents: bool = False
 
 
 def _paired_objective(
@@ -82,6 +90,8 @@ def _paired_objective(
 
 def _unpaired_objective(
     rows: Callable[[list[int], list[int], int, int], Iterator[tuple[int, int]]],
+    to_columns: Callable[[np.ndarray, np.ndarray, np.ndarray, RowTemplate, np.ndarray], Columns],
+    whole_documents: bool = False,
 ) -> PretrainingObjective:
     def sample_rows(
         sentences: list[int], documents: list[int], length: int, template: RowTemplate, *_: Any
@@ -89,7 +99,7 @@ def _unpaired_objective(
         ranges = rows(sentences, documents, template.room(length), len(template.suffix))
         return np.array(list(ranges), np.int64).reshape(-1, 2)
 
-    return PretrainingObjective(False, 1, False, sample_rows, _full_columns)
+    return PretrainingObjective(False, 1, False, sample_rows, to_columns, whole_documents=whole_documents)
 
 
 def _pair_columns(tokens: np.ndarray, ranges: np.ndarray, template: RowTemplate, input_ids: np.ndarray) -> Columns:
@@ -140,10 +150,19 @@ def _full_columns(
     }
 
 
+def _block_columns(
+    tokens: np.ndarray, documents: np.ndarray, ranges: np.ndarray, template: RowTemplate, input_ids: np.ndarray
+) -> Columns:
+    """As ``_full_columns``, with the token after each row."""
+    following = np.append(tokens, -1)[ranges[:, 1]]
+    return {**_full_columns(tokens, documents, ranges, template, input_ids), NEXT_ID: following.astype(np.int32)}
+
+
 OBJECTIVES = {
     "nsp": _paired_objective(sentence_pairs, "next_sentence", "nsp", 2, ("B follows A", "B is from another document")),
     "sop": _paired_objective(sentence_order_pairs, "sentence_order", "sop", 1, ("in order", "swapped")),
-    "full_sentences": _unpaired_objective(rows_across_documents),
-    "doc_sentences": _unpaired_objective(rows_within_documents),
+    "full_sentences": _unpaired_objective(rows_across_documents, _full_columns),
+    "doc_sentences": _unpaired_objective(rows_within_documents, _full_columns),
+    "blocks": _unpaired_objective(rows_of_blocks, _block_columns, whole_documents=True),
 }
 """By the name that data.objective takes; `bert.config.OBJECTIVES` lists the same names."""

@@ -186,6 +186,18 @@ def rows_across_documents(
         yield sentences[start], sentences[-1]
 
 
+def rows_of_blocks(
+    sentences: list[int], documents: list[int], room: int, separator: int = 0
+) -> Iterator[tuple[int, int]]:
+    """Token ranges of ``room`` tokens each, one after the other; the last one is shorter if tokens run out.
+
+    Arguments as of ``rows_across_documents``; sentences, documents and separators have no say.
+    """
+    del documents, separator
+    for start in range(sentences[0], sentences[-1], room):
+        yield start, min(start + room, sentences[-1])
+
+
 def rows_within_documents(
     sentences: list[int], documents: list[int], room: int, separator: int = 1
 ) -> Iterator[tuple[int, int]]:

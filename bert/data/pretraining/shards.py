@@ -9,37 +9,33 @@ only.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from bert.data.corpus.document_store import DocumentStore
-from bert.data.corpus.documents import split_sentences
 from bert.data.pretraining import segments
-from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.objectives import NEXT_ID, OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, pack_rows
+from bert.data.pretraining.tokenization import TokenizedDocuments, tokenize_documents, tokenize_sentences
 from bert.data.row_template import RowTemplate, row_template
 from bert.errors import UserError
 from bert.files import write_atomic
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import embedding_rows, keeps_spaces
+from bert.tokenizer.wordpiece import embedding_rows
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-BATCH_OF_SENTENCES = 4096
-"""Sentences tokenised in one call: enough to make calls cheap, few enough to bound memory."""
-
 COLUMNS = ("input_ids", "length", "segment_a_length")
-"""Of every row; where rows are packed example_length follows, and the label of the objective where it has one,
-NAME_label. Packed rows have K values of these and of segment_a_length."""
+"""Of every row; where rows are packed example_length follows, of blocks next_id, and the label of the objective where
+it has one, NAME_label. Packed rows have K values of these and of segment_a_length."""
 
 
 @dataclass(frozen=True)
@@ -88,19 +84,6 @@ class ShardSummary:
     """Rows, or examples of packed rows, whose label is 1: B from another document, or swapped."""
 
 
-class _Text(NamedTuple):
-    """The tokens of a shard's documents. Sentences without a token and documents without a sentence are left out."""
-
-    tokens: np.ndarray
-    """All tokens, one after the other."""
-    sentences: list[int]
-    """Offsets of the sentences in ``tokens``, one more than there are."""
-    documents: list[int]
-    """Offsets of the documents in the sentences, one more than there are."""
-    indices: list[int]
-    """Of each document, its index in the store."""
-
-
 def build_range(tasks: list[ShardSpec], tokenizer: Tokenizer) -> Iterator[tuple[ShardSpec, ShardSummary, np.ndarray]]:
     """Builds and writes the shards of one range of documents, duplicates of each other, each atomically.
 
@@ -118,15 +101,27 @@ def build_range(tasks: list[ShardSpec], tokenizer: Tokenizer) -> Iterator[tuple[
     task = tasks[0]
     # Copy instead of mapping: another process may replace the file, and some file systems then invalidate the mapping.
     indices = np.array(np.load(task.order, mmap_mode="r")[task.first : task.last])
-    template = row_template(tokenizer, OBJECTIVES[task.objective].pair)
-    text = _tokenize_documents(task, indices, tokenizer, template.room(task.sequence_length))
+    objective, special = OBJECTIVES[task.objective], special_ids(tokenizer)
+    if objective.whole_documents:
+        template = RowTemplate((), (), (), ())
+        text = tokenize_documents(task.store, indices, tokenizer, special.end)
+    else:
+        template = row_template(tokenizer, objective.pair)
+        text = tokenize_sentences(
+            task.store,
+            indices,
+            tokenizer,
+            template.room(task.sequence_length),
+            task.languages,
+            task.one_sentence_per_line,
+        )
     _check_documents(task, text, len(indices))
-    pad, vocab_size = special_ids(tokenizer).pad, embedding_rows(tokenizer)
+    pad, vocab_size = special.padding, embedding_rows(tokenizer)
     for task in tasks:
         yield task, *_build_shard(task, text, template, pad, vocab_size)
 
 
-def _check_documents(task: ShardSpec, text: _Text, count: int) -> None:
+def _check_documents(task: ShardSpec, text: TokenizedDocuments, count: int) -> None:
     """Raises UserError if the objective needs more documents than have text, of ``count``, or more different ones."""
     minimum, documents = OBJECTIVES[task.objective].documents, len(text.indices)
     if documents < minimum:
@@ -143,7 +138,7 @@ def _check_documents(task: ShardSpec, text: _Text, count: int) -> None:
 
 
 def _build_shard(
-    task: ShardSpec, text: _Text, template: RowTemplate, pad: int, vocab_size: int
+    task: ShardSpec, text: TokenizedDocuments, template: RowTemplate, pad: int, vocab_size: int
 ) -> tuple[ShardSummary, np.ndarray]:
     """Writes one shard. Returns its summary and the counts of its tokens."""
     tokens, sentences, documents, indices = text
@@ -170,56 +165,12 @@ def _build_shard(
         size=size,
         sha256=sha256,
         documents=len(documents) - 1,
-        sentences=len(sentences) - 1,
+        sentences=0 if objective.whole_documents else len(sentences) - 1,
         tokens=len(tokens),
         unused_tokens=_count_unused(ranges, len(tokens)),
         positive_rows=positive_rows,
     )
     return summary, counts
-
-
-def _tokenize_documents(task: ShardSpec, indices: np.ndarray, tokenizer: Tokenizer, longest: int) -> _Text:
-    """Tokenizes the documents of these indices.
-
-    A sentence of more than ``longest`` tokens, as many as fit a row, is cut into even pieces of about half that: if a
-    corpus has no punctuation, truncation would throw most of it away.
-    """
-    batches: list[np.ndarray] = []
-    lengths: list[int] = []
-    owners: list[int] = []
-    for batch, batch_owners in _batches_of_sentences(task, indices, keeps_spaces(tokenizer)):
-        ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
-        batches.append(np.fromiter(itertools.chain.from_iterable(ids), np.int32))
-        lengths += map(len, ids)
-        owners += batch_owners
-    tokens = np.concatenate(batches) if batches else np.zeros(0, np.int32)
-    length, owner = np.array(lengths, np.int64), np.array(owners, np.int64)
-    pieces = np.where(length > longest, -(-length // (longest // 2)), np.minimum(length, 1))
-    sentence, owner = np.repeat(np.arange(len(pieces)), pieces), np.repeat(owner, pieces)
-    piece = np.arange(len(sentence)) - (np.cumsum(pieces) - pieces)[sentence]
-    length = length[sentence] // pieces[sentence] + (piece < length[sentence] % pieces[sentence])
-    starts = np.flatnonzero(np.diff(owner)) + 1
-    documents = [0, *starts.tolist(), len(owner)] if len(owner) else [0]
-    return _Text(tokens, [0, *np.cumsum(length).tolist()], documents, indices[owner[documents[:-1]]].tolist())
-
-
-def _batches_of_sentences(
-    task: ShardSpec, indices: np.ndarray, keep_space: bool
-) -> Iterator[tuple[list[str], list[int]]]:
-    """Sentences in their order, and the position in ``indices`` of the document that each is from."""
-    sentences: list[str] = []
-    owners: list[int] = []
-    sources = task.store.sources() if len(task.languages) > 1 else None
-    for owner, paragraphs in enumerate(task.store.read(indices)):
-        language = task.languages[0 if sources is None else sources[indices[owner]]]
-        document = split_sentences(paragraphs, language, task.one_sentence_per_line, keep_space)
-        sentences += document
-        owners += [owner] * len(document)
-        while len(sentences) >= BATCH_OF_SENTENCES:
-            yield sentences[:BATCH_OF_SENTENCES], owners[:BATCH_OF_SENTENCES]
-            del sentences[:BATCH_OF_SENTENCES], owners[:BATCH_OF_SENTENCES]
-    if sentences:
-        yield sentences, owners
 
 
 def _count_unused(ranges: np.ndarray, token_count: int) -> int:
@@ -267,7 +218,11 @@ class ShardReader:
             try:
                 with pa.memory_map(str(path)) as source:
                     table = pa.ipc.open_stream(source).read_all()
-                    more = [name for name in table.column_names if name == EXAMPLE_LENGTH or name.endswith("_label")]
+                    more = [
+                        name
+                        for name in table.column_names
+                        if name in (EXAMPLE_LENGTH, NEXT_ID) or name.endswith("_label")
+                    ]
                     batches = table.select([*COLUMNS, *more]).to_batches()
             except (OSError, pa.ArrowException, KeyError) as error:
                 raise corrupt_shard_error(path, str(error).splitlines()[0]) from None
@@ -287,9 +242,9 @@ class ShardReader:
 
         Returns:
           int32 ``input_ids`` [B, T]; ``length``, ``segment_a_length`` and, where the objective has one, the label
-          (``next_sentence_label``, ``sentence_order_label``) [B]. The token types of a row are 1 at positions from
-          segment_a_length up to length. Packed rows have ``example_length`` as well, and it, segment_a_length and the
-          label are [B, K], 0 where a row has fewer examples.
+          (``next_sentence_label``, ``sentence_order_label``) [B]; of blocks ``next_id`` [B]. The token types of a row
+          are 1 at positions from segment_a_length up to length. Packed rows have ``example_length`` as well, and it,
+          segment_a_length and the label are [B, K], 0 where a row has fewer examples.
 
         Raises:
           IndexError: a number outside the rows.

@@ -22,7 +22,7 @@ from bert.data.corpus.documents import (
     resolve_sources,
     split_sentences,
 )
-from bert.data.pretraining import shards
+from bert.data.pretraining import tokenization
 from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
@@ -294,9 +294,9 @@ def test_a_language_is_given_by_its_code(language) -> None:
 
 def test_sentences_end_by_the_language_of_their_source(two_languages, monkeypatch) -> None:
     seen = {}
-    split = shards.split_sentences
+    split = tokenization.split_sentences
     monkeypatch.setattr(
-        shards,
+        tokenization,
         "split_sentences",
         lambda paragraphs, language, *rest: (
             seen.setdefault(paragraphs[0][:4], language) and split(paragraphs, language, *rest)
