@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bert.commands.answers import open_output, write_answers
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.config import FinetuneConfig
 from bert.errors import UserError
-from bert.files import atomic_directory, atomic_write, local_path
-from bert.inference.new_inputs import Input, read_inputs
+from bert.files import atomic_directory, local_path
+from bert.inference.new_inputs import read_inputs
 
 if TYPE_CHECKING:
     from bert.inference.pretrained import Pretrained
@@ -94,7 +92,7 @@ def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
         with atomic_directory(Path(output)) as draft:
             predict_split(model, config, name, draft, _say)
         return
-    with tempfile.TemporaryDirectory() as folder, _output(None) as printed:
+    with tempfile.TemporaryDirectory() as folder, open_output(None) as printed:
         first, *_ = predict_split(model, config, name, Path(folder), _say)
         with first.open("rb") as file:
             shutil.copyfileobj(file, printed)
@@ -103,53 +101,10 @@ def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
 def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size: int) -> None:
     """Writes a line for each input. Raises UserError at the end if some have no answer."""
     task = model.require_task()
-    count, failed, first = 0, 0, ""
-    with _output(output) as written:
-        for inputs in read_inputs(name, task):
-            for given, answer in zip(inputs, _answers(model, inputs, batch_size), strict=True):
-                count += 1
-                if isinstance(answer, str):
-                    failed, first = failed + 1, first or f"line {given.line}: {answer}"
-                    line = given._replace(error=answer).failed()
-                else:
-                    line = {**given.id, **task.input_fields(given.given), **answer._asdict()}
-                written.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
-            written.flush()
-    if failed:
-        source = "standard input" if name == "-" else name
-        raise UserError(f"{source}: {failed} of {count} inputs have no answer, the first on {first}")
-
-
-def _answers(model: Pretrained, inputs: list[Input], batch_size: int) -> list[Any]:
-    """An answer for each input, or the error message for it."""
-    answers: list[Any] = [given.error for given in inputs]
-    indices = [i for i, given in enumerate(inputs) if given.error is None]
-    try:
-        predictions = model.predict([inputs[i].given for i in indices], batch_size)
-    except UserError:  # one of them does not fit: each by itself
-        predictions = [_answer(model, inputs[i].given) for i in indices]
-    for i, prediction in zip(indices, predictions, strict=True):
-        answers[i] = prediction
-    return answers
-
-
-def _answer(model: Pretrained, given: Any) -> Any:
-    try:
-        return model.predict([given], 1)[0]
-    except UserError as error:
-        return str(error)
-
-
-@contextlib.contextmanager
-def _output(name: str | None) -> Iterator[IO[bytes]]:
-    """Standard output, or a file that appears whole or not at all."""
-    if name is None:
-        sys.stdout.flush()
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    try:
-        with atomic_write(Path(name)) as partial, partial.open("wb") as file:
-            yield file
-    except OSError as error:
-        raise UserError(f"{name} cannot be written ({error.strerror}): name another --output") from None
+    write_answers(
+        name,
+        read_inputs(name, task),
+        lambda inputs: model.predict([given.given for given in inputs], batch_size),
+        lambda given, answer: [{**given.id, **task.input_fields(given.given), **answer._asdict()}],
+        output,
+    )

@@ -1,4 +1,4 @@
-"""How text is generated from a model's probabilities."""
+"""How text is generated from a model's probabilities. The text under each field is its ``--help``."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ class Decoding:
     length_norm: Literal["length", "gnmt"] = "length"
     """That length: the generated tokens (length), or (5 + tokens) / 6 (gnmt; Wu et al. 2016, section 7)."""
     early_stopping: bool = False
-    """Whether beam search ends a text at as many finished hypotheses as beams, or goes on while a better one is
-    possible."""
+    """Beam search ends at as many finished hypotheses as beams, not when no better one is possible."""
     temperature: NonNegativeFloat = 0.0
     """Divisor of the logits that tokens are sampled from; 0 takes the most likely token."""
     top_k: Positive | None = None
-    """Sample from the k most likely tokens; null is all."""
+    """Sample from so many of the most likely tokens; without it, from all."""
     top_p: Annotated[float, Range(above=0, most=1)] = 1.0
     """Sample from the fewest tokens that have this probability together (Holtzman et al. 2019)."""
     num_samples: Positive = 1
     """Continuations of each text: samples, or the best of beam search."""
     seed: Seed = 0
-    """Of sampling: a token depends on it, the text's number, the sample's number and the position alone."""
+    """Seed of the samples: a token depends on it, the numbers of the text and of the sample, and the position alone."""
 
     def check(self, prefix: str = "") -> None:
         """Raises UserError for values that cannot work.

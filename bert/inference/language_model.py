@@ -87,17 +87,19 @@ class LanguageModel(ModelBundle):
             raise UserError(f"stride is {stride}, and {self.source} reads {longest} tokens: pass at most as many")
         return self._text_scorer(self._texts_to_read(texts), stride, batch_size)
 
-    def _texts_to_read(self, texts: Sequence[str]) -> list[str]:
-        """The inputs of a left-to-right language model as texts. Raises UserError, also for a model of another kind."""
+    def require_language_model(self) -> None:
+        """Raises UserError if the model is not a left-to-right language model."""
         if self.architecture != "BertForCausalLM":
             raise UserError(
                 f"{self.source} is not a left-to-right language model ({self.architecture}): use a run with "
                 "data.prediction next, or a GPT-2 model"
             )
-        return [
-            as_texts(given, index, "a text is needed: pass a string")[0]
-            for index, given in enumerate(as_list(texts), 1)
-        ]
+
+    def _texts_to_read(self, texts: Sequence[str]) -> list[str]:
+        """The inputs as texts. Raises UserError, also for a model of another kind."""
+        self.require_language_model()
+        wanted = "a text is needed: pass a string"
+        return [as_texts(given, index, wanted)[0] for index, given in enumerate(as_list(texts), 1)]
 
     @cached_property
     def _text_generator(self) -> TextGenerator:

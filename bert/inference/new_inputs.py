@@ -9,7 +9,7 @@ import csv
 import io
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -63,8 +63,7 @@ def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
       UserError: a file of a kind that is not read, is damaged or empty; a table without the task's columns.
     """
     if name == "-":
-        chunks = _decode_lines(lines_as_they_come(cast(io.BufferedReader, sys.stdin.buffer)))
-        return _not_empty(([_text(*line, task) for line in chunk] for chunk in chunks), "standard input")
+        return read_standard_input(task.parse_line)
     path = Path(name)
     suffix = file_suffix(path)
     if suffix in NOT_READ:
@@ -77,8 +76,21 @@ def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
     elif suffix == ".jsonl":
         inputs = _without_blanks_at_end(_json_input(*line, task) for line in _lines(path))
     else:
-        inputs = (_text(*line, task) for line in _lines(path))
+        inputs = (_text(*line, task.parse_line) for line in _lines(path))
     return _not_empty(iter(lambda: list(itertools.islice(inputs, LINES_AT_ONCE)), []), name)
+
+
+def read_standard_input(parse: Callable[[str], Any]) -> Iterator[list[Input]]:
+    """A line of standard input each, in lists as they come.
+
+    Args:
+      parse: makes the input of a line; its ValueError says what is wrong with it.
+
+    Raises:
+      UserError: there is no line.
+    """
+    chunks = _decode_lines(lines_as_they_come(cast(io.BufferedReader, sys.stdin.buffer)))
+    return _not_empty(([_text(*line, parse) for line in chunk] for chunk in chunks), "standard input")
 
 
 def lines_as_they_come(file: io.BufferedReader) -> Iterator[list[bytes]]:
@@ -113,12 +125,12 @@ def _not_empty(chunks: Iterator[list[Input]], name: str) -> Iterator[list[Input]
     yield from chunks
 
 
-def _text(line_number: int, line: str, task: Task) -> Input:
+def _text(line_number: int, line: str, parse: Callable[[str], Any]) -> Input:
     """A line as the task reads it."""
     if not _is_utf8(line):
         return Input(line_number, _shown(line), error=NOT_UTF8)
     try:
-        return Input(line_number, line, task.parse_line(line))
+        return Input(line_number, line, parse(line))
     except ValueError as error:
         return Input(line_number, line, error=str(error))
 

@@ -49,7 +49,9 @@ def test_unknown_command_is_one_sentence(name, fix):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["predict", "export", "attention", "inspect", "compare", "glue-zip"])
+@pytest.mark.parametrize(
+    "name", ["predict", "generate", "evaluate", "export", "attention", "inspect", "compare", "glue-zip"]
+)
 def test_a_missing_argument_is_one_sentence(name, fails):
     error = fails(main, name)
     assert error.startswith("error: command line: the following arguments are required: ")

@@ -1,0 +1,81 @@
+"""`bert generate`: continues prompts with a left-to-right language model."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from bert.commands.answers import open_output, write_answers
+from bert.commands.arguments import COMMAND_LINE, MODEL, CommandParser, run_command
+from bert.commands.config_help import PLACEHOLDERS
+from bert.config import Decoding
+from bert.config.yaml_io import help_texts
+from bert.errors import UserError, without_surrogates
+from bert.files import local_path
+from bert.inference.new_inputs import Input, read_standard_input
+
+DESCRIPTION = """Continues a text with a left-to-right language model: by the most likely token each, by samples
+(--temperature) or by beam search (--beams). The continuation is printed without the prompt, up to the end token or
+--max_tokens. With several continuations (--num_samples), and for the lines of standard input (PROMPT is -), a JSON
+object is printed for each continuation: "prompt", "text" and "score", the sum of the log-probabilities of its tokens;
+with --beams it is divided by the length as --length_penalty says. An empty prompt is the start of a text. A line
+without an answer gives {"line", "text", "error"}, and the exit status is 2 at the end. The same seed gives the same
+samples, whatever --batch_size is."""
+
+
+@run_command
+def main(argv: list[str]) -> int:
+    """Runs the command and returns its exit status."""
+    parser = CommandParser("bert generate", DESCRIPTION)
+    parser.add_argument("run", type=local_path, metavar="RUN", help=f"{MODEL} It must be a language model.")
+    parser.add_argument("prompt", metavar="PROMPT", help="Text to continue, or - for the lines of standard input.")
+    texts, names = help_texts(Decoding), [field.name for field in fields(Decoding)]
+    for field in fields(Decoding):
+        kind = int if field.default is None else type(field.default)
+        value: dict[str, Any] = {"type": kind, "metavar": PLACEHOLDERS.get(kind, "NAME")}
+        default = "" if field.default in (None, False) else f" (default: {field.default})"
+        value = {"action": "store_true"} if kind is bool else value
+        parser.add_argument(f"--{field.name}", default=field.default, help=texts[field.name] + default, **value)
+    parser.add_argument("--output", type=local_path, metavar="PATH", help="Write what would be printed to this file.")
+    parser.add_argument("--batch_size", type=int, default=16, metavar="N", help="Rows at once. (default: 16)")
+    arguments = parser.parse_arguments(argv)
+    settings = {name: getattr(arguments, name) for name in names}
+    try:
+        Decoding(**settings).check("--")
+    except UserError as error:
+        raise UserError(f"{COMMAND_LINE}: {error}") from None
+    if arguments.batch_size < 1:
+        raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
+    if arguments.prompt != without_surrogates(arguments.prompt):
+        raise UserError("command line: the prompt is not UTF-8: pass it as UTF-8")
+    if arguments.output and Path(arguments.output).exists():
+        raise UserError(f"{arguments.output} exists already: name another --output or remove it")
+
+    from bert.inference.loading import load
+
+    model = load(arguments.run, lambda text: print(text, file=sys.stderr))
+    model.require_language_model()
+
+    def answer(inputs: list[Input]) -> list[list[Any]]:
+        prompts, numbers = [given.given for given in inputs], [given.line - 1 for given in inputs]
+        options = {"batch_size": arguments.batch_size, "numbers": numbers, "details": True}
+        found = model.generate(prompts, **options, **settings)
+        return found if settings["num_samples"] > 1 else [[one] for one in found]
+
+    if arguments.prompt == "-":
+        write_answers("-", read_standard_input(str), answer, _lines, arguments.output)
+        return 0
+    given = Input(1, arguments.prompt, arguments.prompt)
+    if settings["num_samples"] > 1:
+        write_answers("the prompt", iter([[given]]), answer, _lines, arguments.output)
+        return 0
+    [[continuation]] = answer([given])
+    with open_output(arguments.output) as written:
+        written.write(continuation.text.encode("utf-8", "replace") + b"\n")
+    return 0
+
+
+def _lines(given: Input, continuations: list[Any]) -> list[dict[str, Any]]:
+    return [{"prompt": given.given, "text": one.text, "score": one.score} for one in continuations]
