@@ -41,4 +41,6 @@ def expected_shapes(config: ModelConfig, architecture: str, num_labels: int) -> 
             shapes |= {f"{path}/kernel": (config.hidden_size, features), f"{path}/bias": (features,)}
     for head in set(names.ARCHITECTURES[architecture]) & set(outputs):
         shapes |= {f"{head}/kernel": (config.hidden_size, outputs[head]), f"{head}/bias": (outputs[head],)}
+    if config.causal and names.POOLER in names.ARCHITECTURES[architecture]:  # it reads the last token, without a bias
+        shapes.pop(f"{names.CLASSIFIER}/bias", None)
     return shapes

@@ -172,12 +172,14 @@ class BertForSequenceClassification(nn.Module):
     """Encoder with dropout and a dense layer over the pooled output (Devlin et al. 2018, section 4.1).
 
     The classifiers of RoBERTa and ELECTRA, whose first layer is what BERT has as its pooler, have dropout before that
-    layer as well (transformers, modeling_roberta.py, RobertaClassificationHead).
+    layer as well (transformers, modeling_roberta.py, RobertaClassificationHead). A causal encoder has no pooler: the
+    dense layer, without bias, reads the row's last token (Radford et al. 2018, section 3.2).
 
     Attributes:
         num_labels: L; 1 for a regression.
         classifier_dropout: rate before the dense layer; None takes ``hidden_dropout_prob``.
-        num_feature_layers: as `concat_last_layers` takes it; the dense layer then reads the first token's features.
+        num_feature_layers: as `concat_last_layers` takes it; the dense layer then reads the features of the first
+            token, of a causal encoder the last.
     """
 
     config: ModelConfig
@@ -188,8 +190,9 @@ class BertForSequenceClassification(nn.Module):
     execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype, execution=self.execution)
-        self.classifier = dense(self.config, self.num_labels, self.dtype, "classifier")
+        causal = self.config.causal
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=not causal, execution=self.execution)
+        self.classifier = dense(self.config, self.num_labels, self.dtype, "classifier", use_bias=not causal)
 
     def __call__(
         self,
@@ -201,7 +204,7 @@ class BertForSequenceClassification(nn.Module):
     ) -> Float[Array, "B L"]:
         """[B, T] -> [B, L] float32 logits."""
         inputs = (input_ids, token_type_ids, attention_mask)
-        twice = self.config.position_offset or self.config.pooler_act == "gelu"
+        twice = (self.config.position_offset or self.config.pooler_act == "gelu") and not self.config.causal
         if dropout is not None and twice and self.num_feature_layers is None:
             first = self.bert(*inputs, dropout=dropout).last_hidden_state[:, 0]
             read = self.bert.pool(drop_classifier_input(self, first, dropout, "pooler"))
@@ -227,10 +230,22 @@ def concat_last_layers(bert: Bert, inputs: Inputs, layers: int) -> Float[Array, 
 
 
 def sentence_features(head: nn.Module, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B features"]:
-    """What the head of a whole row reads: the pooled output [B, D], or the first token's features [B, layers * D]."""
-    if head.num_feature_layers is None:
+    """What the head of a whole row reads: the pooled output [B, D], or the first token's features [B, layers * D].
+
+    Of a causal encoder it is the hidden state or the features of the last token, which alone has seen all of the row.
+    """
+    if head.num_feature_layers is None and not head.config.causal:
         return head.bert(*inputs, dropout=dropout).pooled_output
-    return concat_last_layers(head.bert, inputs, head.num_feature_layers)[:, 0]
+    features = token_features(head, inputs, dropout)
+    return last_tokens(features, inputs[2]) if head.config.causal else features[:, 0]
+
+
+def last_tokens(hidden_states: Float[Array, "B T D"], attention_mask: PaddingMask | None) -> Float[Array, "B D"]:
+    """[B, T, D] -> [B, D] of the last token of each row that is not padding, which is at the rows' ends."""
+    if attention_mask is None:
+        return hidden_states[:, -1]
+    last = jnp.maximum(jnp.sum(attention_mask, axis=1, dtype=jnp.int32) - 1, 0)
+    return at_positions(hidden_states, last[:, None])[:, 0]
 
 
 def token_features(head: nn.Module, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B T features"]:
@@ -336,8 +351,9 @@ class BertForMultipleChoice(nn.Module):
     execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype, execution=self.execution)
-        self.classifier = dense(self.config, self.num_labels, self.dtype, "classifier")
+        causal = self.config.causal
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=not causal, execution=self.execution)
+        self.classifier = dense(self.config, self.num_labels, self.dtype, "classifier", use_bias=not causal)
 
     def __call__(
         self,

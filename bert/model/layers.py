@@ -42,18 +42,21 @@ class Dense(nn.Module):
     features: int
     kernel_init: nn.initializers.Initializer
     dtype: Dtype = jnp.float32
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch features"]:
         """[..., I] -> [..., features]."""
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        bias = jnp.zeros(self.features)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         return checkpoint_name(linear(x, kernel, bias, jnp.dtype(self.dtype)), LINEAR_OUTPUT)
 
 
-def dense(config: ModelConfig, features: int, dtype: Dtype, name: str) -> Dense:
+def dense(config: ModelConfig, features: int, dtype: Dtype, name: str, use_bias: bool = True) -> Dense:
     """A dense layer initialised as BERT's."""
-    return Dense(features, truncated_normal_init(config), dtype, name=name)
+    return Dense(features, truncated_normal_init(config), dtype, use_bias, name=name)
 
 
 def residual_dense(config: ModelConfig, dtype: Dtype, name: str) -> Dense:

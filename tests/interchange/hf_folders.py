@@ -42,7 +42,7 @@ def random_model(
     random = np.random.default_rng(0)
     labels = LABELS if architecture in ("BertForSequenceClassification", "BertForTokenClassification") else ()
     shapes = expected_shapes(config, architecture, len(labels))
-    parts = {names.ENCODER, *names.ARCHITECTURES[architecture]}
+    parts = {names.ENCODER, *names.parts_of(architecture, config)}
     if architecture == "Bert" and config.pooler_act == "gelu":  # transformers' ELECTRA has no pooler
         parts -= {names.POOLER}
     flat = {

@@ -104,6 +104,33 @@ def test_gpt2_in_and_out(settings, tmp_path, merges) -> None:
     jax.tree.map(np.testing.assert_array_equal, bert.load(tmp_path / "ours").params, model.params)
 
 
+@pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification", "QuestionAnswering"])
+def test_heads_over_gpt2_in_and_out(head: str, tmp_path, merges) -> None:
+    """transformers finds the last token of a row by the id of padding, which GPT-2 lacks: its end token fills rows."""
+    end = merges.token_to_id("<|endoftext|>")
+    reference = drawn(tmp_path / "theirs", merges, f"GPT2For{head}", pad_token_id=end, num_labels=3)
+    model = bert.load(tmp_path / "theirs")
+    assert model.architecture == f"BertFor{head}"
+    ids, mask = np.random.default_rng(0).integers(0, end, (4, 33)), np.ones((4, 33), int)
+    mask[1, 20:] = mask[3, 5:] = 0
+    ids[mask == 0] = end
+    with torch.no_grad():
+        output = reference(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask))
+    found = build_module(model).apply({"params": model.params}, ids, None, mask)
+    if head == "QuestionAnswering":
+        expected = np.stack([output.start_logits.numpy(), output.end_logits.numpy()], axis=-1)
+    else:
+        expected = output.logits.numpy()
+    real = slice(None) if head == "SequenceClassification" else mask.astype(bool)
+    difference = np.abs(found[real] - expected[real]).max()
+    print(f"{head}: within {difference:.1e} of transformers'")
+    assert difference < 1e-4
+    said: list[str] = []
+    model.save(tmp_path / "ours", say=said.append)
+    assert "logits within" in said[0]
+    jax.tree.map(np.testing.assert_array_equal, bert.load(tmp_path / "ours").params, model.params)
+
+
 def test_a_bare_gpt2_is_a_language_model_as_well(tmp_path, merges) -> None:
     """Its decoder is its word embeddings, so that nothing is missing."""
     reference = drawn(tmp_path / "theirs", merges, "GPT2Model")

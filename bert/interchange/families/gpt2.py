@@ -32,11 +32,13 @@ def _read_config(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, Any]:
+    end, padding = special.find("eos"), special.find("pad")
     return {
         "n_inner": config.intermediate_size,
         "embd_pdrop": config.hidden_dropout_prob,
         "bos_token_id": special.find("bos"),
-        "eos_token_id": special.find("eos"),
+        "eos_token_id": end,
+        "pad_token_id": end if padding is None else padding,  # a classifier reads the last token that is another
     }
 
 
@@ -44,7 +46,13 @@ GPT2 = Family(
     model_type="gpt2",
     title="GPT-2",
     prefix="transformer",
-    classes={"Bert": "GPT2Model", "BertForCausalLM": "GPT2LMHeadModel"},
+    classes={
+        "Bert": "GPT2Model",
+        "BertForCausalLM": "GPT2LMHeadModel",
+        "BertForSequenceClassification": "GPT2ForSequenceClassification",
+        "BertForTokenClassification": "GPT2ForTokenClassification",
+        "BertForQuestionAnswering": "GPT2ForQuestionAnswering",
+    },
     names=Names(
         {
             "bert/embeddings/word": "transformer.wte",
@@ -59,7 +67,10 @@ GPT2 = Family(
             f"{LAYER}/output": f"{BLOCK}.mlp.c_proj",
             "bert/encoder/norm": "transformer.ln_f",
             "predictions/decoder": "lm_head.weight",
+            "classifier": "classifier",
+            "qa_outputs": "qa_outputs",
         },
+        heads={"BertForSequenceClassification": {"classifier": "score"}},
         arrays={**HF_ARRAYS, "dense": (("/kernel", ".weight", False), ("/bias", ".bias", False))},
     ),
     keys={

@@ -284,7 +284,7 @@ def _check_tensors(
     table = family.names.tensors(config.num_hidden_layers, architecture)
     parts = {tensor.part for tensor in table if tensor.paths[0] in arrays}
     needed = {names.ENCODER, *parts}
-    pooled = names.POOLER in names.ARCHITECTURES[architecture]
+    pooled = names.POOLER in names.parts_of(architecture, config)
     if names.SEQ_RELATIONSHIP in parts or (names.CLASSIFIER in parts and pooled):
         needed.add(names.POOLER)
     # Before the shapes are worked out: a number of layers that is wrong may be so by thousands.

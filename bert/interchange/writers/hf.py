@@ -72,9 +72,10 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     """
     config, family = model.config, family_of(model.config, model.architecture)
     if model.architecture not in family.classes:
+        two_parts = names.SEQ_RELATIONSHIP in names.ARCHITECTURES[model.architecture]
         raise UserError(
             f"{model.source} is a {model.architecture} of {family.title}'s form, which transformers does not have: "
-            f"{_other_formats(config)}, or pretrain with data.objective full_sentences"
+            f"{_other_formats(config)}" + (", or pretrain with data.objective full_sentences" if two_parts else "")
         )
     has_head = names.PREDICTIONS in names.ARCHITECTURES[model.architecture]
     segments, bias = "bert/embeddings/segment" in family.names.modules, "predictions/bias" in family.names.modules
@@ -219,12 +220,14 @@ def logits_difference(model: ModelBundle, folder: Path) -> float | None:
     random = np.random.default_rng(0)
     length = min(24, config.max_position_embeddings)
     shape = (2, 2, length) if model.architecture == "BertForMultipleChoice" else (4, length)
-    # transformers counts RoBERTa's positions by the ids that are not padding
+    # transformers counts RoBERTa's positions, and finds the last token of GPT-2's rows, by the ids that are not padding
+    padding = reference.config.pad_token_id or 0
     ids = random.integers(config.position_offset, config.vocab_size, shape)
+    ids[ids == padding] = (padding + 1) % config.known_vocab_size
     segments = random.integers(0, max(config.type_vocab_size, 1), shape)
     mask = np.ones(shape, int)
     mask[-1, ..., length // 2 :] = 0
-    ids[mask == 0] = max(config.position_offset - 1, 0)
+    ids[mask == 0] = padding
     inputs = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
     if not config.type_vocab_size:
         del inputs["token_type_ids"]

@@ -39,7 +39,9 @@ def test_the_table_names_every_parameter(architecture: str, tied: bool, made) ->
     found = {path: array.shape for path, array in traverse_util.flatten_dict(model.params, sep="/").items()}
     assert found == expected
     for family in families.FAMILIES:
-        if architecture not in family.classes or (architecture == "Bert" and names.POOLER not in family.names.modules):
+        if architecture not in family.classes or family.limits["causal"].value != sizes.causal:
+            continue
+        if architecture == "Bert" and names.POOLER not in family.names.modules:
             continue
         table = family.names.tensors(2, architecture)
         paths = [path for tensor in table for path in tensor.paths]
@@ -54,7 +56,8 @@ def test_the_table_names_every_parameter(architecture: str, tied: bool, made) ->
         *((name, CONFIG) for name in families.BERT.classes),
         *((name, dataclasses.replace(ROBERTA, position_offset=1)) for name in families.ROBERTA.classes),
         *((name, ELECTRA) for name in families.ELECTRA.classes),
-        *(("BertForCausalLM", dataclasses.replace(GPT2, tie_word_embeddings=tied)) for tied in (True, False)),
+        *((name, GPT2) for name in families.GPT2.classes if name != "Bert"),  # which is read as a language model
+        ("BertForCausalLM", dataclasses.replace(GPT2, tie_word_embeddings=False)),
     ],
 )
 def test_round_trips_are_bit_identical(architecture: str, config: ModelConfig, made, tmp_path: Path) -> None:
