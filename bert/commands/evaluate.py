@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 
 from bert.commands.arguments import MODEL, CommandParser, run_command
-from bert.errors import UTF8_HINT, UserError
+from bert.errors import UserError
 from bert.files import local_path
 
 DESCRIPTION = """Measures how well a left-to-right language model predicts a text: the loss of a token in nats, the
 perplexity (its exponential), and bits per character and per byte, by which models with different vocabularies are
 compared. These need a byte-level vocabulary: others lose case, spaces or characters, and so do not predict the text
-itself. FILE is read as it is, white space included. Every token is predicted once, the first one of a text after the
-end token. A text longer than the model reads is read in windows that begin --stride tokens apart: a smaller stride
-gives each token more context and takes longer."""
+itself. FILE is read as it is, white space included; .jsonl and Parquet files have a text in each row (text). Every
+token is predicted once, the first one of a text after the end token. A text longer than the model reads is read in
+windows that begin --stride tokens apart: a smaller stride gives each token more context and takes longer."""
 
 
 @run_command
@@ -23,7 +23,9 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = CommandParser("bert evaluate", DESCRIPTION)
     parser.add_argument("run", type=local_path, metavar="RUN", help=f"{MODEL} It must be a language model.")
-    parser.add_argument("file", type=local_path, metavar="FILE", help="Text in UTF-8.")
+    parser.add_argument(
+        "file", type=local_path, metavar="FILE", help="Text, .jsonl or Parquet, also packed (.gz and so on)."
+    )
     stride = "Tokens between the starts of windows. (default: half of what the model reads)"
     parser.add_argument("--stride", type=int, metavar="N", help=stride)
     parser.add_argument("--batch_size", type=int, default=8, metavar="N", help="Windows at once. (default: 8)")
@@ -34,10 +36,11 @@ def main(argv: list[str]) -> int:
     if not Path(arguments.file).is_file():
         raise UserError(f"{arguments.file} does not exist or is not a file: name a file of text")
 
+    from bert.data.corpus.files import read_documents
     from bert.inference.loading import load
     from bert.tokenizer.wordpiece import keeps_spaces
 
-    texts = [_read(arguments.file)]
+    texts = ["\n".join(document) for document in read_documents(arguments.file, verbatim=True)]
     if not any(texts):
         raise UserError(f"{arguments.file} holds no text: name a file that does")
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
@@ -51,12 +54,3 @@ def main(argv: list[str]) -> int:
         bits = f"{nats / math.log(2) / count:.6f}" if lossless else "none, as the vocabulary is not byte-level"
         print(f"bits per {name}: {bits}")
     return 0
-
-
-def _read(file: str) -> str:
-    try:
-        return Path(file).read_bytes().decode()
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): name another file") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{file} is not UTF-8: {UTF8_HINT}") from None

@@ -13,8 +13,10 @@ import pytest
 import bert
 from bert.commands import main
 from bert.commands.generate import main as generate
+from bert.config import TokenizerConfig
 from bert.inference.pretrained import Pretrained
-from tests.language_models import POSITIONS, language_model
+from bert.tokenizer.wordpiece import train_wordpiece
+from tests.language_models import POSITIONS, WORDS, language_model
 
 GPT2 = {"hidden_act": "gelu_tanh", "embedding_norm": False, "prediction_transform": False, "prediction_bias": False}
 
@@ -116,6 +118,20 @@ def test_a_text_is_measured_by_token_character_and_byte(folder: Path, model, tmp
     bits = -score.log_probability / math.log(2)
     assert float(found["bits per character"]) == pytest.approx(bits / len(TEXT), abs=1e-5)
     assert float(found["bits per byte"]) == pytest.approx(bits / len(TEXT.encode()), abs=1e-5)
+    rows = [json.dumps({"text": text}) for text in (TEXT, "a dog")]
+    (tmp_path / "b.jsonl").write_text("\n".join(rows))
+    assert main(["evaluate", str(folder), str(tmp_path / "b.jsonl")]) == 0
+    assert f"tokens: {sum(score.num_tokens for score in model.score([TEXT, 'a dog']))}" in capsys.readouterr().out
+
+
+def test_a_vocabulary_that_loses_text_has_no_bits(monkeypatch, tmp_path: Path, capsys) -> None:
+    tokenizer = train_wordpiece(WORDS, TokenizerConfig(vocab_size=120, min_frequency=1))
+    monkeypatch.setattr("bert.inference.loading.load", lambda run, say: language_model(tokenizer))
+    (tmp_path / "a.txt").write_text("The cat!\n")
+    assert main(["evaluate", str(tmp_path), str(tmp_path / "a.txt")]) == 0
+    out = capsys.readouterr().out
+    assert "perplexity: " in out
+    assert "bits per byte: none, as the vocabulary is not byte-level\n" in out
 
 
 def test_what_cannot_be_measured_is_one_sentence(folder: Path, finetuned: Path, tmp_path: Path, fails, capsys) -> None:

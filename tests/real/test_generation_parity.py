@@ -1,0 +1,134 @@
+"""Greedy decoding, beam search and filters against transformers' ``generate``, token for token, on random GPT-2 models.
+
+Fresh models hardly ever end a text, so that a test of theirs would prove nothing: here the end token is made likely.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bert
+from bert.inference.generation import filter_logits
+from tests.language_models import END, TOKENIZER
+
+pytestmark = pytest.mark.real
+
+torch = pytest.importorskip("torch", reason="needs the extra `torch`")
+transformers = pytest.importorskip("transformers", reason="needs the extra `torch`")
+
+MOST = 14
+PROMPTS = [
+    "the",
+    "a dog ran to the cat",
+    "",
+    "“hats”",
+    "mats and",
+    "x",
+    "cats cats cats",
+    "the cat sat on the mat",
+    "on",
+]
+PROMPTS += [f"{first} {second}" for first in ("the cat", "dogs", "a mat ran") for second in ("", "sat", "to the", "zz")]
+
+
+@functools.cache
+def pair(end_bias: float, folder: Path):
+    """A model of transformers with random weights, and the same one as `bert.load` reads it."""
+    torch.manual_seed(1)
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), END)
+    sizes = {"n_positions": 64, "n_embd": 48, "n_layer": 3, "n_head": 3, "initializer_range": 0.3}
+    config = transformers.GPT2Config(vocab_size=TOKENIZER.get_vocab_size(), **sizes, **ids)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        words, norm = model.transformer.wte.weight, model.transformer.ln_f
+        norm.bias += end_bias * words[END] / words[END].square().sum()  # adds end_bias to the end token's logit
+    model.save_pretrained(folder)
+    TOKENIZER.save(str(folder / "tokenizer.json"))
+    return model, bert.load(folder)
+
+
+@pytest.fixture(params=[2.0, 5.0, 9.0])
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    base = tmp_path_factory.getbasetemp() / f"gpt2-{request.param}"
+    base.mkdir(exist_ok=True)
+    return pair(request.param, base)
+
+
+def theirs(model, **settings):
+    """Token ids of each prompt's continuations, without padding, and their scores if there are beams."""
+    ids = [TOKENIZER.encode(text, add_special_tokens=False).ids or [END] for text in PROMPTS]
+    longest = max(map(len, ids))
+    tokens = torch.tensor([[END] * (longest - len(row)) + row for row in ids])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in ids])
+    out = model.generate(
+        tokens, attention_mask=mask, max_new_tokens=MOST, do_sample=False, return_dict_in_generate=True,
+        output_scores=True, **settings,
+    )  # fmt: skip
+    new = [row[longest:].tolist() for row in out.sequences]
+    scores = out.sequences_scores.numpy() if "num_beams" in settings else None
+    return [row[: row.index(END) + 1] if END in row else row for row in new], scores
+
+
+def ours(model: bert.Pretrained, **settings):
+    answers = model.generate(PROMPTS, max_tokens=MOST, details=True, batch_size=64, **settings)
+    flat = [one for answer in answers for one in (answer if isinstance(answer, list) else [answer])]
+    return [[*one.token_ids, *([END] if one.ended else [])] for one in flat], np.array([one.score for one in flat])
+
+
+def test_greedy_is_theirs_token_for_token(both) -> None:
+    expected, _ = theirs(both[0])
+    assert ours(both[1])[0] == expected
+
+
+def test_rows_end_at_different_lengths(tmp_path: Path) -> None:
+    lengths = {len(row) for bias in (2.0, 5.0, 9.0) for row in ours(pair(bias, tmp_path)[1])[0]}
+    assert {1, MOST} < lengths and len(lengths) > 5
+
+
+@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize(("beams", "length_penalty"), [(4, 1.0), (2, 0.0), (3, 0.6), (5, 2.0)])
+def test_beams_are_theirs_token_for_token(both, beams: int, length_penalty: float, early_stopping: bool) -> None:
+    common = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+    expected, scores = theirs(both[0], num_beams=beams, num_return_sequences=2, **common)
+    found, our_scores = ours(both[1], beams=beams, num_samples=2, **common)
+    assert found == expected
+    np.testing.assert_allclose(our_scores, scores, atol=3e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(40, 1.0), (200, 0.9), (7, 0.5), (1, 0.9), (200, 0.05), (200, 0.999)])
+def test_filters_keep_their_tokens(temperature: float, top_k: int, top_p: float) -> None:
+    from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(50, 200)).astype(np.float32) * 3)
+    expected = TopKLogitsWarper(top_k)(None, TemperatureLogitsWarper(temperature)(None, logits))
+    expected = TopPLogitsWarper(top_p)(None, expected).numpy()
+    found = np.asarray(filter_logits(logits.numpy() / temperature, top_k, top_p))
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
+
+
+def test_filters_treat_equal_logits_as_theirs() -> None:
+    from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
+
+    logits = torch.from_numpy(np.random.default_rng(1).integers(0, 4, (80, 12)).astype(np.float32))
+    for top_k in (1, 3, 8):
+        expected = TopKLogitsWarper(top_k)(None, logits).numpy()
+        np.testing.assert_array_equal(np.isfinite(filter_logits(logits.numpy(), top_k, 1.0)), np.isfinite(expected))
+    for top_p in (0.3, 0.61, 0.93):
+        expected = TopPLogitsWarper(top_p)(None, logits).numpy()
+        np.testing.assert_array_equal(np.isfinite(filter_logits(logits.numpy(), 12, top_p)), np.isfinite(expected))
+
+
+def test_the_score_is_their_loss(both) -> None:
+    text = "the cat sat on the mat and a dog ran to it"
+    ids = [END, *TOKENIZER.encode(text, add_special_tokens=False).ids]
+    with torch.no_grad():
+        loss = both[0](torch.tensor([ids]), labels=torch.tensor([ids])).loss.item()
+    score = both[1].score(text)
+    assert -score.log_probability / score.num_tokens == pytest.approx(loss, abs=1e-4)
