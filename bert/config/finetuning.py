@@ -11,6 +11,7 @@ from bert.config.validation import (
     Fraction,
     InnerFraction,
     NonNegative,
+    NonNegativeFloat,
     Positive,
     Range,
     Seed,
@@ -148,6 +149,9 @@ class FinetuneConfig:
     """Stop after so many evaluations in a row without a better main metric; null trains to the end."""
     classifier_dropout: Fraction | None = None
     """Dropout before the classifier; null takes hidden_dropout_prob."""
+    language_model_weight: NonNegativeFloat = 0.0
+    """Factor of the loss of the next tokens of each row, which is added to that of a task that classifies or scores
+    texts; 0.5 in GPT. Of a model that reads left to right (model.causal)."""
     num_frozen_layers: NonNegative | None = None
     """Lower encoder layers that stay as they are, and with them the embeddings (0: these alone); null trains all."""
     num_feature_layers: Positive | None = None
@@ -196,9 +200,20 @@ class FinetuneConfig:
                 "num_frozen_layers and num_feature_layers are both set, and the latter freezes the whole encoder: "
                 "remove one of them"
             )
+        if self.language_model_weight and self.num_feature_layers is not None:
+            raise UserError(
+                "language_model_weight and num_feature_layers are both set, and the latter freezes the whole encoder: "
+                "remove one of them"
+            )
 
     def check_model(self) -> None:
-        """Raises UserError if the model, once its sizes are known, has too few layers, or rows are too long for it."""
+        """Raises UserError if the model, once its sizes are known, has too few layers, rows are too long for it, or it
+        is none that ``language_model_weight`` is for."""
+        if self.language_model_weight and not self.model.causal:
+            raise UserError(
+                f"language_model_weight is {self.language_model_weight}, and the model does not read left to right "
+                "(model.causal is false): remove it, or set init to a left-to-right model"
+            )
         self.model.check_length("data.max_length", self.data.max_length)
         for name in ("num_frozen_layers", "num_feature_layers"):
             if (getattr(self, name) or 0) > self.model.num_hidden_layers:

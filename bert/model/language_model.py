@@ -15,8 +15,8 @@ from bert.model.cache import LayerCache
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Packing
 from bert.model.execution import LayerExecution
-from bert.model.heads import MaskedLMHead, PaddingMask
-from bert.model.layers import Dtype
+from bert.model.heads import MaskedLMHead, PaddingMask, drop_classifier_input, last_tokens
+from bert.model.layers import Dtype, dense
 from bert.model.mask import Mask
 
 
@@ -102,3 +102,37 @@ class BertForCausalLM(nn.Module):
         encoded = self.bert(input_ids, position_ids=position_ids, mask=mask, cache=cache)
         hidden = encoded.last_hidden_state[:, -1:] if last_only else encoded.last_hidden_state
         return self.predictions(hidden, self.bert.embedding_table()), encoded.cache
+
+
+class ClassifierWithLanguageModel(nn.Module):
+    """`BertForSequenceClassification` of a causal encoder, and the language model over the same hidden states, for
+    training both at once (Radford et al. 2018, section 3.2).
+
+    Its parameters are those of the two models. Attributes are those of the classifier.
+    """
+
+    config: ModelConfig
+    num_labels: int
+    classifier_dropout: float | None = None
+    dtype: Dtype = jnp.float32
+    execution: LayerExecution = LayerExecution()
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
+        self.classifier = dense(self.config, self.num_labels, self.dtype, "classifier", use_bias=False)
+        self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.pad_vocab_to_multiple_of)
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: PaddingMask | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> tuple[Float[Array, "B L"], Float[Array, "B T E"], Float[Array, "padded_V E"], Float[Array, "padded_V"]]:
+        """[B, T] -> [B, L] float32 logits of the labels; what the decoder reads [B, T, E], its matrix and its bias."""
+        hidden = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).last_hidden_state
+        read = drop_classifier_input(self, last_tokens(hidden, attention_mask), dropout)
+        logits = self.classifier(read).astype(jnp.float32)
+        weights = self.predictions.decoder_weights(self.bert.embedding_table())
+        return logits, self.predictions.decoder_input(hidden), *weights

@@ -15,7 +15,7 @@ import numpy as np
 
 from bert.config import TokenizerConfig
 from bert.errors import UserError, without_surrogates
-from bert.tokenizer.special_tokens import ROBERTA_TOKENS, special_tokens
+from bert.tokenizer.special_tokens import ROBERTA_TOKENS, special_ids, special_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -79,6 +79,25 @@ def parse_byte_level(vocab: str, merges: str) -> Tokenizer:
     """The tokenizer of the content of vocab.json and merges.txt; an exception of the library's if they are none."""
     lines = [line for line in merges.splitlines() if line and not line.startswith("#version")]
     return build_byte_level(json.loads(vocab), [(left, right) for left, _, right in (x.partition(" ") for x in lines)])
+
+
+def separate_pairs(tokenizer: Tokenizer) -> None:
+    """Puts the end token between the texts of a pair, if the vocabulary has no tokens for the rows of a classifier.
+
+    In GPT-2's own rows the second text follows the first at once. The delimiter is that of Radford et al. 2018
+    (section 3.3), for a model that is fine-tuned here.
+    """
+    from tokenizers import processors
+
+    special = special_ids(tokenizer)
+    end = special.find("eos")
+    plain = tokenizer.post_processor is None or isinstance(tokenizer.post_processor, processors.ByteLevel)
+    if not plain or end is None or special.find("cls") is not None:
+        return
+    name = tokenizer.id_to_token(end)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A:0", pair=f"$A:0 {name}:0 $B:1", special_tokens=[(name, end)]
+    )
 
 
 def build_byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:

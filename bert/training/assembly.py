@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from bert.config import FinetuneConfig, PretrainConfig
+from bert.errors import UserError
 from bert.model.dropout import Dropout
 from bert.model.execution import LayerExecution
 from bert.model.heads import HEADS
+from bert.model.language_model import ClassifierWithLanguageModel
 from bert.parallel.backends import Parallelism
 from bert.tasks.base import Task
 from bert.training.distillation import Distillation, Teacher, with_projections
@@ -94,6 +96,22 @@ def build_task_model(task: Task, config: FinetuneConfig) -> nn.Module:
         jnp.dtype(config.training.dtype),
         config.num_feature_layers,
         **options,
+    )
+
+
+def build_classifier_with_language_model(task: Task, config: FinetuneConfig) -> nn.Module:
+    """The model that is trained with ``language_model_weight``. Raises UserError for a task without a label a text."""
+    if task.head != "classification":
+        raise UserError(
+            f"language_model_weight is {config.language_model_weight}, and {task.name} neither classifies nor scores "
+            "texts: remove it"
+        )
+    return ClassifierWithLanguageModel(
+        config.model,
+        task.num_labels,
+        config.classifier_dropout,
+        jnp.dtype(config.training.dtype),
+        LayerExecution.from_config(config.training, config.model.head_size),
     )
 
 

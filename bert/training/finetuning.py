@@ -95,7 +95,8 @@ def train(setup: Setup, say: Log) -> BestCheckpoint:
         state = _initialize(setup, checkpoints, say)
         if run.is_writer:
             _print_summary(state.params, setup)
-        loader = FinetuningLoader(setup.train, config, parallel.process, LOSSES[task.loss].by_length)
+        by_length = LOSSES[task.loss].by_length and not config.language_model_weight
+        loader = FinetuningLoader(setup.train, config, parallel.process, by_length)
         train_step = compile_bucketed_train_step(
             setup.objective, setup.optimizer, config.seed, config.training.dropout_rng, parallel
         )
@@ -110,6 +111,7 @@ def train(setup: Setup, say: Log) -> BestCheckpoint:
                 loader=loader,
                 train_step=train_step,
                 schedule=learning_rate_schedule(config.optimizer, total_steps),
+                loss_factors=setup.objective.factors,
                 evaluate=evaluate,
                 parallel=parallel,
                 checkpoints=checkpoints,
@@ -135,7 +137,7 @@ def _initialize(setup: Setup, checkpoints: CheckpointReader, say: Log) -> TrainS
         setup.run.config.seed,
         checkpoints,
         None if init.params is None else (init.name, init.params),
-        ("bert",),
+        ("bert", "predictions"),
         say,
         # Parameters do not depend on the length; the data tells whether rows have choices.
         input_shape=(*train.batch(np.arange(1), int(train.lengths[0]), 1)["input_ids"].shape[:-1], 8),

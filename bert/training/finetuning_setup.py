@@ -24,6 +24,7 @@ from bert.runs.folder import RunFolder
 from bert.tasks import make_task
 from bert.tasks.base import Examples, Task
 from bert.tasks.splits import read_splits
+from bert.tokenizer.byte_level import separate_pairs
 from bert.tokenizer.wordpiece import (
     embedding_rows,
     load_tokenizer,
@@ -31,12 +32,13 @@ from bert.tokenizer.wordpiece import (
     save_tokenizer,
     train_tokenizer,
 )
-from bert.training.assembly import build_task_model, make_apply
+from bert.training.assembly import build_classifier_with_language_model, build_task_model, make_apply
 from bert.training.evaluation import Split, TaskEvaluator
 from bert.training.initialization import Log, model_config_from_source, with_vocab_size
 from bert.training.loop import num_train_steps
-from bert.training.losses import LOSSES, Objective, task_objective
+from bert.training.losses import LOSSES, Apply, Objective, task_objective
 from bert.training.optimizer import ParameterPath, make_frozen_predicate, make_optimizer
+from bert.training.token_losses import classifier_objective
 
 
 class InitialModel(NamedTuple):
@@ -58,7 +60,7 @@ class Setup:
         task: with what its training examples tell.
         splits: as rows for the model, ``train`` and ``dev`` among them.
         init_model: sizes, vocabulary and weights.
-        model: the encoder with the task's head.
+        model: the encoder with the task's head, as it is trained.
         frozen: path of a parameter -> whether it is not trained; None if all are.
         evaluator: outputs of a split.
     """
@@ -107,18 +109,15 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
     train = splits["train"].features
     config = _resolve_defaults(dataclasses.replace(run.config, data=data, model=init_model.config), len(train))
     config.check_model()
-    model, parallel = build_task_model(task, config), make_parallelism(config.training, config.model)
+    frozen = make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers)
+    model, apply, objective = _build_model_and_objective(task, config, frozen)
+    parallel = make_parallelism(config.training, config.model)
     _check_batches(parallel, config)
     run = run.save_config(config)  # before other files: a folder without config.yaml belongs to no run
     run.check_data(train.digest())
     if run.is_writer:
         save_tokenizer(init_model.tokenizer, run.path)
-    frozen = make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers)
-    apply, loss, total_steps = (
-        make_apply(model, frozen),
-        LOSSES[task.loss],
-        num_train_steps(config.training, len(train)),
-    )
+    total_steps = num_train_steps(config.training, len(train))
     return Setup(
         run,
         parallel,
@@ -127,11 +126,24 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
         init_model,
         model,
         frozen,
-        task_objective(loss, apply),
+        objective,
         make_optimizer(config.optimizer, total_steps, frozen),
-        TaskEvaluator(apply, loss, parallel, config),
+        TaskEvaluator(apply, LOSSES[task.loss], parallel, config),
         total_steps,
     )
+
+
+def _build_model_and_objective(
+    task: Task, config: FinetuneConfig, frozen: Callable[[ParameterPath], bool] | None
+) -> tuple[nn.Module, Apply, Objective]:
+    """The model that is trained, the task's outputs of its parameters, and what is minimised. Raises UserError."""
+    model, loss = build_task_model(task, config), LOSSES[task.loss]
+    apply = make_apply(model, frozen)
+    if not config.language_model_weight:
+        return model, apply, task_objective(loss, apply)
+    both = build_classifier_with_language_model(task, config)
+    factor, vocab_size = config.language_model_weight, config.model.known_vocab_size
+    return both, apply, classifier_objective(loss, make_apply(both, frozen), factor, vocab_size)
 
 
 def _resolve_defaults(config: FinetuneConfig, num_train_rows: int) -> FinetuneConfig:
@@ -153,7 +165,16 @@ def _check_batches(parallel: Parallelism, config: FinetuneConfig) -> None:
 
 
 def _load_init_model(run: RunFolder[FinetuneConfig], train: Examples, say: Log) -> InitialModel:
-    """Sizes, vocabulary and weights: of the run if begun, else of ``init``, ``architecture_from`` or the config."""
+    """Sizes, vocabulary and weights: of the run if begun, else of ``init``, ``architecture_from`` or the config.
+
+    Of a vocabulary without tokens for a classifier's rows, as GPT-2's, the texts of a pair are separated.
+    """
+    given = _given_init_model(run, train, say)
+    separate_pairs(given.tokenizer)
+    return given
+
+
+def _given_init_model(run: RunFolder[FinetuneConfig], train: Examples, say: Log) -> InitialModel:
     config, init = run.config, require(run.config.init, "init")
     if run.resumed and multihost.broadcast_from_main(CheckpointDirectory(run.checkpoints).steps):
         return InitialModel(config.model, load_tokenizer(run.path), None, init)

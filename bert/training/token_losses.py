@@ -6,6 +6,7 @@ The float32 logits [B, T, V] of a row of 1,024 tokens over GPT-2's vocabulary ar
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -20,11 +21,13 @@ from bert.parallel.sharding import constrain_activation, num_row_shards
 from bert.training.losses import (
     Batch,
     Objective,
+    TaskLoss,
     WeightedSum,
     WeightedSums,
     cross_entropy,
     get_packing,
     label_logits,
+    task_objective,
     weighted_accuracy_sum,
 )
 
@@ -64,6 +67,32 @@ def next_token_objective(model: BertForCausalLM, label_smoothing: float = 0.0) -
         return dict.fromkeys(names, jnp.sum(batch["next_token_weights"]))
 
     return Objective(forward, weights, (*names, "lm_accuracy"), {"lm_loss": 0.0} if label_smoothing else {})
+
+
+def classifier_objective(loss: TaskLoss, apply: Callable[..., Any], factor: float, vocab_size: int) -> Objective:
+    """The loss of a task, and ``factor`` times that of the next token of every position of its rows (Radford et al.
+    2018, section 3.2), which is logged as ``lm_loss``.
+
+    Args:
+        loss: the task's.
+        apply: (params, batch, dropout or None) -> what `bert.model.language_model.ClassifierWithLanguageModel` gives.
+        factor: weight of the language model's loss.
+        vocab_size: V.
+    """
+    task = task_objective(loss, lambda outputs, batch, dropout: outputs)
+
+    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
+        outputs, hidden, table, bias = apply(params, batch, dropout)
+        losses, counts = task.forward(outputs, batch, None)
+        labels, real = (jnp.pad(batch[name][:, 1:], ((0, 0), (0, 1))) for name in ("input_ids", "attention_mask"))
+        sums = decoded_loss(hidden, table, bias, labels, real.astype(jnp.float32), vocab_size=vocab_size)
+        return {**losses, "lm_loss": sums.loss}, counts
+
+    def weights(batch: Batch) -> dict[str, Array]:
+        tokens = jnp.sum(batch["attention_mask"][:, 1:]).astype(jnp.float32)
+        return {**task.weights(batch), "lm_loss": tokens}
+
+    return Objective(forward, weights, (*task.metrics, "lm_loss"), {"lm_loss": factor})
 
 
 class TokenSums(NamedTuple):

@@ -7,9 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert.config import ModelConfig
+from bert.model.heads import BertForSequenceClassification
+from bert.model.language_model import BertForCausalLM, ClassifierWithLanguageModel
 from bert.model.linear import tied_logits
 from bert.parallel.backends import MeshParallel
-from bert.training.token_losses import decoded_loss, token_sums
+from bert.training.losses import LOSSES, cross_entropy, total_loss
+from bert.training.token_losses import classifier_objective, decoded_loss, token_sums
 
 B, T, E, V = 3, 10, 8, 23
 KEYS = jax.random.split(jax.random.key(0), 5)
@@ -113,3 +117,30 @@ def test_a_mesh_changes_no_sum_and_no_gradient(shape) -> None:
     with jax.set_mesh(parallel.mesh):
         found = gradients(functools.partial(decode, stretch=4), *inputs)
     check_equal(jax.device_get(found), jax.device_get(expected), 3e-6)
+
+
+def test_a_classifier_and_a_language_model_share_an_encoder() -> None:
+    """The losses are those of the two models, of which the second leaves padding and fill rows out."""
+    config = ModelConfig(V, 16, 1, 2, 32, max_position_embeddings=T, initializer_range=0.3, causal=True)
+    model = ClassifierWithLanguageModel(config, 3)
+    mask = (jnp.arange(T) < jnp.array([T, 4, 0])[:, None]).astype(jnp.int32)
+    batch = {"input_ids": LABELS, "token_type_ids": jnp.zeros_like(LABELS), "attention_mask": mask}
+    batch |= {"labels": jnp.array([2, 0, 0]), "weights": jnp.array([1.0, 1.0, 0.0])}
+    inputs = (batch["input_ids"], batch["token_type_ids"], mask)
+    params = jax.jit(model.init)(jax.random.key(0), LABELS)["params"]
+    assert set(params) == {"bert", "classifier", "predictions"} and "pooler" not in params["bert"]
+
+    apply = lambda params, batch, dropout: model.apply({"params": params}, *inputs, dropout=dropout)  # noqa: E731
+    objective = classifier_objective(LOSSES["cross_entropy"], apply, 0.5, V)
+    losses, counts = jax.jit(lambda params: objective.forward(params, batch, None))(params)
+    labels = BertForSequenceClassification(config, 3).apply({"params": params}, *inputs)
+    logits = BertForCausalLM(config).apply({"params": params}, *inputs)
+    expected = {
+        "classification_loss": cross_entropy(labels, batch["labels"], batch["weights"]),
+        "lm_loss": cross_entropy(logits[:, :-1], LABELS[:, 1:], mask[:, 1:].astype(jnp.float32)),
+    }
+    check_equal(losses, expected, 1e-5)
+    assert losses["lm_loss"][1] == T - 1 + 3
+    assert objective.weights(batch) == {name: weight for name, (_, weight) in losses.items()}
+    assert set(objective.metrics) == {*losses, *counts}
+    assert total_loss({"classification_loss": 1.0, "lm_loss": 4.0}, objective.factors) == 3.0
