@@ -120,6 +120,8 @@ OPTIONS = {
     "embeddings without LayerNorm": {"embedding_norm": False},
     "head without transform": {"prediction_transform": False},
     "scaled residuals": {"residual_init": "scaled"},
+    "no segments": {"type_vocab_size": 0},
+    "decoder without bias": {"prediction_bias": False},
     "all at once": {
         "embedding_norm": False,
         "residual_init": "scaled",

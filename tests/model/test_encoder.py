@@ -156,6 +156,8 @@ def test_the_options_parameters(option: str) -> None:
         "embeddings without LayerNorm": -2 * width,
         "head without transform": -(width * width + width + 2 * width),
         "scaled residuals": 0,
+        "no segments": -segments * width,
+        "decoder without bias": -tokens,
     }
     fixed_and_untied = -positions * narrow + tokens * narrow
     difference["all at once"] = 2 * width + fixed_and_untied - 2 * narrow + difference["narrow embeddings"]
