@@ -6,12 +6,16 @@ L4 H256 A4, 30,522 tokens, 32 rows of 128 tokens, 20 of them predicted, dropout 
 ours in float32 and bfloat16; "stock", transformers' BertForPreTraining as users run it; "best", the same model with the
 masked positions gathered before the decoder, SDPA and fused AdamW, compiled and not, in float32 and under autocast to
 bfloat16. Every measurement is a process of its own; started again, it goes on where it was.
+
+With ``--causal 1`` the model is GPT-2's: every token is predicted, and the peer is GPT2LMHeadModel, "best" with fused
+AdamW.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import statistics
@@ -25,7 +29,12 @@ from turns import in_turns, table
 
 from bert.runtime.malloc import reexec_with_huge_pages
 
-SIZES = {"layers": 4, "width": 256, "heads": 4, "vocab_size": 30522, "rows": 32, "length": 128, "predicted": 20}
+SIZES = {"layers": 4, "width": 256, "heads": 4, "vocab_size": 30522, "rows": 32, "length": 128, "predicted": 20,
+         "causal": 0}  # fmt: skip
+GPT2: dict[str, Any] = {
+    "causal": True, "pre_layer_norm": True, "embedding_norm": False, "prediction_transform": False,
+    "prediction_bias": False, "type_vocab_size": 0, "hidden_act": "gelu_tanh", "layer_norm_eps": 1e-5,
+}  # fmt: skip
 SIDES = {
     "ours float32": ("ours", "float32", ""),
     "ours bfloat16": ("ours", "bfloat16", ""),
@@ -85,6 +94,14 @@ def batch_of(sizes: Any) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     shape = (sizes.rows, sizes.length)
     ids = random.integers(5, sizes.vocab_size, shape).astype(np.int32)
+    if sizes.causal:
+        return {
+            "input_ids": ids,
+            "attention_mask": np.ones(shape, np.int32),
+            "next_token_ids": np.roll(ids, -1, axis=1),
+            "next_token_weights": np.broadcast_to(np.arange(sizes.length) < sizes.length - 1, shape).astype(np.float32),
+            "rows": np.arange(sizes.rows, dtype=np.int32),
+        }
     places = np.sort([random.permutation(sizes.length - 2)[: sizes.predicted] + 1 for _ in range(sizes.rows)], axis=1)
     return {
         "input_ids": ids,
@@ -104,7 +121,7 @@ def ours(sizes: Any, dtype: Any, how: str) -> Callable[[], None]:
     import jax
     import jax.numpy as jnp
 
-    from bert.config import ModelConfig, OptimizerConfig, PretrainConfig, TrainingConfig
+    from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, TrainingConfig
     from bert.parallel.backends import PmapParallelism
     from bert.training.assembly import build_model_and_objective
     from bert.training.optimizer import make_optimizer
@@ -116,8 +133,13 @@ def ours(sizes: Any, dtype: Any, how: str) -> Callable[[], None]:
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,
         intermediate_size=4 * sizes.width,
+        max_position_embeddings=max(512, sizes.length),
+        **(GPT2 if sizes.causal else {}),
     )
-    model, objective = build_model_and_objective(PretrainConfig(model=config, training=TrainingConfig(dtype=dtype)))
+    data = DataConfig(objective="blocks", prediction="next") if sizes.causal else DataConfig()
+    model, objective = build_model_and_objective(
+        PretrainConfig(data=data, model=config, training=TrainingConfig(dtype=dtype))
+    )
     optimizer = make_optimizer(OptimizerConfig(), 1_000_000)
     params = jax.device_get(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
     parallel = PmapParallelism(jax.devices()[:1])
@@ -139,6 +161,8 @@ def stock(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
 
     model, batch = _peer(sizes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+    if sizes.causal:
+        return _torch_step(model, optimizer, dtype, lambda: _language_model_loss(model, batch))
     labels = torch.full(batch["input_ids"].shape, -100)
     labels.scatter_(1, batch["masked_lm_positions"], batch["masked_lm_ids"])
     return _torch_step(
@@ -164,9 +188,12 @@ def best(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
 
     model, batch = _peer(sizes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+    if sizes.causal:
+        loss = functools.partial(_language_model_loss, model, batch)
+        return _torch_step(model, optimizer, dtype, torch.compile(loss) if how == "compiled" else loss)
     rows = torch.arange(sizes.rows)[:, None]
 
-    def loss() -> torch.Tensor:
+    def loss_of_pairs() -> torch.Tensor:
         hidden, pooled = model.bert(
             input_ids=batch["input_ids"], token_type_ids=batch["token_type_ids"], return_dict=False
         )[:2]
@@ -174,15 +201,24 @@ def best(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
         mlm = cross_entropy(logits.float(), batch["masked_lm_ids"].flatten())
         return mlm + cross_entropy(model.cls.seq_relationship(pooled).float(), batch["next_sentence_labels"])
 
-    return _torch_step(model, optimizer, dtype, torch.compile(loss) if how == "compiled" else loss)
+    return _torch_step(model, optimizer, dtype, torch.compile(loss_of_pairs) if how == "compiled" else loss_of_pairs)
+
+
+def _language_model_loss(model: Any, batch: dict[str, Any]) -> Any:
+    return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["input_ids"]).loss
 
 
 def _peer(sizes: Any) -> tuple[Any, dict[str, Any]]:
     import torch
-    from transformers import BertConfig, BertForPreTraining
+    from transformers import BertConfig, BertForPreTraining, GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
+    batch = {name: torch.tensor(array) for name, array in batch_of(sizes).items()}
+    batch |= {name: array.long() for name, array in batch.items() if not array.is_floating_point()}
+    if sizes.causal:
+        shape = {"n_embd": sizes.width, "n_layer": sizes.layers, "n_head": sizes.heads, "n_positions": 1024}
+        return GPT2LMHeadModel(GPT2Config(vocab_size=sizes.vocab_size, **shape)).train(), batch
     config = BertConfig(
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.width,
@@ -190,9 +226,7 @@ def _peer(sizes: Any) -> tuple[Any, dict[str, Any]]:
         num_attention_heads=sizes.heads,
         intermediate_size=4 * sizes.width,
     )
-    batch = {name: torch.tensor(array) for name, array in batch_of(sizes).items()}
-    whole = {name: array.long() for name, array in batch.items() if not array.is_floating_point()}
-    return BertForPreTraining(config).train(), batch | whole  # with SDPA, transformers' default
+    return BertForPreTraining(config).train(), batch  # with SDPA, transformers' default
 
 
 def _torch_step(model: Any, optimizer: Any, dtype: str, loss: Callable[[], Any]) -> Callable[[], None]:

@@ -27,8 +27,9 @@ Rows = list[tuple[str, ...]]
 
 HELD_OUT_KEYS: dict[type, tuple[str, ...]] = {
     PretrainConfig: (
-        *(f"data.{name}" for name in ("train", "eval", "eval_fraction", "one_sentence_per_line", "language")),
-        *(f"data.{name}" for name in ("objective", "masked_lm_prob", "whole_word_masking", "short_seq_prob", "seed")),
+        *(f"data.{name}" for name in ("train", "eval", "eval_fraction", "verbatim", "one_sentence_per_line")),
+        *(f"data.{name}" for name in ("language", "objective", "prediction", "masked_lm_prob", "whole_word_masking")),
+        *(f"data.{name}" for name in ("short_seq_prob", "seed")),
     ),
     FinetuneConfig: ("task", "data.dir", "data.dev", "data.dev_fraction", "data.max_dev_samples"),
 }

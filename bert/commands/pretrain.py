@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from pathlib import Path
@@ -66,11 +67,16 @@ def _show(results: dict[str, Any], path: str) -> None:
         _show_transfer(results["transfer"])
     if "filled_masks" in results:
         _show_filled_masks(results["filled_masks"])
+    else:
+        print("\nheld-out texts, continued:")
+        for sample in results["continuations"]:
+            print(f"  {json.dumps(sample['text'], ensure_ascii=False)}")
+            print(f"    -> {json.dumps(sample['continuation'], ensure_ascii=False)}")
     vocabulary = ", ".join(name for name in ("tokenizer.json", "vocab.txt") if Path(path, name).is_file())
     print(
         f"\n{results['seconds']:.0f} seconds; {path} holds checkpoints, {vocabulary}, metrics.jsonl, curves.png, "
         "results.json"
-        f"\nnext:{_next(path, results.get('filled_masks', []))}"
+        f"\nnext:{_next(path, results)}"
     )
 
 
@@ -92,10 +98,12 @@ def _show_transfer(transfer: dict[str, Any]) -> None:
             print(f"  {name.replace('_', ' '):30}{_number(row['mean']):6.3f}{seeds}")
 
 
-def _next(path: str, filled_masks: list[dict[str, Any]]) -> str:
+def _next(path: str, results: dict[str, Any]) -> str:
     """Commands that work as they stand: they use the run and its own held-out text."""
     run, lines = shlex.quote(path), []
-    if filled_masks:
+    if continuations := results.get("continuations"):
+        lines = [f"bert generate {run} {shlex.quote(continuations[0]['text'])}"]
+    if filled_masks := results.get("filled_masks"):
         text = filled_masks[0]["text"]
         code = f"import bert; print(bert.load({path!r}).fill_mask({text!r}))"
         lines = [

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     from bert.data.corpus.documents import documents
     from bert.tokenizer.wordpiece import embedding_rows, save_tokenizer, train_tokenizer
 
-    lines = (line for document in documents(config.data.train) for line in document)
+    lines = (line for document in documents(config.data.train, config.data.verbatim) for line in document)
     if "extend" in options:
         tokenizer = _extend(config.tokenizer, lines, options["extend"])
     elif config.tokenizer.path is not None:

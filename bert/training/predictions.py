@@ -121,9 +121,18 @@ def next_baselines(
     return {"unigram": metrics.unigram_baseline(counts, tokens) if len(tokens) else {}}
 
 
-def continue_some_rows(model: Pretrained, rows: RowSource, count: int = 3) -> list[dict[str, Any]]:
-    del model, rows, count
-    return []
+def continue_some_rows(model: Pretrained, rows: RowSource, count: int = 3, tokens: int = 24) -> list[dict[str, Any]]:
+    """The beginnings of evenly spread held-out rows, and how the model goes on by greedy decoding."""
+    samples: list[dict[str, Any]] = []
+    for index in np.unique(np.linspace(0, len(rows) - 1, count).astype(int)):
+        row = rows.take(np.array([index]))
+        ids = row["input_ids"][0, : row["length"][0]]
+        middle = len(ids) // 2
+        text, truth = (model.tokenizer.decode(part.tolist()) for part in (ids[:middle], ids[middle : middle + tokens]))
+        if text:
+            samples.append({"text": text, "truth": truth})
+    found = model.generate([sample["text"] for sample in samples], max_tokens=tokens)
+    return [{**sample, "continuation": text} for sample, text in zip(samples, found, strict=True)]
 
 
 def fill_some_masks(model: Pretrained, rows: RowSource, count: int = 3) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ PRETRAINING = sorted(set(recipe_names()) - set(TASKS))
 PARAMETERS = {"tiny": 4_433_468, "mini": 11_267_900, "small": 29_058_876, "medium": 41_668_412, "base": 110_106_428,
               "large": 336_226_108}  # fmt: skip
 ROBERTA = {"roberta": 124_697_433}
+GPT = {"gpt_tiny": 834_944, "gpt_mini": 6_901_760, "gpt2": 124_439_808}
 ELECTRA = {"electra_small": 14_196_219, "electra_mini": 4_020_161}
 BASE = ModelConfig(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
                    intermediate_size=3072)  # fmt: skip
@@ -39,7 +40,7 @@ def pretraining(name: str) -> PretrainConfig:
 
 
 def test_there_is_a_recipe_for_every_size_and_task() -> None:
-    assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *ELECTRA, *ROBERTA, *PARAMETERS}
+    assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *ELECTRA, *ROBERTA, *GPT, *PARAMETERS}
     # Benchmarks and custom tasks have recipes, kinds of file have none.
     assert set(FINETUNING) == set(TASKS) - {"ner", "multiple_choice"}
 
@@ -105,8 +106,9 @@ def test_pretraining_recipes(name: str) -> None:
     label = OBJECTIVES[config.data.objective].label
     model, _ = build_model_and_objective(config)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
-    if name in PARAMETERS | ELECTRA | ROBERTA:
-        assert count_parameters(params) == (PARAMETERS | ELECTRA | ROBERTA)[name]
+    counts = PARAMETERS | ELECTRA | ROBERTA | GPT
+    if name in counts:
+        assert count_parameters(params) == counts[name]
     for phase in resolve_phases(config, int(config.training.steps)):
         data, training = phase.config.data, phase.config.training
         rows = training.batch_size // training.gradient_accumulation_steps
@@ -117,6 +119,9 @@ def test_pretraining_recipes(name: str) -> None:
             masked = MaskedTokens(positions, positions, numbers, numbers)
             output = jax.eval_shape(model.apply, params, tokens, tokens, tokens, masked)
             assert output.detection_logits.shape == tokens.shape
+        elif name in GPT:
+            positions = tokens  # every one
+            output = jax.eval_shape(model.apply, params, tokens, None, tokens)
         else:
             output = jax.eval_shape(model.apply, params, tokens, tokens, tokens, positions)
         logits = output.prediction_logits if label or name in ELECTRA else output
@@ -187,6 +192,17 @@ def test_roberta_has_the_published_settings() -> None:
     assert (training.steps, training.batch_size, optimizer.num_warmup_steps(500_000)) == (500_000, 8192, 24_000)
     assert (optimizer.learning_rate, optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (6e-4, 0.9, 0.98, 1e-6)
     assert (optimizer.weight_decay, optimizer.max_grad_norm, config.model.hidden_dropout_prob) == (0.01, 0, 0.1)
+
+
+def test_gpt2_has_the_published_settings() -> None:
+    """Those of Radford et al. 2019, section 2.3, and of nanoGPT where the paper has none."""
+    config = pretraining("gpt2")
+    data, model, optimizer, training = config.data, config.model, config.optimizer, config.training
+    assert (config.tokenizer.kind, config.tokenizer.vocab_size) == ("byte_level", 50257)
+    assert (data.objective, data.prediction, data.sequence_length) == ("blocks", "next", 1024)
+    assert (model.causal, model.pre_layer_norm, model.residual_init) == (True, True, "scaled")
+    assert (training.steps, training.batch_size, optimizer.num_warmup_steps(600_000)) == (600_000, 512, 2_000)
+    assert (optimizer.learning_rate, optimizer.beta2, optimizer.weight_decay) == (6e-4, 0.95, 0.1)
 
 
 def test_electra_small_has_the_published_settings() -> None:

@@ -107,9 +107,11 @@ def test_gpu_measures_every_row_and_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_train_step_is_measured_in_turns(tmp_path):
+@pytest.mark.parametrize("causal", [0, 1])
+def test_the_train_step_is_measured_in_turns(tmp_path, causal):
     output = tmp_path / "train_step.json"
     sizes = {"layers": 1, "width": 16, "heads": 2, "vocab_size": 99, "rows": 2, "length": 8, "predicted": 2}
+    sizes["causal"] = causal
     sizes = [f"--{name}={value}" for name, value in {**sizes, "steps": 2, "rounds": 2}.items()]
     sides = ["ours float32", "ours bfloat16"]
     printed = run("train_step.py", "--output", output, "--sides", *sides, *sizes)

@@ -35,6 +35,9 @@ LOSSES = {
     "domain": 3.95017,
     "electra_mini": 36.44196,
     "electra_small": 24.91517,
+    "gpt2": 5.40460,
+    "gpt_mini": 5.40950,
+    "gpt_tiny": 5.39148,
     "large": 4.70844,
     "medium": 4.70844,
     "mini": 4.70675,
@@ -176,6 +179,10 @@ def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp
     if name in ("quickstart", "roberta"):  # which otherwise start where ten steps do not lead away from
         arguments += ["--transfer=null", "--mlm_bias_init=zeros"]
     arguments += [f"--init={pretrained}"] if name == "domain" else small
+    if recipe.data.prediction == "next":
+        arguments.remove("--data.max_predictions_per_sequence=3")
+    if recipe.data.verbatim:
+        arguments += [f"--data.eval={corpus}"]
     if phased:
         arguments += ["--phases.2.sequence_length=32", "--phases.2.max_predictions_per_sequence=5"]
     assert pretrain(arguments) == 0
