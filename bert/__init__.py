@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bert.inference.pretrained import Pretrained
     from bert.model.electra import BertForReplacedTokenDetection
     from bert.model.encoder import Bert
+    from bert.model.encoder_decoder import BertForSequenceToSequence
     from bert.model.heads import (
         BertForMaskedLM,
         BertForMultipleChoice,
@@ -37,6 +38,7 @@ _HOMES = {
     "BertForQuestionAnswering": "bert.model.heads",
     "BertForReplacedTokenDetection": "bert.model.electra",
     "BertForSequenceClassification": "bert.model.heads",
+    "BertForSequenceToSequence": "bert.model.encoder_decoder",
     "BertForTokenClassification": "bert.model.heads",
     "Pretrained": "bert.inference.pretrained",
     "UserError": "bert.errors",
@@ -55,6 +57,7 @@ __all__ = [
     "BertForQuestionAnswering",
     "BertForReplacedTokenDetection",
     "BertForSequenceClassification",
+    "BertForSequenceToSequence",
     "BertForTokenClassification",
     "Pretrained",
     "UserError",

@@ -37,6 +37,7 @@ TYPED = (
     "bert.model.heads",
     "bert.model.electra",
     "bert.model.language_model",
+    "bert.model.encoder_decoder",
     "bert.training.losses",
     "bert.training.token_losses",
     "bert.training.distillation",

@@ -1,0 +1,149 @@
+"""The Transformer of Vaswani et al. 2017, and its forms that begin as one BERT (Rothe et al. 2020).
+
+Shapes as in `bert.model.encoder`; S is the length of the source, T that of the target.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int, Num
+
+from bert.config import ModelConfig
+from bert.model.array_types import Array
+from bert.model.cache import LayerCache, Memory
+from bert.model.dropout import Dropout
+from bert.model.encoder import Bert, EncoderStates
+from bert.model.execution import LayerExecution
+from bert.model.heads import MaskedLMHead, PaddingMask
+from bert.model.layers import Dtype
+from bert.model.mask import Mask
+
+SourceMask = Num[Array, "B S"] | Bool[Array, "B S"]
+
+
+class BertForSequenceToSequence(nn.Module):
+    """Encoder of a source text, and decoder of a target text with cross-attention to the source.
+
+    Attributes:
+        config: of the encoder.
+        decoder_config: of the decoder, as wide as the encoder; None is the encoder's.
+        share: what encoder and decoder have in common: nothing (none, BERT2BERT), the embeddings of words, positions
+            and segments (embeddings), or all but cross-attention (all, BERTShare).
+        dtype: of the computation.
+        execution: how the layers are run.
+    """
+
+    config: ModelConfig
+    decoder_config: ModelConfig | None = None
+    share: Literal["none", "embeddings", "all"] = "none"
+    dtype: Dtype = jnp.float32
+    execution: LayerExecution = LayerExecution()
+
+    def setup(self) -> None:
+        config = self.decoder_config or self.config
+        if self.share == "all" and config != self.config:
+            raise ValueError("decoder_config differs from config, and share is all: leave decoder_config out")
+        if config.hidden_size != self.config.hidden_size:
+            raise ValueError(
+                f"decoder_config.hidden_size is {config.hidden_size}, and config.hidden_size is "
+                f"{self.config.hidden_size}: cross-attention needs one width, change one of them"
+            )
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
+        if self.share != "all":
+            self.decoder = Bert(config, self.dtype, add_pooling_layer=False, execution=self.execution)
+        self.predictions = MaskedLMHead(config, self.dtype, self.execution.pad_vocab_to_multiple_of)
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B S"],
+        target_ids: Int[Array, "B T"],
+        attention_mask: SourceMask | None = None,
+        target_mask: PaddingMask | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> Float[Array, "B T padded_V"]:
+        """Reads the whole target at once, as in training (teacher forcing).
+
+        Args:
+            input_ids: [B, S] source.
+            target_ids: [B, T] target, from the token that starts a text on.
+            attention_mask: [B, S], 1 for a token and 0 for padding, which is at the end; all 1 if None.
+            target_mask: [B, T], the same of the target.
+            dropout: source of dropout; None for none.
+
+        Returns:
+            [B, T, V] float32 logits of the token that follows each of the target.
+        """
+        x = self.hidden_states(input_ids, target_ids, attention_mask, target_mask, dropout=dropout)
+        return self.predictions.decode(x, self.embedding_table())
+
+    def hidden_states(
+        self,
+        input_ids: Int[Array, "B S"],
+        target_ids: Int[Array, "B T"],
+        attention_mask: SourceMask | None = None,
+        target_mask: PaddingMask | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> Float[Array, "B T E"]:
+        """[B, S] and [B, T] -> [B, T, E], which the decoder multiplies by its matrix; arguments as of `__call__`."""
+        memory = self.encode(input_ids, attention_mask, dropout=dropout)
+        mask = Mask(keys=target_mask, causal=True, right_padded=True)
+        source = None if dropout is None else dropout.fold_in("decoder")
+        return self.predictions.decoder_input(self._run(target_ids, None, mask, memory, source).last_hidden_state)
+
+    def encode(
+        self,
+        input_ids: Int[Array, "B S"],
+        attention_mask: SourceMask | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> Memory:
+        """The states of the source, which cross-attention reads."""
+        states = self.bert(input_ids, None, attention_mask, dropout=dropout).last_hidden_state
+        return Memory(states, Mask(keys=attention_mask, right_padded=True))
+
+    def step(
+        self,
+        input_ids: Int[Array, "B T"],
+        position_ids: Int[Array, "#B T"],
+        mask: Mask,
+        cache: tuple[LayerCache, ...],
+        memory: Memory,
+    ) -> tuple[Float[Array, "B T padded_V"], tuple[LayerCache, ...]]:
+        """Decodes T more tokens of the target; the first step puts the keys and values of the source into the cache.
+
+        Args:
+            input_ids, position_ids, mask, cache: as of `bert.model.language_model.BertForCausalLM.step`.
+            memory: of `encode`. Steps after the first one read its mask alone.
+        """
+        states = self._run(input_ids, position_ids, mask, memory, cache=cache)
+        return self.predictions(states.last_hidden_state, self.embedding_table()), states.cache
+
+    def decoder_weights(self) -> tuple[Float[Array, "padded_V E"], Float[Array, "padded_V"]]:
+        """The decoder's matrix [V, E] and bias [V], V padded as ``execution`` has it."""
+        return self.predictions.decoder_weights(self.embedding_table())
+
+    def embedding_table(self) -> Float[Array, "V E"]:
+        """[V, E] of the target, which the head is tied to."""
+        return self._embedder().embedding_table()
+
+    def _embedder(self) -> Bert:
+        """The module whose embeddings the target has."""
+        return self.decoder if self.share == "none" else self.bert
+
+    def _run(
+        self,
+        target_ids: Int[Array, "B T"],
+        position_ids: Int[Array, "#B T"] | None,
+        mask: Mask,
+        memory: Memory,
+        dropout: Dropout | None = None,
+        cache: tuple[LayerCache, ...] | None = None,
+    ) -> EncoderStates:
+        embedder, stack = self._embedder(), self.bert if self.share == "all" else self.decoder
+        x = embedder.embeddings.project(embedder.embed(target_ids, None, position_ids, None, dropout))
+        return stack.encoder(x, mask, dropout, memory=memory, cache=cache)

@@ -1,0 +1,152 @@
+"""The encoder-decoder: what each side sees, decoding with a cache, and what encoder and decoder share."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert import Bert, BertForSequenceToSequence
+from bert.config import Decoding, ModelConfig
+from bert.inference.generation import Decoded, DecodingArrays, Prompts, beam_search, sample
+from bert.model.cache import make_cache
+from bert.model.dropout import Dropout
+from bert.model.execution import LayerExecution
+from bert.model.mask import Mask
+
+CONFIG = ModelConfig(
+    vocab_size=41, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+    max_position_embeddings=24, initializer_range=0.2,
+)  # fmt: skip
+SHALLOW = dataclasses.replace(CONFIG, vocab_size=29, num_hidden_layers=1, type_vocab_size=0, pre_layer_norm=True)
+"""A decoder with a vocabulary, a depth and an order of its own."""
+SHARED = ("none", "embeddings", "all")
+SOURCE = jax.random.randint(jax.random.key(1), (3, 9), 0, 41)
+LENGTHS = jnp.array([9, 4, 6])
+ATTENTION = (jnp.arange(9) < LENGTHS[:, None]).astype(jnp.int32)
+TARGET = jax.random.randint(jax.random.key(2), (3, 7), 0, 29)
+START, END = 1, 2
+
+
+@functools.cache
+def model_of(name: str) -> tuple:
+    """A model that shares what the name says, or has another decoder, with its parameters."""
+    if name == "other decoder":
+        model = BertForSequenceToSequence(CONFIG, SHALLOW)
+    else:
+        model = BertForSequenceToSequence(CONFIG, share=name)
+    return model, jax.jit(model.init)(jax.random.key(0), SOURCE, TARGET)
+
+
+@pytest.mark.parametrize("share", SHARED)
+def test_the_parts_share_what_they_are_told_to(share: str) -> None:
+    params = model_of(share)[1]["params"]
+    cross = {"cross_attention", "cross_norm"}
+    bert, decoder = params["bert"], params.get("decoder", {})
+    assert set(bert) == {"embeddings", "encoder"}
+    assert (cross <= set(bert["encoder"]["layer_0"])) == (share == "all")
+    assert set(decoder) == {"none": {"embeddings", "encoder"}, "embeddings": {"encoder"}, "all": set()}[share]
+    assert decoder == {} or cross <= set(decoder["encoder"]["layer_0"])
+
+
+def test_the_encoder_is_bert() -> None:
+    model, params = model_of("none")
+    memory = model.apply(params, SOURCE, ATTENTION, method="encode")
+    alone = Bert(CONFIG, add_pooling_layer=False).apply({"params": params["params"]["bert"]}, SOURCE, None, ATTENTION)
+    np.testing.assert_array_equal(memory.hidden_states, alone.last_hidden_state)
+
+
+@pytest.mark.parametrize("name", [*SHARED, "other decoder"])
+def test_the_target_sees_the_source_and_what_is_before_it(name: str) -> None:
+    model, params = model_of(name)
+    logits = jax.jit(lambda source, mask, target: model.apply(params, source, target, mask))
+    plain = logits(SOURCE, ATTENTION, TARGET)
+    later = logits(SOURCE, ATTENTION, TARGET.at[:, 4:].set(3))
+    np.testing.assert_array_equal(plain[:, :4], later[:, :4])
+    assert np.abs(plain[:, 4:] - later[:, 4:]).max() > 1e-3
+    padded = logits(jnp.where(ATTENTION == 1, SOURCE, 5), ATTENTION, TARGET)
+    np.testing.assert_array_equal(plain, padded)
+    other = logits(SOURCE.at[:, 0].add(1), ATTENTION, TARGET)
+    assert np.abs(plain - other).max(axis=(1, 2)).min() > 1e-3, "every text depends on its source"
+
+
+@pytest.mark.parametrize("name", [*SHARED, "other decoder"])
+def test_decoding_with_a_cache_gives_the_logits_of_teacher_forcing(name: str) -> None:
+    model, params = model_of(name)
+    expected = model.apply(params, SOURCE, TARGET, ATTENTION)
+    memory = model.apply(params, SOURCE, ATTENTION, method="encode")
+    cache = make_cache(model.decoder_config or CONFIG, 3, 10, jnp.float32)
+    for start, end in ((0, 3), (3, 4), (4, 7)):
+        mask, places = Mask(start=start, causal=True), jnp.arange(start, end)[None]
+        logits, cache = model.apply(params, TARGET[:, start:end], places, mask, cache, memory, method="step")
+        np.testing.assert_allclose(logits, expected[:, start:end], atol=1e-5)
+        memory = memory.replace(hidden_states=jnp.zeros_like(memory.hidden_states))  # is in the cache
+
+
+@pytest.mark.parametrize("execution", [LayerExecution(remat="full"), LayerExecution(scan=True)], ids=["remat", "scan"])
+def test_other_ways_to_run_the_layers_give_the_same(execution: LayerExecution) -> None:
+    model, params = model_of("none")
+    dropout = Dropout.for_step(0, 3, jnp.arange(3))
+
+    def loss(model: BertForSequenceToSequence, params: dict) -> jax.Array:
+        return (model.apply(params, SOURCE, TARGET, ATTENTION, dropout=dropout) ** 2).mean()
+
+    plain, other = (
+        jax.jit(jax.grad(functools.partial(loss, made)))(params)
+        for made in (model, dataclasses.replace(model, execution=execution))
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), plain, other)
+
+
+def decode(name: str, beams: int) -> Decoded:
+    """Continuations of up to 8 tokens by the loops of every language model."""
+    model, params = model_of(name)
+    memory = model.apply(params, SOURCE, ATTENTION, method="encode")
+    start = jnp.full((3, 1), START)
+    cache = make_cache(model.decoder_config or CONFIG, 3, 9, jnp.float32)
+    first = Mask(start=0, causal=True)
+    _, cache = model.apply(params, start, jnp.zeros((1, 1), jnp.int32), first, cache, memory, method="step")
+
+    def step(tokens, position_ids, mask, cache):
+        rows = memory.replace(mask=jax.tree.map(lambda x: jnp.repeat(x, len(tokens) // 3, axis=0), memory.mask))
+        return model.apply(params, tokens, position_ids, mask, cache, rows, method="step")
+
+    prompts = Prompts(start, jnp.ones((3, 1), jnp.int32), jnp.full(3, 8), jnp.zeros((3, 2), jnp.int32))
+    arrays = DecodingArrays.make(Decoding(max_tokens=8, beams=beams), END)
+    if beams == 1:
+        return sample(step, cache, prompts, arrays, 8)
+    return beam_search(step, cache, prompts, arrays, 8, beams)
+
+
+def log_probability(name: str, row: int, tokens: list[int]) -> float:
+    model, params = model_of(name)
+    target = jnp.array([[START, *tokens]])
+    logits = model.apply(params, SOURCE[row : row + 1], target, ATTENTION[row : row + 1])[0]
+    return float(jnp.take_along_axis(jax.nn.log_softmax(logits[:-1]), target[0, 1:, None], axis=-1).sum())
+
+
+@pytest.mark.parametrize("name", ["none", "all", "other decoder"])
+def test_greedy_decoding_and_beams_score_as_teacher_forcing_does(name: str) -> None:
+    greedy, beams = decode(name, 1), decode(name, 4)
+    model, params = model_of(name)
+    for row in range(3):
+        tokens = greedy.tokens[row, 0, : greedy.lengths[row, 0]].tolist()
+        target = jnp.array([[START, *tokens]])
+        logits = model.apply(params, SOURCE[row : row + 1], target, ATTENTION[row : row + 1])[0]
+        assert logits[:-1].argmax(-1).tolist() == tokens
+        assert log_probability(name, row, tokens) == pytest.approx(float(greedy.scores[row, 0]), abs=1e-4)
+        found = [beams.tokens[row, k, : beams.lengths[row, k]].tolist() for k in range(4)]
+        scores = [log_probability(name, row, tokens) / len(tokens) for tokens in found]
+        np.testing.assert_allclose(beams.scores[row], scores, atol=1e-4)
+        assert scores == sorted(scores, reverse=True)
+        assert len({tuple(tokens) for tokens in found}) == 4
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    wider = dataclasses.replace(CONFIG, hidden_size=64)
+    with pytest.raises(ValueError, match=r"decoder_config.hidden_size is 64, and config.hidden_size is 32"):
+        BertForSequenceToSequence(CONFIG, wider).init(jax.random.key(0), SOURCE, TARGET)
+    with pytest.raises(ValueError, match="decoder_config differs from config, and share is all"):
+        BertForSequenceToSequence(CONFIG, SHALLOW, share="all").init(jax.random.key(0), SOURCE, TARGET)
