@@ -30,7 +30,8 @@ class Objective:
     Attributes:
         forward: (params, batch, dropout or None) -> losses and counts by name, each (sum, weight).
         weights: batch -> weight of each loss by name; of the data alone, so that the losses of a micro-batch on one
-            device can be scaled by the weight of the whole batch on all devices before they are differentiated.
+            device can be scaled by the weight of the whole batch on all devices before they are differentiated. The
+            arrays are [k, b, ...] of k micro-batches there.
         metrics: the names ``forward`` yields; those of losses end in ``_loss``.
         factors: factor of a loss in the sum, by name; 1 for those that are not named.
     """

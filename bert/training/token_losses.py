@@ -89,7 +89,7 @@ def classifier_objective(loss: TaskLoss, apply: Callable[..., Any], factor: floa
         return {**losses, "lm_loss": sums.loss}, counts
 
     def weights(batch: Batch) -> dict[str, Array]:
-        tokens = jnp.sum(batch["attention_mask"][:, 1:]).astype(jnp.float32)
+        tokens = jnp.sum(batch["attention_mask"][..., 1:]).astype(jnp.float32)
         return {**task.weights(batch), "lm_loss": tokens}
 
     return Objective(forward, weights, (*task.metrics, "lm_loss"), {"lm_loss": factor})

@@ -1,8 +1,10 @@
 """Left-to-right models fine-tuned as GPT was: they classify by the last token, next to the loss of the next tokens."""
 
+import dataclasses
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from flax import traverse_util
@@ -14,8 +16,16 @@ from bert.config import ModelConfig
 from bert.interchange import names
 from bert.interchange.shapes import expected_shapes
 from bert.interchange.writers import hf
+from bert.model.dropout import Dropout
+from bert.model.language_model import ClassifierWithLanguageModel
+from bert.parallel.backends import MeshParallel, PmapParallelism
 from bert.tokenizer.byte_level import build_byte_level
+from bert.training.assembly import make_apply
+from bert.training.losses import LOSSES
+from bert.training.step import compute_gradients
+from bert.training.token_losses import classifier_objective
 from tests.helpers import lines_of, run
+from tests.tiny_training import CONFIG, T, V, assert_same_gradients, batch_of
 
 GPT2 = ModelConfig(
     257, 16, 1, 2, 32, max_position_embeddings=40, hidden_act="gelu_tanh", layer_norm_eps=1e-5, causal=True,
@@ -43,6 +53,33 @@ def test_a_classifier_learns_next_to_a_language_model(continued: Path, sst2: Pat
     said: list[str] = []
     model.save(tmp_path / "graph", format="stablehlo", say=said.append, dynamic_length=True)
     assert said[0].startswith("verified")
+
+
+def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | None = None):
+    """With dropout; rows are of uneven lengths, and some are empty."""
+    model = ClassifierWithLanguageModel(dataclasses.replace(CONFIG, causal=True), 3)
+    params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, T), np.int32))["params"]
+    objective = classifier_objective(LOSSES["cross_entropy"], make_apply(model, None), 0.5, V)
+    parallel = PmapParallelism(jax.devices()[:devices]) if mesh is None else MeshParallel(mesh, jax.devices()[:devices])
+    compiled = parallel.compile(
+        lambda params, batch: compute_gradients(
+            params, batch, objective, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis
+        )
+    )
+    names = ("input_ids", "token_type_ids", "attention_mask", "rows")
+    batch = {name: array for name, array in batch_of(0).items() if name in names}
+    batch |= {"labels": batch["rows"] % 3, "weights": batch["attention_mask"].any(axis=1).astype(np.float32)}
+    placed = parallel.shard_batch(batch, micro_batches)
+    return parallel.to_host(compiled(parallel.put_state(params), placed))
+
+
+@pytest.mark.parametrize(("devices", "micro_batches", "mesh"), [(8, 1, None), (1, 4, None), (4, 1, (1, 2, 2))])
+def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: int, mesh) -> None:
+    expected, expected_sums = gradients(1, 1)
+    grads, sums = gradients(devices, micro_batches, mesh)
+    assert_same_gradients(grads, expected)
+    for name, pair in expected_sums.items():
+        np.testing.assert_allclose(sums[name], pair, rtol=2e-6, err_msg=name)
 
 
 def write_gpt2(folder: Path) -> None:
