@@ -7,6 +7,7 @@ candidates. Everything but shapes is an array, so that no setting compiles a pro
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from jaxtyping import Float, Int
 
 from bert.config import Decoding
 from bert.model.array_types import Array
-from bert.model.cache import LayerCache
+from bert.model.cache import KeysValues, LayerCache
 from bert.model.mask import Mask
 
 ALL_TOKENS = 2**31 - 1
@@ -227,8 +228,8 @@ def beam_search(
     context, cache = _read_prompts(step, cache, prompts)
     rows = len(prompts.tokens)
     context = context.repeat(beams)
-    cache = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=0), cache)
     row = jnp.arange(rows)[:, None]
+    cache = _repeat(cache, jnp.repeat(row[:, 0], beams), rows)
     limits = jnp.asarray(prompts.limits)
 
     def advance(state: _Beams) -> _Beams:
@@ -253,7 +254,7 @@ def beam_search(
             sums=kept,
             ended=ended,
             open=state.open & better & ~(full & decoding.early_stopping) & ~at_limit[:, 0],
-            cache=_reorder(cache, (row * beams + beam[row, going_on]).reshape(-1)),
+            cache=_reorder(cache, (row * beams + beam[row, going_on]).reshape(-1), rows * beams),
         )
 
     tokens = jnp.zeros((rows, beams, max_tokens), jnp.int32)
@@ -272,7 +273,7 @@ def beam_search(
 def _read_prompts(step: Step, cache: Cache, prompts: Prompts) -> tuple[_Context, Cache]:
     """Puts all but the last token of each prompt into the cache; the first step of the loop reads that one."""
     rows, length = prompts.tokens.shape
-    after = cache[0].own.keys.shape[1] - length
+    after = cache[0].own.num_positions - length
     keys = jnp.concatenate([jnp.asarray(prompts.mask, bool), jnp.ones((rows, after), bool)], axis=1)
     position_ids = jnp.maximum(jnp.cumsum(jnp.asarray(prompts.mask, jnp.int32), axis=1) - 1, 0)
     if length > 1:
@@ -310,7 +311,13 @@ def _write(tokens: Int[Array, "B C M"], new: Int[Array, "B C"], count: Int[Array
     return jax.lax.dynamic_update_slice_in_dim(tokens, new[:, :, None], count, axis=2)
 
 
-def _reorder(cache: Cache, rows: Int[Array, "R"]) -> Cache:
+def _repeat(cache: Cache, rows: Int[Array, "rows"], num_rows: int) -> Cache:
+    """Takes all keys and values from the given rows."""
+    take = partial(KeysValues.take_rows, rows=rows, num_rows=num_rows)
+    return jax.tree.map(take, cache, is_leaf=lambda x: isinstance(x, KeysValues))
+
+
+def _reorder(cache: Cache, rows: Int[Array, "rows"], num_rows: int) -> Cache:
     """Takes the keys and values of self-attention from the given rows. Those of cross-attention are the same for all
     hypotheses of a text."""
-    return tuple(layer.replace(own=jax.tree.map(lambda x: x[rows], layer.own)) for layer in cache)
+    return tuple(layer.replace(own=layer.own.take_rows(rows, num_rows)) for layer in cache)

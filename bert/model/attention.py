@@ -47,6 +47,30 @@ def dot_product_attention(
     return jnp.einsum("BNTS,BSNH->BTNH", dropped, value), weights
 
 
+def cached_attention(
+    query: Float[Array, "B T N H"],
+    keys: Float[Array, "R H S"],
+    values: Float[Array, "R S H"],
+    mask: Bool[Array, "#B #N #T #S"] | None = None,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"]]:
+    """`dot_product_attention` over keys and values that are kept between calls, without dropout.
+
+    Args:
+        query: [B, T, N, H].
+        keys: [R, H, S], as `bert.model.cache.KeysValues` has them, R = B * N.
+        values: [R, S, H].
+        mask: as of `dot_product_attention`.
+    """
+    rows, length, heads, size = query.shape
+    by_head = jnp.swapaxes(query * jnp.asarray(size**-0.5, query.dtype), 1, 2).reshape(-1, length, size)
+    scores = jnp.einsum("RTH,RHS->RTS", by_head, keys).astype(jnp.float32).reshape(rows, heads, length, -1)
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores, axis=-1)
+    mixed = jnp.einsum("RTS,RSH->RTH", weights.astype(values.dtype).reshape(rows * heads, length, -1), values)
+    return jnp.swapaxes(mixed.reshape(rows, heads, length, size), 1, 2), weights
+
+
 def fused_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S N H"],

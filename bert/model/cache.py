@@ -7,36 +7,62 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.typing import DTypeLike
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from bert.config import ModelConfig
 from bert.model.array_types import Array
 from bert.model.mask import Mask
-from bert.parallel.sharding import constrain_activation
 
 
 class KeysValues(struct.PyTreeNode):
-    """Projected keys and values of an attention layer, [B, S, N, H] each."""
+    """Projected keys and values of an attention layer over S positions.
+
+    R = B * N, the heads of row 0, then those of row 1, and so on. Each head's keys and values are a matrix that a query
+    is multiplied by as it is: in any other order a CPU would move them at every step.
+
+    Attributes:
+        keys: [R, H, S].
+        values: [R, S, H].
+    """
 
     __no_type_check__ = True  # in jax.tree.map a field may be anything
 
     keys: Array
     values: Array
 
+    @property
+    def num_positions(self) -> int:
+        """S."""
+        return self.values.shape[1]
+
+    @classmethod
+    def from_heads(cls, keys: Float[Array, "B S N H"], values: Float[Array, "B S N H"]) -> KeysValues:
+        """Of projected keys and values [B, S, N, H]."""
+        rows, length, heads, size = keys.shape
+        return cls(
+            jnp.transpose(keys, (0, 2, 3, 1)).reshape(rows * heads, size, length),
+            jnp.transpose(values, (0, 2, 1, 3)).reshape(rows * heads, length, size),
+        )
+
     def write(self, new: KeysValues, start: Int[Array, ""] | int | None) -> KeysValues:
-        """Puts the keys and values of T positions [B, T, N, H] in place from ``start`` on, from 0 if None.
+        """Puts the keys and values of T positions in place from ``start`` on, from 0 if None.
 
         ``start`` + T must not exceed S: as in `jax.lax.dynamic_update_slice`, later positions would move back.
         """
+        place = 0 if start is None else start
+        put = jax.lax.dynamic_update_slice_in_dim
+        return KeysValues(
+            put(self.keys, new.keys.astype(self.keys.dtype), place, axis=2),
+            put(self.values, new.values.astype(self.values.dtype), place, axis=1),
+        )
 
-        def put(old: Array, x: Array) -> Array:
-            return constrain_activation(
-                jax.lax.dynamic_update_slice_in_dim(old, x.astype(old.dtype), 0 if start is None else start, axis=1),
-                None,
-                "tensor",
-            )
+    def take_rows(self, rows: Int[Array, "rows"], num_rows: int) -> KeysValues:
+        """The keys and values of some of the B = ``num_rows`` rows, each as often as it is named."""
 
-        return KeysValues(put(self.keys, new.keys), put(self.values, new.values))
+        def take(x: Array) -> Array:
+            return x.reshape(num_rows, -1, *x.shape[1:])[rows].reshape(-1, *x.shape[1:])
+
+        return KeysValues(take(self.keys), take(self.values))
 
 
 class LayerCache(struct.PyTreeNode):
@@ -69,4 +95,4 @@ def make_cache(config: ModelConfig, num_rows: int, num_positions: int, dtype: DT
     """An empty cache of B rows and S positions for each layer, in the layers' ``dtype``."""
     heads = config.num_attention_heads
     zeros = jnp.zeros((num_rows, num_positions, heads, config.hidden_size // heads), dtype)
-    return tuple(LayerCache(KeysValues(zeros, zeros)) for _ in range(config.num_hidden_layers))
+    return tuple(LayerCache(KeysValues.from_heads(zeros, zeros)) for _ in range(config.num_hidden_layers))

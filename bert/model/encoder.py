@@ -111,7 +111,7 @@ class Encoder(nn.Module):
         kernel = "written" if intermediates else self.execution.attention  # a kernel has no weights to look at
         if kernel == "written":
             length = x.shape[1]
-            mask = mask.to_pairs(length, length if cache is None else cache[0].own.keys.shape[1])
+            mask = mask.to_pairs(length, length if cache is None else cache[0].own.num_positions)
             if memory is not None:
                 memory = memory.replace(mask=memory.mask.to_pairs(length, memory.hidden_states.shape[1]))
         looped = self.execution.scan and not intermediates and cache is None and not self.is_initializing()

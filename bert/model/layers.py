@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from bert.config import ModelConfig
 from bert.model.array_types import Array
-from bert.model.attention import dot_product_attention, fused_attention
+from bert.model.attention import cached_attention, dot_product_attention, fused_attention
 from bert.model.cache import KeysValues, LayerCache, Memory
 from bert.model.dropout import Dropout
 from bert.model.initializers import residual_initializer, truncated_normal_init
@@ -113,23 +113,25 @@ class Attention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"] | None]:
         """[B, T, D] queries over [B, S, D] keys and values -> [B, T, D], and the weights [B, N, T, S].
 
-        Keys and values are hidden states, or what `keys_values` has made of them. Fused kernels return None for the
-        weights.
+        Keys and values are hidden states or, without dropout and for any kernel, what `keys_values` has made of them.
+        Fused kernels return None for the weights.
         """
         query = self._split_heads(self.query(queries))
-        if not isinstance(keys_values, KeysValues):
-            keys_values = self.keys_values(keys_values)
-        key, value = keys_values.keys, keys_values.values
-        if self.kernel == "written":
-            pairs, rate = mask.booleans(query.shape[1], key.shape[1]), self.config.attention_probs_dropout_prob
-            mixed, weights = dot_product_attention(query, key, value, pairs, dropout=dropout, dropout_rate=rate)
-        else:
-            mixed, weights = fused_attention(query, key, value, mask, self.kernel), None
+        if isinstance(keys_values, KeysValues):
+            pairs = mask.booleans(query.shape[1], keys_values.num_positions)
+            mixed, weights = cached_attention(query, keys_values.keys, keys_values.values, pairs)
+            return self.output(mixed.reshape(queries.shape)), weights
+        key, value = self._split_heads(self.key(keys_values)), self._split_heads(self.value(keys_values))
+        if self.kernel != "written":
+            mixed = fused_attention(query, key, value, mask, self.kernel)
+            return self.output(mixed.reshape(queries.shape)), None
+        pairs, rate = mask.booleans(query.shape[1], key.shape[1]), self.config.attention_probs_dropout_prob
+        mixed, weights = dot_product_attention(query, key, value, pairs, dropout=dropout, dropout_rate=rate)
         return self.output(mixed.reshape(queries.shape)), weights
 
     def keys_values(self, x: Float[Array, "B S D"]) -> KeysValues:
         """[B, S, D] hidden states -> the keys and values of all heads, to be computed once and used again."""
-        return KeysValues(self._split_heads(self.key(x)), self._split_heads(self.value(x)))
+        return KeysValues.from_heads(self._split_heads(self.key(x)), self._split_heads(self.value(x)))
 
     def _split_heads(self, x: Float[Array, "B S D"]) -> Float[Array, "B S N H"]:
         heads = self.config.num_attention_heads
@@ -194,9 +196,11 @@ class Layer(nn.Module):
             norm = layer_norm(config, self.dtype, "cross_norm")
             attention = Attention(config, self.dtype, self.kernel, name="cross_attention")
             source = None if dropout is None else dropout.fold_in("cross_attention")
-            remembered = None if cache is None else cache.memory
-            remembered = remembered or attention.keys_values(memory.hidden_states)
-            attended, cross_weights = attention(_before(config, norm, x), remembered, memory.mask, source)
+            if cache is not None:
+                remembered = cache.memory or attention.keys_values(memory.hidden_states)
+            attended, cross_weights = attention(
+                _before(config, norm, x), remembered or memory.hidden_states, memory.mask, source
+            )
             x = _after(config, norm, x, maybe_dropout(attended, source, config.hidden_dropout_prob, "attention_output"))
         x = self._feed_forward(x, dropout)
         return x, LayerStates(weights, cross_weights, None if own is None else LayerCache(own, remembered))

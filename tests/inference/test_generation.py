@@ -34,16 +34,16 @@ TABLE, POSITIONS, HEAD = (RANDOM.normal(size=size) for size in ((V, WIDTH), (64,
 def step(tokens, position_ids, mask: Mask, cache):
     """Logits of the sum of what all tokens put into the cache."""
     values = jnp.asarray(TABLE, jnp.float32)[tokens] * jnp.asarray(POSITIONS, jnp.float32)[position_ids]
-    new = KeysValues(values[:, :, None], values[:, :, None])
+    new = KeysValues.from_heads(values[:, :, None], values[:, :, None])
     own = cache[0].own.write(new, mask.start)
-    seen = mask.booleans(tokens.shape[1], own.keys.shape[1])[:, 0].astype(jnp.float32)
-    states = jnp.tanh(jnp.einsum("BTS,BSNH->BTH", seen, own.values))
+    seen = mask.booleans(tokens.shape[1], own.num_positions)[:, 0].astype(jnp.float32)
+    states = jnp.tanh(jnp.einsum("BTS,BSH->BTH", seen, own.values))
     return states @ jnp.asarray(HEAD, jnp.float32), (LayerCache(own),)
 
 
 def empty(rows: int, positions: int):
     zeros = jnp.zeros((rows, positions, 1, WIDTH))
-    return (LayerCache(KeysValues(zeros, zeros)),)
+    return (LayerCache(KeysValues.from_heads(zeros, zeros)),)
 
 
 @functools.cache

@@ -59,7 +59,7 @@ def test_the_keys_and_values_of_a_memory_are_computed_once() -> None:
     _, params, run = decoder(False)
     mask = Mask(start=jnp.asarray(0), causal=True)
     first = run(params, X[:, :1], mask, memory=MEMORY, cache=make_cache(CONFIG, 3, 9, jnp.float32)).cache
-    assert first[0].memory.keys.shape == (3, 5, 4, 8)
+    assert (first[0].memory.keys.shape, first[0].memory.values.shape) == ((12, 8, 5), (12, 5, 8))
     other = MEMORY.replace(hidden_states=jnp.full((3, 5, 32), jnp.nan))
     later = run(params, X[:, 1:2], mask.replace(start=jnp.asarray(1)), memory=other, cache=first)
     assert np.isfinite(later.last_hidden_state).all()
