@@ -129,8 +129,11 @@ def continue_some_rows(model: Pretrained, rows: RowSource, count: int = 3, token
         ids = row["input_ids"][0, : row["length"][0]]
         middle = len(ids) // 2
         text, truth = (model.tokenizer.decode(part.tolist()) for part in (ids[:middle], ids[middle : middle + tokens]))
-        if text:
+        length = len(model.tokenizer.encode(text, add_special_tokens=False).ids)
+        if 0 < length < model.config.max_position_embeddings:  # half a character has more tokens as text
             samples.append({"text": text, "truth": truth})
+    if not samples:
+        return []
     found = model.generate([sample["text"] for sample in samples], max_tokens=tokens)
     return [{**sample, "continuation": text} for sample, text in zip(samples, found, strict=True)]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bert.runs.metrics_log import read_metrics
-from tests.conftest import SMALL_RUN
+from tests.conftest import NEXT, SMALL_RUN
 from tests.helpers import lines_of, state_of
 
 pytestmark = pytest.mark.slow
@@ -146,11 +146,14 @@ def finetuning(pretrained: Path, sst2: Path, epochs: int) -> list[str]:
 
 
 @pytest.mark.slice
-@pytest.mark.parametrize("command", ["pretrain", "finetune"])
-def test_a_run_killed_twice_equals_an_uninterrupted_one(command: str, corpus, pretrained, sst2, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("command", "more"), [("pretrain", []), ("pretrain", NEXT), ("finetune", [])])
+def test_a_run_killed_twice_equals_an_uninterrupted_one(
+    command: str, more: list[str], corpus, pretrained, sst2, tmp_path: Path
+) -> None:
     """At any time, and while a checkpoint is written."""
     steps = 200
     arguments = pretraining(corpus, steps) if command == "pretrain" else finetuning(pretrained, sst2, steps // 5)
+    arguments += more
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish(command, whole, arguments)
     kill_again_and_again(command, killed, arguments, 2, steps)

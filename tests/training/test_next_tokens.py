@@ -117,6 +117,8 @@ def test_a_run_logs_its_scores_and_writes_its_baseline(continued: Path) -> None:
     assert drawn["loss"] == drawn["lm_loss"] == unigram["loss"]
     assert {"lm_accuracy", "lm_perplexity"} <= set(drawn)
     assert "filled_masks" not in results
+    assert results["continuations"]
+    assert all(set(sample) == {"text", "truth", "continuation"} for sample in results["continuations"])
     model = bert.load(continued)
     assert model.architecture == "BertForCausalLM"
     assert model.config.causal
