@@ -95,6 +95,16 @@ class BertForSequenceToSequence(nn.Module):
         source = None if dropout is None else dropout.fold_in("decoder")
         return self.predictions.decoder_input(self._run(target_ids, None, mask, memory, source).last_hidden_state)
 
+    def cross_attentions(
+        self,
+        input_ids: Int[Array, "B S"],
+        target_ids: Int[Array, "B T"],
+        attention_mask: SourceMask | None = None,
+    ) -> tuple[Float[Array, "B N T S"], ...]:
+        """The weights of each layer's cross-attention, [B, N, T, S]: the alignment; arguments as of `__call__`."""
+        memory = self.encode(input_ids, attention_mask)
+        return self._run(target_ids, None, Mask(causal=True), memory, intermediates=True).cross_attentions
+
     def encode(
         self,
         input_ids: Int[Array, "B S"],
@@ -143,7 +153,8 @@ class BertForSequenceToSequence(nn.Module):
         memory: Memory,
         dropout: Dropout | None = None,
         cache: tuple[LayerCache, ...] | None = None,
+        intermediates: bool = False,
     ) -> EncoderStates:
         embedder, stack = self._embedder(), self.bert if self.share == "all" else self.decoder
         x = embedder.embeddings.project(embedder.embed(target_ids, None, position_ids, None, dropout))
-        return stack.encoder(x, mask, dropout, memory=memory, cache=cache)
+        return stack.encoder(x, mask, dropout, intermediates, memory, cache)

@@ -1,4 +1,4 @@
-"""The notebooks: stored small, whole and without errors; their code runs, all three in five minutes."""
+"""The notebooks: stored small, whole and without errors; their code runs, all four in six minutes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def seconds_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_there_are_three() -> None:
-    assert [path.stem[:2] for path in NOTEBOOKS] == ["1_", "2_", "3_"]
+def test_there_are_four() -> None:
+    assert [path.stem[:2] for path in NOTEBOOKS] == ["1_", "2_", "3_", "4_"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -63,7 +63,7 @@ def test_as_stored(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_they_run_in_five_minutes(tmp_path: Path) -> None:
+def test_they_run_in_six_minutes(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "BERT_NUM_DEVICES")}
     environment |= {"PYTHONPATH": str(FOLDER.parent), "MPLBACKEND": "agg"}
     began = seconds_of_children()
@@ -75,4 +75,4 @@ def test_they_run_in_five_minutes(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{path.name}\n{done.stderr[-3000:]}"
     # Their own time on the processors, an upper bound of what a machine needs that has nothing else to do.
-    assert seconds_of_children() - began < 300
+    assert seconds_of_children() - began < 360

@@ -85,6 +85,14 @@ def test_decoding_with_a_cache_gives_the_logits_of_teacher_forcing(name: str) ->
         memory = memory.replace(hidden_states=jnp.zeros_like(memory.hidden_states))  # is in the cache
 
 
+def test_the_alignment_is_over_the_words_of_the_source() -> None:
+    model, params = model_of("none")
+    weights = model.apply(params, SOURCE, TARGET, ATTENTION, method="cross_attentions")
+    assert [of_layer.shape for of_layer in weights] == [(3, 4, 7, 9)] * 2
+    np.testing.assert_allclose(np.sum(weights, axis=-1), 1, atol=1e-5)
+    assert np.where(ATTENTION[:, None, None] == 0, weights, 0).max() == 0
+
+
 @pytest.mark.parametrize("execution", [LayerExecution(remat="full"), LayerExecution(scan=True)], ids=["remat", "scan"])
 def test_other_ways_to_run_the_layers_give_the_same(execution: LayerExecution) -> None:
     model, params = model_of("none")
