@@ -6,7 +6,8 @@ schedule over all steps, times the phase's own peak,
 
     rate(n) = learning_rate of the phase of n * min(n / warm-up, (steps - n) / (steps - warm-up))
 
-for update n from 0 on. With the same peak in each phase this is the schedule of the paper, which has no second warm-up.
+for update n from 0 on, by the defaults of optimizer.schedule and final_rate. With the same peak in each phase this is
+the schedule of the paper, which has no second warm-up.
 Imports no JAX.
 """
 

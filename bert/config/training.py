@@ -24,6 +24,10 @@ class OptimizerConfig:
     """Steps of linear warm-up; null takes warmup_ratio of all steps."""
     warmup_ratio: Fraction = 0.1
     """Share of the steps that warm up, where warmup_steps is null."""
+    schedule: Literal["linear", "cosine"] = "linear"
+    """How the learning rate falls after the warm-up: in a line (linear), or along half a cosine (cosine)."""
+    final_rate: Fraction = 0.0
+    """Learning rate at the end, as a share of the peak."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay; not applied to biases and LayerNorm."""
     beta1: Fraction = 0.9

@@ -79,18 +79,17 @@ def describe_decay(params: Any, config: OptimizerConfig) -> str:
 
 
 def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """Update number n (from 0) -> learning rate: up from 0 to the peak in a line, then down to 0 at the end.
+    """Update number n (from 0) -> learning rate: up from 0 to the peak in a line, then down to ``final_rate`` of it at
+    the end, in a line or along a cosine (Loshchilov and Hutter 2017, equation 5, without restarts).
 
     As google-research/bert and transformers count: the first update of a warm-up has rate 0.
     """
-    warmup = config.num_warmup_steps(total_steps)
-    return optax.join_schedules(
-        [
-            optax.linear_schedule(0.0, config.learning_rate, max(warmup, 1)),
-            optax.linear_schedule(config.learning_rate, 0.0, max(total_steps - warmup, 1)),
-        ],
-        [warmup],
-    )
+    warmup, peak = config.num_warmup_steps(total_steps), config.learning_rate
+    steps = max(total_steps - warmup, 1)
+    decay = optax.linear_schedule(peak, peak * config.final_rate, steps)
+    if config.schedule == "cosine":
+        decay = optax.cosine_decay_schedule(peak, steps, config.final_rate)
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, max(warmup, 1)), decay], [warmup])
 
 
 def layer_depth(path: tuple[str, ...]) -> int | None:

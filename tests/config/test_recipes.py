@@ -203,6 +203,7 @@ def test_gpt2_has_the_published_settings() -> None:
     assert (model.causal, model.pre_layer_norm, model.residual_init) == (True, True, "scaled")
     assert (training.steps, training.batch_size, optimizer.num_warmup_steps(600_000)) == (600_000, 512, 2_000)
     assert (optimizer.learning_rate, optimizer.beta2, optimizer.weight_decay) == (6e-4, 0.95, 0.1)
+    assert (optimizer.schedule, optimizer.final_rate) == ("cosine", 0.1)
 
 
 def test_electra_small_has_the_published_settings() -> None:

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,6 +100,15 @@ def test_learning_rate_rises_and_falls_in_lines() -> None:
     np.testing.assert_allclose([float(rate(n)) for n in range(14)], expected, atol=1e-6)
     no_warmup = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=0), 4)
     np.testing.assert_allclose([float(no_warmup(n)) for n in range(5)], [1, 0.75, 0.5, 0.25, 0], atol=1e-6)
+
+
+def test_a_cosine_ends_at_the_final_rate() -> None:
+    config = OptimizerConfig(learning_rate=2.0, warmup_steps=4, schedule="cosine", final_rate=0.1)
+    rate = learning_rate_schedule(config, 12)
+    expected = [0, 0.5, 1, 1.5, *(0.2 + 1.8 * (1 + np.cos(np.pi * n / 8)) / 2 for n in range(9))]
+    np.testing.assert_allclose([float(rate(n)) for n in range(13)], expected, rtol=1e-6)
+    line = learning_rate_schedule(dataclasses.replace(config, schedule="linear"), 12)
+    np.testing.assert_allclose([float(line(n)) for n in (4, 8, 12)], [2, 1.1, 0.2], rtol=1e-6)
 
 
 def test_warm_up_by_share_or_by_steps() -> None:
