@@ -43,6 +43,7 @@ TYPED = (
     "bert.training.distillation",
     "bert.data.pretraining.masking",
     "bert.inference.generation",
+    "bert.inference.sampling",
 )
 install_import_hook(TYPED, "beartype.beartype")
 

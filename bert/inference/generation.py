@@ -15,13 +15,10 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Float, Int
 
-from bert.config import Decoding
+from bert.inference.sampling import DecodingArrays, choose_tokens
 from bert.model.array_types import Array
 from bert.model.cache import KeysValues, LayerCache
 from bert.model.mask import Mask
-
-ALL_TOKENS = 2**31 - 1
-"""A ``top_k`` that keeps every token."""
 
 Cache = tuple[LayerCache, ...]
 Step = Callable[[Array, Array, Mask, Cache], tuple[Array, Cache]]
@@ -45,35 +42,6 @@ class Prompts(struct.PyTreeNode):
     mask: Array
     limits: Array
     numbers: Array
-
-
-class DecodingArrays(struct.PyTreeNode):
-    """`Decoding` as arrays without dimensions; ``end`` is the id of the token that ends a text."""
-
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
-
-    end: Array
-    temperature: Array
-    top_k: Array
-    top_p: Array
-    seed: Array
-    length_penalty: Array
-    gnmt: Array
-    early_stopping: Array
-
-    @classmethod
-    def make(cls, decoding: Decoding, end: int) -> DecodingArrays:
-        """The arrays of the settings."""
-        return cls(
-            end=jnp.asarray(end, jnp.int32),
-            temperature=jnp.asarray(decoding.temperature, jnp.float32),
-            top_k=jnp.asarray(min(decoding.top_k or ALL_TOKENS, ALL_TOKENS), jnp.int32),
-            top_p=jnp.asarray(decoding.top_p, jnp.float32),
-            seed=jnp.asarray(decoding.seed, jnp.uint32),
-            length_penalty=jnp.asarray(decoding.length_penalty, jnp.float32),
-            gnmt=jnp.asarray(decoding.length_norm == "gnmt"),
-            early_stopping=jnp.asarray(decoding.early_stopping),
-        )
 
 
 class Decoded(NamedTuple):
@@ -110,47 +78,6 @@ class _Context(NamedTuple):
         """Every row several times, one after the other."""
         keys, last, position_ids = (jnp.repeat(x, times, axis=0) for x in (self.keys, self.last, self.position_ids))
         return _Context(keys, last, position_ids, self.place)
-
-
-def filter_logits(
-    logits: Float[Array, "B V"], top_k: Int[Array, ""] | int, top_p: Float[Array, ""] | float
-) -> Float[Array, "B V"]:
-    """Keeps the logits of the ``top_k`` most likely tokens, and of these the fewest that have the probability ``top_p``
-    together; the others become -inf.
-
-    Tokens as likely as the last of ``top_k`` are kept as well, and of equal ones ``top_p`` keeps those with higher
-    ids, as transformers does.
-    """
-    size = logits.shape[-1]
-    order = jnp.argsort(logits, axis=-1)
-    ranked = jnp.take_along_axis(logits, order, axis=-1)
-    least = jnp.take(ranked, size - jnp.clip(top_k, 1, size), axis=-1)
-    among_k = ranked >= least[:, None]
-    below = jnp.cumsum(jax.nn.softmax(jnp.where(among_k, ranked, -jnp.inf), axis=-1), axis=-1)
-    among_p = (below > 1 - top_p) | (jnp.arange(size) == size - 1) | (jnp.asarray(top_p) >= 1)
-    kept = jnp.put_along_axis(jnp.zeros(logits.shape, bool), order, among_k & among_p, axis=-1, inplace=False)
-    return jnp.where(kept, logits, -jnp.inf)
-
-
-def choose_tokens(
-    logits: Float[Array, "B V"], numbers: Int[Array, "B 2"], position: Int[Array, ""], decoding: DecodingArrays
-) -> Int[Array, "B"]:
-    """The most likely tokens, or samples, which depend on (seed, text, sample, position) and not on the batch."""
-
-    def sample(logits: Float[Array, "B V"]) -> Int[Array, "B"]:
-        scaled = (logits - logits.max(-1, keepdims=True)) / decoding.temperature
-        filters = (decoding.top_k < logits.shape[-1]) | (decoding.top_p < 1)
-        scaled = jax.lax.cond(filters, lambda x: filter_logits(x, decoding.top_k, decoding.top_p), lambda x: x, scaled)
-        return jnp.argmax(scaled + jax.vmap(noise)(numbers), axis=-1)
-
-    def noise(number: Int[Array, "2"]) -> Float[Array, "V"]:
-        key = jax.random.key(decoding.seed)
-        for part in (number[0], number[1], position):
-            key = jax.random.fold_in(key, part)
-        return jax.random.gumbel(key, logits.shape[-1:])
-
-    tokens = jax.lax.cond(decoding.temperature > 0, sample, lambda x: jnp.argmax(x, axis=-1), logits)
-    return tokens.astype(jnp.int32)
 
 
 class _Sampled(NamedTuple):

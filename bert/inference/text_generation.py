@@ -18,7 +18,8 @@ from bert.data.features import plain_ids
 from bert.data.inputs import shown
 from bert.errors import UserError
 from bert.inference.forward import BUCKETS
-from bert.inference.generation import Cache, Decoded, DecodingArrays, Prompts, beam_search, sample
+from bert.inference.generation import Cache, Decoded, Prompts, beam_search, sample
+from bert.inference.sampling import DecodingArrays
 from bert.model.array_types import Array
 from bert.model.cache import make_cache
 from bert.model.language_model import BertForCausalLM

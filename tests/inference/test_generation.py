@@ -13,15 +13,8 @@ import pytest
 
 from bert.config import Decoding
 from bert.errors import UserError
-from bert.inference.generation import (
-    Decoded,
-    DecodingArrays,
-    Prompts,
-    beam_search,
-    choose_tokens,
-    filter_logits,
-    sample,
-)
+from bert.inference.generation import Decoded, Prompts, beam_search, sample
+from bert.inference.sampling import DecodingArrays, choose_tokens, filter_logits
 from bert.model.cache import KeysValues, LayerCache
 from bert.model.mask import Mask
 
@@ -224,6 +217,32 @@ def test_filters_keep_the_most_likely_tokens(top_k: int, top_p: float, kept: str
     filtered = np.asarray(filter_logits(logits, top_k, top_p))[0]
     assert "".join(map(str, np.flatnonzero(np.isfinite(filtered)))) == kept
     np.testing.assert_array_equal(filtered[np.isfinite(filtered)], np.asarray(logits)[0][np.isfinite(filtered)])
+
+
+def test_filters_agree_with_sorting() -> None:
+    logits = np.random.default_rng(2).integers(-4, 5, (60, 33)).astype(np.float32) * 0.7
+    for top_k in (1, 2, 7, 20, 33):
+        for top_p in (1e-9, 0.2, 0.55, 0.9, 0.999, 1.0):
+            kept = np.isfinite(np.asarray(filter_logits(logits, top_k, top_p)))
+            for row, found in zip(logits, kept, strict=True):
+                order = np.argsort(row, kind="stable")
+                among = row[order] >= row[order[-top_k]]
+                odds = np.where(among, np.exp(row[order].astype(np.float64)), 0)
+                below = np.cumsum(odds / odds.sum())
+                expected = among & ((below > 1 - top_p + 1e-6) | (np.arange(33) == 32) | (top_p == 1))
+                doubtful = abs(below - (1 - top_p)) < 1e-6
+                assert ((found[order] == expected) | (doubtful & (top_p < 1))).all()
+
+
+def test_samples_of_a_large_vocabulary_have_their_probabilities() -> None:
+    size, count = 1000, 20_000
+    logits = np.full(size, -np.inf, np.float32)
+    logits[[0, 255, 256, 700, 999]] = np.log([0.1, 0.2, 0.3, 0.15, 0.25])
+    numbers = np.stack([np.zeros(count), np.arange(count)], 1).astype(np.int32)
+    arrays = DecodingArrays.make(Decoding(temperature=1.0), END)
+    drawn = choose_tokens(jnp.broadcast_to(logits, (count, size)), numbers, jnp.int32(0), arrays)
+    found = np.bincount(np.asarray(drawn), minlength=size) / count
+    np.testing.assert_allclose(found, np.exp(logits), atol=0.012)
 
 
 def test_settings_compile_no_program_of_their_own() -> None:

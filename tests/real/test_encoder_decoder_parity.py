@@ -12,7 +12,8 @@ import pytest
 
 from bert import BertForSequenceToSequence
 from bert.config import Decoding, ModelConfig
-from bert.inference.generation import Decoded, DecodingArrays, Prompts, beam_search, sample
+from bert.inference.generation import Decoded, Prompts, beam_search, sample
+from bert.inference.sampling import DecodingArrays
 from bert.model.cache import make_cache
 from bert.model.mask import Mask
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import bert
-from bert.inference.generation import filter_logits
+from bert.inference.sampling import filter_logits
 from tests.language_models import END, TOKENIZER
 
 pytestmark = pytest.mark.real

@@ -1,0 +1,137 @@
+"""The choice of the next token: the most likely one, or a sample of those that top-k and top-p keep.
+
+Shapes as in `bert.model.encoder`; logits [B, V] are those of the next token of each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Float, Int, UInt32
+
+from bert.config import Decoding
+from bert.model.array_types import Array
+
+ALL_TOKENS = 2**31 - 1
+"""A ``top_k`` that keeps every token."""
+
+BLOCK = 256
+"""Tokens that are drawn from together: a block is drawn by its probability, then a token of it."""
+
+
+class DecodingArrays(struct.PyTreeNode):
+    """`Decoding` as arrays without dimensions; ``end`` is the id of the token that ends a text."""
+
+    __no_type_check__ = True  # in jax.tree.map a field may be anything
+
+    end: Array
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    seed: Array
+    length_penalty: Array
+    gnmt: Array
+    early_stopping: Array
+
+    @classmethod
+    def make(cls, decoding: Decoding, end: int) -> DecodingArrays:
+        """The arrays of the settings."""
+        return cls(
+            end=jnp.asarray(end, jnp.int32),
+            temperature=jnp.asarray(decoding.temperature, jnp.float32),
+            top_k=jnp.asarray(min(decoding.top_k or ALL_TOKENS, ALL_TOKENS), jnp.int32),
+            top_p=jnp.asarray(decoding.top_p, jnp.float32),
+            seed=jnp.asarray(decoding.seed, jnp.uint32),
+            length_penalty=jnp.asarray(decoding.length_penalty, jnp.float32),
+            gnmt=jnp.asarray(decoding.length_norm == "gnmt"),
+            early_stopping=jnp.asarray(decoding.early_stopping),
+        )
+
+
+def choose_tokens(
+    logits: Float[Array, "B V"], numbers: Int[Array, "B 2"], position: Int[Array, ""], decoding: DecodingArrays
+) -> Int[Array, "B"]:
+    """The most likely tokens, or samples, which depend on (seed, text, sample, position) and not on the batch."""
+
+    def sample(logits: Float[Array, "B V"]) -> Int[Array, "B"]:
+        scaled = (logits - logits.max(-1, keepdims=True)) / decoding.temperature
+        filters = (decoding.top_k < logits.shape[-1]) | (decoding.top_p < 1)
+        scaled = jax.lax.cond(filters, lambda x: filter_logits(x, decoding.top_k, decoding.top_p), lambda x: x, scaled)
+        return jax.vmap(draw)(numbers, scaled)
+
+    def draw(number: Int[Array, "2"], logits: Float[Array, "V"]) -> Int[Array, ""]:
+        key = jax.random.key(decoding.seed)
+        for part in (number[0], number[1], position):
+            key = jax.random.fold_in(key, part)
+        return _draw_token(key, logits).astype(jnp.int32)
+
+    return jax.lax.cond(decoding.temperature > 0, sample, lambda x: jnp.argmax(x, axis=-1).astype(jnp.int32), logits)
+
+
+def _draw_token(key: Array, logits: Float[Array, "V"]) -> Int[Array, ""]:
+    """A token with the probability that its logit gives it.
+
+    Two draws of some hundred random numbers each take less time than one for each token of the vocabulary.
+    """
+    of_block, of_token = jax.random.split(key)
+    blocks = jnp.pad(logits, (0, -len(logits) % BLOCK), constant_values=-jnp.inf).reshape(-1, BLOCK)
+    block = jax.random.categorical(of_block, jax.nn.logsumexp(blocks, axis=-1))
+    return block * BLOCK + jax.random.categorical(of_token, blocks[block])
+
+
+def filter_logits(
+    logits: Float[Array, "B V"], top_k: Int[Array, ""] | int, top_p: Float[Array, ""] | float
+) -> Float[Array, "B V"]:
+    """Keeps the logits of the ``top_k`` most likely tokens, and of these the fewest that have the probability ``top_p``
+    together; the others become -inf.
+
+    Tokens as likely as the last of ``top_k`` are kept as well, and of equal ones ``top_p`` keeps those with higher
+    ids, as transformers does. Nothing is sorted, which a CPU needs longer for than for the step of a small model.
+    """
+    size = logits.shape[-1]
+    order = _ordered(logits)
+    count = jnp.clip(top_k, 1, size)
+    least = _largest(lambda t: jnp.sum(order >= t[:, None], axis=-1) >= count, logits.shape[0])
+    among_k = order >= least[:, None]
+    kept = jax.lax.cond(
+        jnp.asarray(top_p) < 1, lambda: among_k & _most_likely(logits, order, among_k, top_p), lambda: among_k
+    )
+    return jnp.where(kept, logits, -jnp.inf)
+
+
+def _most_likely(
+    logits: Float[Array, "B V"], order: UInt32[Array, "B V"], among: Array, top_p: Float[Array, ""] | float
+) -> Array:
+    """Which tokens have the probability ``top_p`` together: the least likely, with at most 1 - ``top_p``, are left out."""
+    probabilities = jax.nn.softmax(jnp.where(among, logits, -jnp.inf), axis=-1)
+
+    def below(limit: Array) -> Array:
+        return jnp.sum(jnp.where(order < limit[:, None], probabilities, 0), axis=-1)
+
+    rows, rest = len(logits), 1 - top_p
+    least = jnp.minimum(_largest(lambda t: below(t) <= rest, rows), order.max(-1))  # the last that is kept
+    equal = order == least[:, None]
+    share = jnp.max(jnp.where(equal, probabilities, 0), axis=-1)
+    dropped = jnp.clip(jnp.floor((rest - below(least)) / share), 0, equal.sum(-1) - 1)
+    ids = jnp.arange(logits.shape[-1], dtype=jnp.uint32)
+    first = _largest(lambda t: jnp.sum(equal & (ids < t[:, None]), axis=-1) <= dropped, rows)
+    return (order > least[:, None]) | (equal & (ids >= first[:, None]))
+
+
+def _ordered(x: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
+    """Integers in the order of the numbers."""
+    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32) + 0.0, jnp.uint32)  # -0.0 is 0.0
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _largest(holds: Callable[[Array], Array], rows: int) -> UInt32[Array, "B"]:
+    """The largest integer of each row for which a condition holds, which holds for 0 and all integers below it."""
+
+    def with_bit(number: Array, largest: Array) -> Array:
+        candidate = largest | (jnp.uint32(1) << (31 - number).astype(jnp.uint32))
+        return jnp.where(holds(candidate), candidate, largest)
+
+    return jax.lax.fori_loop(0, 32, with_bit, jnp.zeros(rows, jnp.uint32))
