@@ -42,6 +42,7 @@ TYPED = (
     "bert.training.token_losses",
     "bert.training.distillation",
     "bert.data.pretraining.masking",
+    "bert.data.pretraining.predictions",
     "bert.inference.generation",
     "bert.inference.sampling",
 )

@@ -60,7 +60,7 @@ def _show(results: dict[str, Any], path: str) -> None:
         lines.append(("DISC recall", measured["disc_recall"], 0.0, "no token taken for replaced"))
     for name, value, baseline, what in lines:
         digits = 1 if name.endswith("perplexity") else 3
-        print(f"  {name:22}{_number(value):10.{digits}f}{baseline:12.{digits}f}   ({what})")
+        print(f"  {name:22}{_number(value):10.{digits}f}{_number(baseline):12.{digits}f}   ({what})")
     if "bits_per_byte" in measured:
         print(f"  {'bits per byte':22}{_number(measured['bits_per_byte']):10.3f}")
     if "transfer" in results:

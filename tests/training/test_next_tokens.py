@@ -194,6 +194,13 @@ def test_masked_tokens_of_blocks(corpus: Path, tmp_path: Path) -> None:
     assert lines_of(folder)[0]["mlm_loss"] > 0
 
 
+def test_a_held_out_text_of_one_token_has_no_scores_to_compare(corpus: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "one.txt").write_text("a")
+    given = [f"--data.train={corpus}", f"--data.eval={tmp_path / 'one.txt'}", f"--output_dir={tmp_path / 'run'}"]
+    assert main([*given, *SMALL_RUN, *NEXT, "--training.steps=2"]) == 0
+    assert "LM accuracy                0.000         nan" in capsys.readouterr().out
+
+
 def test_phases_of_two_lengths(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     phases = ["--phases.1.share=0.5", "--phases.1.sequence_length=16"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from jaxtyping import Float32, Int32, UInt64
 
 from bert.data.pretraining.objectives import NEXT_ID
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
@@ -46,7 +47,9 @@ class NextTokens:
         del sequence_length, examples
         return 0
 
-    def batch_arrays(self, rows: dict[str, np.ndarray], words: np.ndarray) -> dict[str, np.ndarray]:
+    def batch_arrays(
+        self, rows: dict[str, np.ndarray], words: UInt64[np.ndarray, "B 0"]
+    ) -> dict[str, Int32[np.ndarray, "B T"] | Float32[np.ndarray, "B T"]]:
         """Labels are the tokens, shifted by one.
 
         Returns:
