@@ -105,7 +105,7 @@ def filter_logits(
 def _most_likely(
     logits: Float[Array, "B V"], order: UInt32[Array, "B V"], among: Array, top_p: Float[Array, ""] | float
 ) -> Array:
-    """Which tokens have the probability ``top_p`` together: the least likely, with at most 1 - ``top_p``, are left out."""
+    """Which tokens have the probability ``top_p`` together: the most likely ones, and at least one."""
     probabilities = jax.nn.softmax(jnp.where(among, logits, -jnp.inf), axis=-1)
 
     def below(limit: Array) -> Array:
