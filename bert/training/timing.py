@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from bert.parallel.backends import Parallelism
+from bert.parallel.multihost import broadcast_from_main
 from bert.runs.progress import StepCosts
 
 
@@ -36,10 +37,11 @@ LATER_SECONDS, MAX_LATER_CALLS = 0.5, 8
 def timed(call: Callable[[], Any]) -> Timed:
     """Calls a function until a later call has been timed, and waits for the results.
 
-    Short calls are started without waiting for the one before, as in a training loop, where they take less.
+    Short calls are started without waiting for the one before, as in a training loop, where they take less. All hosts
+    call it, and as often as the main process says: a call may wait for the other hosts.
     """
     first, later = _seconds(call, 1), _seconds(call, 1)
-    more = min(int(LATER_SECONDS / max(later, 1e-6)), MAX_LATER_CALLS)
+    more = broadcast_from_main(lambda: min(int(LATER_SECONDS / max(later, 1e-6)), MAX_LATER_CALLS))
     if more > 1:
         later = _seconds(call, more)
     return Timed(max(first - later, 0.0), later)

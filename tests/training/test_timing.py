@@ -3,6 +3,7 @@
 import pytest
 
 from bert.runs.progress import StepCosts
+from bert.training import timing
 from bert.training.timing import Timed, costs_of_training, line_through, seconds_of_scoring, timed
 
 
@@ -80,3 +81,11 @@ def test_scoring_compiles_each_length_once() -> None:
     assert seconds_of_scoring([16, 32, 64, 64], 32, measured, compiled) == 2 * 2.0 + 0.25 + 0.5 + 1 + 1
     assert seconds_of_scoring([16, 32, 64, 64], 32, measured, compiled) == 2.75
     assert seconds_of_scoring([128], 32, measured, compiled) == 2.0 + 2.0
+
+
+def test_every_host_makes_as_many_calls_as_the_main_process_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has times of its own, and a host that called once more than the others would wait for them for ever."""
+    monkeypatch.setattr(timing, "broadcast_from_main", lambda make: 5)
+    calls: list[int] = []
+    timed(lambda: calls.append(1))
+    assert len(calls) == 2 + 5
