@@ -13,7 +13,7 @@ import pytest
 
 from bert.commands.cluster import parse_hosts
 from bert.errors import UserError
-from tests.conftest import SMALL_RUN
+from tests.conftest import NEXT, SMALL_RUN
 from tests.helpers import REPOSITORY, lines_of, state_of
 
 
@@ -59,10 +59,13 @@ def assert_same_losses(run: Path, expected: Path) -> None:
 
 @pytest.mark.slice
 @pytest.mark.slow
-def test_two_hosts_give_the_losses_of_one_and_each_takes_over_from_the_other(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], NEXT], ids=["masked", "next"])
+def test_two_hosts_give_the_losses_of_one_and_each_takes_over_from_the_other(
+    more: list[str], corpus: Path, tmp_path: Path
+) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    outputs([start(one, corpus, devices=1)])
-    first, second = outputs(start_hosts(two, corpus, "--training.mesh=2x2x1"))
+    outputs([start(one, corpus, *more, devices=1)])
+    first, second = outputs(start_hosts(two, corpus, *more, "--training.mesh=2x2x1"))
     assert "4 x cpu on 2 hosts, mesh data 2 x fsdp 2 x tensor 1" in first
     assert "held-out text after 6 steps" in first
     assert "step" not in second  # one host speaks
@@ -73,7 +76,7 @@ def test_two_hosts_give_the_losses_of_one_and_each_takes_over_from_the_other(cor
     for folder in (two / "checkpoints").iterdir():
         if folder.name == "6":
             subprocess.run(["rm", "-r", folder], check=True)
-    outputs([start(two, corpus, devices=1)])
+    outputs([start(two, corpus, *more, devices=1)])
     assert_same_losses(two, one)
 
 

@@ -87,7 +87,9 @@ def tokenize_documents(store: DocumentStore, indices: np.ndarray, tokenizer: Tok
                 yield stretch, owner
 
     tokens, length, owner = _tokenize(stretches(), tokenizer, BATCH_OF_STRETCHES)
-    owners, first = np.unique(np.repeat(owner, length), return_index=True)
+    present = length > 0
+    owners, first_stretch = np.unique(owner[present], return_index=True)
+    first = (np.cumsum(length) - length)[present][first_stretch]
     tokens = np.insert(tokens, first[1:], end)
     starts = first + np.arange(len(first))
     return TokenizedDocuments(
