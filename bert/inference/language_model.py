@@ -57,6 +57,8 @@ class LanguageModel(ModelBundle):
         check_count("batch_size", batch_size)
         texts = self._texts_to_read(prompts)
         numbers = range(len(texts)) if numbers is None else numbers
+        if len(numbers) != len(texts):
+            raise UserError(f"numbers has {len(numbers)} entries for {len(texts)} prompts: pass one for each")
         found = self._text_generator(texts, decoding, batch_size, numbers)
         answers = [[answer if details else answer.text for answer in of_text] for of_text in found]
         return answers if decoding.num_samples > 1 else [answer for [answer] in answers]

@@ -211,3 +211,12 @@ def test_scores_after_pretraining_stand_beside_random_weights(model_of_128, sst2
     assert run("transfer.py", *arguments) == table, "runs that have ended are not repeated"
     assert "tf_idf" not in run("transfer.py", *arguments, "--frozen"), "a baseline has nothing to freeze"
     assert len(list((tmp_path / "scores" / "frozen" / "sst2").glob("*/1e-3-0/results.json"))) == 2
+
+
+@pytest.mark.slow
+def test_generation_is_measured_next_to_transformers(tmp_path):
+    pytest.importorskip("transformers")
+    sizes = ["--layers", 1, "--width", 64, "--max_tokens", 5, "--beams", 2, "--batch_sizes", 1, 3]
+    printed = run("generation.py", "--output", tmp_path / "generation.json", "--rounds", 1, *sizes)
+    assert all(f"| {side}, {rows} rows | 1 |" in printed for side in ("ours", "transformers") for rows in (1, 3))
+    assert all(f"{rows} rows: the same tokens on all sides" in printed for rows in (1, 3))
