@@ -123,7 +123,7 @@ def _most_likely(
 
 def _ordered(x: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
     """Integers in the order of the numbers."""
-    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32) + 0.0, jnp.uint32)  # -0.0 is 0.0
+    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x.astype(jnp.float32)), jnp.uint32)  # -0.0 is 0.0
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
