@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import re
@@ -90,14 +91,10 @@ def quiet_orbax() -> Iterator[None]:
     still on their way in tensorstore then find it closed, and each prints a stack trace into the terminal.
     """
     logger, previous_hook = logging.getLogger("absl"), sys.unraisablehook
+    hook = _hook_before(previous_hook)
 
     def is_from_others(record: logging.LogRecord) -> bool:
         return "orbax" not in record.pathname
-
-    def hook(unraisable: sys.UnraisableHookArgs) -> None:
-        error = unraisable.exc_value
-        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
-            previous_hook(unraisable)
 
     logger.addFilter(is_from_others)
     sys.unraisablehook = hook
@@ -107,6 +104,21 @@ def quiet_orbax() -> Iterator[None]:
         logger.removeFilter(is_from_others)
         if sys.unraisablehook is hook:
             sys.unraisablehook = previous_hook
+
+
+@functools.cache
+def _hook_before(previous: Callable[[sys.UnraisableHookArgs], Any]) -> Callable[[sys.UnraisableHookArgs], None]:
+    """A hook that leaves out what tensorstore says of a closed event loop, and passes the rest on.
+
+    It is cached and so never freed: a thread of tensorstore may be about to call it when it is replaced.
+    """
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        error = unraisable.exc_value
+        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            previous(unraisable)
+
+    return hook
 
 
 def _checkpointer() -> ocp.Checkpointer:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import _thread
+import functools
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -29,7 +31,7 @@ class CtrlC:
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGINT, _interrupt)
         self._unraisable_hook = sys.unraisablehook
-        sys.unraisablehook = self._raise_again
+        sys.unraisablehook = _hook_before(self._unraisable_hook)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -37,11 +39,19 @@ class CtrlC:
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
 
-    def _raise_again(self, dropped: sys.UnraisableHookArgs) -> None:
+
+@functools.cache
+def _hook_before(previous: Callable[[sys.UnraisableHookArgs], Any]) -> Callable[[sys.UnraisableHookArgs], None]:
+    """A hook that raises a dropped KeyboardInterrupt again, and passes the rest on. Cached and so never freed: another
+    thread may be about to call it when it is replaced."""
+
+    def hook(dropped: sys.UnraisableHookArgs) -> None:
         if issubclass(dropped.exc_type, KeyboardInterrupt):
             threading.Timer(CALLBACK_SECONDS, _thread.interrupt_main).start()
         else:
-            self._unraisable_hook(dropped)
+            previous(dropped)
+
+    return hook
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
