@@ -62,7 +62,7 @@ def bert_params(weights: dict[str, np.ndarray], prefix: str) -> dict:
 
 @functools.cache
 def pair(end_bias: float) -> tuple:
-    """A random model of transformers, and ours with its weights."""
+    """A random model of transformers, and its weights as our parameters."""
     torch.manual_seed(3)
     sizes = {"vocab_size": 67, "hidden_size": 32, "initializer_range": 0.4, **SIZES}
     encoder = transformers.BertConfig(**sizes)
@@ -85,7 +85,7 @@ def pair(end_bias: float) -> tuple:
             "bias": weights[f"{head}.bias"],
         },
     }
-    return model, BertForSequenceToSequence(CONFIG), {"params": params}
+    return model, {"params": params}
 
 
 def inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -100,7 +100,7 @@ def inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def test_logits() -> None:
-    model, ours, params = pair(0.0)
+    model, params = pair(0.0)
     source, mask, target = inputs()
     with torch.no_grad():
         expected = model(
@@ -108,12 +108,15 @@ def test_logits() -> None:
             attention_mask=torch.tensor(mask),
             decoder_input_ids=torch.tensor(target, dtype=torch.long),
         ).logits.numpy()
-    logits = jax.jit(ours.apply)(params, source, target, mask)
+    logits = jax.jit(BertForSequenceToSequence(CONFIG).apply)(params, source, target, mask)
     print(f"largest difference {np.abs(logits - expected).max():.1e} of {np.abs(expected).max():.1f}")
     np.testing.assert_allclose(logits, expected, atol=1e-4)
 
 
-def decode(ours: BertForSequenceToSequence, params: dict, settings: Decoding) -> Decoded:
+@functools.partial(jax.jit, static_argnames="beams")
+def decode(params: dict, settings: DecodingArrays, beams: int) -> Decoded:
+    """Compiled once for all models."""
+    ours = BertForSequenceToSequence(CONFIG)
     source, source_mask, _ = inputs()
     memory = ours.apply(params, source, source_mask, method="encode")
     start = jnp.full((ROWS, 1), START)
@@ -125,8 +128,9 @@ def decode(ours: BertForSequenceToSequence, params: dict, settings: Decoding) ->
         return ours.apply(params, tokens, position_ids, mask, cache, memory.replace(mask=of_beams), method="step")
 
     prompts = Prompts(start, jnp.ones((ROWS, 1), jnp.int32), jnp.full(ROWS, MOST), jnp.zeros((ROWS, 2), jnp.int32))
-    loop = sample if settings.beams == 1 else functools.partial(beam_search, beams=settings.beams)
-    return jax.jit(lambda cache: loop(step, cache, prompts, DecodingArrays.make(settings, END), MOST))(cache)
+    if beams == 1:
+        return sample(step, cache, prompts, settings, MOST)
+    return beam_search(step, cache, prompts, settings, MOST, beams)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +153,7 @@ def test_greedy_decoding_and_beams_token_for_token(settings: dict) -> None:
 
 def compare(end_bias: float, settings: dict) -> np.ndarray:
     """Compares all texts of a model, and returns their lengths."""
-    model, ours, params = pair(end_bias)
+    model, params = pair(end_bias)
     source, mask, _ = inputs()
     count = settings["beams"]
     with torch.no_grad():
@@ -166,7 +170,7 @@ def compare(end_bias: float, settings: dict) -> np.ndarray:
             output_scores=True,
             **{{"beams": "num_beams"}.get(key, key): value for key, value in settings.items()},
         )
-    found = decode(ours, params, Decoding(max_tokens=MOST, **settings))
+    found = decode(params, DecodingArrays.make(Decoding(max_tokens=MOST, **settings), END), count)
     expected = out.sequences.numpy()[:, 1:].reshape(ROWS * count, -1)
     tokens, lengths = np.asarray(found.tokens).reshape(ROWS * count, -1), np.asarray(found.lengths).reshape(-1)
     for text, length, theirs in zip(tokens, lengths, expected, strict=True):
