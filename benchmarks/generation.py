@@ -3,7 +3,7 @@
     PYTHONPATH=. python benchmarks/generation.py --output generation.json
 
 Both sides continue the same prompts of 16 tokens by 256 tokens each, none of which ends a text, and have to find the
-same tokens. The first call, which loads and compiles, is timed apart. Started again, it goes on where it was.
+same tokens. The first call, which loads and compiles, is timed apart. Started again, it resumes.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def sample(step: Step, cache: Cache, prompts: Prompts, decoding: DecodingArrays,
 
 class _Beams(NamedTuple):
     position: Array  # new tokens so far
-    live: Array  # [B, K, M], hypotheses that go on
+    live: Array  # [B, K, M], hypotheses that continue
     sums: Array  # [B, K], their log-probabilities
     ended: Decoded  # the best that have ended; -inf for a place that is free
     open: Array  # [B], whether a better one may still end
@@ -140,9 +140,9 @@ def beam_search(
 ) -> Decoded:
     """The ``beams`` best continuations that beam search finds, as transformers' ``generate`` finds them.
 
-    Of the 2K best candidates, the K best of those that do not end go on, and those among the K best that end, or reach
-    the limit, compete with the finished ones. A row closes when the best that goes on is no better than the worst
-    finished one at the same length, or, with early stopping, when K are finished.
+    Of the 2K best candidates, the K best of those that do not end continue, and those among the K best that end, or
+    reach the limit, compete with the finished ones. A row closes when the best that continues is no better than the
+    worst finished one at the same length, or, with early stopping, when K are finished.
 
     Args:
         step: gives logits; it is called with B rows for the prompts, then with B * K, those of a row side by side.
@@ -169,7 +169,7 @@ def beam_search(
         count = state.position + 1
         at_limit = (count >= limits)[:, None]
         ends = (token == decoding.end) | at_limit
-        kept, going_on = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), beams)
+        kept, continuing = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), beams)
         norm = _length_norm(count, decoding)
         ending = ends & (jnp.arange(2 * beams) < beams) & state.open[:, None]
         ended = _best_ended(state.ended, live, count, jnp.where(ending, sums / norm, -jnp.inf))
@@ -177,11 +177,11 @@ def beam_search(
         better = kept[:, 0] / norm > ended.scores.min(1)
         return _Beams(
             position=count,
-            live=live[row, going_on],
+            live=live[row, continuing],
             sums=kept,
             ended=ended,
             open=state.open & better & ~(full & decoding.early_stopping) & ~at_limit[:, 0],
-            cache=_reorder(cache, (row * beams + beam[row, going_on]).reshape(-1), rows * beams),
+            cache=_reorder(cache, (row * beams + beam[row, continuing]).reshape(-1), rows * beams),
         )
 
     tokens = jnp.zeros((rows, beams, max_tokens), jnp.int32)

@@ -122,7 +122,7 @@ def next_baselines(
 
 
 def continue_some_rows(model: Pretrained, rows: RowSource, count: int = 3, tokens: int = 24) -> list[dict[str, Any]]:
-    """The beginnings of evenly spread held-out rows, and how the model goes on by greedy decoding."""
+    """The beginnings of evenly spread held-out rows, and how the model continues them by greedy decoding."""
     samples: list[dict[str, Any]] = []
     for index in np.unique(np.linspace(0, len(rows) - 1, count).astype(int)):
         row = rows.take(np.array([index]))

@@ -5,6 +5,7 @@ Fresh models hardly ever end a text, so that a test of theirs would prove nothin
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 import bert
 from bert.inference.sampling import filter_logits
-from tests.language_models import END, TOKENIZER
+from tests.language_models import END, TOKENIZER, language_model
 
 pytestmark = pytest.mark.real
 
@@ -132,3 +133,18 @@ def test_the_score_is_their_loss(both) -> None:
         loss = both[0](torch.tensor([ids]), labels=torch.tensor([ids])).loss.item()
     score = both[1].score(text)
     assert -score.log_probability / score.num_tokens == pytest.approx(loss, abs=1e-4)
+
+
+def test_the_export_of_a_run_continues_the_same_texts(tmp_path: Path) -> None:
+    """Its tokenizer puts no special token behind a prompt."""
+    gpt2 = {"embedding_norm": False, "prediction_transform": False, "prediction_bias": False}
+    run = dataclasses.replace(language_model(**gpt2, residual_init="scaled"), step=1)
+    run.save(tmp_path / "gpt2")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "gpt2").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "gpt2")
+    for prompt in ("the cat", "a dog ran to", "“hats”"):
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        out = model.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=END)[0, ids.shape[1] :].tolist()
+        ours = run.generate(prompt, max_tokens=8, details=True)
+        assert ids[0].tolist() == TOKENIZER.encode(prompt, add_special_tokens=False).ids
+        assert [token for token in out if token != END] == list(ours.token_ids)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from bert.files import write_atomic
 from bert.interchange.bundle import ModelBundle
@@ -16,15 +16,18 @@ from bert.tokenizer.wordpiece import save_tokenizer
 
 
 def published_tokenizer(model: ModelBundle) -> Tokenizer:
-    """The model's tokenizer; of a run that tags words, and is byte-level, with ``add_prefix_space``.
+    """The model's tokenizer; that of some runs is set so that transformers makes the rows that the model reads.
 
-    Every word of such a run's rows has a space in front, and transformers makes the same rows of lists of words with
-    this setting alone.
+    Every word of a run that tags words, and is byte-level, has a space in front: ``add_prefix_space`` puts one into
+    lists of words. A language model continues texts without special tokens around them.
     """
-    if model.step is None or model.architecture != "BertForTokenClassification":
+    if model.step is None or model.architecture not in ("BertForTokenClassification", "BertForCausalLM"):
         return model.tokenizer
     tokenizer = Tokenizer.from_str(model.tokenizer.to_str())
-    set_prefix_space(tokenizer, True)
+    if model.architecture == "BertForTokenClassification":
+        set_prefix_space(tokenizer, True)
+    else:
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
     return tokenizer
 
 
