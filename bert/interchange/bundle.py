@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bert.config import ModelConfig
+from bert.config import Decoding, ModelConfig
 from bert.interchange.pooling import Pooling
 from bert.model import electra, heads, language_model
 from bert.model.encoder import Bert
@@ -29,6 +29,8 @@ class ModelBundle:
         null_score_diff_threshold: of a model that answers questions: there is no
             answer above this difference of the null score from the best answer's; None if it always answers.
         pooling: how embeddings are made, as a sentence-transformers folder declares it; None for any other.
+        target_tokenizer: of an encoder-decoder with two vocabularies: that of its targets; None if ``tokenizer`` is.
+        decoding: of a model that generates: the settings it was evaluated or published with; None if there are none.
         source: the folder or hub name the model was read from.
         step: the checkpoint it was read from; None if it is not a run's.
     """
@@ -42,6 +44,8 @@ class ModelBundle:
     classifier_dropout: float | None = None
     null_score_diff_threshold: float | None = None
     pooling: Pooling | None = None
+    target_tokenizer: Tokenizer | None = None
+    decoding: Decoding | None = None
     source: str = ""
     step: int | None = None
 
