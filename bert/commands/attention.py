@@ -47,9 +47,11 @@ def main(argv: list[str]) -> int:
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
     text = arguments.text if arguments.pair is None else (arguments.text, arguments.pair)
     attention = compute_attention_map(model, text)
-    if attention.num_truncated:
-        print(f"{attention.num_truncated} tokens beyond the model's {len(attention.tokens)} are cut", file=sys.stderr)
+    for name, side in attention.sides.items():
+        if side.num_truncated:
+            print(f"{side.num_truncated} {name} beyond the model's {len(side)} are cut", file=sys.stderr)
     (write_html if output.suffix.lower() == ".html" else write_png)(attention, output)
-    layers, heads, length, _ = attention.weights.shape
-    print(f"{output}: {layers} layers x {heads} heads over {length} tokens")
+    layers, heads, _, _ = attention.weights.shape
+    lengths = " and ".join(f"{len(side)} {name}" for name, side in attention.sides.items())
+    print(f"{output}: {layers} layers x {heads} heads over {lengths}")
     return 0

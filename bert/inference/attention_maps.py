@@ -1,4 +1,4 @@
-"""What every head of a model looks at in a text, as a page and as a picture."""
+"""What every head of a model looks at in a text, or in the source of one, as a page and as a picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.data.features import NO_LIMIT, tokenize
+from bert.data.features import NO_LIMIT, Features, tokenize
 from bert.data.inputs import as_text_or_pair
 from bert.errors import UserError
 from bert.files import atomic_write
@@ -31,24 +31,58 @@ MAX_TICK_LABELS = 24
 
 
 @dataclass(frozen=True)
-class AttentionMap:
-    """Attention over one text, or one pair of texts, of T tokens.
+class AttentionTokens:
+    """The tokens on one side of an attention map.
 
     Attributes:
-        source: name of the model.
         tokens: T tokens as people read them, special tokens included.
         segments: [T] of 0 and 1.
         special: [T] booleans, true for special tokens.
-        weights: [layers, N, T, S] float32: how much of its attention token t gives to token s; each row sums to 1.
         num_truncated: tokens of the text that did not fit the model.
     """
 
-    source: str
     tokens: list[str]
     segments: np.ndarray
     special: np.ndarray
-    weights: np.ndarray
     num_truncated: int = 0
+
+    @classmethod
+    def from_ids(
+        cls, tokenizer: Tokenizer, ids: np.ndarray, segments: np.ndarray | None = None, num_truncated: int = 0
+    ) -> AttentionTokens:
+        """The tokens of the ids [T], of one segment if None are given."""
+        segments = np.zeros(len(ids), np.int32) if segments is None else segments
+        return cls(_tokens(tokenizer, ids), segments, np.isin(ids, special_ids(tokenizer).all), num_truncated)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """Attention over a text or a pair of texts, or the cross-attention of a target to its source.
+
+    Attributes:
+        source: name of the model.
+        rows: the T tokens that attend. Those of cross-attention are the tokens that the model predicts.
+        columns: the S tokens that are attended to; ``rows`` itself if these are the tokens that attend.
+        weights: [layers, N, T, S] float32: how much of its attention token t gives to token s; each row sums to 1.
+    """
+
+    source: str
+    rows: AttentionTokens
+    columns: AttentionTokens
+    weights: np.ndarray
+
+    @property
+    def is_cross(self) -> bool:
+        """Whether rows and columns are different texts."""
+        return self.rows is not self.columns
+
+    @property
+    def sides(self) -> dict[str, AttentionTokens]:
+        """The texts by the name of their tokens."""
+        return {"target tokens": self.rows, "source tokens": self.columns} if self.is_cross else {"tokens": self.rows}
 
 
 def compute_attention_map(model: Pretrained, text: Text) -> AttentionMap:
@@ -60,10 +94,8 @@ def compute_attention_map(model: Pretrained, text: Text) -> AttentionMap:
     text = as_text_or_pair(text, 1)
     if not all(part.strip() for part in ([text] if isinstance(text, str) else text)):
         raise UserError("the text is empty: give at least one word")
-    features = tokenize(model.tokenizer, [text], model.config.max_position_embeddings)
-    uncut = tokenize(model.tokenizer, [text], NO_LIMIT)
-    length = len(features.ids)
-    batch = features.batch(np.arange(1), length, 1)
+    features, num_truncated = _cut(model, text)
+    batch = features.batch(np.arange(1), len(features.ids), 1)
     encoder = Bert(model.config, add_pooling_layer=False)
     params = {name: part for name, part in model.params["bert"].items() if name != "pooler"}
 
@@ -73,14 +105,14 @@ def compute_attention_map(model: Pretrained, text: Text) -> AttentionMap:
         return apply({"params": params}, input_ids, token_type_ids, intermediates=True).attentions
 
     weights = jax.device_get(attentions(params, batch["input_ids"], batch["token_type_ids"]))
-    return AttentionMap(
-        source=model.origin,
-        tokens=_tokens(model.tokenizer, features.ids),
-        segments=batch["token_type_ids"][0],
-        special=np.isin(features.ids, special_ids(model.tokenizer).all),
-        weights=np.stack([layer[0] for layer in weights]),
-        num_truncated=len(uncut.ids) - length,
-    )
+    tokens = AttentionTokens.from_ids(model.tokenizer, features.ids, batch["token_type_ids"][0], num_truncated)
+    return AttentionMap(model.origin, tokens, tokens, np.stack([layer[0] for layer in weights]))
+
+
+def _cut(model: Pretrained, text: Text) -> tuple[Features, int]:
+    """The row of a text, and the number of tokens that did not fit the model."""
+    features = tokenize(model.tokenizer, [text], model.config.max_position_embeddings)
+    return features, len(tokenize(model.tokenizer, [text], NO_LIMIT).ids) - len(features.ids)
 
 
 def _tokens(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
@@ -99,10 +131,8 @@ def write_html(attention: AttentionMap, path: Path) -> None:
         "source": attention.source,
         "layers": layers,
         "heads": heads,
-        "tokens": attention.tokens,
-        "segments": attention.segments.tolist(),
-        "special": attention.special.tolist(),
-        "num_truncated": attention.num_truncated,
+        "rows": _page_data(attention.rows),
+        "columns": _page_data(attention.columns) if attention.is_cross else None,
         "weights": _encode_base64(bytes_),
         "largest": _encode_base64(np.round(65535 * largest).astype("<u2")),
     }
@@ -113,6 +143,10 @@ def write_html(attention: AttentionMap, path: Path) -> None:
     page = re.sub(r"\{\{(title|data)\}\}", lambda match: filling[match[1]], page)
     with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
+
+
+def _page_data(side: AttentionTokens) -> dict[str, Any]:
+    return {**vars(side), "segments": side.segments.tolist(), "special": side.special.tolist()}
 
 
 def _encode_base64(array: np.ndarray) -> str:
@@ -126,22 +160,21 @@ def write_png(attention: AttentionMap, path: Path) -> None:
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
-    layers, heads, length, _ = attention.weights.shape
-    named = length <= MAX_TICK_LABELS
-    side = max(1.1, 0.115 * length) if named else min(2.4, 1.1 + length / 200)
-    figure = Figure(figsize=(side * heads + 1.9, side * layers + 1.6), dpi=130, layout="constrained")
+    layers, heads, height, width = attention.weights.shape
+    named = max(height, width) <= MAX_TICK_LABELS
+    size = (_panel_size(width, named) * heads + 1.9, _panel_size(height, named) * layers + 1.6)
+    figure = Figure(figsize=size, dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(layers, heads, squeeze=False, sharex=True, sharey=True)
     # Under a square root a weight of 0.01 is still visible next to one of 1; all heads share the scale.
     norm = PowerNorm(0.5, 0, 1)
-    boundary = np.flatnonzero(np.diff(attention.segments)) + 0.5
     for (layer, head), axes in np.ndenumerate(grid):
         image = axes.imshow(attention.weights[layer, head], cmap="Blues", norm=norm, interpolation="nearest")
-        for line in boundary:
-            axes.axvline(line, color="#D55E00", linewidth=0.6)
-            axes.axhline(line, color="#D55E00", linewidth=0.6)
-        axes.set_xticks(range(length) if named else [])
-        axes.set_yticks(range(length) if named else [])
+        for side, draw in ((attention.columns, axes.axvline), (attention.rows, axes.axhline)):
+            for boundary in np.flatnonzero(np.diff(side.segments)) + 0.5:
+                draw(boundary, color="#D55E00", linewidth=0.6)
+        axes.set_xticks(range(width) if named else [])
+        axes.set_yticks(range(height) if named else [])
         axes.tick_params(length=0, labelsize=6)
         if layer == 0:
             axes.set_title(f"head {head + 1}", fontsize=8)
@@ -149,13 +182,25 @@ def write_png(attention: AttentionMap, path: Path) -> None:
             axes.set_ylabel(f"layer {layer + 1}", fontsize=8)
     if named:
         for axes in grid[-1]:
-            axes.set_xticklabels(attention.tokens, rotation=90, parse_math=False)
+            axes.set_xticklabels(attention.columns.tokens, rotation=90, parse_math=False)
         for axes in grid[:, 0]:
-            axes.set_yticklabels(attention.tokens, parse_math=False)
+            axes.set_yticklabels(attention.rows.tokens, parse_math=False)
     bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.01, ticks=[0, 0.01, 0.1, 0.3, 0.6, 1])
     bar.ax.tick_params(labelsize=7)
     bar.set_label("attention from the row's token to the column's", fontsize=8)
-    cut = f", {attention.num_truncated} more cut" if attention.num_truncated else ""
-    figure.suptitle(f"{attention.source}: {length} tokens{cut}", fontsize=9, parse_math=False)
+    figure.suptitle(f"{attention.source}: {_lengths(attention)}", fontsize=9, parse_math=False)
     with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png")
+
+
+def _panel_size(tokens: int, named: bool) -> float:
+    """Inches along a side of a square of the picture."""
+    return max(1.1, 0.115 * tokens) if named else min(2.4, 1.1 + tokens / 200)
+
+
+def _lengths(attention: AttentionMap) -> str:
+    """The numbers of tokens on each side."""
+    return "; ".join(
+        f"{len(side)} {name}" + (f", {side.num_truncated} more cut" if side.num_truncated else "")
+        for name, side in attention.sides.items()
+    )

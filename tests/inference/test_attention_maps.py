@@ -21,7 +21,14 @@ from tokenizers import Tokenizer, decoders, models
 
 import bert
 from bert.commands.attention import main
-from bert.inference.attention_maps import AttentionMap, _tokens, compute_attention_map, write_html, write_png
+from bert.inference.attention_maps import (
+    AttentionMap,
+    AttentionTokens,
+    _tokens,
+    compute_attention_map,
+    write_html,
+    write_png,
+)
 from bert.model.attention import dot_product_attention
 from bert.tokenizer.byte_level import TRAINED_SPECIAL_TOKENS
 
@@ -35,7 +42,21 @@ def hostile() -> AttentionMap:
     weights[0, 0] = 1 / length
     segments = np.array([0] * 5 + [1] * 3)
     special = np.array([token in ("[CLS]", "[SEP]") for token in HOSTILE])
-    return AttentionMap("runs/<b>&amp;", HOSTILE, segments, special, weights)
+    tokens = AttentionTokens(HOSTILE, segments, special)
+    return AttentionMap("runs/<b>&amp;", tokens, tokens, weights)
+
+
+@pytest.fixture(scope="module")
+def alignment() -> AttentionMap:
+    """Three target tokens over five source tokens; the last layer's heads look at source tokens 2, 3 and 4."""
+    names = {"rows": ["a", "</script>", "[SEP]"], "columns": ["[CLS]", "ein", "<b>", "haus", "[SEP]"]}
+    sides = {
+        side: AttentionTokens(tokens, np.zeros(len(tokens), int), np.array([token[0] == "[" for token in tokens]))
+        for side, tokens in names.items()
+    }
+    weights = np.full((2, 2, 3, 5), 0.2, np.float32)
+    weights[1] = 0.1 + 0.5 * np.eye(3, 5, 1)
+    return AttentionMap("runs/x", **sides, weights=weights)
 
 
 class Page(html.parser.HTMLParser):
@@ -74,14 +95,25 @@ def test_the_page_has_every_weight_and_runs_no_token(hostile, tmp_path) -> None:
     page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert [attributes.get("id") for tag, attributes in page.elements if tag == "script"] == ["data", None]
     data = json.loads(page.scripts[0])
-    assert data["tokens"] == HOSTILE
-    assert data["segments"] == hostile.segments.tolist()
+    assert data["rows"]["tokens"] == HOSTILE and data["columns"] is None
+    assert data["rows"]["segments"] == hostile.rows.segments.tolist()
     layers, heads, length, _ = hostile.weights.shape
     shares = unpacked(data["weights"], np.uint8).reshape(layers, heads, length, length) / 255
     largest = unpacked(data["largest"], "<u2").reshape(layers, heads, length, 1) / 65535
     np.testing.assert_allclose(shares * largest, hostile.weights, atol=0.003)
     np.testing.assert_allclose((shares * largest)[0, 0], 1 / length, rtol=1e-3)
     assert page.title.startswith("attention of runs/<b>&amp;")
+
+
+def test_the_page_of_an_alignment_has_both_texts(alignment, tmp_path) -> None:
+    write_html(alignment, tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    data = json.loads(page.scripts[0])
+    assert data["rows"]["tokens"] == alignment.rows.tokens
+    assert data["columns"]["tokens"] == alignment.columns.tokens
+    shares = unpacked(data["weights"], np.uint8).reshape(2, 2, 3, 5) / 255
+    largest = unpacked(data["largest"], "<u2").reshape(2, 2, 3, 1) / 65535
+    np.testing.assert_allclose(shares * largest, alignment.weights, atol=0.003)
 
 
 def test_the_page_loads_nothing(hostile, tmp_path) -> None:
@@ -99,8 +131,8 @@ def test_the_page_loads_nothing(hostile, tmp_path) -> None:
 def test_the_picture(hostile, tmp_path, length) -> None:
     if length > 8:
         weights = np.full((2, 2, length, length), 1 / length, np.float32)
-        segments, special = np.zeros(length, int), np.zeros(length, bool)
-        hostile = AttentionMap("runs/$x_$", ["a"] * length, segments, special, weights, num_truncated=5)
+        tokens = AttentionTokens(["a"] * length, np.zeros(length, int), np.zeros(length, bool), num_truncated=5)
+        hostile = AttentionMap("runs/$x_$", tokens, tokens, weights)
     write_png(hostile, tmp_path / "all.png")
     picture = imread(tmp_path / "all.png")
     layers, heads = hostile.weights.shape[:2]
@@ -113,16 +145,18 @@ def test_the_weights_are_the_models(pretrained) -> None:
     found = compute_attention_map(model, ("ba ko ri.", "tu ne"))
     layers, heads, length, _ = found.weights.shape
     assert (layers, heads) == (model.config.num_hidden_layers, model.config.num_attention_heads)
-    assert found.tokens[0] == "[CLS]" and found.tokens[-1] == "[SEP]"
-    assert found.special.sum() == 3
-    assert found.segments[found.tokens.index("[SEP]") + 1] == 1
+    tokens = found.rows.tokens
+    assert not found.is_cross
+    assert tokens[0] == "[CLS]" and tokens[-1] == "[SEP]"
+    assert found.rows.special.sum() == 3
+    assert found.rows.segments[tokens.index("[SEP]") + 1] == 1
     np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
     # The first layer's by hand, from the parameters alone.
     params = jax.tree.map(np.asarray, model.params["bert"])
     tables = params["embeddings"]
-    ids = np.array([model.tokenizer.token_to_id(token) for token in found.tokens])
+    ids = np.array([model.tokenizer.token_to_id(token) for token in tokens])
     x = tables["word"]["embedding"][ids] + tables["position"]["embedding"][:length]
-    x = x + tables["segment"]["embedding"][found.segments]
+    x = x + tables["segment"]["embedding"][found.rows.segments]
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + model.config.layer_norm_eps)
     x = x * tables["norm"]["scale"] + tables["norm"]["bias"]
     layer = params["encoder"]["layer_0"]["attention"]
@@ -166,14 +200,43 @@ def test_the_page_and_the_types_are_shipped() -> None:
     assert resources.files("bert.inference").joinpath("attention_page.html").is_file()
 
 
+def test_the_picture_of_an_alignment_is_as_wide_as_the_source(alignment, tmp_path) -> None:
+    shapes = []
+    for width in (5, 20):
+        tokens = AttentionTokens(["a"] * width, np.zeros(width, int), np.zeros(width, bool))
+        weights = np.full((1, 2, 3, width), 1 / width, np.float32)
+        write_png(AttentionMap("x", alignment.rows, tokens, weights), tmp_path / f"{width}.png")
+        shapes.append(imread(tmp_path / f"{width}.png").shape)
+    assert shapes[1][1] > 1.2 * shapes[0][1] and shapes[1][0] == shapes[0][0]
+
+
+def shown_by_chromium(page: Path, script: str = "") -> str:
+    """The document after the page has drawn itself, and after ``script``."""
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("</body>", f"<script>setTimeout(() => {{ {script} }}, 1000)</script></body>"))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom",
+               f"--user-data-dir={page.parent / 'profile'}", page.as_uri()]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+
+
+def told(shown: str) -> str:
+    return html.unescape(re.search(r"<output[^>]*>(.*?)</output>", shown, re.S)[1])
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_both_texts_of_an_alignment_can_be_pointed_at(alignment, tmp_path) -> None:
+    write_html(alignment, tmp_path / "page.html")
+    assert told(shown_by_chromium(tmp_path / "page.html")).startswith("a (1) looks at:  [CLS] 20%")
+    point = "get('layer').value = 1; redraw(); document.querySelector('#text button:nth-child(4)').onmouseenter();"
+    shown = shown_by_chromium(tmp_path / "page.html", point)
+    assert told(shown) == "at haus (4) look:  [SEP] 60%,  a 9.9%,  </script> 9.9%"
+
+
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 def test_the_page_shows_a_token_before_the_first_hover_and_names_rows_and_columns(hostile, tmp_path) -> None:
     write_html(hostile, tmp_path / "page.html")
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom",
-               f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()]  # fmt: skip
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-    told = html.unescape(re.search(r"<output[^>]*>(.*?)</output>", shown, re.S)[1])
-    assert told.startswith(f"{HOSTILE[1]} (2) looks at:  ")
+    shown = shown_by_chromium(tmp_path / "page.html")
+    assert told(shown).startswith(f"{HOSTILE[1]} (2) looks at:  ")
     for side in ("rows", "columns"):
         names = re.search(rf'<div id="{side}"[^>]*>(.*?)</div>', shown, re.S)[1]
         assert [html.unescape(name) for name in re.findall(r"<span[^>]*>(.*?)</span>", names, re.S)] == [
