@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import sys
 import time
@@ -9,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
-
-from bert.errors import require
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,10 @@ class StepCosts:
         return next((each for end, each in self.phases if step < end), self.phases[-1][1])
 
 
+ESTIMATE_AFTER_SECONDS = 5
+"""How long the first steps of a run are watched before its end is estimated: the first ones of all are slower."""
+
+
 class Progress:
     """How far a run is: a bar on a terminal, otherwise a plain line at most every ``every`` steps."""
 
@@ -56,12 +59,12 @@ class Progress:
         start_step: int = 0,
         label: str = "training",
         every: int = 1,
-        pace: StepCosts | None = None,
     ) -> None:
         self.total_steps, self.label, self.every = total_steps, label, every
-        self._pace = pace or StepCosts(((total_steps, 1.0),))
+        self._pace = StepCosts(((total_steps, 1.0),))
         self._step = self._last_line = start_step
         self._since: tuple[float, int] | None = None  # (time, step) of the first update: compilation is behind it
+        self._is_estimated = True
         self._bar = _bar() if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
         if self._bar is not None:
             self._task = self._bar.add_task(label, total=total_steps, completed=start_step, metrics="", left="")
@@ -78,15 +81,23 @@ class Progress:
             self._bar.stop()
 
     def follow(self, pace: StepCosts) -> None:
-        """Takes another estimate of how the time is spread."""
-        self._pace = pace
+        """Takes another estimate of how the time is spread; the first steps then tell how fast the run is, and `update`
+        says when it is estimated to end."""
+        self._pace, self._is_estimated = pace, False
 
     def update(self, step: int, metrics: dict[str, Any] | None = None) -> None:
         """Says that step steps are done; metrics, where there are new ones, are shown."""
-        self._step = step
+        self._step, now = step, time.monotonic()
         if self._since is None:
-            self._since = (time.monotonic(), step)
-        left = self._left()
+            self._since = (now, step)
+        began, first = self._since
+        expected, left = self._pace.cost(first, step), ""
+        if expected > 0 and step < self.total_steps:
+            slowness = (now - began) / expected
+            seconds_left = slowness * self._pace.cost(step, self.total_steps)
+            left = f"{format_duration(seconds_left)} left"
+            if not self._is_estimated and (metrics is not None or now - began >= ESTIMATE_AFTER_SECONDS):
+                self._say_estimate(slowness * self._pace.each(step), seconds_left)
         if self._bar is not None:
             fields = {} if metrics is None else {"metrics": _short(metrics)}
             self._bar.update(self._task, completed=step, left=left, **fields)
@@ -103,12 +114,14 @@ class Progress:
         else:
             print(text, flush=True)
 
-    def _left(self) -> str:
-        began, first = require(self._since, "the first update")
-        seconds, done = time.monotonic() - began, self._pace.cost(first, self._step)
-        if done <= 0 or self._step >= self.total_steps:
-            return ""
-        return f"{format_duration(seconds / done * self._pace.cost(self._step, self.total_steps))} left"
+    def _say_estimate(self, step_seconds: float, seconds_left: float) -> None:
+        """Says once when the run is estimated to end."""
+        self._is_estimated = True
+        end = datetime.datetime.now() + datetime.timedelta(seconds=seconds_left)
+        self.say(
+            f"about {step_seconds:.3g} s a step: {self.label} is estimated to end {end:%Y-%m-%d %H:%M}, "
+            f"in {format_duration(seconds_left)}, with compilation and evaluations"
+        )
 
 
 def _bar() -> Any:

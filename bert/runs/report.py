@@ -7,14 +7,13 @@ TensorBoard; metrics.jsonl has everything.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from bert.runs import skipped_steps
 from bert.runs.metrics_log import MetricsLog, read_metrics
-from bert.runs.progress import Progress, StepCosts, format_duration, format_metrics
+from bert.runs.progress import Progress, StepCosts, format_metrics
 from bert.runs.skipped_steps import SkippedStep
 
 if TYPE_CHECKING:
@@ -35,8 +34,8 @@ class Report:
     def __exit__(self, *error: Any) -> None:
         """Ends the report, also after an error."""
 
-    def on_start(self, step: int, costs: StepCosts) -> None:
-        """Training starts after ``step``, at these measured costs."""
+    def on_start(self, costs: StepCosts) -> None:
+        """Training starts, at these measured costs."""
 
     def set_phase(self, facts: dict[str, Any]) -> None:
         """A phase begins: each line of metrics has these facts as well."""
@@ -86,14 +85,8 @@ class RunReport(Report):
     def set_phase(self, facts: dict[str, Any]) -> None:
         self._facts = facts
 
-    def on_start(self, step: int, costs: StepCosts) -> None:
+    def on_start(self, costs: StepCosts) -> None:
         self._progress.follow(costs)
-        seconds = costs.cost(step, self._total_steps)
-        end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
-        self.say(
-            f"about {costs.each(step):.3g} s a step: training is estimated to end {end:%Y-%m-%d %H:%M}, "
-            f"in {format_duration(seconds)}, with compilation and evaluations"
-        )
 
     def step(self, step: int) -> None:
         self._progress.update(step)

@@ -104,7 +104,7 @@ def train(setup: Setup, say: Log) -> BestCheckpoint:
         with shared_run.make_report(run, total_steps, int(state.step), _curves_subject(setup)) as report:
             early_stopping = EarlyStopping(run.path, task.main_metric, task.higher_main_is_better, config.patience)
             if state.step < total_steps and not early_stopping.should_stop(int(state.step)):
-                report.on_start(int(state.step), _measure_costs(setup, loader, train_step, state))
+                report.on_start(_measure_costs(setup, loader, train_step, state))
             TrainLoop(
                 config=config.training,
                 end_step=total_steps,

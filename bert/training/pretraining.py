@@ -225,7 +225,7 @@ def train(setup: Setup, data: PretrainingData, say: Log) -> TrainState:
             print_summary(state.params, config, parallel, data.phases)
         with shared_run.make_report(run, data.total_steps, int(state.step), curves_subject(config)) as report:
             if state.step < data.total_steps:
-                report.on_start(int(state.step), _measure_costs(programs, state, parallel))
+                report.on_start(_measure_costs(programs, state, parallel))
             for program in programs:
                 phase = program.data.phase
                 if state.step > phase.end:

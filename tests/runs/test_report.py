@@ -122,7 +122,7 @@ def test_progress_without_a_terminal_is_plain_lines(capsys):
 
 
 def test_progress_of_a_resumed_run_counts_only_its_own_time(capsys, monkeypatch):
-    clock = iter([100.0, 100.0, 110.0])
+    clock = iter([100.0, 110.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     with Progress(5000, 4000) as progress:
         progress.update(4001)
@@ -131,26 +131,40 @@ def test_progress_of_a_resumed_run_counts_only_its_own_time(capsys, monkeypatch)
 
 
 def test_progress_through_phases_knows_that_later_steps_take_longer(capsys, monkeypatch):
-    clock = iter([100.0, 100.0, 110.0, 150.0])
+    clock = iter([100.0, 110.0, 150.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    with Progress(1000, 0, pace=StepCosts(((900, 0.1), (1000, 0.5)))) as progress:
+    with Progress(1000) as progress:
+        progress.follow(StepCosts(((900, 0.1), (1000, 0.5))))
         progress.update(1)
         progress.update(101, {"loss": 1.0})  # 100 short ones in 10 s; 799 to go, and 100 of five times as long
         progress.update(901, {"loss": 1.0})  # as much as 899 + 5 short steps in 50 s, 99 long ones to go
-    lines = capsys.readouterr().out.splitlines()
+    estimate, *lines = capsys.readouterr().out.splitlines()
+    assert "about 0.1 s a step" in estimate
+    assert "in 2m10s" in estimate
     assert [line.split("  ")[-1] for line in lines] == ["2m10s left", "27s left"]
 
 
-def test_the_end_is_estimated_over_all_phases(tmp_path, capsys):
-    pace = StepCosts(((900, 0.1), (1000, 0.5)))
+def test_the_end_is_estimated_from_the_first_seconds_over_all_phases(tmp_path, capsys, monkeypatch):
+    clock = iter([100.0, 104.0, 105.0, 106.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with Progress(1000, 400) as progress:
+        progress.follow(StepCosts(((900, 0.1), (1000, 0.5))))
+        progress.update(401)
+        progress.update(420)
+        assert not capsys.readouterr().out  # the first step is not measured, 4 s are too few
+        progress.update(426)  # 25 steps in 5 s, twice as long as they were timed: 474 x 0.2 + 100 x 1 s are left
+        progress.update(431)
+    said = capsys.readouterr().out
+    assert said.startswith("about 0.2 s a step: training is estimated to end ")
+    assert said.endswith(" in 3m15s, with compilation and evaluations\n")
+
+
+def test_metrics_have_the_facts_of_their_phase(tmp_path):
     with RunReport(tmp_path, 1000, 400, 100) as run:
-        run.on_start(400, pace)  # 500 x 0.1 + 100 x 0.5 s
         run.set_phase({"phase": 1, "sequence_length": 16})
         run.metrics(500, "train", {"loss": 1.0})
         run.set_phase({"phase": 2, "sequence_length": 32})
         run.metrics(1000, "train", {"loss": 0.5})
-    said = capsys.readouterr().out
-    assert "in 1m40s, with" in said
     assert [(line["phase"], line["sequence_length"]) for line in read_metrics(tmp_path)] == [(1, 16), (2, 32)]
 
 

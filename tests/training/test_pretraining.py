@@ -69,7 +69,6 @@ def test_the_summary_names_model_baselines_and_what_to_type_next(corpus, tmp_pat
         "parameters",
         "fingerprint",
         "tokens per step",
-        "estimated to end",
         "MLM accuracy",
         "unigram",
         "NSP accuracy",
