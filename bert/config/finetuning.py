@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from bert.config.decoding import Decoding
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.training import OptimizerConfig, TrainingConfig
 from bert.config.validation import (
@@ -47,6 +48,11 @@ class ColumnsConfig:
     """Spans: the answer's text, or a list of right ones; empty where the context has none."""
     answer_start: str | None = "answer_start"
     """Spans: the answer's first character in the context, from 0; null takes the first place that has its text."""
+    source: str = "source"
+    """Sequence to sequence: the text that is read."""
+    target: str = "target"
+    """Sequence to sequence: the text that is written, or in JSONL a list of equally good ones, the first of which is
+    trained on; a test file may do without."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +77,19 @@ class TaskDataConfig:
     macro_f1, matthews; regression: pearson, spearman; null takes accuracy, or pearson and spearman."""
     score_range: list[Annotated[float, Range()]] | None = None
     """Least and greatest score of a regression: others are refused in files, and predictions are cut to them."""
+    source: str | None = None
+    """Sequence to sequence: the end of the names of parallel files with a text on each line, such as de for train.de,
+    val.de and test*.de; null reads columns."""
+    target: str | None = None
+    """Sequence to sequence: the same for the target, such as en."""
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     """the columns of a custom task"""
     max_length: Annotated[int, Range(least=8)] = 128
     """Longest row in tokens, special ones included. Longer inputs are cut, the longer text first; those of SQuAD and
     of tagging are read through several rows."""
+    max_target_length: Annotated[int, Range(least=2)] | None = None
+    """Sequence to sequence: longest target in training, in tokens, with its start or its end; longer ones are cut. null
+    takes max_length."""
     buckets: list[Positive] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
     """Lengths that batches are padded to: each costs one compilation and saves padding."""
     max_train_samples: Positive | None = None
@@ -152,6 +166,9 @@ class FinetuneConfig:
     language_model_weight: NonNegativeFloat = 0.0
     """Factor of the loss of the next tokens of each row, which is added to that of a task that classifies or scores
     texts; 0.5 in GPT. Of a model that reads left to right (model.causal)."""
+    decoder_init: Literal["encoder", "none"] = "encoder"
+    """With init, and for sequence to sequence: the decoder starts as the source's encoder (encoder; BERT2BERT of Rothe
+    et al. 2020), or from random weights (none; BERT2Rnd). Cross-attention starts from random weights."""
     num_frozen_layers: NonNegative | None = None
     """Lower encoder layers that stay as they are, and with them the embeddings (0: these alone); null trains all."""
     num_feature_layers: Positive | None = None
@@ -162,12 +179,16 @@ class FinetuneConfig:
     """the labelled data"""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     """the vocabulary, where init is none and architecture_from is not set"""
+    target_tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """sequence to sequence: a vocabulary of the target's own, where any of these is set"""
     model: ModelConfig = field(default_factory=ModelConfig)
     """the encoder, where init is none and architecture_from is not set"""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """the optimizer"""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """the training loop"""
+    decoding: Decoding = field(default_factory=Decoding)
+    """sequence to sequence: how the final predictions are generated"""
 
     def check(self) -> None:
         """Raises UserError at the first value, or pair of values, that cannot work."""
@@ -193,6 +214,7 @@ class FinetuneConfig:
         source = "architecture_from" if self.architecture_from is not None else None if self.init == "none" else "init"
         if source is not None:
             check_unused("tokenizer.", self.tokenizer, f"but the vocabulary comes with {source}: remove it")
+        self._check_decoder()
         if self.seed + self.num_seeds > 2**32:
             raise UserError(f"seed + num_seeds is {self.seed + self.num_seeds}: it must be at most 2**32")
         if self.num_frozen_layers is not None and self.num_feature_layers is not None:
@@ -204,6 +226,37 @@ class FinetuneConfig:
             raise UserError(
                 "language_model_weight and num_feature_layers are both set, and the latter freezes the whole encoder: "
                 "remove one of them"
+            )
+
+    @property
+    def has_target_tokenizer(self) -> bool:
+        """Whether the target of a sequence-to-sequence model has a vocabulary of its own."""
+        return self.target_tokenizer != TokenizerConfig()
+
+    def _check_decoder(self) -> None:
+        """Raises UserError for settings of a decoder, of its vocabulary or of its answers that cannot work."""
+        self.target_tokenizer.check("target_tokenizer")
+        self.decoding.check("decoding.")
+        if self.decoding.num_samples > 1:
+            raise UserError(
+                f"decoding.num_samples is {self.decoding.num_samples}, but predictions have one target a line: remove "
+                "it, and pass num_samples to generate"
+            )
+        if self.has_target_tokenizer and self.model.share_decoder != "none":
+            raise UserError(
+                f"target_tokenizer is set, but model.share_decoder is {self.model.share_decoder}, which has one "
+                "vocabulary for both sides: remove one of the two"
+            )
+        if self.has_target_tokenizer and self.init != "none" and self.decoder_init == "encoder":
+            raise UserError(
+                "target_tokenizer is set, but decoder_init is encoder, which has the vocabulary of init: set "
+                "decoder_init to none, or remove target_tokenizer"
+            )
+        if (self.data.source is None) != (self.data.target is None):
+            missing, there = ("source", "target") if self.data.source is None else ("target", "source")
+            raise UserError(
+                f"data.{there} is set, but data.{missing} is not: set both to the ends of parallel files, such as de "
+                "and en, or remove it to read columns"
             )
 
     def check_model(self) -> None:

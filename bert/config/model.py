@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from bert.config.validation import (
@@ -19,6 +19,9 @@ from bert.errors import UserError, require
 
 LEAST_BYTE_LEVEL_SIZE = 256 + 5
 """Tokens of a byte-level vocabulary without merges: the bytes and the special tokens."""
+
+DECODER_KEYS = ("decoder_layers", "share_decoder", "decoder_vocab_size")
+"""Keys of ``model`` that describe a decoder, which an encoder-decoder alone has."""
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 
@@ -79,11 +82,33 @@ class ModelConfig:
     """A token attends to itself and those before it, as in GPT; false lets it attend to all of the row."""
     prediction_bias: bool = True
     """A bias for each token of the vocabulary in the MLM head's decoder; false has none, as GPT-2."""
+    decoder_layers: Positive | None = None
+    """Layers of the decoder, which tasks from sequence to sequence have; null takes num_hidden_layers."""
+    share_decoder: Literal["none", "embeddings", "all"] = "none"
+    """Parameters that the decoder has in common with the encoder: none; those of the embeddings (embeddings), as in
+    Vaswani et al. 2017; all but cross-attention (all; BERTShare of Rothe et al. 2020)."""
+    decoder_vocab_size: Positive | None = None
+    """Rows of the decoder's word embedding, if target_tokenizer gives the target a vocabulary of its own; null takes
+    the size of that vocabulary, or vocab_size without one."""
 
     @property
     def known_vocab_size(self) -> int:
         """V, as a number: once the vocabulary has been read."""
         return require(self.vocab_size, "model.vocab_size")
+
+    @property
+    def decoder(self) -> ModelConfig:
+        """The sizes of the decoder of an encoder-decoder."""
+        return replace(
+            self.without_decoder,
+            vocab_size=self.decoder_vocab_size or self.vocab_size,
+            num_hidden_layers=self.decoder_layers or self.num_hidden_layers,
+        )
+
+    @property
+    def without_decoder(self) -> ModelConfig:
+        """The sizes of the encoder alone."""
+        return replace(self, **{key: getattr(ModelConfig, key) for key in DECODER_KEYS})
 
     @property
     def head_size(self) -> int:
@@ -120,6 +145,19 @@ class ModelConfig:
                 f"({self.hidden_size}) do not fit the decoder's model.embedding_size ({self.embedding_size}): set "
                 "model.prediction_transform to true, or remove model.embedding_size"
             )
+        self._check_decoder()
+
+    def _check_decoder(self) -> None:
+        if self.share_decoder == "all" and self.decoder_layers not in (None, self.num_hidden_layers):
+            raise UserError(
+                f"model.decoder_layers is {self.decoder_layers}, but model.share_decoder is all, which uses the "
+                f"{self.num_hidden_layers} layers of the encoder: remove one of the two"
+            )
+        if self.share_decoder != "none" and self.decoder_vocab_size not in (None, self.vocab_size):
+            raise UserError(
+                f"model.decoder_vocab_size is {self.decoder_vocab_size}, but model.share_decoder is "
+                f"{self.share_decoder}, which uses the embeddings of the encoder: remove one of the two"
+            )
 
 
 @dataclass(frozen=True)
@@ -147,26 +185,26 @@ class TokenizerConfig:
     """Most characters that a trained vocabulary knows, the most common; null takes what fits a quarter of it. Of kind
     wordpiece."""
 
-    def check(self) -> None:
+    def check(self, section: str = "tokenizer") -> None:
         """Raises UserError for a vocabulary that cannot be trained."""
-        check_fields("tokenizer.", self)
+        check_fields(f"{section}.", self)
         if self.kind == "byte_level":
-            self._check_byte_level()
+            self._check_byte_level(section)
         if self.num_unused_tokens > self.vocab_size - 32:
             raise UserError(
-                f"tokenizer.num_unused_tokens is {self.num_unused_tokens}: tokenizer.vocab_size ({self.vocab_size}) "
+                f"{section}.num_unused_tokens is {self.num_unused_tokens}: {section}.vocab_size ({self.vocab_size}) "
                 "leaves no room for tokens, use a smaller number"
             )
 
-    def _check_byte_level(self) -> None:
+    def _check_byte_level(self, section: str) -> None:
         if self.vocab_size < LEAST_BYTE_LEVEL_SIZE and self.path is None:
             raise UserError(
-                f"tokenizer.vocab_size is {self.vocab_size}, and a byte_level vocabulary has 256 bytes and 5 special "
+                f"{section}.vocab_size is {self.vocab_size}, and a byte_level vocabulary has 256 bytes and 5 special "
                 f"tokens: set it to at least {LEAST_BYTE_LEVEL_SIZE}"
             )
         for name, plain in {"strip_accents": None, "num_unused_tokens": 0, "limit_alphabet": None}.items():
             if (value := getattr(self, name)) != plain:
                 raise UserError(
-                    f"tokenizer.{name} is {value}, and tokenizer.kind byte_level reads text as it is: remove it, or "
-                    "set tokenizer.kind to wordpiece"
+                    f"{section}.{name} is {value}, and {section}.kind byte_level reads text as it is: remove it, or "
+                    f"set {section}.kind to wordpiece"
                 )

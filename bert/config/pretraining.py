@@ -10,10 +10,10 @@ from typing import Literal
 from bert.config.data import DataConfig
 from bert.config.distillation import DistillationConfig
 from bert.config.electra import ElectraConfig
-from bert.config.model import ModelConfig, TokenizerConfig
+from bert.config.model import DECODER_KEYS, ModelConfig, TokenizerConfig
 from bert.config.phases import PhaseConfig
 from bert.config.training import OptimizerConfig, TrainingConfig
-from bert.config.validation import Seed, check_fields, local_paths
+from bert.config.validation import Seed, check_fields, check_unused, local_paths
 from bert.errors import UserError
 
 
@@ -61,6 +61,7 @@ class PretrainConfig:
         check_fields("", self)
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.distillation, self.training):
             part.check()
+        check_unused("model.", self.model, "but pretraining has no decoder: remove it", DECODER_KEYS)
         if self.init is None:  # else the model's settings come with the weights
             self.check_prediction()
         self.electra.check(self.model, self.data.prediction)

@@ -16,8 +16,8 @@ MAX_LENGTH = 2**16 - 1
 
 
 PATHS = (
-    "output_dir", "init", "architecture_from", "transfer", "tokenizer.path", "data.dir", "data.train", "data.dev",
-    "data.test", "data.eval", "data.cache_dir", "distillation.teacher",
+    "output_dir", "init", "architecture_from", "transfer", "tokenizer.path", "target_tokenizer.path", "data.dir",
+    "data.train", "data.dev", "data.test", "data.eval", "data.cache_dir", "distillation.teacher",
 )  # fmt: skip
 """Options that take a path, of pretraining and of fine-tuning."""
 

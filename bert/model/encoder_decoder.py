@@ -5,8 +5,6 @@ Shapes as in `bert.model.encoder`; S is the length of the source, T that of the 
 
 from __future__ import annotations
 
-from typing import Literal
-
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Num
@@ -28,33 +26,21 @@ class BertForSequenceToSequence(nn.Module):
     """Encoder of a source text, and decoder of a target text with cross-attention to the source.
 
     Attributes:
-        config: of the encoder.
-        decoder_config: of the decoder, as wide as the encoder; None is the encoder's.
-        share: what encoder and decoder have in common: nothing (none, BERT2BERT), the embeddings of words, positions
-            and segments (embeddings), or all but cross-attention (all, BERTShare).
+        config: of the encoder, and of the decoder by ``decoder_layers``, ``share_decoder`` and ``decoder_vocab_size``.
         dtype: of the computation.
         execution: how the layers are run.
     """
 
     config: ModelConfig
-    decoder_config: ModelConfig | None = None
-    share: Literal["none", "embeddings", "all"] = "none"
     dtype: Dtype = jnp.float32
     execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
-        config = self.decoder_config or self.config
-        if self.share == "all" and config != self.config:
-            raise ValueError("decoder_config differs from config, and share is all: leave decoder_config out")
-        if config.hidden_size != self.config.hidden_size:
-            raise ValueError(
-                f"decoder_config.hidden_size is {config.hidden_size}, and config.hidden_size is "
-                f"{self.config.hidden_size}: cross-attention needs one width, change one of them"
-            )
-        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
-        if self.share != "all":
-            self.decoder = Bert(config, self.dtype, add_pooling_layer=False, execution=self.execution)
-        self.predictions = MaskedLMHead(config, self.dtype, self.execution.pad_vocab_to_multiple_of)
+        encoder, decoder = self.config.without_decoder, self.config.decoder
+        self.bert = Bert(encoder, self.dtype, add_pooling_layer=False, execution=self.execution)
+        if self.config.share_decoder != "all":
+            self.decoder = Bert(decoder, self.dtype, add_pooling_layer=False, execution=self.execution)
+        self.predictions = MaskedLMHead(decoder, self.dtype, self.execution.pad_vocab_to_multiple_of)
 
     def __call__(
         self,
@@ -143,7 +129,7 @@ class BertForSequenceToSequence(nn.Module):
 
     def _embedder(self) -> Bert:
         """The module whose embeddings the target has."""
-        return self.decoder if self.share == "none" else self.bert
+        return self.decoder if self.config.share_decoder == "none" else self.bert
 
     def _run(
         self,
@@ -155,6 +141,6 @@ class BertForSequenceToSequence(nn.Module):
         cache: tuple[LayerCache, ...] | None = None,
         intermediates: bool = False,
     ) -> EncoderStates:
-        embedder, stack = self._embedder(), self.bert if self.share == "all" else self.decoder
+        embedder, stack = self._embedder(), self.bert if self.config.share_decoder == "all" else self.decoder
         x = embedder.embeddings.project(embedder.embed(target_ids, None, position_ids, None, dropout))
         return stack.encoder(x, mask, dropout, intermediates, memory, cache)

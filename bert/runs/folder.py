@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from bert.config import FinetuneConfig, PretrainConfig
+from bert.config.model import DECODER_KEYS
 from bert.config.yaml_io import build_config, dump, keys_of, load_config, parse_yaml
 from bert.errors import UserError, require
 from bert.files import is_temporary, local_path, write_atomic
@@ -31,6 +32,7 @@ MODEL_KEYS_KEPT_WITH_INIT = (
     "attention_probs_dropout_prob",
     "initializer_range",
     "position_embedding_init",
+    *DECODER_KEYS,
 )
 """`model` fields that a run may override when it is initialized from another model."""
 
@@ -58,7 +60,13 @@ RESUMABLE_KEYS = (
     "phases.gradient_accumulation_steps",
 )
 
-DERIVED_KEYS = ("model.vocab_size", "data.labels", "data.dev_fraction", "distillation.checksum")
+DERIVED_KEYS = (
+    "model.vocab_size",
+    "model.decoder_vocab_size",
+    "data.labels",
+    "data.dev_fraction",
+    "distillation.checksum",
+)
 """Keys that default to null and are filled in from the data; config.yaml records the resolved value."""
 
 

@@ -21,8 +21,8 @@ CONFIG = ModelConfig(
     vocab_size=41, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
     max_position_embeddings=24, initializer_range=0.2,
 )  # fmt: skip
-SHALLOW = dataclasses.replace(CONFIG, vocab_size=29, num_hidden_layers=1, type_vocab_size=0, pre_layer_norm=True)
-"""A decoder with a vocabulary, a depth and an order of its own."""
+SHALLOW = dataclasses.replace(CONFIG, decoder_vocab_size=29, decoder_layers=1)
+"""With a decoder that has a vocabulary and a depth of its own."""
 SHARED = ("none", "embeddings", "all")
 SOURCE = jax.random.randint(jax.random.key(1), (3, 9), 0, 41)
 LENGTHS = jnp.array([9, 4, 6])
@@ -34,10 +34,8 @@ START, END = 1, 2
 @functools.cache
 def model_of(name: str) -> tuple:
     """A model that shares what the name says, or has another decoder, with its parameters."""
-    if name == "other decoder":
-        model = BertForSequenceToSequence(CONFIG, SHALLOW)
-    else:
-        model = BertForSequenceToSequence(CONFIG, share=name)
+    config = SHALLOW if name == "other decoder" else dataclasses.replace(CONFIG, share_decoder=name)
+    model = BertForSequenceToSequence(config)
     return model, jax.jit(model.init)(jax.random.key(0), SOURCE, TARGET)
 
 
@@ -78,7 +76,7 @@ def test_decoding_with_a_cache_gives_the_logits_of_teacher_forcing(name: str) ->
     model, params = model_of(name)
     expected = model.apply(params, SOURCE, TARGET, ATTENTION)
     memory = model.apply(params, SOURCE, ATTENTION, method="encode")
-    cache = make_cache(model.decoder_config or CONFIG, 3, 10, jnp.float32)
+    cache = make_cache(model.config.decoder, 3, 10, jnp.float32)
     for start, end in ((0, 3), (3, 4), (4, 7)):
         mask, places = Mask(start=start, causal=True), jnp.arange(start, end)[None]
         logits, cache = model.apply(params, TARGET[:, start:end], places, mask, cache, memory, method="step")
@@ -115,7 +113,7 @@ def decode(params: dict, name: str, beams: int) -> Decoded:
     model = model_of(name)[0]
     memory = model.apply(params, SOURCE, ATTENTION, method="encode")
     start = jnp.full((3, 1), START)
-    cache = make_cache(model.decoder_config or CONFIG, 3, 9, jnp.float32)
+    cache = make_cache(model.config.decoder, 3, 9, jnp.float32)
     first = Mask(start=0, causal=True)
     _, cache = model.apply(params, start, jnp.zeros((1, 1), jnp.int32), first, cache, memory, method="step")
 
@@ -152,11 +150,3 @@ def test_greedy_decoding_and_beams_score_as_teacher_forcing_does(name: str) -> N
         np.testing.assert_allclose(beams.scores[row], scores, atol=1e-4)
         assert scores == sorted(scores, reverse=True)
         assert len({tuple(text) for text in found}) == 4
-
-
-def test_parts_that_do_not_fit_are_refused() -> None:
-    wider = dataclasses.replace(CONFIG, hidden_size=64)
-    with pytest.raises(ValueError, match=r"decoder_config.hidden_size is 64, and config.hidden_size is 32"):
-        BertForSequenceToSequence(CONFIG, wider).init(jax.random.key(0), SOURCE, TARGET)
-    with pytest.raises(ValueError, match="decoder_config differs from config, and share is all"):
-        BertForSequenceToSequence(CONFIG, SHALLOW, share="all").init(jax.random.key(0), SOURCE, TARGET)

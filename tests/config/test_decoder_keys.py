@@ -1,0 +1,82 @@
+"""Keys of an encoder-decoder: the sizes they give, and values that cannot work."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from bert.config import (
+    DataConfig,
+    Decoding,
+    FinetuneConfig,
+    ModelConfig,
+    PretrainConfig,
+    TaskDataConfig,
+    TokenizerConfig,
+    UserError,
+)
+from bert.config.training import TrainingConfig
+
+MODEL = ModelConfig(vocab_size=100, num_hidden_layers=4)
+DATA = TaskDataConfig(dir="data")
+
+
+def config_with(**changes: Any) -> FinetuneConfig:
+    return FinetuneConfig(init="none", data=DATA, training=TrainingConfig(steps=1), **changes)
+
+
+def test_the_decoder_is_as_the_encoder_unless_keys_differ() -> None:
+    assert MODEL.decoder == MODEL.without_decoder == MODEL
+    other = dataclasses.replace(MODEL, decoder_layers=2, decoder_vocab_size=50)
+    assert other.decoder == dataclasses.replace(MODEL, vocab_size=50, num_hidden_layers=2)
+    assert other.without_decoder == MODEL
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"decoder_layers": 2, "share_decoder": "all"}, "model.decoder_layers is 2, but model.share_decoder is all"),
+        ({"decoder_vocab_size": 7, "share_decoder": "embeddings"}, "decoder_vocab_size is 7, but model.share_decoder"),
+        ({"decoder_layers": 0}, "model.decoder_layers is 0: it must be at least 1"),
+    ],
+)
+def test_decoders_that_cannot_be_built_are_refused(changes: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(UserError, match=wrong):
+        dataclasses.replace(MODEL, **changes).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"decoding": Decoding(beams=4, num_samples=2)}, "decoding.num_samples is 2, but predictions have one target"),
+        ({"decoding": Decoding(beams=0)}, "decoding.beams is 0"),
+        (
+            {"target_tokenizer": TokenizerConfig(kind="byte_level", vocab_size=100)},
+            "target_tokenizer.vocab_size is 100",
+        ),
+        (
+            {"target_tokenizer": TokenizerConfig(vocab_size=50), "model": ModelConfig(share_decoder="embeddings")},
+            "target_tokenizer is set, but model.share_decoder is embeddings",
+        ),
+        (
+            {"target_tokenizer": TokenizerConfig(path="vocab.txt"), "init": "runs/x"},
+            "target_tokenizer is set, but decoder_init is encoder",
+        ),
+        (
+            {"data": dataclasses.replace(DATA, source="de")},
+            "data.source is set, but data.target is not: set both to the ends of parallel files",
+        ),
+        (
+            {"data": dataclasses.replace(DATA, max_target_length=1)},
+            "data.max_target_length is 1: it must be at least 2",
+        ),
+    ],
+)
+def test_settings_of_a_decoder_that_cannot_work_are_refused(changes: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(UserError, match=wrong):
+        dataclasses.replace(config_with(), **changes).check()
+
+
+def test_pretraining_has_no_decoder() -> None:
+    with pytest.raises(UserError, match=r"model\.decoder_layers is 2, but pretraining has no decoder: remove it"):
+        PretrainConfig(model=ModelConfig(decoder_layers=2), data=DataConfig(train="corpus.txt")).check()
