@@ -79,4 +79,6 @@ def test_settings_of_a_decoder_that_cannot_work_are_refused(changes: dict[str, A
 
 def test_pretraining_has_no_decoder() -> None:
     with pytest.raises(UserError, match=r"model\.decoder_layers is 2, but pretraining has no decoder: remove it"):
-        PretrainConfig(model=ModelConfig(decoder_layers=2), data=DataConfig(train="corpus.txt")).check()
+        PretrainConfig(
+            model=ModelConfig(decoder_layers=2), data=DataConfig(train="corpus.txt"), training=TrainingConfig(steps=1)
+        ).check()
