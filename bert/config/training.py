@@ -24,10 +24,11 @@ class OptimizerConfig:
     """Steps of linear warm-up; null takes warmup_ratio of all steps."""
     warmup_ratio: Fraction = 0.1
     """Share of the steps that warm up, where warmup_steps is null."""
-    schedule: Literal["linear", "cosine"] = "linear"
-    """How the learning rate falls after the warm-up: in a line (linear), or along half a cosine (cosine)."""
+    schedule: Literal["linear", "cosine", "inverse_sqrt"] = "linear"
+    """How the learning rate falls after the warm-up: in a line (linear), along half a cosine (cosine), or in proportion
+    to 1 / sqrt(step), whatever the number of steps (inverse_sqrt, the Transformer's)."""
     final_rate: Fraction = 0.0
-    """Learning rate at the end, as a share of the peak."""
+    """Learning rate at the end, as a share of the peak; of the schedules linear and cosine."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay; not applied to biases and LayerNorm."""
     beta1: Fraction = 0.9
@@ -46,6 +47,11 @@ class OptimizerConfig:
     def check(self) -> None:
         """Raises UserError for values that cannot train."""
         check_fields("optimizer.", self)
+        if self.final_rate and self.schedule == "inverse_sqrt":
+            raise UserError(
+                f"optimizer.final_rate is {self.final_rate}, and optimizer.schedule inverse_sqrt has no last rate: "
+                "remove it, or set optimizer.schedule to linear or cosine"
+            )
 
     def num_warmup_steps(self, total_steps: int) -> int:
         """Steps of warm-up of a run of ``total_steps``. Raises UserError if the rate would never fall."""

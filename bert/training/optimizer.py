@@ -78,18 +78,39 @@ def describe_decay(params: Any, config: OptimizerConfig) -> str:
     )
 
 
+def linear_decay(config: OptimizerConfig, warmup: int, steps: int) -> optax.Schedule:
+    """From the peak down to ``final_rate`` of it in a line."""
+    return optax.linear_schedule(config.learning_rate, config.learning_rate * config.final_rate, steps)
+
+
+def cosine_decay(config: OptimizerConfig, warmup: int, steps: int) -> optax.Schedule:
+    """The same along a cosine (Loshchilov and Hutter 2017, equation 5, without restarts)."""
+    return optax.cosine_decay_schedule(config.learning_rate, steps, config.final_rate)
+
+
+def inverse_sqrt_decay(config: OptimizerConfig, warmup: int, steps: int) -> optax.Schedule:
+    """From the peak down in proportion to 1 / sqrt(n), whatever the number of steps (Vaswani et al. 2017, equation 3).
+
+    The rate there, D^-0.5 min(n^-0.5, n w^-1.5) of update n with w steps of warm-up, has its peak (D w)^-0.5 at w.
+    """
+    start = max(warmup, 1)
+    # During the warm-up `count` is negative, and the result is not used.
+    return lambda count: config.learning_rate * jnp.sqrt(start / (jnp.maximum(count, 0) + start))
+
+
+DECAYS = {"linear": linear_decay, "cosine": cosine_decay, "inverse_sqrt": inverse_sqrt_decay}
+"""The learning rate after a warm-up of some steps, by ``OptimizerConfig.schedule``: updates since -> rate."""
+
+
 def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """Update number n (from 0) -> learning rate: up from 0 to the peak in a line, then down to ``final_rate`` of it at
-    the end, in a line or along a cosine (Loshchilov and Hutter 2017, equation 5, without restarts).
+    """Update number n (from 0) -> learning rate: up from 0 to the peak in a line, then down as DECAYS has it.
 
     As google-research/bert and transformers count: the first update of a warm-up has rate 0.
     """
-    warmup, peak = config.num_warmup_steps(total_steps), config.learning_rate
-    steps = max(total_steps - warmup, 1)
-    decay = optax.linear_schedule(peak, peak * config.final_rate, steps)
-    if config.schedule == "cosine":
-        decay = optax.cosine_decay_schedule(peak, steps, config.final_rate)
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, max(warmup, 1)), decay], [warmup])
+    warmup = config.num_warmup_steps(total_steps)
+    decay = DECAYS[config.schedule](config, warmup, max(total_steps - warmup, 1))
+    rise = optax.linear_schedule(0.0, config.learning_rate, max(warmup, 1))
+    return optax.join_schedules([rise, decay], [warmup])
 
 
 def layer_depth(path: tuple[str, ...]) -> int | None:

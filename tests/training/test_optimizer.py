@@ -111,6 +111,24 @@ def test_a_cosine_ends_at_the_final_rate() -> None:
     np.testing.assert_allclose([float(line(n)) for n in (4, 8, 12)], [2, 1.1, 0.2], rtol=1e-6)
 
 
+def test_inverse_square_root_of_the_step() -> None:
+    """By hand, and as Vaswani et al. 2017, equation 3, for D 512 and 4,000 steps of warm-up."""
+    rate = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=4, schedule="inverse_sqrt"), 100)
+    steps = {0: 0, 1: 0.25, 4: 1, 9: 2 / 3, 16: 1 / 2, 64: 1 / 4, 400: 1 / 10}
+    np.testing.assert_allclose([float(rate(n)) for n in steps], list(steps.values()), rtol=1e-6)
+    n = np.array([1, 10, 3999, 4000, 4001, 50_000, 300_000])
+    published = OptimizerConfig(learning_rate=(512 * 4000) ** -0.5, warmup_steps=4000, schedule="inverse_sqrt")
+    formula = 512**-0.5 * np.minimum(n**-0.5, n * 4000**-1.5)
+    np.testing.assert_allclose(jax.vmap(learning_rate_schedule(published, 100_000))(n), formula, rtol=1e-4)
+    no_warmup = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=0, schedule="inverse_sqrt"), 4)
+    np.testing.assert_allclose([float(no_warmup(n)) for n in (0, 3, 8)], [1, 1 / 2, 1 / 3], rtol=1e-6)
+
+
+def test_a_last_rate_is_refused_where_the_schedule_has_none() -> None:
+    with pytest.raises(UserError, match=r"final_rate is 0\.1, and optimizer.schedule inverse_sqrt has no last rate"):
+        OptimizerConfig(schedule="inverse_sqrt", final_rate=0.1).check()
+
+
 def test_warm_up_by_share_or_by_steps() -> None:
     assert OptimizerConfig(warmup_ratio=0.1).num_warmup_steps(345) == 34
     assert OptimizerConfig(warmup_steps=50, warmup_ratio=0.1).num_warmup_steps(345) == 50
