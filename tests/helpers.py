@@ -123,6 +123,7 @@ OPTIONS = {
     "no segments": {"type_vocab_size": 0},
     "decoder without bias": {"prediction_bias": False},
     "all at once": {
+        "scale_embeddings": True,
         "embedding_norm": False,
         "residual_init": "scaled",
         "pre_layer_norm": True,

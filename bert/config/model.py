@@ -70,6 +70,9 @@ class ModelConfig:
     pre_layer_norm: bool = False
     """LayerNorm before attention and feed-forward, and one after the last layer; false has it after each (the paper's),
     which needs a longer warm-up."""
+    scale_embeddings: bool = False
+    """Word embeddings times the root of their width, and fixed sinusoids of amplitude 1, as in the Transformer (Vaswani
+    et al. 2017); a tied decoder reads the table as it is."""
     embedding_norm: bool = True
     """LayerNorm after the sum of the embeddings; false has none, as GPT-2."""
     prediction_transform: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -18,7 +19,8 @@ from bert.parallel.sharding import all_gather_fsdp, constrain_activation
 
 class Embeddings(nn.Module):
     """Sum of word, position and segment embeddings, LayerNorm, and dropout; then, where E is not D, a dense layer
-    (ALBERT, Lan et al. 2019, section 3.1). The config can leave segments and LayerNorm out."""
+    (ALBERT, Lan et al. 2019, section 3.1). The config can leave segments and LayerNorm out,
+    and multiply the words by the root of E (Vaswani et al. 2017, section 3.4)."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -59,7 +61,8 @@ class Embeddings(nn.Module):
             position = rows(self.position, position_ids)
         else:
             position = sinusoidal_position_table(config)[position_ids]
-        x = rows(self.word, input_ids) + position
+        word = rows(self.word, input_ids)
+        x = (word * math.sqrt(config.embedding_width) if config.scale_embeddings else word) + position
         if config.type_vocab_size:
             x = x + rows(self.segment, token_type_ids)
         x = self.norm(x) if config.embedding_norm else x.astype(self.dtype)

@@ -62,10 +62,11 @@ def sinusoids(shape: tuple[int, ...], deviation: float) -> jax.Array:
 
 
 def sinusoidal_position_table(config: ModelConfig) -> jax.Array:
-    """[rows of a position table, E]: sinusoids of norm 1.
+    """[rows of a position table, E]: sinusoids of norm 1; with ``scale_embeddings`` of amplitude 1.
 
-    As Vaswani et al. 2017 have them next to words of deviation 1, both divided by the root of E; a function of sizes
-    alone, so that how weights start does not change what a model computes.
+    As Vaswani et al. 2017 have them next to words of deviation 1, both divided by the root of E unless the words are
+    multiplied by it; a function of sizes alone, so that how weights start does not change what a model computes.
     """
     rows = config.position_offset + config.max_position_embeddings
-    return sinusoids((rows, config.embedding_width), config.embedding_width**-0.5)
+    deviation = 2**-0.5 if config.scale_embeddings else config.embedding_width**-0.5
+    return sinusoids((rows, config.embedding_width), deviation)

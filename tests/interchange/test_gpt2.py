@@ -111,6 +111,7 @@ def test_a_missing_tensor_is_named(folder: Path) -> None:
     ("changes", "reason"),
     [
         ({"pre_layer_norm": False}, "pre_layer_norm false, .*as it has LayerNorm before attention and feed-forward"),
+        ({"scale_embeddings": True}, "scale_embeddings true, .*as it adds the word embeddings as they are"),
         ({"embedding_norm": True}, "embedding_norm true, .*as its embeddings have no LayerNorm"),
         ({"prediction_bias": True}, "prediction_bias true, .*as its decoder has no bias"),
         ({"type_vocab_size": 2}, "type_vocab_size 2, .*as it has no segments"),

@@ -9,7 +9,7 @@ import pytest
 
 from bert.config import ModelConfig
 from bert.model.encoder import Bert
-from bert.model.heads import BertForPreTraining
+from bert.model.heads import BertForMaskedLM, BertForPreTraining
 from bert.model.initializers import position_initializer, sinusoidal_position_table
 
 CONFIG = ModelConfig(
@@ -47,6 +47,25 @@ def test_fixed_positions_are_those_of_vaswani_at_norm_1() -> None:
     embeddings = {**params["params"]["embeddings"], "position": {"embedding": table}}
     same = Bert(learned).apply({"params": {**params["params"], "embeddings": embeddings}}, IDS)
     np.testing.assert_allclose(Bert(config).apply(params, IDS).last_hidden_state, same.last_hidden_state, atol=1e-5)
+
+
+def test_scaled_words_by_hand_and_a_tied_decoder_that_reads_the_table_as_it_is() -> None:
+    """The words times sqrt(32) and sinusoids of amplitude 1."""
+    model = BertForMaskedLM(
+        dataclasses.replace(
+            CONFIG, scale_embeddings=True, position_embedding_type="sinusoidal", type_vocab_size=0,
+            embedding_norm=False, prediction_transform=False, prediction_bias=False,
+        )
+    )  # fmt: skip
+    params = jax.jit(model.init)(jax.random.key(0), IDS)["params"]
+    words = np.asarray(params["bert"]["embeddings"]["word"]["embedding"], np.float64)
+    angles = np.arange(12)[:, None] / 10_000 ** (2 * np.arange(16) / 32)
+    waves = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(12, 32)
+    hidden = words[np.asarray(IDS)] * np.sqrt(32) + waves
+    summed = model.apply({"params": params}, IDS, method=lambda m, ids: m.bert.embed(ids, None, None, None, None))
+    np.testing.assert_allclose(summed, hidden, atol=1e-5)
+    logits = model.apply({"params": params}, hidden, method=lambda m, x: m.predictions(x, m.bert.embedding_table()))
+    np.testing.assert_allclose(logits, hidden @ words.T, atol=1e-4)
 
 
 def test_an_embedding_size_that_is_the_hidden_size_has_no_projection() -> None:

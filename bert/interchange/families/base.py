@@ -35,6 +35,7 @@ INITIAL = {"position_embedding_init": "normal", "residual_init": "plain"}
 BERT_LIMITS = {
     "causal": Limit(False, "its tokens attend to the whole row"),
     "pre_layer_norm": Limit(False, "it has LayerNorm after attention and feed-forward"),
+    "scale_embeddings": Limit(False, "it adds the word embeddings as they are"),
     "embedding_norm": Limit(True, "its embeddings have LayerNorm"),
     "prediction_transform": Limit(True, "its MLM head has a dense layer before its decoder"),
 }

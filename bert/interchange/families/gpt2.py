@@ -88,6 +88,7 @@ GPT2 = Family(
     limits={
         "causal": Limit(True, "its tokens attend to those before them"),
         "pre_layer_norm": Limit(True, "it has LayerNorm before attention and feed-forward"),
+        "scale_embeddings": Limit(False, "it adds the word embeddings as they are"),
         "embedding_norm": Limit(False, "its embeddings have no LayerNorm"),
         "prediction_transform": Limit(False, "it decodes the hidden states themselves"),
         "prediction_bias": Limit(False, "its decoder has no bias"),

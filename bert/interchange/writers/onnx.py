@@ -233,7 +233,10 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
     else:
         table = graph.array("sinusoids", np.asarray(sinusoidal_position_table(config)))
     positions = node("Slice", table, first, end, axis)
-    x = node("Add", node("Gather", graph.weight(f"{path}/word/embedding"), ids), positions)
+    x = node("Gather", graph.weight(f"{path}/word/embedding"), ids)
+    if config.scale_embeddings:
+        x = node("Mul", x, graph.constant(math.sqrt(config.embedding_width)))
+    x = node("Add", x, positions)
     if config.type_vocab_size:
         segments = graph.weight(f"{path}/segment/embedding")  # of one row without an input to choose by
         if "token_type_ids" in inputs:

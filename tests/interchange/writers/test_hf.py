@@ -96,6 +96,7 @@ def test_a_card_names_what_is_on_the_hub_and_nothing_else(made, tmp_path: Path, 
     ("sizes", "said"),
     [
         ({"pre_layer_norm": True}, "tiny has model.pre_layer_norm true, which transformers' BERT cannot express"),
+        ({"scale_embeddings": True}, "tiny has model.scale_embeddings true, which transformers' BERT cannot express"),
         ({"embedding_norm": False}, "tiny has model.embedding_norm false, which transformers' BERT cannot express"),
         (
             {"prediction_transform": False},

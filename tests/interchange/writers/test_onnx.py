@@ -32,6 +32,7 @@ CASES = {
     "untied gelu": ("BertForMaskedLM", {"tie_word_embeddings": False}),
     "normalised before": ("BertForPreTraining", {"pre_layer_norm": True, "num_hidden_layers": 2}),
     "fixed positions": ("BertForMaskedLM", {"position_embedding_type": "sinusoidal"}),
+    "scaled words": ("BertForMaskedLM", {"scale_embeddings": True, "position_embedding_type": "sinusoidal"}),
     "narrow embeddings": ("BertForPreTraining", {"embedding_size": 6}),
     "as gpt-2": ("BertForMaskedLM", {"embedding_norm": False, "prediction_transform": False}),
     "no segments, no bias": ("BertForMaskedLM", {"type_vocab_size": 0, "prediction_bias": False}),
