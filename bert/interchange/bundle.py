@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from bert.config import Decoding, ModelConfig
 from bert.interchange.pooling import Pooling
-from bert.model import electra, heads, language_model
+from bert.model import electra, encoder_decoder, heads, language_model
 from bert.model.encoder import Bert
 
 
@@ -59,7 +59,11 @@ OUTPUTS = {"BertForQuestionAnswering": 2, "BertForMultipleChoice": 1}
 """L of the heads whose outputs have no names: start and end, and one score a choice."""
 
 
-MODULE_HOMES = {"BertForReplacedTokenDetection": electra, "BertForCausalLM": language_model}
+MODULE_HOMES = {
+    "BertForReplacedTokenDetection": electra,
+    "BertForCausalLM": language_model,
+    "BertForSequenceToSequence": encoder_decoder,
+}
 """Where the architectures are that are not among `bert.model.heads`."""
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from bert.errors import UserError
 from bert.interchange import first_line
+from bert.interchange.generation_files import GENERATION_CONFIG, TARGET_TOKENIZER
 
 _NAMES = [
     "config.json",
+    GENERATION_CONFIG,
     "tokenizer.json",
     "tokenizer_config.json",
     "added_tokens.json",
@@ -30,7 +32,13 @@ def _with_subfolders(names: list[str]) -> list[str]:
     return [f"{path}{name}" for path in ("", "0_Transformer/") for name in names]
 
 
-SETTINGS = [*_with_subfolders(_NAMES), "modules.json", "config_sentence_transformers.json", "*_Pooling/config.json"]
+SETTINGS = [
+    *_with_subfolders(_NAMES),
+    f"{TARGET_TOKENIZER}/*",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "*_Pooling/config.json",
+]
 WEIGHTS, PICKLES = _with_subfolders(_WEIGHTS), _with_subfolders(_PICKLES)
 
 

@@ -22,10 +22,14 @@ PROJECTIONS = "distillation"
 ENCODER, POOLER = "bert", "bert/pooler"
 PREDICTIONS, SEQ_RELATIONSHIP, CLASSIFIER, QA_OUTPUTS = "predictions", "seq_relationship", "classifier", "qa_outputs"
 DETECTION = "discriminator_predictions"
+DECODER = "decoder"
 
-LAYER = "bert/encoder/layer_{}"
+LAYER, DECODER_LAYER = "bert/encoder/layer_{}", "decoder/encoder/layer_{}"
 
-MODULES = {
+CROSS = "cross_"
+"""Beginning of the names of the modules of a layer that read the source."""
+
+ENCODER_MODULES = {
     "bert/embeddings/word": "table",
     "bert/embeddings/position": "table",
     "bert/embeddings/segment": "table",
@@ -40,6 +44,14 @@ MODULES = {
     f"{LAYER}/output": "dense",
     f"{LAYER}/output_norm": "norm",
     "bert/encoder/norm": "norm",
+}
+"""The modules of `MODULES` that a decoder has as well."""
+
+MODULES = {
+    **ENCODER_MODULES,
+    **{path.replace(ENCODER, DECODER, 1): kind for path, kind in ENCODER_MODULES.items()},
+    **{f"{DECODER_LAYER}/{CROSS}attention/{part}": "dense" for part in ("query", "key", "value", "output")},
+    f"{DECODER_LAYER}/{CROSS}norm": "norm",
     POOLER: "dense",
     f"{PREDICTIONS}/transform": "dense",
     f"{PREDICTIONS}/norm": "norm",
@@ -64,6 +76,7 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "BertForTokenClassification": (CLASSIFIER,),
     "BertForQuestionAnswering": (QA_OUTPUTS,),
     "BertForMultipleChoice": (POOLER, CLASSIFIER),
+    "BertForSequenceToSequence": (DECODER, PREDICTIONS),
 }
 """Our modules, and the parts each has in addition to the encoder. A part is complete or randomly initialized."""
 
@@ -126,8 +139,8 @@ class Names:
     heads: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     arrays: Arrays = field(default_factory=lambda: HF_ARRAYS)
 
-    def tensors(self, layers: int, architecture: str) -> list[Tensor]:
-        """Every array that a file may hold for a model of ``layers`` layers.
+    def tensors(self, layers: int, architecture: str, decoder_layers: int = 0) -> list[Tensor]:
+        """Every array that a file may hold for a model of ``layers`` layers, and ``decoder_layers`` of a decoder.
 
         Several architectures name their classifiers alike: the result has only those of ``architecture``.
         """
@@ -140,8 +153,25 @@ class Names:
             Tensor(tuple(path.format(layer) + our_end for path in ours), theirs.format(layer) + their_end, transposed)
             for theirs, ours in modules.items()
             for our_end, their_end, transposed in self.arrays[MODULES[ours[0]]]
-            for layer in range(layers if "{}" in theirs else 1)
+            for layer in range(_number_of_layers(ours[0], layers, decoder_layers))
         ]
+
+
+def _number_of_layers(path: str, layers: int, decoder_layers: int) -> int:
+    """Of the modules of a path; 1 for one that is not in a layer."""
+    if "{}" not in path:
+        return 1
+    return decoder_layers if part_of(path) == DECODER else layers
+
+
+def has_decoder(architecture: str) -> bool:
+    """Whether a model reads a source and writes a target."""
+    return DECODER in ARCHITECTURES[architecture]
+
+
+def word_embeddings(architecture: str) -> str:
+    """The path of the table that the head decodes with if it has no matrix of its own."""
+    return f"{DECODER if has_decoder(architecture) else ENCODER}/embeddings/word/embedding"
 
 
 def part_of(path: str) -> str:
@@ -152,11 +182,13 @@ def part_of(path: str) -> str:
 def parts_of(architecture: str, config: ModelConfig) -> tuple[str, ...]:
     """The parts of `ARCHITECTURES` that have parameters in a model of these settings.
 
-    The head of GPT-2 has none, and a model that reads left to right no pooler: its first token has seen no other.
+    The head of GPT-2 has none, and a model that reads left to right no pooler: its first token has seen no other. A
+    decoder that shares all has its parameters within the encoder's.
     """
     has_head = config.prediction_transform or config.prediction_bias or not config.tie_word_embeddings
     absent: set[str] = {POOLER} if config.causal else set()
     absent |= set() if has_head else {PREDICTIONS}
+    absent |= {DECODER} if config.share_decoder == "all" else set()
     return tuple(part for part in ARCHITECTURES[architecture] if part not in absent)
 
 
@@ -174,6 +206,8 @@ def check_layers(layers: int, held: int, source: Path | str, config: Path | str)
 
 def pretraining_architecture(parts: set[str], config: ModelConfig) -> str:
     """The module of the pretraining heads that are among the parts."""
+    if DECODER in parts:
+        return "BertForSequenceToSequence"
     if config.causal and parts.issuperset(parts_of("BertForCausalLM", config)):
         return "BertForCausalLM"
     if DETECTION in parts:

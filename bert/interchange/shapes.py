@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from functools import lru_cache
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
 from bert.config import ModelConfig
 from bert.interchange import names
+from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.model.heads import BertForPreTraining
 
 FIRST_LAYER = "/layer_0/"
@@ -28,11 +30,14 @@ def expected_shapes(config: ModelConfig, architecture: str, num_labels: int) -> 
         architecture: a key of `names.ARCHITECTURES`.
         num_labels: L, where the architecture is one of `ARCHITECTURES_WITH_LABELS`.
     """
-    model = BertForPreTraining(dataclasses.replace(config, num_hidden_layers=1))  # all layers have the same shapes
-    tree = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"])
-    shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
+    shallow = dataclasses.replace(config, num_hidden_layers=1, decoder_layers=None)  # all layers have the same shapes
+    ids = jnp.zeros((1, 1), jnp.int32)
+    shapes = _shapes(BertForPreTraining(shallow), ids)
+    if names.has_decoder(architecture):
+        shapes |= _shapes(BertForSequenceToSequence(shallow), ids, ids)
     for path in [path for path in shapes if FIRST_LAYER in path]:
-        for layer in range(1, config.num_hidden_layers):
+        in_decoder = names.part_of(path) == names.DECODER
+        for layer in range(1, (config.decoder if in_decoder else config).num_hidden_layers):
             shapes[path.replace(FIRST_LAYER, f"/layer_{layer}/")] = shapes[path]
     outputs = {names.CLASSIFIER: num_labels if architecture in ARCHITECTURES_WITH_LABELS else 1, names.QA_OUTPUTS: 2}
     if architecture == "BertForReplacedTokenDetection":
@@ -44,3 +49,8 @@ def expected_shapes(config: ModelConfig, architecture: str, num_labels: int) -> 
     if config.causal and names.POOLER in names.ARCHITECTURES[architecture]:  # it reads the last token, without a bias
         shapes.pop(f"{names.CLASSIFIER}/bias", None)
     return shapes
+
+
+def _shapes(model: nn.Module, *inputs: jax.Array) -> dict[str, tuple[int, ...]]:
+    tree = jax.eval_shape(lambda: model.init(jax.random.key(0), *inputs)["params"])
+    return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from bert.config import ModelConfig
 from bert.inference.pretrained import Pretrained
 from bert.interchange.bundle import build_module
+from bert.interchange.names import has_decoder
 from bert.interchange.writers import hf
 from tests.interchange.hf_folders import random_model
 
@@ -48,7 +49,8 @@ def tiny(architecture: str, pooler: bool = True, **sizes) -> Pretrained:
         labels=labels,
     )
     ids = jnp.zeros((1, 2, 4) if architecture == "BertForMultipleChoice" else (1, 4), jnp.int32)
-    shapes = jax.eval_shape(lambda: build_module(model).init(jax.random.key(0), ids)["params"])
+    inputs = (ids, ids) if has_decoder(architecture) else (ids,)
+    shapes = jax.eval_shape(lambda: build_module(model).init(jax.random.key(0), *inputs)["params"])
     random = np.random.default_rng(1)
     params = jax.tree.map(lambda leaf: random.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
     model.params.clear()
@@ -68,9 +70,8 @@ def answer() -> Callable[[Pretrained, dict, dict], dict]:
 
     def of(model: Pretrained, params: dict, inputs: dict) -> dict:
         tree = params["bert"] if model.architecture == "Bert" else params
-        given = build_module(model).apply(
-            {"params": tree}, inputs["input_ids"], inputs.get("token_type_ids"), inputs["attention_mask"]
-        )
+        second = inputs.get("decoder_input_ids", inputs.get("token_type_ids"))
+        given = build_module(model).apply({"params": tree}, inputs["input_ids"], second, inputs["attention_mask"])
         by_name = {
             "Bert": lambda: {"last_hidden_state": given.last_hidden_state, "pooler_output": given.pooled_output},
             "BertForPreTraining": lambda: dict(vars(given)),

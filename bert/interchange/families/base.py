@@ -22,6 +22,10 @@ KEYS = {
 """Fields of `ModelConfig` and their keys in BERT's config.json, in the order in which they are written."""
 
 
+ParametersByPath = dict[str, Any]
+"""Arrays by their path, as in `bert.interchange.names`."""
+
+
 class Limit(NamedTuple):
     """The only value of a setting that a family has, and the reason, as a clause."""
 
@@ -66,6 +70,11 @@ class Family:
         read_config: config.json, whose values of ``keys`` and ``more_sizes`` are checked -> the fields of `ModelConfig`
             that ``keys`` alone does not give. Raises UserError.
         write_config: the inverse, as keys of config.json.
+        flatten: config.json -> the same with all settings at its top, where a family has several models in it. Raises
+            UserError.
+        nest: the inverse, with the sizes and the special tokens of the target.
+        separate: sizes and parameters -> those of the same model without shared parameters, which the files have.
+        share: the inverse: equal copies become shared parameters.
     """
 
     model_type: str
@@ -86,11 +95,15 @@ class Family:
     has_form: Callable[[ModelConfig, str], bool]
     read_config: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: {}
     write_config: Callable[[ModelConfig, SpecialTokenIds], dict[str, Any]] = lambda config, special: {}
+    flatten: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: content
+    nest: Callable[[dict[str, Any], ModelConfig, SpecialTokenIds], dict[str, Any]] = lambda content, *_: content
+    separate: Callable[[ModelConfig, ParametersByPath], tuple[ModelConfig, ParametersByPath]] = lambda *model: model
+    share: Callable[[ModelConfig, ParametersByPath], tuple[ModelConfig, ParametersByPath]] = lambda *model: model
 
     @property
     def class_prefix(self) -> str:
         """The beginning of its classes' names."""
-        return self.classes["Bert"].removesuffix("Model")
+        return next(iter(self.classes.values())).removesuffix("Model")
 
     def class_of(self, architecture: str) -> str:
         """The class of an architecture of ours; of one that transformers lacks, as it would be named."""

@@ -22,6 +22,7 @@ from bert.errors import UserError
 from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
+from bert.interchange.generation_files import read_decoding, read_target_tokenizer
 from bert.interchange.pooling import read_pooling
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_json, read_tensors
@@ -81,7 +82,8 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     content = read_json(file)
     if not isinstance(content, dict):
         raise UserError(f"{file} holds no JSON object: copy it again")
-    family, architecture = _architecture(content, file)
+    family, content = _family(content, file)
+    architecture = _architecture(content, family, file)
     config = _model_config(content, family, file)
     labels = _labels(content, file) if architecture in ARCHITECTURES_WITH_LABELS else ()
     longest = config.max_position_embeddings
@@ -92,6 +94,10 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     tokenizer = load_tokenizer(folder)
     _warn_casing(folder, tokenizer, say)
     require_embedding_rows(tokenizer, config.known_vocab_size, folder)
+    target_tokenizer, decoding = None, None
+    if names.has_decoder(architecture):
+        target_tokenizer = read_target_tokenizer(folder, config)
+        decoding = read_decoding(folder, target_tokenizer or tokenizer, say)
     stored, source = read_tensors(folder)
     arrays, config = _rename_tensors(stored, source, config, family, architecture, say)
     parts = _check_tensors(arrays, source, config, family, architecture, labels)
@@ -106,6 +112,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         say(f"not in {source}, randomly initialized: {', '.join(fresh)}")
     if not parts & {names.CLASSIFIER, names.QA_OUTPUTS}:
         architecture, labels = names.pretraining_architecture(parts, config), ()
+    config, arrays = family.share(config, arrays)
     return ModelBundle(
         config=config,
         params=traverse_util.unflatten_dict(arrays, sep="/"),
@@ -118,26 +125,40 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         if architecture == "BertForQuestionAnswering"
         else None,
         pooling=pooling,
+        target_tokenizer=target_tokenizer,
+        decoding=decoding,
     )
 
 
-def _architecture(content: dict[str, Any], file: Path) -> tuple[Family, str]:
-    """Family and our module's name."""
-    declared = content.get("architectures") or []
-    declared = declared[0] if isinstance(declared, list) and declared else declared or None
+def _family(content: dict[str, Any], file: Path) -> tuple[Family, dict[str, Any]]:
+    """The family, and the settings with all of them at the top."""
     model_type = content.get("model_type")
-    family = family_of_type(model_type) if model_type else family_of_classes(str(declared))
+    family = family_of_type(model_type) if model_type else family_of_classes(str(_declared_class(content)))
     if family is None:
         known = ", ".join(family.model_type for family in FAMILIES)
         raise UserError(f"{file}: model_type is {model_type!r}, and {known} are read: name another model")
-    architecture = "Bert" if declared is None else family.architecture_of(str(declared))
+    try:
+        return family, family.flatten(content)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+
+
+def _declared_class(content: dict[str, Any]) -> Any:
+    declared = content.get("architectures") or []
+    return declared[0] if isinstance(declared, list) and declared else declared or None
+
+
+def _architecture(content: dict[str, Any], family: Family, file: Path) -> str:
+    """Our module's name."""
+    declared = _declared_class(content)
+    architecture = next(iter(family.classes)) if declared is None else family.architecture_of(str(declared))
     for key, plain in {**SETTINGS_READ, **family.fixed, **family.settings.get(architecture or "", {})}.items():
         if content.get(key, plain) not in (plain, None):
             raise UserError(f"{file}: {key} is {content[key]!r}, and only {plain!r} is read: name another model")
     if architecture is None:
         choice = ", ".join(family.classes[name] for name in names.ARCHITECTURES if name in family.classes)
         raise UserError(f"{file}: the architecture is {declared!r}: one of {choice} is read: name another model")
-    return family, architecture
+    return architecture
 
 
 def _model_config(content: dict[str, Any], family: Family, file: Path) -> ModelConfig:
@@ -221,8 +242,9 @@ def _rename_tensors(
     stored: dict[str, np.ndarray], source: Path, config: ModelConfig, family: Family, architecture: str, say: Log
 ) -> tuple[dict[str, np.ndarray], ModelConfig]:
     """Tensors under our names, as float32, and the config with what the decoder turned out to be."""
-    names.check_layers(config.num_hidden_layers, len(stored), source, "config.json")
-    table = {tensor.theirs: tensor for tensor in family.names.tensors(config.num_hidden_layers, architecture)}
+    layers = (config.num_hidden_layers, config.decoder.num_hidden_layers)
+    names.check_layers(max(layers), len(stored), source, "config.json")
+    table = {tensor.theirs: tensor for tensor in family.names.tensors(layers[0], architecture, layers[1])}
     left_out: set[str] = set()
     by_name: dict[str, str] = {}
     for name in stored:
@@ -240,7 +262,7 @@ def _rename_tensors(
     def of(path: str) -> np.ndarray | None:
         return stored.get(by_name.get(_their_name(table, path), ""))
 
-    decoder, word = of("predictions/decoder"), of("bert/embeddings/word/embedding")
+    decoder, word = of("predictions/decoder"), of(names.word_embeddings(architecture))
     if decoder is not None and config.tie_word_embeddings:
         if word is not None and np.array_equal(decoder, word):
             del by_name[_their_name(table, "predictions/decoder")]
@@ -281,14 +303,15 @@ def _check_tensors(
     labels: tuple[str, ...],
 ) -> set[str]:
     """The parts that are there; UserError where one is there by half or not in config.json's shapes."""
-    table = family.names.tensors(config.num_hidden_layers, architecture)
+    table = family.names.tensors(config.num_hidden_layers, architecture, config.decoder.num_hidden_layers)
     parts = {tensor.part for tensor in table if tensor.paths[0] in arrays}
-    needed = {names.ENCODER, *parts}
+    needed = {names.ENCODER, *parts, *(names.ARCHITECTURES[architecture] if names.has_decoder(architecture) else ())}
     pooled = names.POOLER in names.parts_of(architecture, config)
     if names.SEQ_RELATIONSHIP in parts or (names.CLASSIFIER in parts and pooled):
         needed.add(names.POOLER)
     # Before the shapes are worked out: a number of layers that is wrong may be so by thousands.
-    missing = [t.theirs for t in table if t.paths[0].startswith(names.LAYER[:-2]) and t.paths[0] not in arrays]
+    layers = (names.LAYER[:-2], names.DECODER_LAYER[:-2])
+    missing = [t.theirs for t in table if t.paths[0].startswith(layers) and t.paths[0] not in arrays]
     shapes = {} if missing else expected_shapes(config, architecture, len(labels))
     lacking = set(shapes) - set(arrays)
     missing += [tensor.theirs for tensor in table if tensor.part in needed and tensor.paths[0] in lacking]

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import traverse_util
+from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.data.features import tokenize
@@ -21,12 +22,17 @@ from bert.interchange import ExportError, first_line, names
 from bert.interchange.bundle import ModelBundle, build_module
 from bert.interchange.families import Family, family_of
 from bert.interchange.families.base import Limit
+from bert.interchange.generation_files import (
+    GENERATION_CONFIG,
+    generation_config,
+    unexpressed_decoding,
+)
 from bert.interchange.pooling import pooling_config_files
 from bert.interchange.readers import hf
 from bert.interchange.tensor_files import write_tensors
 from bert.interchange.writers.hf_config import published_config
 from bert.interchange.writers.model_card import model_card
-from bert.interchange.writers.tokenizer_files import published_tokenizer, save_published_tokenizer
+from bert.interchange.writers.tokenizer_files import published_tokenizer, published_tokenizers, save_published_tokenizer
 from bert.model.initializers import sinusoidal_position_table
 from bert.tokenizer.special_tokens import special_ids
 
@@ -57,13 +63,16 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
     with atomic_directory(out) as draft:
         _write(model, draft)
         say(_verify(model, draft))
+    if (text := unexpressed_decoding(model.decoding)) is not None:
+        say(text)
     say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
 
 
 def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     """The same model in the parts that transformers' classes are made of.
 
-    Fixed positions become a table of positions; segments and a bias that the model lacks become zeros.
+    Fixed positions become a table of positions; segments and a bias that the model lacks become zeros; what a decoder
+    shares with its encoder is there twice.
 
     The generator of replaced-token detection is left out: it is a model of its own (`Pretrained.generator`).
 
@@ -75,7 +84,7 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
         two_parts = names.SEQ_RELATIONSHIP in names.ARCHITECTURES[model.architecture]
         raise UserError(
             f"{model.source} is a {model.architecture} of {family.title}'s form, which transformers does not have: "
-            f"{_other_formats(config)}" + (", or pretrain with data.objective full_sentences" if two_parts else "")
+            f"{_other_formats(model)}" + (", or pretrain with data.objective full_sentences" if two_parts else "")
         )
     has_head = names.PREDICTIONS in names.ARCHITECTURES[model.architecture]
     segments, bias = "bert/embeddings/segment" in family.names.modules, "predictions/bias" in family.names.modules
@@ -90,23 +99,24 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
         **{key: family.limits[key].value for key in absent if key in family.limits},
         **family.initial,
     }
-    config = dataclasses.replace(config, **values)
+    trees = {name: tree for name, tree in model.params.items() if name != "generator"}
+    config, params = family.separate(dataclasses.replace(config, **values), traverse_util.flatten_dict(trees, sep="/"))
     _check_expressible(model, config, family)
-    params = traverse_util.flatten_dict({name: tree for name, tree in model.params.items() if name != "generator"})
-    if model.config.position_embedding_type == "sinusoidal":
-        params["bert", "embeddings", "position", "embedding"] = np.asarray(sinusoidal_position_table(model.config))
-    if segments and not model.config.type_vocab_size:
-        params["bert", "embeddings", "segment", "embedding"] = np.zeros((1, config.embedding_width), np.float32)
+    for side in {names.ENCODER, names.part_of(names.word_embeddings(model.architecture))}:
+        if model.config.position_embedding_type == "sinusoidal":
+            params[f"{side}/embeddings/position/embedding"] = np.asarray(sinusoidal_position_table(model.config))
+        if segments and not model.config.type_vocab_size:
+            params[f"{side}/embeddings/segment/embedding"] = np.zeros((1, config.embedding_width), np.float32)
     if has_head and bias:
-        params.setdefault(("predictions", "bias"), np.zeros(config.known_vocab_size, np.float32))
-    return dataclasses.replace(
-        model, config=config, params=traverse_util.unflatten_dict(params), tokenizer=published_tokenizer(model)
-    )
+        params.setdefault("predictions/bias", np.zeros(config.decoder.known_vocab_size, np.float32))
+    params = traverse_util.unflatten_dict(params, sep="/")
+    return dataclasses.replace(model, config=config, params=params, tokenizer=published_tokenizer(model))
 
 
-def _other_formats(config: ModelConfig) -> str:
+def _other_formats(model: ModelBundle) -> str:
     """The end of a message about a model that transformers does not have."""
-    return "export it as stablehlo" if config.causal else "export it as stablehlo or onnx"
+    has_onnx = not model.config.causal and not names.has_decoder(model.architecture)
+    return "export it as stablehlo or onnx" if has_onnx else "export it as stablehlo"
 
 
 def _check_expressible(model: ModelBundle, config: ModelConfig, family: Family) -> None:
@@ -118,13 +128,13 @@ def _check_expressible(model: ModelBundle, config: ModelConfig, family: Family) 
         if (value := getattr(config, key)) != limit.value:
             raise UserError(
                 f"{model.source} has model.{key} {str(value).lower()}, which transformers' {family.title} cannot "
-                f"express, as {limit.reason}: {_other_formats(config)}"
+                f"express, as {limit.reason}: {_other_formats(model)}"
             )
     offset, padding = config.position_offset, special_ids(model.tokenizer).find("pad")
     if offset and padding != offset - 1:
         raise UserError(
             f"{model.source} has model.position_offset {offset}, and transformers' {family.title} counts positions "
-            f"from the padding id, which is {padding}: {_other_formats(config)}"
+            f"from the padding id, which is {padding}: {_other_formats(model)}"
         )
 
 
@@ -132,11 +142,11 @@ def published_tensors(model: ModelBundle) -> dict[str, np.ndarray]:
     """Every parameter under transformers' name and in its layout. Raises UserError where one has no name."""
     config, family = model.config, family_of(model.config, model.architecture)
     arrays = traverse_util.flatten_dict(model.params, sep="/")
-    table = family.names.tensors(config.num_hidden_layers, model.architecture)
+    table = family.names.tensors(config.num_hidden_layers, model.architecture, config.decoder.num_hidden_layers)
     tensors = {tensor.theirs: tensor.join(arrays) for tensor in table if arrays.keys() >= set(tensor.paths)}
     if nameless := sorted(set(arrays) - {path for tensor in table for path in tensor.paths}):
         raise UserError(
-            f"{model.source}: {', '.join(nameless[:4])} have no name in Hugging Face's models: {_other_formats(config)}"
+            f"{model.source}: {', '.join(nameless[:4])} have no name in Hugging Face's models: {_other_formats(model)}"
         )
     if family.decoder_bias and not config.tie_word_embeddings and names.PREDICTIONS in model.params:
         tensors[family.decoder_bias] = np.asarray(model.params[names.PREDICTIONS]["bias"])
@@ -152,10 +162,13 @@ def _write(model: ModelBundle, folder: Path) -> None:
     files = {"config.json": published_config(model)}
     if model.pooling is not None:
         files |= pooling_config_files(model.pooling, model.config.hidden_size)
+    if names.has_decoder(model.architecture):
+        files[GENERATION_CONFIG] = generation_config(model)
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    save_published_tokenizer(model.tokenizer, folder, model.config.max_position_embeddings)
+    for tokenizer, place in published_tokenizers(model, folder):
+        save_published_tokenizer(tokenizer, place, model.config.max_position_embeddings)
     architecture = family_of(model.config, model.architecture).classes[model.architecture]
     (folder / "README.md").write_text(model_card(model, architecture), encoding="utf-8")
     shutil.copymode(folder / "README.md", file)  # the library gives its file to the owner alone
@@ -168,7 +181,7 @@ def _verify(model: ModelBundle, folder: Path) -> str:
     if model.architecture != "Bert" and (missing := needed - parts):
         raise ExportError(f"{model.source} has no {', '.join(sorted(missing))}, which {model.architecture} needs")
     try:
-        again = hf.read_hf_model(folder, lambda text: None)
+        again = to_transformers_compatible(hf.read_hf_model(folder, lambda text: None))
     except UserError as error:
         raise ExportError(f"{model.source}: its export does not read back ({error}): not exported") from None
     ours, theirs = (traverse_util.flatten_dict(params, sep="/") for params in (model.params, again.params))
@@ -187,21 +200,29 @@ def _verify(model: ModelBundle, folder: Path) -> str:
         return f"{said}; transformers is not installed, so its logits were not compared"
     if not difference <= TOLERANCE:  # nor NaN
         raise ExportError(f"{model.source}: transformers' logits differ by {difference:.2g} from ours: not exported")
-    if (text := find_tokenizer_mismatch(model, folder)) is not None:
-        raise ExportError(f"{model.source}: transformers' tokenizer reads {text!r} otherwise than ours: not exported")
+    for tokenizer, place in published_tokenizers(model, folder):
+        if (text := find_tokenizer_mismatch(tokenizer, place, model.config.max_position_embeddings)) is not None:
+            raise ExportError(
+                f"{model.source}: transformers' tokenizer reads {text!r} otherwise than ours: not exported"
+            )
     return f"{said}, logits within {difference:.1g} of transformers', token ids equal"
 
 
-def find_tokenizer_mismatch(model: ModelBundle, folder: Path) -> str | None:
-    """The first of some texts that transformers' tokenizer makes other ids of than ours; None where all are equal."""
+def find_tokenizer_mismatch(tokenizer: Tokenizer, folder: Path, longest: int) -> str | None:
+    """The first of some texts that transformers' tokenizer makes other ids of than ours; None where all are equal.
+
+    Args:
+        tokenizer: ours.
+        folder: of its files.
+        longest: most tokens of a row.
+    """
     import transformers
 
-    tokens = sorted(model.tokenizer.get_vocab())
+    tokens = sorted(tokenizer.get_vocab())
     some = np.random.default_rng(0).choice(len(tokens), (4, 12))
     texts = [*SAMPLES, *(" ".join(tokens[i] for i in row) for row in some)]
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    longest = model.config.max_position_embeddings
-    ours = tokenize(model.tokenizer, texts, longest)
+    ours = tokenize(tokenizer, texts, longest)
     expected = theirs(texts, truncation=True, max_length=longest)["input_ids"]
     rows = zip(texts, expected, ours.offsets, ours.offsets[1:], strict=False)
     return next((text for text, ids, start, end in rows if ids != ours.ids[start:end].tolist()), None)
@@ -229,12 +250,15 @@ def logits_difference(model: ModelBundle, folder: Path) -> float | None:
     mask[-1, ..., length // 2 :] = 0
     ids[mask == 0] = padding
     inputs = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
-    if not config.type_vocab_size:
+    if not config.type_vocab_size or names.has_decoder(model.architecture):
         del inputs["token_type_ids"]
+    if names.has_decoder(model.architecture):
+        inputs["decoder_input_ids"] = random.integers(0, config.decoder.known_vocab_size, shape)
     with torch.no_grad():
         expected = reference(**{name: torch.tensor(array) for name, array in inputs.items()})
     params = model.params["bert"] if model.architecture == "Bert" else model.params
-    ours = jax.device_get(build_module(model).apply({"params": params}, ids, segments, mask))
+    second = inputs["decoder_input_ids"] if names.has_decoder(model.architecture) else segments
+    ours = jax.device_get(build_module(model).apply({"params": params}, ids, second, mask))
     pairs: list[tuple[np.ndarray, Any]]
     if model.architecture == "Bert":
         pairs = [(ours.last_hidden_state, expected.last_hidden_state)]

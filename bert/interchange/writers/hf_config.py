@@ -26,6 +26,7 @@ def published_config(model: ModelBundle) -> dict[str, Any]:
         "dtype": "float32",
         **family.write_config(config, special),
     }
+    content = family.nest(content, config, special_ids(model.target_tokenizer or model.tokenizer))
     if model.labels:
         content["id2label"] = {str(index): label for index, label in enumerate(model.labels)}
         content["label2id"] = {label: index for index, label in enumerate(model.labels)}

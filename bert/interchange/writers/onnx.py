@@ -15,7 +15,7 @@ import numpy as np
 from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.files import atomic_directory, write_atomic
-from bert.interchange import ExportError, first_line
+from bert.interchange import ExportError, first_line, names
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.writers.hf_config import published_config
 from bert.interchange.writers.signature import (
@@ -54,6 +54,8 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
         raise UserError(f"{error.name} is not installed: pip install 'bert-jax[onnx]'") from None
     if model.config.causal:
         raise UserError(f"{model.source} has model.causal true, which the ONNX graph lacks: use format stablehlo")
+    if names.has_decoder(model.architecture):
+        raise UserError(f"{model.source} is an encoder-decoder, which the ONNX graph lacks: use format stablehlo")
     given, longest = signature(model), model.config.max_position_embeddings
     with atomic_directory(out) as draft:
         file = draft / GRAPH

@@ -20,10 +20,11 @@ from bert.files import write_atomic
 from bert.interchange import ExportError, names
 from bert.interchange.bundle import ModelBundle, build_module
 from bert.interchange.families import family_of
-from bert.interchange.writers.tokenizer_files import published_tokenizer, save_published_tokenizer
+from bert.interchange.generation_files import generation_config
+from bert.interchange.writers.tokenizer_files import published_tokenizers, save_published_tokenizer
 
-BATCH, CHOICES, LENGTH = "batch_size", "num_choices", "sequence_length"
-"""Names of the dimensions B, C and T where they are free."""
+BATCH, CHOICES, LENGTH, TARGET_LENGTH = "batch_size", "num_choices", "sequence_length", "target_length"
+"""Names of the dimensions B, C, T and, of the target of an encoder-decoder, its T, where they are free."""
 
 TOLERANCE = 1e-4
 """Most that an output may differ from ours."""
@@ -45,14 +46,17 @@ class Signature(NamedTuple):
 def signature(model: ModelBundle, length: int | None = None) -> Signature:
     """Inputs [B, T], or [B, C, T] of choices, and the architecture's outputs; T is ``length``, or free if None.
 
-    A graph takes no segments where its family reads none.
+    A graph takes no segments where its family reads none. An encoder-decoder takes a source and the beginning of a
+    target.
     """
-    config, tokens = model.config, (BATCH, length or LENGTH)
+    config, tokens, target = model.config, (BATCH, length or LENGTH), (BATCH, length or TARGET_LENGTH)
     rows: Shape = (BATCH, CHOICES, tokens[1]) if model.architecture == "BertForMultipleChoice" else tokens
     inputs = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), rows)
     single = config.type_vocab_size == 1 and not family_of(config, model.architecture).single_segment_input
     if single or not config.type_vocab_size:
         del inputs["token_type_ids"]
+    if names.has_decoder(model.architecture):
+        inputs = {"input_ids": tokens, "attention_mask": tokens, "decoder_input_ids": target}
     labels = len(model.labels)
     outputs: dict[str, dict[str, Shape]] = {
         "Bert": {"last_hidden_state": (*tokens, config.hidden_size), "pooler_output": (BATCH, config.hidden_size)},
@@ -68,6 +72,7 @@ def signature(model: ModelBundle, length: int | None = None) -> Signature:
         "BertForTokenClassification": {"logits": (*tokens, labels)},
         "BertForQuestionAnswering": {"start_logits": tokens, "end_logits": tokens},
         "BertForMultipleChoice": {"logits": (BATCH, CHOICES)},
+        "BertForSequenceToSequence": {"logits": (*target, config.decoder.known_vocab_size)},
     }
     given = outputs[model.architecture]
     if "pooler" not in model.params["bert"]:
@@ -102,8 +107,9 @@ def make_forward(model: ModelBundle) -> Callable[[Arrays, Arrays], Arrays]:
 
     def call(params: Arrays, inputs: Arrays) -> Arrays:
         tree = traverse_util.unflatten_dict(params, sep="/")
-        ids, mask, segments = (inputs.get(name) for name in ("input_ids", "attention_mask", "token_type_ids"))
-        given = module.apply({"params": tree["bert"] if architecture == "Bert" else tree}, ids, segments, mask)
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        second = inputs.get("decoder_input_ids" if names.has_decoder(architecture) else "token_type_ids")
+        given = module.apply({"params": tree["bert"] if architecture == "Bert" else tree}, ids, second, mask)
         if architecture == "Bert":
             values = (given.last_hidden_state, given.pooled_output)[: len(outputs)]
         elif architecture == "BertForPreTraining":
@@ -122,7 +128,12 @@ def sample_inputs(
 ) -> dict[str, np.ndarray]:
     """Random inputs for B = ``batch`` and T = ``length``: the first row is full, those after it ever shorter."""
     random = np.random.default_rng(length)
-    sizes = {BATCH: batch, CHOICES: 3, LENGTH: length}
+    sizes = {BATCH: batch, CHOICES: 3, LENGTH: length, TARGET_LENGTH: length // 3 + 1}
+    tops = {
+        "input_ids": config.known_vocab_size,
+        "token_type_ids": config.type_vocab_size,
+        "decoder_input_ids": config.decoder.known_vocab_size,
+    }
     inputs = {}
     for name, dims in shapes.items():
         shape = resolve_shape(dims, sizes)
@@ -131,8 +142,7 @@ def sample_inputs(
             rows = tokens.reshape(batch, *[1] * (len(shape) - 1))
             inputs[name] = np.broadcast_to(np.arange(length) < rows, shape).astype(dtype)
         else:
-            top = config.vocab_size if name == "input_ids" else config.type_vocab_size
-            inputs[name] = random.integers(0, top, shape).astype(dtype)
+            inputs[name] = random.integers(0, tops[name], shape).astype(dtype)
     return inputs
 
 
@@ -175,8 +185,11 @@ def write_metadata_files(model: ModelBundle, folder: Path, given: Signature, dty
         content["problem_type"] = model.problem_type
     if model.pooling is not None:
         content["pooling"] = {"mode": model.pooling.mode, "normalize": model.pooling.normalize}
+    if names.has_decoder(model.architecture):
+        content["generation"] = generation_config(model)
     write_atomic(folder / "signature.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    save_published_tokenizer(published_tokenizer(model), folder, model.config.max_position_embeddings)
+    for tokenizer, place in published_tokenizers(model, folder):
+        save_published_tokenizer(tokenizer, place, model.config.max_position_embeddings)
     rows = [
         f"| `{port['name']}` | {kind.removesuffix('s')} | {port['dtype']} | {' x '.join(map(str, port['shape']))} |"
         for kind in ("inputs", "outputs")

@@ -25,6 +25,7 @@ from bert.interchange.writers.signature import (
     BATCH,
     CHOICES,
     LENGTH,
+    TARGET_LENGTH,
     Signature,
     make_forward,
     parameters,
@@ -83,8 +84,9 @@ def export(
 def serialized(model: ModelBundle, given: Signature) -> bytes:
     """The function of (weights by name, inputs by name) that gives outputs by name, for every one of `PLATFORMS`."""
     named = {dim for shape in given.inputs.values() for dim in shape if isinstance(dim, str)}
-    free = [dim for dim in (BATCH, CHOICES, LENGTH) if dim in named]
-    bounds = [f"{LENGTH} <= {model.config.max_position_embeddings}"] if LENGTH in free else []
+    free = [dim for dim in (BATCH, CHOICES, LENGTH, TARGET_LENGTH) if dim in named]
+    longest = model.config.max_position_embeddings
+    bounds = [f"{dim} <= {longest}" for dim in free if dim in (LENGTH, TARGET_LENGTH)]
     scope = jax_export.SymbolicScope(bounds)
     sizes = dict(zip(free, jax_export.symbolic_shape(", ".join(free), scope=scope), strict=True))
     inputs = {
@@ -110,7 +112,7 @@ def _without_source_files() -> Iterator[None]:
 
 def _usage(given: Signature, longest: int) -> list[str]:
     """The paragraphs of README.md that show how to call it."""
-    [tokens] = {shape[-1] for shape in given.inputs.values()}
+    tokens = given.inputs["input_ids"][-1]
     sizes = {BATCH: 1, CHOICES: 2, LENGTH: min(8, longest)}
     shape = resolve_shape(given.inputs["input_ids"], sizes)
     free = f"any up to {longest}" if tokens == LENGTH else f"{tokens}: pad the inputs to it at their end"
@@ -127,7 +129,13 @@ def _usage(given: Signature, longest: int) -> list[str]:
         f"The number of rows is free, and compiled once for each; the number of tokens is {free}. "
         "`jax.device_put(load_file(...))` keeps the weights on the device between calls.",
     ]
-    if CHOICES not in given.inputs["input_ids"]:
+    if "decoder_input_ids" in given.inputs:
+        lines.append(
+            "`logits[:, t]` belong to the token after the first t + 1 of `decoder_input_ids`, which begin with "
+            "`decoder_start_token_id` of signature.json. To generate, write the most likely token behind them and call "
+            "it again, until that is `eos_token_id`. Tokens behind position t do not change `logits[:, t]`."
+        )
+    elif CHOICES not in given.inputs["input_ids"]:
         width = "" if tokens == LENGTH else f"length={tokens}"
         lines += [
             "From text:",

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, processors
 
 from bert.files import write_atomic
 from bert.interchange.bundle import ModelBundle
+from bert.interchange.generation_files import TARGET_TOKENIZER
 from bert.tokenizer.hf_settings import set_prefix_space
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.wordpiece import save_tokenizer
@@ -29,6 +30,12 @@ def published_tokenizer(model: ModelBundle) -> Tokenizer:
     else:
         tokenizer.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
     return tokenizer
+
+
+def published_tokenizers(model: ModelBundle, folder: Path) -> list[tuple[Tokenizer, Path]]:
+    """The vocabulary and that of a target of its own, with the folder of each."""
+    target = [] if model.target_tokenizer is None else [(model.target_tokenizer, folder / TARGET_TOKENIZER)]
+    return [(published_tokenizer(model), folder), *target]
 
 
 def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:

@@ -33,7 +33,8 @@ def test_the_table_names_every_parameter(architecture: str, tied: bool, made) ->
     model = made(architecture, dataclasses.replace(sizes, tie_word_embeddings=tied))
     module: nn.Module = bundle.build_module(model)
     ids = jnp.zeros((1, 2, 8) if architecture == "BertForMultipleChoice" else (1, 8), jnp.int32)
-    tree = jax.eval_shape(lambda: module.init(jax.random.key(0), ids))["params"]
+    inputs = (ids, ids) if names.has_decoder(architecture) else (ids,)
+    tree = jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs))["params"]
     tree = {"bert": tree} if architecture == "Bert" else tree
     expected = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
     found = {path: array.shape for path, array in traverse_util.flatten_dict(model.params, sep="/").items()}
@@ -43,7 +44,7 @@ def test_the_table_names_every_parameter(architecture: str, tied: bool, made) ->
             continue
         if architecture == "Bert" and names.POOLER not in family.names.modules:
             continue
-        table = family.names.tensors(2, architecture)
+        table = family.names.tensors(2, architecture, 2)
         paths = [path for tensor in table for path in tensor.paths]
         assert len({tensor.theirs for tensor in table}) == len(table)
         assert len(set(paths)) == len(paths)

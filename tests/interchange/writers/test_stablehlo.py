@@ -28,7 +28,7 @@ def graph_in(folder):
 def rows(shape: tuple[int, ...], names: list[str], vocabulary: int = 61, segments: int = 3) -> dict[str, np.ndarray]:
     """Random inputs, the last row half padding; integers as tokenizers give them."""
     random = np.random.default_rng(sum(shape))
-    tops = {"input_ids": vocabulary, "token_type_ids": segments, "attention_mask": 1}
+    tops = {"input_ids": vocabulary, "decoder_input_ids": vocabulary, "token_type_ids": segments, "attention_mask": 1}
     inputs = {name: random.integers(0, tops[name], shape) for name in names}
     inputs["attention_mask"] = np.ones(shape, np.int64)
     inputs["attention_mask"][-1, ..., shape[-1] // 2 :] = 0
@@ -44,6 +44,11 @@ GPT2 = {"causal": True, "pre_layer_norm": True, "embedding_norm": False, "predic
 CHOICES = [(batch, 2, length) for batch, length in SIZES]
 FAST = [
     ("BertForSequenceClassification", {}, SIZES),
+    (
+        "BertForSequenceToSequence",
+        {"share_decoder": "all", "pre_layer_norm": True, "scale_embeddings": True},
+        SIZES[:3],
+    ),
 ]
 SLOW = [
     (
@@ -56,6 +61,7 @@ SLOW = [
     ("BertForMaskedLM", ROBERTA, SIZES),
     ("BertForCausalLM", GPT2, SIZES),
     ("BertForMultipleChoice", ROBERTA, CHOICES),
+    ("BertForSequenceToSequence", {"share_decoder": "embeddings", "decoder_layers": 2}, SIZES),
 ]
 
 
@@ -72,8 +78,12 @@ def test_answers_as_we_do(make, answer, tmp_path, architecture, sizes, shapes):
     assert exported.platforms == ("cpu", "cuda", "tpu")
     without_segments = model.config.position_offset or not model.config.type_vocab_size
     names = ["input_ids", "attention_mask", "token_type_ids"][: 2 if without_segments else 3]
+    if architecture == "BertForSequenceToSequence":
+        names[2:] = ["decoder_input_ids"]
     for shape in shapes:
         inputs = rows(shape, names, segments=model.config.type_vocab_size)
+        if "decoder_input_ids" in inputs:
+            inputs["decoder_input_ids"] = inputs["decoder_input_ids"][:, :5]
         expected, given = (
             jax.jit(lambda params, inputs=inputs: answer(model, params, inputs))(model.params),
             graph(inputs),

@@ -1,0 +1,176 @@
+"""An encoder-decoder of two BERTs (BERT2BERT of Rothe et al. 2020): transformers' EncoderDecoderModel.
+
+transformers has no encoder-decoder with shared parameters: what the two sides share is written twice. Equal copies are
+shared again when they are read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from bert.config import ModelConfig
+from bert.errors import UserError
+from bert.interchange.families.base import KEYS, Family, Limit, ParametersByPath, encoder_names
+from bert.interchange.families.bert import BERT
+from bert.interchange.names import CROSS, DECODER, DECODER_LAYER, POOLER, PREDICTIONS, Names
+from bert.tokenizer.special_tokens import SpecialTokenIds
+
+EMBEDDINGS, LAYERS = "embeddings/", "encoder/"
+
+OWN_SIZES = {"num_hidden_layers": "decoder_layers", "vocab_size": "decoder_vocab_size"}
+"""Keys of the decoder's settings that may differ from the encoder's, and our names of them."""
+
+
+def _flatten(content: dict[str, Any]) -> dict[str, Any]:
+    encoder, decoder = (_settings(content, side) for side in ("encoder", "decoder"))
+    _check_decoder(encoder, decoder)
+    return {
+        **encoder,
+        **{ours: decoder[theirs] for theirs, ours in OWN_SIZES.items()},
+        "architectures": content.get("architectures"),
+        "tie_word_embeddings": decoder.get("tie_word_embeddings", True),
+    }
+
+
+def _settings(content: dict[str, Any], side: str) -> dict[str, Any]:
+    settings = content.get(side)
+    if not isinstance(settings, dict):
+        raise UserError(f"{side} is {settings!r} and not the settings of a model: copy the file again")
+    if (model_type := settings.get("model_type", BERT.model_type)) != BERT.model_type:
+        raise UserError(
+            f"{side}.model_type is {model_type!r}, and only {BERT.model_type!r} is read: name another model"
+        )
+    return settings
+
+
+def _check_decoder(encoder: dict[str, Any], decoder: dict[str, Any]) -> None:
+    """Raises UserError for settings of a decoder that ours does not have."""
+    for key in ("is_decoder", "add_cross_attention"):
+        if decoder.get(key) is not True:
+            raise UserError(f"decoder.{key} is {decoder.get(key)!r}, and only True is read: name another model")
+    if missing := [key for key in OWN_SIZES if key not in decoder]:
+        raise UserError(f"the decoder lacks {missing[0]}: copy it again from where the weights are from")
+    plain = {"position_embedding_type": "absolute", **{name: getattr(ModelConfig, name) for name in KEYS}}
+    for key in (key for key in plain if key not in (*OWN_SIZES, "initializer_range")):
+        ours, theirs = (settings.get(key, plain[key]) for settings in (decoder, encoder))
+        if ours != theirs:
+            reason = "and the projection between them (enc_to_dec_proj) is not read"
+            raise UserError(
+                f"decoder.{key} is {ours!r} and encoder.{key} is {theirs!r}, "
+                f"{reason if key == 'hidden_size' else 'which are one setting here'}: name another model"
+            )
+
+
+def _read_config(content: dict[str, Any]) -> dict[str, Any]:
+    return {ours: None if content[ours] == content[key] else content[ours] for key, ours in OWN_SIZES.items()}
+
+
+def _nest(content: dict[str, Any], config: ModelConfig, special: SpecialTokenIds) -> dict[str, Any]:
+    own = ("architectures", "model_type")
+    shared = {key: value for key, value in content.items() if key not in own}
+    encoder = {"architectures": [BERT.classes["Bert"]], "model_type": BERT.model_type, **shared}
+    return {
+        **{key: content[key] for key in (*own, "tie_word_embeddings", "dtype")},
+        "is_encoder_decoder": True,
+        "pad_token_id": special.padding,
+        "decoder_start_token_id": special.cls,
+        "eos_token_id": special.end,
+        "encoder": encoder,
+        "decoder": {
+            **encoder,
+            "architectures": ["BertLMHeadModel"],
+            "vocab_size": config.decoder.vocab_size,
+            "num_hidden_layers": config.decoder.num_hidden_layers,
+            "pad_token_id": special.padding,
+            "is_decoder": True,
+            "add_cross_attention": True,
+        },
+    }
+
+
+def _separate(config: ModelConfig, params: ParametersByPath) -> tuple[ModelConfig, ParametersByPath]:
+    sizes: dict[str, Any] = {
+        "decoder_layers": None if config.decoder_layers == config.num_hidden_layers else config.decoder_layers,
+        "decoder_vocab_size": None if config.decoder_vocab_size == config.vocab_size else config.decoder_vocab_size,
+    }
+    separate = {}
+    for path, array in params.items():
+        inside = path.removeprefix("bert/")
+        to_decoder = config.share_decoder == "all" and inside.startswith(LAYERS)
+        to_decoder |= config.share_decoder != "none" and inside.startswith(EMBEDDINGS)
+        if path != inside and to_decoder:
+            separate[f"{DECODER}/{inside}"] = array
+        if path == inside or CROSS not in path:
+            separate[path] = array
+    for name, shape in {"kernel": (config.hidden_size,) * 2, "bias": (config.hidden_size,)}.items():
+        separate.setdefault(f"{POOLER}/{name}", np.zeros(shape, np.float32))
+    return dataclasses.replace(config, share_decoder="none", **sizes), separate
+
+
+def _share(config: ModelConfig, params: ParametersByPath) -> tuple[ModelConfig, ParametersByPath]:
+    if not _are_copies(params, EMBEDDINGS):
+        return config, params
+    if not _are_copies(params, LAYERS):
+        parts = {path: array for path, array in params.items() if not path.startswith(f"{DECODER}/{EMBEDDINGS}")}
+        return dataclasses.replace(config, share_decoder="embeddings"), parts
+    parts = {
+        path.replace(f"{DECODER}/", "bert/"): array
+        for path, array in params.items()
+        if not path.startswith(f"{DECODER}/") or CROSS in path
+    }
+    return dataclasses.replace(config, share_decoder="all"), parts
+
+
+def _are_copies(params: ParametersByPath, part: str) -> bool:
+    """Whether a part of the decoder, cross-attention aside, is the encoder's in every parameter."""
+    encoder, decoder = (
+        {
+            path.removeprefix(side): x
+            for path, x in params.items()
+            if path.startswith(f"{side}{part}") and CROSS not in path
+        }
+        for side in ("bert/", f"{DECODER}/")
+    )
+    return encoder.keys() == decoder.keys() and all(np.array_equal(encoder[path], decoder[path]) for path in encoder)
+
+
+def _names() -> dict[str, str]:
+    """BERT's names with the side in front: those of a bare encoder, and those of a language model."""
+    encoder = {ours: theirs for ours, theirs in encoder_names("encoder").items() if ours.startswith("bert/")}
+    decoder = {ours: theirs for ours, theirs in encoder_names("decoder.bert").items() if ours.startswith("bert/")}
+    cross = "decoder.bert.encoder.layer.{}.crossattention"
+    return {
+        **encoder,
+        POOLER: "encoder.pooler.dense",
+        **{ours.replace("bert/", f"{DECODER}/", 1): theirs for ours, theirs in decoder.items()},
+        **{f"{DECODER_LAYER}/{CROSS}attention/{part}": f"{cross}.self.{part}" for part in ("query", "key", "value")},
+        f"{DECODER_LAYER}/{CROSS}attention/output": f"{cross}.output.dense",
+        f"{DECODER_LAYER}/{CROSS}norm": f"{cross}.output.LayerNorm",
+        **{
+            ours: f"{DECODER}.{theirs}"
+            for ours, theirs in BERT.names.modules.items()
+            if ours.startswith(f"{PREDICTIONS}/")
+        },
+    }
+
+
+ENCODER_DECODER = Family(
+    model_type="encoder-decoder",
+    title="encoder-decoder of two BERTs",
+    prefix="",
+    classes={"BertForSequenceToSequence": "EncoderDecoderModel"},
+    names=Names(_names()),
+    decoder_bias=f"decoder.{BERT.decoder_bias}",
+    more_sizes=tuple(OWN_SIZES.values()),
+    limits={**BERT.limits, "position_offset": Limit(0, "its positions begin at row 0")},
+    has_form=lambda config, architecture: architecture == "BertForSequenceToSequence",
+    read_config=_read_config,
+    flatten=_flatten,
+    nest=_nest,
+    separate=_separate,
+    share=_share,
+)
+"""Encoder and decoder differ in their numbers of layers and of tokens alone."""

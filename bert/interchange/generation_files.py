@@ -1,0 +1,159 @@
+"""What a Hugging Face folder has for generation: generation_config.json, and a target vocabulary in a subfolder."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from bert.config import Decoding, ModelConfig
+from bert.errors import UserError
+from bert.interchange.bundle import ModelBundle
+from bert.interchange.tensor_files import read_json
+from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.wordpiece import load_tokenizer, require_embedding_rows
+
+GENERATION_CONFIG = "generation_config.json"
+
+TARGET_TOKENIZER = "target_tokenizer"
+"""Subfolder of the tokenizer's files of a target with a vocabulary of its own. transformers has no name for it."""
+
+KEYS = {
+    "num_beams": "beams",
+    "length_penalty": "length_penalty",
+    "early_stopping": "early_stopping",
+    "num_return_sequences": "num_samples",
+}
+"""Keys of generation_config.json, and the fields of `Decoding` that have the same values."""
+
+SAMPLING_KEYS = ("temperature", "top_k", "top_p")
+"""Further ones of both names, which transformers uses with ``do_sample`` alone."""
+
+TRANSFORMERS_TOP_K = 50
+"""transformers' ``top_k`` where the file has none."""
+
+NOT_APPLIED = {
+    "min_length": 0,
+    "min_new_tokens": None,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "num_beam_groups": 1,
+    "bad_words_ids": None,
+    "suppress_tokens": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+}
+"""Keys that change the tokens in transformers alone, and the values that change nothing."""
+
+
+def read_target_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer | None:
+    """The target's own vocabulary; None if both sides have one. Raises UserError."""
+    place = folder / TARGET_TOKENIZER
+    if place.is_dir():
+        tokenizer = load_tokenizer(place)
+        require_embedding_rows(tokenizer, config.decoder.known_vocab_size, place)
+        return tokenizer
+    if config.decoder_vocab_size is not None:
+        raise UserError(
+            f"{place} does not exist, and the decoder has {config.decoder_vocab_size} tokens where the encoder has "
+            f"{config.vocab_size}: put the files of the decoder's tokenizer there"
+        )
+    return None
+
+
+def read_decoding(folder: Path, tokenizer: Tokenizer, say: Callable[[str], None]) -> Decoding:
+    """The settings of generation in generation_config.json, or, of older versions, in config.json.
+
+    Args:
+        folder: of the model.
+        tokenizer: of the target.
+        say: called with settings that are not applied.
+
+    Raises:
+        UserError: a value that cannot work, or texts that begin or end with other tokens than ours.
+    """
+    file = folder / GENERATION_CONFIG
+    file = file if file.is_file() else folder / "config.json"
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise UserError(f"{file} holds no JSON object: copy it again")
+    special = special_ids(tokenizer)
+    for key, ours in {"decoder_start_token_id": special.cls, "eos_token_id": special.end}.items():
+        if (theirs := content.get(key, ours)) not in (ours, [ours], None):
+            raise UserError(
+                f"{file}: {key} is {theirs!r}, and targets have {tokenizer.id_to_token(ours)} ({ours}) there: name "
+                "another model"
+            )
+    for key, value in NOT_APPLIED.items():
+        if content.get(key, value) not in (value, None):
+            say(f"{file}: {key} {content[key]} is not applied")
+    values = {KEYS[key]: content[key] for key in KEYS if content.get(key) is not None}
+    if values.get("early_stopping") == "never":
+        say(f"{file}: early_stopping never is not applied, and read as false")
+        values["early_stopping"] = False
+    if content.get("do_sample") is True:
+        values |= {"temperature": 1.0} | {key: content[key] for key in SAMPLING_KEYS if content.get(key) is not None}
+        values["top_k"] = values.get("top_k", TRANSFORMERS_TOP_K) or None
+    return _checked({**values, **_max_tokens(content, file)}, file)
+
+
+def _max_tokens(content: dict[str, Any], file: Path) -> dict[str, int]:
+    """Our number of new tokens; transformers counts the start token in ``max_length``."""
+    for key, more in {"max_new_tokens": 0, "max_length": 1}.items():
+        if (value := content.get(key)) is not None:
+            if isinstance(value, bool) or not isinstance(value, int) or value <= more:
+                raise UserError(f"{file}: {key} is {value!r}: set it to a whole number of at least {more + 1}")
+            return {"max_tokens": value - more}
+    return {}
+
+
+def _checked(values: dict[str, Any], file: Path) -> Decoding:
+    decoding = Decoding(**values)
+    try:
+        decoding.check()
+    except UserError as error:
+        message = str(error)
+        for theirs, ours in KEYS.items():
+            message = re.sub(rf"\b{ours}\b", theirs, message)
+        raise UserError(f"{file}: {message}") from None
+    return dataclasses.replace(
+        decoding,
+        length_penalty=float(decoding.length_penalty),
+        temperature=float(decoding.temperature),
+        top_p=float(decoding.top_p),
+    )
+
+
+def generation_config(model: ModelBundle) -> dict[str, Any]:
+    """The content of generation_config.json."""
+    special, decoding = special_ids(model.target_tokenizer or model.tokenizer), model.decoding
+    content: dict[str, Any] = {
+        "decoder_start_token_id": special.cls,
+        "bos_token_id": special.cls,
+        "eos_token_id": special.end,
+        "pad_token_id": special.padding,
+    }
+    if decoding is None:
+        return content
+    content["max_length"] = decoding.max_tokens + 1  # with the start token
+    if decoding.beams > 1:
+        content |= {theirs: getattr(decoding, ours) for theirs, ours in KEYS.items()}
+    if decoding.temperature > 0:
+        content |= {"do_sample": True, "num_return_sequences": decoding.num_samples}
+        content |= {**{key: getattr(decoding, key) for key in SAMPLING_KEYS}, "top_k": decoding.top_k or 0}
+    return content
+
+
+def unexpressed_decoding(decoding: Decoding | None) -> str | None:
+    """A sentence on what generation_config.json cannot express; None if it has everything."""
+    if decoding is None or decoding.beams == 1 or decoding.length_norm == "length" or not decoding.length_penalty:
+        return None
+    return (
+        f"{GENERATION_CONFIG} cannot express decoding.length_norm {decoding.length_norm}: transformers divides by the "
+        f"number of tokens to the power of length_penalty {decoding.length_penalty}"
+    )
