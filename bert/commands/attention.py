@@ -9,11 +9,14 @@ from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError, without_surrogates
 from bert.files import local_path
 
-DESCRIPTION = """Shows the attention of every layer and head over the tokens of a text, or of a pair of texts. A file
-that ends in .html is a page to explore in a browser, which needs nothing else; one in .png is a picture of all
-heads."""
+DESCRIPTION = """Shows the attention of every layer and head over the tokens of a text, or of a pair of texts; with
+--target, that of a target to its source. A file that ends in .html is a page to explore in a browser, which needs
+nothing else; one in .png is a picture of all heads."""
 
 SUFFIXES = (".html", ".png")
+
+GENERATED = "generated"
+"""The ``--target`` that the model writes itself."""
 
 
 @run_command
@@ -24,6 +27,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("text", metavar="TEXT", help="The text, in quotation marks.")
     parser.add_argument("pair", metavar="PAIR", nargs="?", help="A second text, for models that read pairs.")
     parser.add_argument(
+        "--target",
+        metavar="TARGET",
+        help="Of an encoder-decoder: a target of TEXT, whose cross-attention to TEXT is shown; "
+        f"{GENERATED}: the target that the model writes.",
+    )
+    parser.add_argument(
         "--output",
         type=local_path,
         metavar="FILE",
@@ -31,7 +40,8 @@ def main(argv: list[str]) -> int:
         help="The page (.html) or the picture (.png) to write.",
     )
     arguments = parser.parse_arguments(argv)
-    if any(text != without_surrogates(text) for text in (arguments.text, arguments.pair or "")):
+    texts = (arguments.text, arguments.pair or "", arguments.target or "")
+    if any(text != without_surrogates(text) for text in texts):
         raise UserError("command line: the text is not UTF-8: pass it as UTF-8")
     output = Path(arguments.output)
     if output.suffix.lower() not in SUFFIXES:
@@ -43,10 +53,14 @@ def main(argv: list[str]) -> int:
 
     from bert.inference.attention_maps import compute_attention_map, write_html, write_png
     from bert.inference.loading import load
+    from bert.interchange.names import has_decoder
 
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
     text = arguments.text if arguments.pair is None else (arguments.text, arguments.pair)
-    attention = compute_attention_map(model, text)
+    target = arguments.target
+    if target == GENERATED and has_decoder(model.architecture):
+        target = model.generate(arguments.text, details=True, num_samples=1)
+    attention = compute_attention_map(model, text, target)
     for name, side in attention.sides.items():
         if side.num_truncated:
             print(f"{side.num_truncated} {name} beyond the model's {len(side)} are cut", file=sys.stderr)

@@ -11,18 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.data.features import NO_LIMIT, Features, tokenize
-from bert.data.inputs import as_text_or_pair
+from bert.data.features import NO_LIMIT, Features, plain_ids, tokenize
+from bert.data.inputs import as_text_or_pair, as_texts
 from bert.errors import UserError
 from bert.files import atomic_write
 from bert.inference.pretrained import Params, Pretrained, Text
+from bert.inference.text_generation import Continuation
+from bert.interchange.names import has_decoder
 from bert.model.encoder import Bert
+from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.wordpiece import keeps_spaces, token_text
 
@@ -85,15 +88,23 @@ class AttentionMap:
         return {"target tokens": self.rows, "source tokens": self.columns} if self.is_cross else {"tokens": self.rows}
 
 
-def compute_attention_map(model: Pretrained, text: Text) -> AttentionMap:
+def compute_attention_map(model: Pretrained, text: Text, target: str | Continuation | None = None) -> AttentionMap:
     """Attention of every layer and head over a text, or over a pair of texts given as a tuple.
 
+    Args:
+        model: of an encoder-decoder, the encoder unless there is a ``target``.
+        text: a text or a pair.
+        target: of an encoder-decoder: the text that it writes for the source ``text``, or what its `generate` gives
+            with ``details``. The map then is the cross-attention, when the whole target is read at once.
+
     Raises:
-        UserError: not a text or a pair of texts, or one of them is empty.
+        UserError: not a text or a pair of texts, one of them is empty, or a target for a model without a decoder.
     """
     text = as_text_or_pair(text, 1)
     if not all(part.strip() for part in ([text] if isinstance(text, str) else text)):
         raise UserError("the text is empty: give at least one word")
+    if target is not None:
+        return _compute_alignment(model, text, target)
     features, num_truncated = _cut(model, text)
     batch = features.batch(np.arange(1), len(features.ids), 1)
     encoder = Bert(model.config, add_pooling_layer=False)
@@ -107,6 +118,45 @@ def compute_attention_map(model: Pretrained, text: Text) -> AttentionMap:
     weights = jax.device_get(attentions(params, batch["input_ids"], batch["token_type_ids"]))
     tokens = AttentionTokens.from_ids(model.tokenizer, features.ids, batch["token_type_ids"][0], num_truncated)
     return AttentionMap(model.origin, tokens, tokens, np.stack([layer[0] for layer in weights]))
+
+
+def _compute_alignment(model: Pretrained, source: Text, target: str | Continuation) -> AttentionMap:
+    if not has_decoder(model.architecture):
+        raise UserError(f"{model.source} has no decoder ({model.architecture}): leave out the target")
+    if not isinstance(source, str):
+        raise UserError(f"the source is a pair of texts, and {model.source} reads one: pass one text")
+    tokenizer = model.target_tokenizer or model.tokenizer
+    special = special_ids(tokenizer)
+    whole = np.array([special.cls, *_target_ids(tokenizer, target, special.end)], np.int32)
+    longest = model.config.max_position_embeddings
+    read, predicted = whole[:-1][:longest], whole[1:][:longest]
+    features, num_truncated = _cut(model, source)
+    module = BertForSequenceToSequence(model.config)
+
+    @jax.jit
+    def attentions(params: Params, input_ids: jax.Array, target_ids: jax.Array) -> tuple[jax.Array, ...]:
+        apply: Callable[..., Any] = module.apply
+        return cast(
+            tuple[jax.Array, ...], apply({"params": params}, input_ids, target_ids, method=module.cross_attentions)
+        )
+
+    weights = jax.device_get(attentions(model.params, features.ids[None], read[None]))
+    return AttentionMap(
+        source=model.origin,
+        rows=AttentionTokens.from_ids(tokenizer, predicted, num_truncated=len(whole) - 1 - len(read)),
+        columns=AttentionTokens.from_ids(model.tokenizer, features.ids, num_truncated=num_truncated),
+        weights=np.stack([layer[0] for layer in weights]),
+    )
+
+
+def _target_ids(tokenizer: Tokenizer, target: str | Continuation, end: int) -> list[int]:
+    """The tokens that the model predicts, with the end of a text. Raises UserError for an empty text."""
+    if isinstance(target, Continuation):
+        return [*target.token_ids, *([end] if target.ended else [])]
+    [text] = as_texts(target, 1, "the target is a text: pass a string")
+    if not text.strip():
+        raise UserError("the target is empty: give at least one word")
+    return [*plain_ids(tokenizer, [text], literal=True)[0].tolist(), end]
 
 
 def _cut(model: Pretrained, text: Text) -> tuple[Features, int]:

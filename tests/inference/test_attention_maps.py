@@ -21,6 +21,7 @@ from tokenizers import Tokenizer, decoders, models
 
 import bert
 from bert.commands.attention import main
+from bert.config import ModelConfig
 from bert.inference.attention_maps import (
     AttentionMap,
     AttentionTokens,
@@ -29,8 +30,11 @@ from bert.inference.attention_maps import (
     write_html,
     write_png,
 )
+from bert.inference.pretrained import Pretrained
+from bert.inference.text_generation import Continuation
 from bert.model.attention import dot_product_attention
 from bert.tokenizer.byte_level import TRAINED_SPECIAL_TOKENS
+from bert.tokenizer.wordpiece import load_tokenizer
 
 HOSTILE = ["[CLS]", "</script><script>alert(1)</script>", "<!--", '"&amp;', "$x_$", "{{title}}", "\u2028", "[SEP]"]
 
@@ -167,6 +171,66 @@ def test_the_weights_are_the_models(pretrained) -> None:
     np.testing.assert_allclose(found.weights[0], weights[0], atol=1e-5)
 
 
+@pytest.fixture(scope="module")
+def encoder_decoder(tmp_path_factory) -> Pretrained:
+    """A model of random weights, with a vocabulary of its own for targets."""
+    config = ModelConfig(
+        vocab_size=12, decoder_vocab_size=9, decoder_layers=2, hidden_size=8, num_hidden_layers=1,
+        num_attention_heads=2, intermediate_size=8, max_position_embeddings=6, initializer_range=0.5,
+    )  # fmt: skip
+    tokenizers = []
+    for letters in ("abcdefg", "wxyz"):
+        file = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+        file.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]))
+        tokenizers.append(load_tokenizer(file))
+    ids = np.zeros((1, 2), np.int32)
+    params = jax.jit(bert.BertForSequenceToSequence(config).init)(jax.random.key(0), ids, ids)["params"]
+    return Pretrained(
+        config=config, params=params, tokenizer=tokenizers[0], target_tokenizer=tokenizers[1],
+        architecture="BertForSequenceToSequence", source="made",
+    )  # fmt: skip
+
+
+def test_an_alignment_has_the_weights_with_which_a_token_is_predicted(encoder_decoder) -> None:
+    model = encoder_decoder
+    found = compute_attention_map(model, "c a b", "w [SEP] y")  # a special token's name in a target is prose
+    assert found.columns.tokens == ["[CLS]", "c", "a", "b", "[SEP]"]
+    assert found.rows.tokens == ["w", *["[UNK]"] * 3, "y", "[SEP]"]
+    assert found.weights.shape == (2, 2, 6, 5) and found.is_cross
+    np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
+    source, target = np.array([[2, 7, 5, 6, 3]]), np.array([[2, 5, 1, 1, 1, 7]])
+    module = bert.BertForSequenceToSequence(model.config)
+    expected = module.apply({"params": model.params}, source, target, method=module.cross_attentions)
+    np.testing.assert_allclose(found.weights, np.concatenate(expected), atol=1e-6)
+    assert not compute_attention_map(model, "c a b").is_cross, "the encoder's own"
+
+
+def test_a_generated_target_is_shown_as_it_was_written(encoder_decoder) -> None:
+    ended = compute_attention_map(encoder_decoder, "c", Continuation("y w", 0.0, (7, 5), True))
+    cut = compute_attention_map(encoder_decoder, "c", Continuation("y w", 0.0, (7, 5), False))
+    assert (ended.rows.tokens, cut.rows.tokens) == (["y", "w", "[SEP]"], ["y", "w"])
+    np.testing.assert_allclose(ended.weights[:, :, :2], cut.weights, atol=1e-6)
+
+
+def test_both_sides_are_cut_where_the_position_table_ends(encoder_decoder) -> None:
+    found = compute_attention_map(encoder_decoder, "a b c d e f", "w x y z w x y")
+    assert [len(side) for side in found.sides.values()] == [6, 6]
+    assert [side.num_truncated for side in found.sides.values()] == [2, 2]
+    assert found.rows.tokens[-1] == "x" and found.columns.tokens[-1] == "[SEP]"
+
+
+def test_targets_that_cannot_be_shown_are_refused(encoder_decoder, pretrained) -> None:
+    for text, target, message in (
+        ("a", " ", "the target is empty: give at least one word"),
+        (("a", "b"), "w", "the source is a pair of texts, and made reads one: pass one text"),
+        ("a", 3, "the target is a text: pass a string"),
+    ):
+        with pytest.raises(bert.UserError, match=message):
+            compute_attention_map(encoder_decoder, text, target)
+    with pytest.raises(bert.UserError, match=r"has no decoder \(BertForPreTraining\): leave out the target"):
+        compute_attention_map(bert.load(pretrained), "ba", "ko")
+
+
 def test_byte_level_tokens_are_read_as_text() -> None:
     tokens = [*TRAINED_SPECIAL_TOKENS, "Ġthe", "caf", "Ã©"]
     tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, []))
@@ -184,11 +248,20 @@ def test_the_command(pretrained, tmp_path, capsys) -> None:
     assert "tokens beyond the model's 32 are cut" in capsys.readouterr().err
 
 
+def test_the_command_shows_an_alignment(encoder_decoder, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("bert.inference.loading.load", lambda source, say: encoder_decoder)
+    output = tmp_path / "page.html"
+    assert main(["made", "c a", "--target", "w x", "--output", str(output)]) == 0
+    assert "2 layers x 2 heads over 3 target tokens and 4 source tokens" in capsys.readouterr().out
+    assert json.loads(Page(output.read_text()).scripts[0])["rows"]["tokens"] == ["w", "x", "[SEP]"]
+
+
 def test_mistakes_are_one_sentence(pretrained, tmp_path, fails) -> None:
     run, page = str(pretrained), str(tmp_path / "page.html")
     assert "neither .html nor .png" in fails(main, run, "ba", "--output", str(tmp_path / "page.pdf"))
     assert "is not a folder" in fails(main, run, "ba", "--output", str(tmp_path / "absent" / "page.html"))
     assert "the text is empty" in fails(main, run, " ", "--output", page)
+    assert "has no decoder (BertForPreTraining): leave out" in fails(main, run, "ba", "--target", "x", "--output", page)
     assert "does not exist" in fails(main, str(tmp_path / "run"), "ba", "--output", page)
     Path(page).write_text("mine")
     assert "exists already" in fails(main, run, "ba", "--output", page)
