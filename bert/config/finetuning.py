@@ -202,6 +202,11 @@ class FinetuneConfig:
                 f"training.label_smoothing is {self.training.label_smoothing}, which is for pretraining with "
                 "data.prediction next: remove it"
             )
+        if self.training.tokens_per_batch is not None and self.training.tokens_per_batch < self.data.max_length:
+            raise UserError(
+                f"training.tokens_per_batch ({self.training.tokens_per_batch}) has no room for a row of "
+                f"data.max_length ({self.data.max_length}): raise the one or lower the other"
+            )
         self.training.check_attention(self.model.attention_probs_dropout_prob)
         if self.init is None:
             raise UserError(

@@ -61,6 +61,8 @@ class PretrainConfig:
         check_fields("", self)
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.distillation, self.training):
             part.check()
+        only_rows = "but pretraining has batches of training.batch_size rows: remove it"
+        check_unused("training.", self.training, only_rows, ["tokens_per_batch"])
         check_unused("model.", self.model, "but pretraining has no decoder: remove it", DECODER_KEYS)
         if self.init is None:  # else the model's settings come with the weights
             self.check_prediction()

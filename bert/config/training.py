@@ -76,6 +76,9 @@ class TrainingConfig:
     """Passes over the training rows, where training.steps is null."""
     batch_size: Positive = 32
     """Rows B of one optimizer step, over all devices."""
+    tokens_per_batch: Positive | None = None
+    """Fine-tuning: tokens of one optimizer step in place of batch_size, over all devices, padding included; a batch has
+    as many rows of about one length as fit. null takes batch_size rows, as evaluations do in any case."""
     eval_batch_size: Positive | None = None
     """Rows of one evaluation batch, over all devices; null takes batch_size."""
     gradient_accumulation_steps: Positive = 1
@@ -133,7 +136,7 @@ class TrainingConfig:
 
     def check_micro_batches(self, section: str) -> None:
         """Raises UserError if a batch cannot be split evenly."""
-        if self.batch_size % self.gradient_accumulation_steps:
+        if self.tokens_per_batch is None and self.batch_size % self.gradient_accumulation_steps:
             raise UserError(
                 f"{section}.batch_size ({self.batch_size}) is not divisible by "
                 f"{section}.gradient_accumulation_steps ({self.gradient_accumulation_steps}): change one of them"

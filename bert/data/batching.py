@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Protocol
 
 import numpy as np
 
@@ -31,12 +34,7 @@ def epoch_batches(
       seed, epoch: the key of the Philox stream that everything is drawn from.
       by_length: rows of a batch have similar lengths, which saves padding; otherwise they are a random sample.
     """
-    stream = np.random.Philox(key=np.array([seed, epoch], np.uint64))
-
-    def permutation(n: int) -> np.ndarray:
-        # Not Generator.permutation: NumPy promises the raw words for ever, not what its generators make of them.
-        return np.argsort(stream.random_raw(n), kind="stable")
-
+    permutation = _permutations(seed, epoch)
     order = permutation(len(lengths))
     # The remainder is taken before any sorting: a random sample, not the longest rows of the last window.
     whole = len(order) - len(order) % batch_size
@@ -50,6 +48,40 @@ def epoch_batches(
     if whole < len(order):
         batches.append(order[whole:])
     return batches
+
+
+def token_batches(
+    padded_lengths: np.ndarray, batch_sizes: Mapping[int, int], seed: int, epoch: int
+) -> list[np.ndarray]:
+    """Row numbers of each training batch of an epoch, whose number of rows depends on their length: every row once.
+
+    Rows of one length that do not fill a batch join those of the next one, so that every epoch has as many batches,
+    and at most one of them is smaller than its length allows.
+
+    Args:
+      padded_lengths: [R] length that each row is padded to.
+      batch_sizes: rows of a batch by their padded length.
+      seed, epoch: the key of the Philox stream that everything is drawn from.
+    """
+    permutation = _permutations(seed, epoch)
+    order = permutation(len(padded_lengths))
+    batches: list[np.ndarray] = []
+    left = order[:0]
+    for length, size in sorted(batch_sizes.items()):
+        rows = np.concatenate([left, order[padded_lengths[order] == length]])
+        whole = len(rows) - len(rows) % size
+        batches += list(rows[:whole].reshape(-1, size))
+        left = rows[whole:]
+    if len(left):
+        batches.append(left)
+    return [batches[number] for number in permutation(len(batches))]
+
+
+def _permutations(seed: int, epoch: int) -> Callable[[int], np.ndarray]:
+    """n -> the next random permutation of n numbers."""
+    stream = np.random.Philox(key=np.array([seed, epoch], np.uint64))
+    # Not Generator.permutation: NumPy promises the raw words for ever, not what its generators make of them.
+    return lambda n: np.argsort(stream.random_raw(n), kind="stable")
 
 
 def evaluation_batches(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
@@ -69,42 +101,131 @@ def local_slice(batch: dict[str, np.ndarray], process: tuple[int, int]) -> dict[
     return {name: share(array) for name, array in batch.items()}
 
 
-class FinetuningLoader:
-    """Step -> its batch, padded to a bucket; the smaller batch at an epoch's end is filled with rows of no weight.
+class TrainingBatches(Protocol):
+    """The training batches of every epoch."""
 
-    Of several hosts, each has its own rows of it.
+    @property
+    def mean_rows(self) -> float | None:
+        """Rows of the mean batch, if batches have different numbers of rows."""
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+
+    def epoch(self, epoch: int) -> list[np.ndarray]:
+        """Row numbers of each batch."""
+
+    def padded_rows(self, length: int) -> int:
+        """B of a batch that is padded to a length: its rows, and rows of no weight."""
+
+
+@dataclass(frozen=True)
+class RowBatches:
+    """Batches of ``batch_size`` rows, the last one of an epoch smaller (`epoch_batches`)."""
+
+    lengths: np.ndarray
+    batch_size: int
+    seed: int
+    by_length: bool = True
+    mean_rows: float | None = None
+
+    def __len__(self) -> int:
+        return -(-len(self.lengths) // self.batch_size)
+
+    def epoch(self, epoch: int) -> list[np.ndarray]:
+        return epoch_batches(self.lengths, self.batch_size, self.seed, epoch, self.by_length)
+
+    def padded_rows(self, length: int) -> int:
+        return self.batch_size
+
+
+@dataclass(frozen=True)
+class TokenBatches:
+    """Batches of as many rows as their padded length allows (`token_batches`).
+
+    The number of devices and micro-batches, whose product is ``multiple``, only changes how many rows of no weight fill
+    a batch.
+    """
+
+    padded_lengths: np.ndarray
+    batch_sizes: Mapping[int, int]
+    seed: int
+    multiple: int
+
+    def __len__(self) -> int:
+        return self._batches_per_epoch
+
+    @cached_property
+    def _batches_per_epoch(self) -> int:
+        return len(self.epoch(0))
+
+    @property
+    def mean_rows(self) -> float | None:
+        return len(self.padded_lengths) / len(self)
+
+    def epoch(self, epoch: int) -> list[np.ndarray]:
+        return token_batches(self.padded_lengths, self.batch_sizes, self.seed, epoch)
+
+    def padded_rows(self, length: int) -> int:
+        return -(-self.batch_sizes[length] // self.multiple) * self.multiple
+
+
+def make_batches(features: Rows, config: FinetuneConfig, row_shares: int, by_length: bool) -> TrainingBatches:
+    """The training batches that a configuration asks for.
+
+    Args:
+      row_shares: in how many shares the devices divide the rows of a batch.
+      by_length: see `epoch_batches`; batches by tokens always have rows of similar lengths.
+    """
+    training, data = config.training, config.data
+    if training.tokens_per_batch is None:
+        return RowBatches(features.lengths, training.batch_size, config.seed, by_length)
+    one_row = features.batch(np.arange(1), int(features.lengths[0]), 1)["input_ids"]
+    sequences = math.prod(one_row.shape[:-1])  # several in a row with choices
+    lengths, rows = np.unique(features.lengths, return_inverse=True)
+    padded = [bucket_length(int(length), data.buckets, data.max_length) for length in lengths]
+    sizes = {length: max(training.tokens_per_batch // (length * sequences), 1) for length in padded}
+    multiple = row_shares * training.gradient_accumulation_steps
+    return TokenBatches(np.array(padded)[rows], sizes, config.seed, multiple)
+
+
+class FinetuningLoader:
+    """Step -> its batch, padded to a bucket, and filled up with rows of no weight.
+
+    Of several hosts, each has its own rows of it. Batches of different numbers of rows have ``mean_rows`` [B] as well,
+    which adds up to the rows of the mean batch.
     """
 
     def __init__(
-        self, features: Rows, config: FinetuneConfig, process: tuple[int, int], by_length: bool = True
+        self, features: Rows, config: FinetuneConfig, process: tuple[int, int], batches: TrainingBatches
     ) -> None:
-        self._features, self._config, self._process = features, config, process
-        self._lengths = features.lengths
-        self._size = config.training.batch_size
-        self.micro_batches = config.training.gradient_accumulation_steps
-        self._epoch = lru_cache(maxsize=2)(
-            lambda epoch: epoch_batches(self._lengths, self._size, config.seed, epoch, by_length)
-        )
+        self._features, self._config, self._process, self._batches = features, config, process, batches
+        self._steps_per_epoch = len(batches)
+        self._epoch = lru_cache(maxsize=2)(batches.epoch)
 
     def row_indices(self, step: int) -> np.ndarray:
         """[B] indices of this host's rows of a batch."""
         index, count = self._process
-        share = self._size // count
-        return self._all_rows(step)[index * share : (index + 1) * share]
+        rows = self._all_rows(step)
+        share = self._batches.padded_rows(self._padded_length(rows)) // count
+        return rows[index * share : (index + 1) * share]
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
-        rows, data = self._all_rows(step), self._config.data
-        length = bucket_length(int(self._lengths[rows].max()), data.buckets, data.max_length)
-        batch = {**self._features.batch(rows, length, self._size), "rows": np.arange(self._size, dtype=np.int32)}
+        rows = self._all_rows(step)
+        length = self._padded_length(rows)
+        size = self._batches.padded_rows(length)
+        batch = {**self._features.batch(rows, length, size), "rows": np.arange(size, dtype=np.int32)}
+        if self._batches.mean_rows is not None:
+            batch["mean_rows"] = np.full(size, self._batches.mean_rows / size, np.float32)
         return local_slice(batch, self._process)
 
     def lengths(self, step: int) -> list[int]:
         """Padded lengths of the batches of the epoch to which a step belongs."""
-        data, epoch = self._config.data, step // -(-len(self._features) // self._size)
-        return [
-            bucket_length(int(self._lengths[rows].max()), data.buckets, data.max_length) for rows in self._epoch(epoch)
-        ]
+        return [self._padded_length(rows) for rows in self._epoch(step // self._steps_per_epoch)]
+
+    def _padded_length(self, rows: np.ndarray) -> int:
+        data, longest = self._config.data, int(self._features.lengths[rows].max())
+        return bucket_length(longest, data.buckets, data.max_length)
 
     def _all_rows(self, step: int) -> np.ndarray:
-        epoch, index = divmod(step, -(-len(self._features) // self._size))
+        epoch, index = divmod(step, self._steps_per_epoch)
         return self._epoch(epoch)[index]

@@ -26,11 +26,13 @@ class Parallelism(Protocol):
     Attributes:
         axis: name of the axis that a body adds over; None where the compiler adds by itself.
         process: (index, count) of this host's share of the rows of every batch, of all shares.
+        row_shares: in how many shares the devices divide the rows of a batch.
         steps_in_flight: how many steps may have been started and not waited for.
     """
 
     axis: str | None
     process: tuple[int, int]
+    row_shares: int
     steps_in_flight: int
 
     def describe(self) -> str:
@@ -106,13 +108,14 @@ class PmapParallelism:
         if jax.process_count() > 1:
             raise UserError(f"{jax.process_count()} hosts take part, which takes a mesh: set training.mesh")
         self.devices = list(local_devices() if devices is None else devices)
+        self.row_shares = len(self.devices)
         self._sharding = NamedSharding(Mesh(np.array(self.devices), (AXIS,)), PartitionSpec(AXIS))
 
     def describe(self) -> str:
         return f"{len(self.devices)} x {self.devices[0].device_kind}"
 
     def check_batch(self, name: str, batch_size: int, micro_batches: int = 1) -> None:
-        _check_batch(name, batch_size, len(self.devices), "devices", micro_batches)
+        _check_batch(name, batch_size, self.row_shares, "devices", micro_batches)
 
     def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
         """The body, run on every device at once; inside it `jax.lax.psum(x, AXIS)` adds over devices."""
@@ -167,7 +170,7 @@ class MeshParallel:
         check_mesh(shape, len(devices))
         self.shape, self.cudnn_head = shape, max_cudnn_head_dim(devices)
         self.mesh = Mesh(np.array(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-        self.process = _host_shard(self.mesh, name)
+        self.process, self.row_shares = _host_shard(self.mesh, name), shape[0] * shape[1]
         # gloo, which connects CPUs of several hosts, may let two steps wait for each other.
         self._gloo = jax.process_count() > 1 and devices[0].platform == "cpu"
         self.steps_in_flight = 0 if self._gloo else 2
@@ -183,7 +186,7 @@ class MeshParallel:
         )
 
     def check_batch(self, name: str, batch_size: int, micro_batches: int = 1) -> None:
-        _check_batch(name, batch_size, self.shape[0] * self.shape[1], "shares of rows (data x fsdp)", micro_batches)
+        _check_batch(name, batch_size, self.row_shares, "shares of rows (data x fsdp)", micro_batches)
 
     def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
         """Compiles `body` over global arrays. State outputs are sharded by the rules in `sharding.py`; everything

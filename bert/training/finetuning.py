@@ -95,8 +95,7 @@ def train(setup: Setup, say: Log) -> BestCheckpoint:
         state = _initialize(setup, checkpoints, say)
         if run.is_writer:
             _print_summary(state.params, setup)
-        by_length = LOSSES[task.loss].by_length and not config.language_model_weight
-        loader = FinetuningLoader(setup.train, config, parallel.process, by_length)
+        loader = FinetuningLoader(setup.train, config, parallel.process, setup.batches)
         train_step = compile_bucketed_train_step(
             setup.objective, setup.optimizer, config.seed, config.training.dropout_rng, parallel
         )
@@ -153,8 +152,6 @@ def _print_summary(params: Params, setup: Setup) -> None:
     parameters = f"{count_parameters(params):,}"
     if setup.frozen is not None:
         parameters += f", of which {count_parameters(trainable):,} are trained"
-    batch_size, length = config.training.batch_size, config.data.max_length
-    epochs = total_steps / -(-len(setup.train) // batch_size)
     longest = config.model.max_position_embeddings
     progress.print_table(
         [
@@ -163,11 +160,19 @@ def _print_summary(params: Params, setup: Setup) -> None:
             *cut_facts(task, setup.init_model.tokenizer, examples, rows, config.data, longest),
             ("parameters", parameters),
             ("devices", setup.parallel.describe()),
-            ("tokens per step", f"up to {batch_size * length:,} ({batch_size} x {length}, padded to buckets)"),
-            ("steps", f"{total_steps:,} ({epochs:.1f} epochs)"),
+            ("tokens per step", _tokens_per_step(config)),
+            ("steps", f"{total_steps:,} ({total_steps / len(setup.batches):.1f} epochs)"),
             ("optimizer", describe_decay(trainable, config.optimizer)),
         ]
     )
+
+
+def _tokens_per_step(config: FinetuneConfig) -> str:
+    """A cell of that table."""
+    training, length = config.training, config.data.max_length
+    if training.tokens_per_batch is not None:
+        return f"up to {training.tokens_per_batch:,}, in as many rows as fit"
+    return f"up to {training.batch_size * length:,} ({training.batch_size} x {length}, padded to buckets)"
 
 
 def _trainable(params: Params, frozen: Callable[[ParameterPath], bool] | None) -> Params:

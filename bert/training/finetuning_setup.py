@@ -12,6 +12,7 @@ import optax
 from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, ModelConfig
+from bert.data.batching import TrainingBatches, make_batches
 from bert.data.features import Rows
 from bert.errors import UserError, require
 from bert.inference.loading import load
@@ -63,6 +64,7 @@ class Setup:
         model: the encoder with the task's head, as it is trained.
         frozen: path of a parameter -> whether it is not trained; None if all are.
         evaluator: outputs of a split.
+        batches: of the training rows.
     """
 
     run: RunFolder[FinetuneConfig]
@@ -75,6 +77,7 @@ class Setup:
     objective: Objective
     optimizer: optax.GradientTransformation
     evaluator: TaskEvaluator
+    batches: TrainingBatches
     total_steps: int
 
     @property
@@ -107,17 +110,20 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
         )
     splits = {name: Split(split, task.features(init_model.tokenizer, split, data)) for name, split in examples.items()}
     train = splits["train"].features
-    config = _resolve_defaults(dataclasses.replace(run.config, data=data, model=init_model.config), len(train))
+    config = dataclasses.replace(run.config, data=data, model=init_model.config)
     config.check_model()
     frozen = make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers)
     model, apply, objective = _build_model_and_objective(task, config, frozen)
     parallel = make_parallelism(config.training, config.model)
     _check_batches(parallel, config)
+    by_length = LOSSES[task.loss].by_length and not config.language_model_weight
+    batches = make_batches(train, config, parallel.row_shares, by_length)
+    config = _resolve_defaults(config, len(batches))
     run = run.save_config(config)  # before other files: a folder without config.yaml belongs to no run
     run.check_data(train.digest())
     if run.is_writer:
         save_tokenizer(init_model.tokenizer, run.path)
-    total_steps = num_train_steps(config.training, len(train))
+    total_steps = num_train_steps(config.training, len(batches))
     return Setup(
         run,
         parallel,
@@ -129,6 +135,7 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
         objective,
         make_optimizer(config.optimizer, total_steps, frozen),
         TaskEvaluator(apply, LOSSES[task.loss], parallel, config),
+        batches,
         total_steps,
     )
 
@@ -146,9 +153,8 @@ def _build_model_and_objective(
     return both, apply, classifier_objective(loss, make_apply(both, frozen), factor, vocab_size)
 
 
-def _resolve_defaults(config: FinetuneConfig, num_train_rows: int) -> FinetuneConfig:
+def _resolve_defaults(config: FinetuneConfig, steps_per_epoch: int) -> FinetuneConfig:
     training = config.training
-    steps_per_epoch = -(-num_train_rows // training.batch_size)
     training = dataclasses.replace(
         training,
         eval_every=training.eval_every or steps_per_epoch,
@@ -160,7 +166,8 @@ def _resolve_defaults(config: FinetuneConfig, num_train_rows: int) -> FinetuneCo
 def _check_batches(parallel: Parallelism, config: FinetuneConfig) -> None:
     """Raises UserError if the devices cannot share the batches."""
     training = config.training
-    parallel.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
+    if training.tokens_per_batch is None:
+        parallel.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
     parallel.check_batch("training.eval_batch_size", training.rows_per_evaluation)
 
 

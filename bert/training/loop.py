@@ -251,9 +251,8 @@ def count_parameters(params: Any) -> int:
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
 
 
-def num_train_steps(config: TrainingConfig, rows: int) -> int:
-    """Steps of a run over ``rows`` training rows: `training.steps`, or `training.epochs` passes."""
+def num_train_steps(config: TrainingConfig, steps_per_epoch: int) -> int:
+    """Steps of a run: `training.steps`, or `training.epochs` passes."""
     if config.steps is not None:
         return config.steps
-    per_epoch = -(-rows // config.batch_size)
-    return max(1, round(require(config.epochs, "training.epochs") * per_epoch))
+    return max(1, round(require(config.epochs, "training.epochs") * steps_per_epoch))

@@ -120,7 +120,8 @@ def open_phases(
     phases: list[PhaseData] = []
     num_rows_read: Counter[Path] = Counter()
     train_rows = [open_rows(examples.train) for examples in datasets]
-    spans = resolve_phases(config, num_train_steps(config.training, len(train_rows[0])))
+    steps_per_epoch = -(-len(train_rows[0]) // config.training.batch_size)
+    spans = resolve_phases(config, num_train_steps(config.training, steps_per_epoch))
     for phase, examples, rows in zip(spans, datasets, train_rows, strict=True):
         batch_size = phase.config.training.batch_size
         loader = PretrainingLoader(

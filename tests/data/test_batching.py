@@ -5,9 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bert.data.batching import BATCHES_A_WINDOW, bucket_length, epoch_batches, evaluation_batches
-from bert.data.features import Features
-from bert.training.losses import LOSSES
+from bert.config import FinetuneConfig, TaskDataConfig, TrainingConfig
+from bert.data.batching import (
+    BATCHES_A_WINDOW,
+    FinetuningLoader,
+    bucket_length,
+    epoch_batches,
+    evaluation_batches,
+    make_batches,
+    token_batches,
+)
+from bert.data.features import ChoiceFeatures, Features
+from bert.training.losses import LOSSES, task_objective
+from bert.training.step import compute_gradients
 
 
 def test_the_smallest_bucket_that_holds_the_length():
@@ -85,6 +95,90 @@ def test_the_last_smaller_batch_is_a_random_sample():
     last = [epoch_batches(lengths, 8, seed=0, epoch=epoch)[-1] for epoch in range(200)]
     assert all(len(batch) == 3 for batch in last)
     assert abs(np.mean([lengths[batch].mean() for batch in last]) - lengths.mean()) < 2
+
+
+def random_rows(count: int, longest: int = 60) -> Features:
+    """Rows of 3 tokens and more, whose label is a number of their own."""
+    lengths = np.random.default_rng(0).integers(3, longest, count)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    labels = np.random.default_rng(1).standard_normal(count).astype(np.float32)
+    return Features(np.ones(offsets[-1], np.int32), offsets, lengths.astype(np.int32), labels)
+
+
+def config_by_tokens(tokens: int, **training) -> FinetuneConfig:
+    """Of rows of up to 64 tokens, in buckets of 16 and 32 as well."""
+    data = TaskDataConfig(dir="unused", max_length=64, buckets=[32, 16])
+    return FinetuneConfig(data=data, training=TrainingConfig(epochs=1, tokens_per_batch=tokens, **training), seed=3)
+
+
+def token_loader(features: Features | ChoiceFeatures, tokens: int, row_shares: int = 1, **training) -> FinetuningLoader:
+    config = config_by_tokens(tokens, **training)
+    return FinetuningLoader(features, config, (0, 1), make_batches(features, config, row_shares, by_length=True))
+
+
+def test_batches_by_tokens_by_hand():
+    """Five rows of 8 and two of 16: the row of 8 that fills no batch joins those of 16.
+
+    A changed order would resume old runs on other rows: change the last line only on purpose.
+    """
+    padded = np.array([8, 16, 8, 8, 16, 8, 8])
+    for epoch in range(5):
+        batches = token_batches(padded, {8: 4, 16: 2}, seed=0, epoch=epoch)
+        assert sorted(np.concatenate(batches)) == list(range(7))
+        assert sorted(padded[batch].tolist() for batch in batches) == [[8, 8, 8, 8], [8, 16], [16]]
+    batches = token_batches(padded, {16: 2, 8: 4}, seed=0, epoch=0)
+    assert [batch.tolist() for batch in batches] == [[4], [6, 1], [0, 2, 5, 3]]
+
+
+def test_an_epoch_by_tokens_holds_every_row_once_in_as_many_batches():
+    features = random_rows(1003)
+    batches = make_batches(features, config_by_tokens(512), 1, by_length=True)
+    epochs = [batches.epoch(epoch) for epoch in range(3)]
+    assert {len(epoch) for epoch in epochs} == {len(batches)}
+    for epoch in epochs:
+        assert sorted(np.concatenate(epoch)) == list(range(1003))
+        tokens = [bucket_length(int(features.lengths[rows].max()), [16, 32], 64) * len(rows) for rows in epoch]
+        assert sorted(tokens)[1:] == [512] * (len(epoch) - 1), "all but one batch are full"
+    assert not np.array_equal(np.concatenate(epochs[0]), np.concatenate(epochs[1]))
+
+
+def test_devices_and_micro_batches_change_nothing_but_the_rows_of_no_weight():
+    features = random_rows(200)
+    one, many = token_loader(features, 200), token_loader(features, 200, 4, gradient_accumulation_steps=2)
+    shapes = set()
+    for step in range(30):
+        ours, theirs = one.batch(step), many.batch(step)
+        rows = int(ours["weights"].sum())
+        assert len(theirs["weights"]) % 8 == 0 and theirs["weights"].sum() == rows
+        np.testing.assert_array_equal(ours["input_ids"][:rows], theirs["input_ids"][:rows])
+        np.testing.assert_array_equal(one.row_indices(step), many.row_indices(step))
+        assert ours["mean_rows"].sum() == pytest.approx(theirs["mean_rows"].sum())
+        assert ours["input_ids"].size <= 200
+        shapes.add(ours["input_ids"].shape)
+    assert shapes == {(12, 16), (6, 32), (3, 64)}, "one program for each length"
+
+
+def test_rows_of_batches_by_tokens_weigh_alike():
+    """The mean gradient over an epoch is that of all rows at once, although batches have 3 to 12 rows."""
+    features = random_rows(100)
+    loader = token_loader(features, 200)
+
+    def apply(params, batch, dropout):  # long rows have other outputs than short ones
+        return params * batch["attention_mask"].sum(axis=1, keepdims=True)
+
+    objective = task_objective(LOSSES["mean_squared_error"], apply)
+    gradients = []
+    for step in range(len(loader.lengths(0))):
+        batch = {name: array[None] for name, array in loader.batch(step).items()}
+        gradients.append(compute_gradients(np.float32(0.01), batch, objective, lambda rows: None, axis=None)[0])
+    errors = 0.01 * features.lengths - features.labels
+    assert np.mean(gradients) == pytest.approx(np.mean(2 * errors * features.lengths), rel=1e-5)
+
+
+def test_all_choices_of_a_row_count():
+    choices = ChoiceFeatures(random_rows(40, longest=16), np.arange(0, 41, 4), np.zeros(10, np.int32))
+    assert token_loader(choices, 192).batch(0)["input_ids"].shape == (3, 4, 16)
+    assert token_loader(choices, 64).batch(0)["input_ids"].shape == (1, 4, 16)
 
 
 def test_evaluation_holds_every_row_once_sorted_by_length():

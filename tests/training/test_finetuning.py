@@ -146,6 +146,33 @@ def test_an_interrupted_run_ends_the_same(finetuned, pretrained, sst2, tmp_path,
     assert (folder / "predictions" / "dev.tsv").read_bytes() == (finetuned / "predictions" / "dev.tsv").read_bytes()
 
 
+BY_TOKENS = ("--config=sst2", "--data.max_length=32", "--data.buckets=[8,32]", "--training.tokens_per_batch=64")
+
+
+def test_batches_by_tokens_resume_within_an_epoch(pretrained, sst2, tmp_path, monkeypatch, capsys) -> None:
+    import signal
+
+    from bert.data.batching import FinetuningLoader
+
+    given = [*BY_TOKENS, f"--init={pretrained}", f"--data.dir={sst2}", "--training.epochs=2"]
+    assert main([*given, f"--output_dir={tmp_path / 'whole'}"]) == 0
+    assert "up to 64, in as many rows as fit" in capsys.readouterr().out
+    batch = FinetuningLoader.batch
+
+    def interrupt(self, step):
+        if step == 5:
+            signal.raise_signal(signal.SIGTERM)
+        return batch(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FinetuningLoader, "batch", interrupt)
+        assert main([*given, f"--output_dir={tmp_path / 'run'}"]) == 143
+    assert main([*given, f"--output_dir={tmp_path / 'run'}"]) == 0
+    assert lines_of(tmp_path / "run") == lines_of(tmp_path / "whole")
+    evaluated = [line["step"] for line in lines_of(tmp_path / "run") if line["split"] == "eval"]
+    assert len(evaluated) == 2 and evaluated[1] == 2 * evaluated[0] > 10
+
+
 def test_scores_do_not_depend_on_the_evaluation_batch(finetuned: Path, pretrained: Path, sst2: Path, tmp_path) -> None:
     assert run(tmp_path / "run", sst2, f"--init={pretrained}", "--training.eval_batch_size=5") == 0
     for ours, theirs in zip(lines_of(tmp_path / "run"), lines_of(finetuned), strict=True):
@@ -286,6 +313,8 @@ def test_errors_of_data_and_start(pretrained: Path, finetuned: Path, sst2: Path,
     assert "but the vocabulary comes with init: remove it" in fine(sst2, f"--init={pretrained}", "--tokenizer.path=x")
     assert "holds a pretraining run" in fine(sst2, f"--init={pretrained}", folder=pretrained)
     assert "position table" in fine(sst2, f"--init={pretrained}", "--data.max_length=64")
+    too_few = fine(sst2, f"--init={pretrained}", "--data.max_length=32", "--training.tokens_per_batch=31")
+    assert "training.tokens_per_batch (31) has no room for a row of data.max_length (32)" in too_few
     assert "choose one of sst2, mrpc" in fine(sst2, f"--init={pretrained}", "--task=xyz")
     bad = tmp_path / "bad"
     shutil.copytree(sst2, bad)

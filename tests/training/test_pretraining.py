@@ -293,6 +293,13 @@ def test_embeddings_alone_are_those_of_encode(pretrained: Path) -> None:
     assert model.embed([]).shape == (0, 16)
 
 
+def test_batches_by_tokens_are_for_fine_tuning(corpus: Path, tmp_path: Path, fails) -> None:
+    given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", "--training.tokens_per_batch=4096"]
+    assert "training.tokens_per_batch is 4096, but pretraining has batches of training.batch_size" in fails(
+        main, *given
+    )
+
+
 def test_errors_of_the_corpus(tmp_path: Path, fails) -> None:
     def run(name: str, content: bytes | None, *more: str) -> str:
         file = tmp_path / name
