@@ -63,6 +63,8 @@ class PretrainConfig:
             part.check()
         only_rows = "but pretraining has batches of training.batch_size rows: remove it"
         check_unused("training.", self.training, only_rows, ["tokens_per_batch"])
+        no_best = "but pretraining keeps its last parameters: remove it"
+        check_unused("training.", self.training, no_best, ["average_checkpoints"])
         check_unused("model.", self.model, "but pretraining has no decoder: remove it", DECODER_KEYS)
         if self.init is None:  # else the model's settings come with the weights
             self.check_prediction()

@@ -114,6 +114,9 @@ class TrainingConfig:
     """Steps between two evaluations; null: at every epoch in fine-tuning, at every checkpoint in pretraining."""
     checkpoint_every: Positive = 1000
     """Steps between two checkpoints."""
+    average_checkpoints: Positive = 1
+    """Fine-tuning: evaluate, choose and keep the mean of the parameters at so many last evaluations, in place of the
+    parameters at the last one; 5 in the Transformer's base models."""
     max_to_keep: Positive | None = None
     """Checkpoints kept that a run can resume from, the newest ones; null: 3 in pretraining, 1 in fine-tuning, which
     keeps the parameters of the best checkpoint besides."""

@@ -27,6 +27,7 @@ from bert.runtime.profiling import make_profiler
 from bert.tasks.base import Outputs
 from bert.tasks.splits import cut_facts, label_facts, read_splits
 from bert.training.assembly import build_task_model, make_apply
+from bert.training.averaging import with_average
 from bert.training.evaluation import (
     DevEvaluator,
     EarlyStopping,
@@ -92,7 +93,8 @@ def train(setup: Setup, say: Log) -> BestCheckpoint:
         shared_run.make_checkpointer(run, say) as checkpoints,
         make_profiler(config.profile and run.is_writer, run.path, say) as profiler,
     ):
-        state = _initialize(setup, checkpoints, say)
+        states, average = with_average(checkpoints, config.training.average_checkpoints)
+        state = _initialize(setup, states, say)
         if run.is_writer:
             _print_summary(state.params, setup)
         loader = FinetuningLoader(setup.train, config, parallel.process, setup.batches)
@@ -113,7 +115,8 @@ def train(setup: Setup, say: Log) -> BestCheckpoint:
                 loss_factors=setup.objective.factors,
                 evaluate=evaluate,
                 parallel=parallel,
-                checkpoints=checkpoints,
+                checkpoints=states,
+                average=average,
                 report=report,
                 interrupts=interrupts,
                 early_stopping=early_stopping,

@@ -23,6 +23,7 @@ from bert.runs.skipped_steps import SkippedStep, nonfinite_error_message
 from bert.runtime.interrupts import EvaluationInterrupted, Interrupted, InterruptHandler
 from bert.runtime.malloc import release_free_memory
 from bert.runtime.profiling import StepProfiler
+from bert.training.averaging import ParameterAverage
 from bert.training.evaluation import EarlyStopping, compute_means
 from bert.training.step import StepMetrics, TrainState
 
@@ -64,6 +65,7 @@ class TrainLoop:
         early_stopping: None for a run to ``end_step`` that keeps no best checkpoint.
         profiler: None for no trace.
         loss_factors: those of the `Objective`, for the log.
+        average: whose mean is evaluated in place of the parameters that are trained; None for these.
     """
 
     config: TrainingConfig
@@ -79,6 +81,7 @@ class TrainLoop:
     early_stopping: EarlyStopping | None = None
     profiler: StepProfiler | None = None
     loss_factors: Mapping[str, float] = field(default_factory=dict)
+    average: ParameterAverage | None = None
 
     def __post_init__(self) -> None:
         self._in_flight: collections.deque[tuple[int, StepMetrics]] = collections.deque()
@@ -92,7 +95,8 @@ class TrainLoop:
             Interrupted: after a signal; the state is saved by the time that the checkpointer is closed.
             UserError: too many consecutive steps were skipped, or data cannot be read; the state is saved.
         """
-        self._step = self._saved_step = int(state.step)
+        self._step = int(state.step)
+        self._saved_step: int | None = self._step
         self._state = self.parallel.put_state(state)
         self._evaluate_if_missing()
         if not self._has_ended():
@@ -101,6 +105,7 @@ class TrainLoop:
             self._advance()
             if self._is_due(self.config.log_every):
                 self._log()
+            self._update_average()
             if self._is_due(self.config.checkpoint_every):
                 self._save()
             if self._too_many_skipped is not None:
@@ -127,8 +132,16 @@ class TrainLoop:
         """Evaluates a restored state if a signal or a kill came between its checkpoint and its evaluation."""
         is_due = self._step > 0 and self._is_due(self._eval_every)
         if is_due and not broadcast_from_main(partial(self.report.evaluated, self._step)):
+            self._update_average()
             self._run_evaluation()
             self._raise_if_interrupted()
+
+    def _update_average(self) -> None:
+        """Adds the parameters of a step that is due for evaluation, before its state is saved."""
+        if self.average is not None and self._is_due(self._eval_every):
+            with self._timer.paused():
+                if self.average.add(self._step, self.parallel.to_host(self._state.params)):
+                    self._saved_step = None
 
     def _load_batch(self) -> None:
         with self._saved_on_error():
@@ -208,7 +221,7 @@ class TrainLoop:
     def _run_evaluation(self) -> None:
         with self._timer.paused(), self._saved_on_error():
             try:
-                metrics = self.evaluate(self._state.params)
+                metrics = self.evaluate(self._evaluated_params())
             except EvaluationInterrupted:
                 return
         if self.early_stopping is not None and self.early_stopping.update(self._step, metrics):
@@ -216,6 +229,10 @@ class TrainLoop:
             self.checkpoints.set_best(self._step)
         release_free_memory()
         self.report.metrics(self._step, "eval", metrics)  # last: a resumed run repeats all if this line is missing
+
+    def _evaluated_params(self) -> Any:
+        """On the devices."""
+        return self._state.params if self.average is None else self.parallel.put_state(self.average.mean)
 
     def _raise_if_interrupted(self) -> None:
         if self.interrupts.signal_number is not None:

@@ -19,7 +19,7 @@ from bert.commands.finetune import COLLAPSED, _show, main
 from bert.commands.predict import main as predict
 from bert.inference.new_inputs import LINES_AT_ONCE, lines_as_they_come
 from tests.conftest import SMALL_MODEL
-from tests.helpers import lines_of, run
+from tests.helpers import lines_of, run, state_of
 
 
 def test_a_run_leaves_scores_predictions_and_its_best_checkpoint(finetuned: Path, pretrained: Path) -> None:
@@ -146,15 +146,19 @@ def test_an_interrupted_run_ends_the_same(finetuned, pretrained, sst2, tmp_path,
     assert (folder / "predictions" / "dev.tsv").read_bytes() == (finetuned / "predictions" / "dev.tsv").read_bytes()
 
 
-BY_TOKENS = ("--config=sst2", "--data.max_length=32", "--data.buckets=[8,32]", "--training.tokens_per_batch=64")
-
-
-def test_batches_by_tokens_resume_within_an_epoch(pretrained, sst2, tmp_path, monkeypatch, capsys) -> None:
+def test_token_batches_and_a_mean_of_checkpoints_survive_an_interruption(
+    pretrained, sst2, tmp_path, monkeypatch, capsys
+) -> None:
+    """Interrupted within an epoch and within the window of the mean, the run ends as if it had not been."""
     import signal
+
+    import jax
 
     from bert.data.batching import FinetuningLoader
 
-    given = [*BY_TOKENS, f"--init={pretrained}", f"--data.dir={sst2}", "--training.epochs=2"]
+    given = ["--config=sst2", "--data.max_length=32", "--data.buckets=[8,32]", "--training.tokens_per_batch=64",
+             "--training.epochs=2", "--training.eval_every=3", "--training.average_checkpoints=2",
+             f"--init={pretrained}", f"--data.dir={sst2}"]  # fmt: skip
     assert main([*given, f"--output_dir={tmp_path / 'whole'}"]) == 0
     assert "up to 64, in as many rows as fit" in capsys.readouterr().out
     batch = FinetuningLoader.batch
@@ -169,8 +173,15 @@ def test_batches_by_tokens_resume_within_an_epoch(pretrained, sst2, tmp_path, mo
         assert main([*given, f"--output_dir={tmp_path / 'run'}"]) == 143
     assert main([*given, f"--output_dir={tmp_path / 'run'}"]) == 0
     assert lines_of(tmp_path / "run") == lines_of(tmp_path / "whole")
-    evaluated = [line["step"] for line in lines_of(tmp_path / "run") if line["split"] == "eval"]
-    assert len(evaluated) == 2 and evaluated[1] == 2 * evaluated[0] > 10
+    ours, theirs = state_of(tmp_path / "run"), state_of(tmp_path / "whole")
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    *_, before, last = (line["step"] for line in lines_of(tmp_path / "run") if line["split"] == "eval")
+    assert ours["steps"].tolist() == [before, last]
+    jax.tree.map(np.testing.assert_array_equal, ours["window"]["1"], ours["trained"]["params"])
+    mean = jax.tree.map(lambda a, b: ((a.astype(float) + b) / 2).astype(np.float32), *ours["window"].values())
+    jax.tree.map(np.testing.assert_array_equal, ours["params"], mean)
+    best = [path for path in (tmp_path / "run" / "checkpoints").iterdir() if (path / "PARAMS_ONLY").exists()]
+    assert len(best) <= 1, "the window takes no checkpoints of its own"
 
 
 def test_scores_do_not_depend_on_the_evaluation_batch(finetuned: Path, pretrained: Path, sst2: Path, tmp_path) -> None:

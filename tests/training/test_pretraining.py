@@ -293,11 +293,12 @@ def test_embeddings_alone_are_those_of_encode(pretrained: Path) -> None:
     assert model.embed([]).shape == (0, 16)
 
 
-def test_batches_by_tokens_are_for_fine_tuning(corpus: Path, tmp_path: Path, fails) -> None:
-    given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", "--training.tokens_per_batch=4096"]
-    assert "training.tokens_per_batch is 4096, but pretraining has batches of training.batch_size" in fails(
-        main, *given
-    )
+def test_batches_by_tokens_and_a_mean_of_checkpoints_are_for_fine_tuning(corpus, tmp_path: Path, fails) -> None:
+    given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}"]
+    batches = fails(main, *given, "--training.tokens_per_batch=4096")
+    assert "training.tokens_per_batch is 4096, but pretraining has batches of training.batch_size" in batches
+    mean = fails(main, *given, "--training.average_checkpoints=2")
+    assert "training.average_checkpoints is 2, but pretraining keeps its last parameters: remove it" in mean
 
 
 def test_errors_of_the_corpus(tmp_path: Path, fails) -> None:
