@@ -193,9 +193,10 @@ def test_a_pretraining_run_killed_twenty_times_equals_an_uninterrupted_one(corpu
     assert_alike(killed, whole)
 
 
-def test_a_finetuning_run_killed_ten_times_equals_an_uninterrupted_one(pretrained, sst2, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["--training.average_checkpoints=3", "--training.tokens_per_batch=256"]])
+def test_a_finetuning_run_killed_ten_times_equals_an_uninterrupted_one(more, pretrained, sst2, tmp_path: Path) -> None:
     epochs = 60
-    arguments = finetuning(pretrained, sst2, epochs)
+    arguments = [*finetuning(pretrained, sst2, epochs), *more]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish("finetune", whole, arguments)
     counts = kill_again_and_again("finetune", killed, arguments, 10, epochs * 5)
