@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import os
-import re
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
 from bert.commands.config_help import config_help
-from bert.commands.overrides import override
-from bert.config import FinetuneConfig, PretrainConfig, apply_preset, recipe_folder, recipe_names
+from bert.config import FinetuneConfig, PretrainConfig, recipe_names
+from bert.config.sources import resolve_config
 from bert.config.yaml_io import (
     NULLS,
     ConfigField,
     UserValue,
-    build_config,
-    display_path,
     dump,
     key_of,
     keys_of,
     parse_list,
-    read_yaml,
     sibling_keys,
     unknown_key,
 )
 from bert.errors import UserError, require
-from bert.files import local_path
-from bert.runs.folder import MODEL_KEYS_KEPT_WITH_INIT
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.ctrl_c import INTERRUPTED, STATUS, CtrlC
 from bert.runtime.malloc import limit_malloc_arenas
+from bert.runtime.system_errors import system_errors_as_user_errors
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 Command = Callable[..., int]
@@ -48,12 +42,6 @@ SHORT_FORMS = {"teacher": "distillation.teacher"}
 
 MODEL = "A run, a Hugging Face folder, a folder of google-research/bert, or a hub name."
 """What `bert.load` takes, for the help of the commands that load a model."""
-
-OUT_OF_MEMORY = (
-    "the memory of a device is used up: raise --training.gradient_accumulation_steps (the same result), set "
-    "--training.remat dots or full, or shard the model with --training.mesh; for pretraining, bert plan with the same "
-    "arguments reports what fits"
-)
 
 
 def parse(
@@ -83,24 +71,14 @@ def parse(
         raise SystemExit(0)
     print_config = options.pop("print_config", None) is not None
     names = options.pop("config", [] if default_recipe is None else [default_recipe])
-    files: list[tuple[str, Path]] = [(name, find_config(name)) for name in names]
-    given = _values_on_command_line({key: [value] for key, value in defaults_for_check.items()}, keys)
-    for name, path in files:
-        given = override(given, _read(name, path, keys), keys)
-    given = override(given, _values_on_command_line(options, keys), keys)
-    recipes = {display_path(path): name for name, path in files if name in recipe_names()}
-    given = _without_recipe_sizes_if_init(given, recipes)
-    given = _without_transfer_if_other_corpus(given, recipes, say)
-    sources = [*(display_path(path) for _, path in files), COMMAND_LINE]
-    config = apply_preset(build_config(config_class, given), _keys_overriding_preset(given, sources))
+    defaults = _values_on_command_line({key: [value] for key, value in defaults_for_check.items()}, keys)
+    given = _values_on_command_line(options, keys)
+    resolved = resolve_config(config_class, names, given, f"{COMMAND_LINE}: --config", defaults, say)
     if print_config:
-        print(dump(config), end="")
+        print(dump(resolved.config), end="")
         raise SystemExit(0)
-    try:
-        config.check()
-    except UserError as error:
-        raise UserError(_with_location(str(error), given)) from None
-    return config, files[-1][1].stem if files else None, extra
+    resolved.check()
+    return resolved.config, resolved.recipe, extra
 
 
 def _config_text(default_recipe: str | None) -> str:
@@ -111,44 +89,21 @@ def _config_text(default_recipe: str | None) -> str:
     )
 
 
-def _read(name: str, path: Path, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
-    """The values of a file; the error for a recipe of another command names that command."""
-    try:
-        return read_yaml(path, keys)
-    except UserError as error:
-        of_task = re.search(r"^task:", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE) is not None
-        if name in recipe_names() and of_task != ("task" in keys):
-            raise UserError(f"{error} ({name} is a recipe of bert {'finetune' if of_task else 'pretrain'})") from None
-        raise
-
-
 def run_command(main: Callable[[list[str]], int]) -> Command:
     """Wraps a command, to be called from Python or by `run_program`. Its compiled programs are kept for the next one.
 
     The wrapped function takes the arguments, or None for those of the process, and returns the exit status.
 
     Raises:
-        UserError: wrong arguments or data; also for an error of the operating system (a full disk, a missing
-            permission) and for exhausted device memory.
+        UserError: wrong arguments or data; also for what `system_errors_as_user_errors` converts.
     """
 
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
-        try:
+        with system_errors_as_user_errors():
             limit_malloc_arenas()
             use_compilation_cache()
             return main(sys.argv[1:] if argv is None else argv)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            if error.strerror is None:  # not from the operating system
-                raise
-            where = f"{error.filename}: " if error.filename else ""
-            raise UserError(f"{where}{error.strerror}: fix that and run the same command again") from error
-        except RuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's word for exhausted device memory
-                raise
-            raise UserError(OUT_OF_MEMORY) from error
 
     return run
 
@@ -208,23 +163,6 @@ def command_name(command: str) -> str:
     return f"python {command}.py" if Path(sys.argv[0]).name in ("pretrain.py", "finetune.py") else f"bert {command}"
 
 
-def find_config(name: str) -> Path:
-    """The file that ``--config NAME`` means, a recipe's name or a path. Raises UserError if there is none."""
-    if name in recipe_names():
-        return recipe_folder() / f"{name}.yaml"
-    path = Path(local_path(name, "--config"))
-    if path.is_file():
-        return path
-    where = f"{COMMAND_LINE}: --config {name}"
-    if path.is_dir():
-        inside = path / "config.yaml"
-        fix = f"did you mean {inside}?" if inside.is_file() else "name a YAML file"
-        raise UserError(f"{where}: this is a folder: {fix}")
-    near = difflib.get_close_matches(path.stem, recipe_names(), 1)
-    fix = f"did you mean {near[0]}?" if near else "give a file or a recipe's name"
-    raise UserError(f"{where}: no such file or recipe: {fix} (recipes: {', '.join(recipe_names()) or 'none'})")
-
-
 def _options(argv: list[str], keys: dict[str, ConfigField], extra: Mapping[str, bool]) -> dict[str, list[str]]:
     """The options of the command line with their values; if one is given again, the last one counts.
 
@@ -276,48 +214,3 @@ def _text_or_list(text: str, key: ConfigField) -> str | list[str]:
     if text.startswith("[") and (texts := parse_list(text)) is not None:
         return texts
     return text if str in key.members or text in NULLS else [text]
-
-
-def _without_recipe_sizes_if_init(given: dict[str, UserValue], recipes: Container[str]) -> dict[str, UserValue]:
-    """Drops the model sizes of recipes if ``init`` is set: the initial model brings its own."""
-    if "init" not in given or given["init"].value in (*NULLS, "none"):
-        return given
-
-    def is_kept(key: str, entry: UserValue) -> bool:
-        section, _, name = key.rpartition(".")
-        return section != "model" or name in MODEL_KEYS_KEPT_WITH_INIT or entry.source not in recipes
-
-    return {key: entry for key, entry in given.items() if is_kept(key, entry)}
-
-
-def _without_transfer_if_other_corpus(
-    given: dict[str, UserValue], recipes: Mapping[str, str], say: Callable[[str], None]
-) -> dict[str, UserValue]:
-    """Drops a recipe's ``transfer`` if ``data.train`` is set elsewhere: it measures what the recipe's corpus gives.
-
-    ``recipes`` has the names of recipes by the sources of their values.
-    """
-    transfer, corpus = given.get("transfer"), given.get("data.train")
-    if transfer is None or corpus is None or transfer.source not in recipes or corpus.source == transfer.source:
-        return given
-    say(
-        f"transfer {transfer.value} of the recipe {recipes[transfer.source]} is left out, since data.train is set: "
-        f"pass --transfer {transfer.value} to run it"
-    )
-    return {key: entry for key, entry in given.items() if key != "transfer"}
-
-
-def _keys_overriding_preset(given: dict[str, UserValue], sources: list[str]) -> set[str]:
-    """The keys that win over the preset: those of the source that sets it, as a run's config.yaml does, and of later
-    sources."""
-    first = sources.index(given["training.preset"].source) if "training.preset" in given else 0
-    return {key for key, entry in given.items() if entry.source in sources[first:]}
-
-
-def _with_location(sentence: str, given: dict[str, UserValue]) -> str:
-    """The sentence of a check, after the locations of the values that it names."""
-    words = re.findall(r"[\w.]*\w", sentence)
-    # Names without a section, such as seed and like, are words too: they count as the first word only.
-    named = [given[word] for i, word in enumerate(words) if word in given and ("." in word or i == 0)]
-    locations = " and ".join(dict.fromkeys(entry.where for entry in named))
-    return f"{locations}: {sentence}" if locations else sentence

@@ -23,6 +23,15 @@ LEAST_BYTE_LEVEL_SIZE = 256 + 5
 DECODER_KEYS = ("decoder_layers", "share_decoder", "decoder_vocab_size")
 """Keys of ``model`` that describe a decoder, which an encoder-decoder alone has."""
 
+MODEL_KEYS_KEPT_WITH_INIT = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "initializer_range",
+    "position_embedding_init",
+    *DECODER_KEYS,
+)
+"""`model` fields that a run may override when it is initialized from another model."""
+
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 
 

@@ -1,4 +1,4 @@
-"""Configurations as YAML files: every value keeps its line, every mistake is one sentence.
+"""Configurations as YAML files and as dictionaries: every value keeps its place, every mistake is one sentence.
 
 A value stays the text that the user wrote, in a file or on the command line (`bert.commands.arguments`), until
 `build_config` converts it to the type of its field. Imports no JAX.
@@ -14,6 +14,7 @@ import inspect
 import itertools
 import os
 import re
+import reprlib
 import textwrap
 import types
 import typing
@@ -60,7 +61,7 @@ class ConfigField(NamedTuple):
 
 
 class UserValue(NamedTuple):
-    """A value as the user wrote it; line is None on the command line."""
+    """A value as the user wrote it; line is None for one that is in no file."""
 
     value: Any
     source: str
@@ -69,7 +70,11 @@ class UserValue(NamedTuple):
 
     @property
     def where(self) -> str:
-        return self.source if self.line is None else f"{self.source}, line {self.line}"
+        return _where(self.source, self.line)
+
+
+def _where(source: str, line: int | None) -> str:
+    return source if line is None else f"{source}, line {line}"
 
 
 def fields_of(config_class: Any) -> Mapping[str, ConfigField]:
@@ -133,23 +138,51 @@ def parse_yaml(text: str, source: str, keys: dict[str, ConfigField]) -> dict[str
     if not isinstance(root, yaml.MappingNode):
         where = f"{source}, line {root.start_mark.line + 1}"
         raise UserError(f"{where}: {_snippet(root, text)!r} is not a mapping: write lines of KEY: VALUE")
+    return _parse_mapping(root, text, source, keys)
+
+
+def parse_dict(values: Mapping[str, Any], source: str, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
+    """`read_yaml` of Python values: dotted keys, or nested dictionaries; ``source`` names them in messages."""
+    if not isinstance(values, Mapping):
+        raise UserError(f"{source} is {reprlib.repr(values)}: pass a dictionary of keys and values")
+    root = _Representer(sort_keys=False).represent_data(dict(values))
+    return _parse_mapping(root, "", source, keys)
+
+
+class _Representer(yaml.representer.SafeRepresenter):
+    """Python values as YAML nodes, which have no lines; paths and the scalars of NumPy too."""
+
+    def represent_other(self, value: Any) -> yaml.Node:
+        if isinstance(value, os.PathLike):
+            return self.represent_str(os.fspath(value))
+        if getattr(value, "shape", None) == ():
+            return self.represent_data(value.item())
+        raise UserError(f"{reprlib.repr(value)} is no value of a configuration: pass a number, a text, a list or None")
+
+
+_Representer.add_multi_representer(object, _Representer.represent_other)
+
+
+def _parse_mapping(root: yaml.Node, text: str, source: str, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
+    """The values below a mapping; ``text`` is what it was read from."""
     given: dict[str, UserValue] = {}
     for name, line, node in _entries(root, keys):
-        where = f"{source}, line {line}"
+        where = _where(source, line)
         if key_of(name, keys) is None:
             raise UserError(f"{where}: {unknown_key(name, sibling_keys(name, keys))}")
         if name in given:
-            raise UserError(f"{where}: {name} is already set on line {given[name].line}: remove one of the two")
+            before = "" if line is None else f" on line {given[name].line}"
+            raise UserError(f"{where}: {name} is already set{before}: remove one of the two")
         given[name] = UserValue(_value(node), source, line, f"{name}: {_snippet(node, text) or 'null'}")
     return given
 
 
 def _entries(
-    mapping: yaml.MappingNode, keys: dict[str, ConfigField], prefix: str = ""
-) -> Iterator[tuple[str, int, yaml.Node]]:
+    mapping: yaml.Node, keys: dict[str, ConfigField], prefix: str = ""
+) -> Iterator[tuple[str, int | None, yaml.Node]]:
     """(dotted key, line, value) of every key in a mapping, in its sections and in its lists of sections."""
     for key, value in mapping.value:
-        name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+        name, line = f"{prefix}{key.value}", _line(key)
         field = key_of(name, keys)
         is_empty = value.value == [] or value.tag == NULL_TAG
         if field is None and isinstance(value, yaml.MappingNode) and not is_empty:
@@ -161,7 +194,11 @@ def _entries(
                 if isinstance(item, yaml.MappingNode):
                     yield from _entries(item, keys, f"{name}.{index}.")
                 else:
-                    yield f"{name}.{index}", item.start_mark.line + 1, item
+                    yield f"{name}.{index}", _line(item), item
+
+
+def _line(node: yaml.Node) -> int | None:
+    return None if node.start_mark is None else node.start_mark.line + 1
 
 
 def display_path(path: Path) -> str:
@@ -222,8 +259,12 @@ def _value(node: yaml.Node | None) -> Any:
 
 
 def _snippet(node: yaml.Node, text: str) -> str:
-    """The node as the file has it, on one line and not too long."""
-    snippet = " ".join(text[node.start_mark.index : node.end_mark.index].split())
+    """The node as the file has it, or would have it, on one line and not too long."""
+    if node.start_mark is None:
+        content = yaml.serialize(node, Dumper=yaml.SafeDumper).removesuffix("...\n")
+    else:
+        content = text[node.start_mark.index : node.end_mark.index]
+    snippet = " ".join(content.split())
     return snippet if len(snippet) <= 60 else f"{snippet[:57]}..."
 
 

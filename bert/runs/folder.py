@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.config.model import DECODER_KEYS
+from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
 from bert.config.yaml_io import build_config, dump, keys_of, load_config, parse_yaml
 from bert.errors import UserError, require
 from bert.files import is_temporary, local_path, write_atomic
@@ -27,18 +27,10 @@ KINDS: dict[type, str] = {PretrainConfig: "pretraining", FinetuneConfig: "fine-t
 DATA_DIGEST_FILE = "data.digest"
 """File with the digest of the training data, so that a run does not resume with other data."""
 
-MODEL_KEYS_KEPT_WITH_INIT = (
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "initializer_range",
-    "position_embedding_init",
-    *DECODER_KEYS,
-)
-"""`model` fields that a run may override when it is initialized from another model."""
-
 # What may change when a run resumes: none of these changes the result beyond the rounding of sums. (Evaluations and log
 # lines with other intervals are at other steps, and the best of other evaluations may be another one: the user asked
-# for it.) Every remedy of `bert.commands.arguments.OUT_OF_MEMORY` is one of these. Keys of phases have no number here.
+# for it.) Every remedy of `bert.runtime.system_errors.OUT_OF_MEMORY` is one of these. Keys of phases have no
+# number here.
 RESUMABLE_KEYS = (
     "output_dir",
     "profile",

@@ -13,10 +13,10 @@ import optax
 from flax import traverse_util
 
 from bert.config import ModelConfig
+from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
 from bert.errors import UserError
 from bert.interchange.names import POOLER
 from bert.metrics import unigram_log_probabilities
-from bert.runs.folder import MODEL_KEYS_KEPT_WITH_INIT
 from bert.training.step import TrainState
 
 Params = dict[str, Any]

@@ -12,5 +12,5 @@ def recipes(tmp_path, monkeypatch):
     (folder / "base.yaml").write_text("data: {train: x.txt}\nmodel: {hidden_size: 768}\ntraining: {steps: 1_000_000}\n")
     (folder / "sst2.yaml").write_text("task: sst2\n")
     monkeypatch.setattr("bert.config.recipe_folder", lambda: folder)
-    monkeypatch.setattr("bert.commands.arguments.recipe_folder", lambda: folder)
+    monkeypatch.setattr("bert.config.sources.recipe_folder", lambda: folder)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Combines the values of several files and the command line: a later source replaces, or rescales, earlier values."""
+"""Combines the values of several files and the overrides: a later source replaces, or rescales, earlier values."""
 
 from __future__ import annotations
 

@@ -1,0 +1,150 @@
+"""Recipes, YAML files and overrides -> one configuration, and every mistake in them -> one sentence."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from bert.config import FinetuneConfig, PretrainConfig, apply_preset, recipe_folder, recipe_names
+from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
+from bert.config.overrides import override
+from bert.config.yaml_io import NULLS, ConfigField, UserValue, build_config, display_path, keys_of, read_yaml
+from bert.errors import UserError
+from bert.files import local_path
+
+Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
+
+
+@dataclass(frozen=True)
+class ResolvedConfig(Generic[Config]):
+    """A configuration with the places of its values.
+
+    Attributes:
+        config: not checked yet.
+        given: what files and overrides say, by dotted key.
+        recipe: name of the recipe, or stem of the last file; None without any.
+    """
+
+    config: Config
+    given: Mapping[str, UserValue]
+    recipe: str | None
+
+    def check(self) -> None:
+        """Raises UserError at the first value, or pair of values, that cannot work, with the places of these."""
+        try:
+            self.config.check()
+        except UserError as error:
+            raise UserError(_with_location(str(error), self.given)) from None
+
+
+def resolve_config(
+    config_class: type[Config],
+    names: Sequence[str],
+    overrides: Mapping[str, UserValue],
+    option: str,
+    defaults: Mapping[str, UserValue],
+    say: Callable[[str], None],
+) -> ResolvedConfig[Config]:
+    """The configuration of files and overrides.
+
+    Args:
+        config_class: kind of the configuration.
+        names: recipes, and paths of YAML files; later ones override earlier ones.
+        overrides: override all files.
+        option: what names a file, for messages.
+        defaults: overridden by all.
+        say: logs what is left out of a recipe.
+
+    Raises:
+        UserError: a file cannot be read, has an unknown key, or a value is not of its key's type.
+    """
+    keys = keys_of(config_class)
+    files: list[tuple[str, Path]] = [(name, find_config(name, option)) for name in names]
+    given = dict(defaults)
+    for name, path in files:
+        given = override(given, _read(name, path, keys), keys)
+    given = override(given, dict(overrides), keys)
+    recipes = {display_path(path): name for name, path in files if name in recipe_names()}
+    given = _without_recipe_sizes_if_init(given, recipes)
+    given = _without_transfer_if_other_corpus(given, recipes, say)
+    sources = [*(display_path(path) for _, path in files), *(entry.source for entry in overrides.values())]
+    config = apply_preset(build_config(config_class, given), _keys_overriding_preset(given, sources))
+    return ResolvedConfig(config, given, files[-1][1].stem if files else None)
+
+
+def find_config(name: str, option: str) -> Path:
+    """The file of a recipe's name or a path. Raises UserError if there is none."""
+    if name in recipe_names():
+        return recipe_folder() / f"{name}.yaml"
+    path = Path(local_path(name, option))
+    if path.is_file():
+        return path
+    where = f"{option} {name}"
+    if path.is_dir():
+        inside = path / "config.yaml"
+        fix = f"did you mean {inside}?" if inside.is_file() else "name a YAML file"
+        raise UserError(f"{where}: this is a folder: {fix}")
+    near = difflib.get_close_matches(path.stem, recipe_names(), 1)
+    fix = f"did you mean {near[0]}?" if near else "give a file or a recipe's name"
+    raise UserError(f"{where}: no such file or recipe: {fix} (recipes: {', '.join(recipe_names()) or 'none'})")
+
+
+def _read(name: str, path: Path, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
+    """The values of a file; the error for a recipe of another command names that command."""
+    try:
+        return read_yaml(path, keys)
+    except UserError as error:
+        of_task = re.search(r"^task:", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE) is not None
+        if name in recipe_names() and of_task != ("task" in keys):
+            raise UserError(f"{error} ({name} is a recipe of bert {'finetune' if of_task else 'pretrain'})") from None
+        raise
+
+
+def _without_recipe_sizes_if_init(given: dict[str, UserValue], recipes: Container[str]) -> dict[str, UserValue]:
+    """Drops the model sizes of recipes if ``init`` is set: the initial model brings its own."""
+    if "init" not in given or given["init"].value in (*NULLS, "none"):
+        return given
+
+    def is_kept(key: str, entry: UserValue) -> bool:
+        section, _, name = key.rpartition(".")
+        return section != "model" or name in MODEL_KEYS_KEPT_WITH_INIT or entry.source not in recipes
+
+    return {key: entry for key, entry in given.items() if is_kept(key, entry)}
+
+
+def _without_transfer_if_other_corpus(
+    given: dict[str, UserValue], recipes: Mapping[str, str], say: Callable[[str], None]
+) -> dict[str, UserValue]:
+    """Drops a recipe's ``transfer`` if ``data.train`` is set elsewhere: it measures what the recipe's corpus gives.
+
+    ``recipes`` has the names of recipes by the sources of their values.
+    """
+    transfer, corpus = given.get("transfer"), given.get("data.train")
+    if transfer is None or corpus is None or transfer.source not in recipes or corpus.source == transfer.source:
+        return given
+    say(
+        f"transfer {transfer.value} of the recipe {recipes[transfer.source]} is left out, since data.train is set: "
+        f"pass --transfer {transfer.value} to run it"
+    )
+    return {key: entry for key, entry in given.items() if key != "transfer"}
+
+
+def _keys_overriding_preset(given: dict[str, UserValue], sources: list[str]) -> set[str]:
+    """The keys that win over the preset: those of the source that sets it, as a run's config.yaml does, and of later
+    sources."""
+    source = given["training.preset"].source if "training.preset" in given else None
+    earlier = sources[: sources.index(source)] if source in sources else []
+    return {key for key, entry in given.items() if entry.source not in earlier}
+
+
+def _with_location(sentence: str, given: Mapping[str, UserValue]) -> str:
+    """The sentence of a check, after the locations of the values that it names."""
+    words = re.findall(r"[\w.]*\w", sentence)
+    # Names without a section, such as seed and like, are words too: they count as the first word only.
+    named = [given[word] for i, word in enumerate(words) if word in given and ("." in word or i == 0)]
+    locations = " and ".join(dict.fromkeys(entry.where for entry in named))
+    return f"{locations}: {sentence}" if locations else sentence
