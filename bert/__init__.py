@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from bert.errors import UserError
     from bert.inference.loading import load
     from bert.inference.pretrained import Pretrained
+    from bert.inference.run import Run
     from bert.model.electra import BertForReplacedTokenDetection
     from bert.model.encoder import Bert
     from bert.model.encoder_decoder import BertForSequenceToSequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     )
     from bert.model.language_model import BertForCausalLM
     from bert.tasks import register_task
+    from bert.training.launch import finetune, pretrain
 
 _HOMES = {
     "Bert": "bert.model.encoder",
@@ -41,9 +43,12 @@ _HOMES = {
     "BertForSequenceToSequence": "bert.model.encoder_decoder",
     "BertForTokenClassification": "bert.model.heads",
     "Pretrained": "bert.inference.pretrained",
+    "Run": "bert.inference.run",
     "UserError": "bert.errors",
+    "finetune": "bert.training.launch",
     "load": "bert.inference.loading",
     "metrics": "bert.metrics",
+    "pretrain": "bert.training.launch",
     "register_task": "bert.tasks",
 }
 
@@ -60,9 +65,12 @@ __all__ = [
     "BertForSequenceToSequence",
     "BertForTokenClassification",
     "Pretrained",
+    "Run",
     "UserError",
+    "finetune",
     "load",
     "metrics",
+    "pretrain",
     "register_task",
 ]
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import shlex
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bert.commands.arguments import run_command
 from bert.commands.training import run_training
 from bert.config import FinetuneConfig
 from bert.runs.metrics_log import scored_splits
-
-if TYPE_CHECKING:
-    from bert.runs.folder import RunFolder
 
 DESCRIPTION = """Fine-tunes a pretrained encoder on a task, scores it on the dev set after every epoch, keeps the best
 checkpoint and writes predictions. Run again with the same output_dir, a run resumes where it was."""
@@ -27,14 +24,7 @@ COLLAPSED = "collapsed: it answers the same throughout, or no better than one wh
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    return run_training(argv, FinetuneConfig, "finetune", DESCRIPTION, None, _train, _show)
-
-
-def _train(run: RunFolder[FinetuneConfig]) -> dict[str, Any]:
-    from bert.training.finetuning import finetune
-    from bert.training.seeds import finetune_seeds
-
-    return finetune_seeds(run) if run.config.num_seeds > 1 else finetune(run)
+    return run_training(argv, FinetuneConfig, "finetune", DESCRIPTION, None, _show)
 
 
 def _show(results: dict[str, Any], path: str) -> None:

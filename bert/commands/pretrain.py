@@ -6,14 +6,11 @@ import json
 import math
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bert.commands.arguments import command_name, run_command
 from bert.commands.training import run_training
 from bert.config import PretrainConfig
-
-if TYPE_CHECKING:
-    from bert.runs.folder import RunFolder
 
 DESCRIPTION = """Pretrains a model on a corpus. Without arguments: a tiny model on the prose in the docstrings of all
 installed packages, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it
@@ -23,13 +20,7 @@ was."""
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    return run_training(argv, PretrainConfig, "pretrain", DESCRIPTION, "quickstart", _train, _show)
-
-
-def _train(run: RunFolder[PretrainConfig]) -> dict[str, Any]:
-    from bert.training.pretraining import pretrain
-
-    return pretrain(run)
+    return run_training(argv, PretrainConfig, "pretrain", DESCRIPTION, "quickstart", _show)
 
 
 def _show(results: dict[str, Any], path: str) -> None:

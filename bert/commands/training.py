@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from bert.commands.arguments import command_name, parse
 from bert.commands.cluster import CLUSTER_OPTIONS, connect_hosts, parse_hosts
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.errors import UserError
-
-if TYPE_CHECKING:
-    from bert.runs.folder import RunFolder
+from bert.errors import UserError, require
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
@@ -23,7 +21,6 @@ def run_training(
     command: str,
     description: str,
     default_recipe: str | None,
-    train: Callable[[RunFolder[Config]], dict[str, Any]],
     show: Callable[[dict[str, Any], str], None],
 ) -> int:
     """Trains according to the arguments and returns the exit status.
@@ -34,7 +31,6 @@ def run_training(
         command: name of the command.
         description: its help.
         default_recipe: recipe without ``--config``; None if there is none.
-        train: trains in an open run and returns its results.
         show: prints the results of a run in a folder.
 
     Raises:
@@ -55,19 +51,17 @@ def run_training(
     if hosts is not None:
         connect_hosts(*hosts)
 
-    from bert.runs.folder import open_run
+    from bert.parallel.multihost import is_main_process
     from bert.runtime.interrupts import Interrupted
+    from bert.training.launch import start_or_resume
 
-    with open_run(config) as run:
-        if run.is_writer:
-            print("".join(f"{note}\n" for note in notes), end="")
-        try:
-            results = train(run)
-        except Interrupted as stop:
-            if run.is_writer:
-                resume = f"{prog} --config {run.path / 'config.yaml'}"
-                print(f"interrupted and saved at step {stop.step:,}; resume with: {resume}")
-            return stop.status
-        if run.is_writer:
-            show(results, str(run.path))
+    try:
+        run = start_or_resume(config, notes)
+    except Interrupted as stop:
+        if is_main_process():
+            resume = f"{prog} --config {Path(require(config.output_dir, 'output_dir'), 'config.yaml')}"
+            print(f"interrupted and saved at step {stop.step:,}; resume with: {resume}")
+        return stop.status
+    if is_main_process():
+        show(run.results, str(run.path))
     return 0

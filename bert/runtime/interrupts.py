@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -17,7 +18,7 @@ class Interrupted(Exception):
 
     def __init__(self, step: int, signal_number: int) -> None:
         super().__init__(step)
-        self.step = step
+        self.step, self.signal_number = step, signal_number
         self.status = 128 + signal_number
 
 
@@ -30,7 +31,7 @@ class InterruptHandler:
     """Turns the first SIGINT or SIGTERM into a flag that the loop looks at; a second SIGINT ends the process at once.
 
     With several hosts, JAX's runtime handles SIGTERM: it shares the notice of one host with all, and they stop after
-    the same step. Ctrl-C ends a host at once.
+    the same step. Ctrl-C ends a host at once. Only the main thread can take signals: in another one, none are taken.
     """
 
     signal_number: int | None = None
@@ -38,7 +39,8 @@ class InterruptHandler:
 
     def __enter__(self) -> InterruptHandler:
         self._shared = jax.distributed.is_initialized()
-        for signum in () if self._shared else (signal.SIGINT, signal.SIGTERM):
+        takes_signals = not self._shared and threading.current_thread() is threading.main_thread()
+        for signum in (signal.SIGINT, signal.SIGTERM) if takes_signals else ():
             self._previous[signum] = signal.signal(signum, self._note)
         return self
 

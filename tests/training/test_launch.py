@@ -1,0 +1,111 @@
+"""`bert.pretrain` and `bert.finetune`: the same runs as those of the commands, and mistakes as sentences."""
+
+import asyncio
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import bert
+from bert.config import FinetuneConfig, PretrainConfig
+from bert.training.loop import TrainLoop
+from tests.conftest import SMALL_RUN
+from tests.helpers import lines_of, state_of
+
+OVERRIDES = {"data": {"max_length": 32, "buckets": [32]}, "training.batch_size": np.int64(8)}
+
+
+def assert_same_run(run: bert.Run, folder: Path) -> None:
+    ours, theirs = run.results, bert.Run(folder).results
+    assert ours.pop("seconds") > 0 < theirs.pop("seconds")
+    assert ours == theirs
+    assert lines_of(run.path) == lines_of(folder)
+    jax.tree.map(np.testing.assert_array_equal, state_of(run.path)["params"], state_of(folder)["params"])
+
+
+def test_pretrain_is_the_command(tmp_path, corpus, pretrained):
+    values = dict(argument.removeprefix("--").split("=") for argument in SMALL_RUN)  # texts are values, too
+    values |= {"data.train": corpus, "transfer": None, "training.steps": 6, "optimizer.learning_rate": 3e-3}
+    run = bert.pretrain(output_dir=tmp_path / "run", overrides=values)
+    assert_same_run(run, pretrained)
+    assert (run.config.training.steps, run.metrics[-1]["step"], run.model.step) == (6, 6, 6)
+
+
+def test_finetune_is_the_command_also_interrupted_in_an_event_loop_and_resumed_in_a_thread(
+    tmp_path, monkeypatch, pretrained, finetuned, sst2
+):
+    folder, found = tmp_path / "run", []
+
+    def call():
+        return bert.finetune("sst2", init=bert.Run(pretrained), output_dir=folder, overrides=overrides)
+
+    async def call_in_a_loop():
+        return call()
+
+    overrides = {**OVERRIDES, "data.dir": sst2}
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        log = TrainLoop._log
+        patch.setattr(TrainLoop, "_log", lambda loop: (log(loop), signal.raise_signal(signal.SIGINT)))
+        with pytest.raises(KeyboardInterrupt, match=r"^saved at step \d+: make the same call again to resume$"):
+            asyncio.run(call_in_a_loop())
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(bert.UserError, match=r"has no results\.json, since the run has not ended: resume it"):
+        _ = bert.Run(folder).results
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    assert found == [bert.Run(folder)]
+    assert_same_run(found[0], finetuned)
+    again = bert.finetune(replace(found[0].config, profile=False))  # a configuration is a configuration
+    assert again.results["dev"] == found[0].results["dev"]
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"optimizer.learning_rat": 1}, "overrides: unknown key optimizer.learning_rat: did you mean optimizer.learni"),
+        ({"optimizer": 1}, "overrides: optimizer is a section: set its keys one by one, for example optimizer.name"),
+        ({"training": {"steps": 1.5}}, "overrides: training.steps: 1.5: a whole number (1000 or 1e3) or null is exp"),
+        ({"training.steps": True}, "overrides: training.steps: true: a whole number"),
+        ({"training.steps": object}, "<class 'object'> is no value of a configuration: pass a number, a text, a list"),
+        ({"training.steps": 5, "training": {"steps": 5}}, "overrides: training.steps is already set: remove one"),
+        ({"training.batch_size": 0}, "overrides: training.batch_size is 0: "),
+        ({"output_dir": "there"}, "output_dir is both an argument and one of the overrides: remove one of the two"),
+        ([("training.steps", 5)], "overrides is [('training.steps', 5)]: pass a dictionary of keys and values"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path, values, sentence):
+    with pytest.raises(bert.UserError) as caught:
+        bert.pretrain(output_dir=tmp_path / "run", overrides=values)
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ("mrpcs", "config mrpcs: no such file or recipe: did you mean mrpc?"),
+        ("tiny", "configs/tiny.yaml, line "),
+        (PretrainConfig(), "config is a PretrainConfig: pass it to bert.pretrain"),
+        (5, "config is 5: pass the name of a recipe, a path or a FinetuneConfig"),
+        (FinetuneConfig(init="none"), "config: data.dir is not set"),
+        (Path("no.yaml"), "config no.yaml: no such file or recipe"),
+    ],
+)
+def test_wrong_configurations_are_one_sentence(config, sentence):
+    with pytest.raises(bert.UserError) as caught:
+        bert.finetune(config)
+    assert sentence in str(caught.value)
+
+
+def test_a_configuration_without_a_folder_needs_one(tmp_path):
+    with pytest.raises(bert.UserError, match="output_dir is not set: pass output_dir"):
+        bert.finetune(replace(FinetuneConfig(), init="none"), overrides={"data.dir": "d", "training.epochs": 1})
+    with pytest.raises(bert.UserError, match="holds no run"):
+        bert.Run(tmp_path)
