@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         BertForTokenClassification,
     )
     from bert.model.language_model import BertForCausalLM
+    from bert.runs.callbacks import Callback
     from bert.tasks import register_task
     from bert.training.launch import finetune, pretrain
 
@@ -42,6 +43,7 @@ _HOMES = {
     "BertForSequenceClassification": "bert.model.heads",
     "BertForSequenceToSequence": "bert.model.encoder_decoder",
     "BertForTokenClassification": "bert.model.heads",
+    "Callback": "bert.runs.callbacks",
     "Pretrained": "bert.inference.pretrained",
     "Run": "bert.inference.run",
     "UserError": "bert.errors",
@@ -64,6 +66,7 @@ __all__ = [
     "BertForSequenceClassification",
     "BertForSequenceToSequence",
     "BertForTokenClassification",
+    "Callback",
     "Pretrained",
     "Run",
     "UserError",

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from bert.errors import UserError, require
 from bert.runs import skipped_steps
+from bert.runs.callbacks import Callback
 from bert.runs.metrics_log import MetricsLog, read_metrics
 from bert.runs.progress import Progress, StepCosts, format_metrics
 from bert.runs.skipped_steps import SkippedStep
@@ -53,6 +56,15 @@ class Report:
         """Whether there are metrics of ``eval`` at this step."""
         return False
 
+    @property
+    def stop_reason(self) -> str | None:
+        """``asked`` if a callback has asked to end the run, ``error`` if one has failed."""
+        return None
+
+    def raise_error(self) -> NoReturn:
+        """Raises the error of the callback that has failed; on other hosts, UserError."""
+        raise UserError("a callback has failed on the first host: see its output")
+
 
 class RunReport(Report):
     """Writes what `bert.training.loop.TrainLoop` reports to metrics.jsonl, TensorBoard, curves.png and the terminal."""
@@ -64,8 +76,11 @@ class RunReport(Report):
         start_step: int,
         log_every: int,
         subject: Subject | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self._folder, self._total_steps, self._subject = folder, total_steps, subject
+        self._callbacks, self._asked = callbacks, False
+        self._error: Exception | None = None
         self._facts: dict[str, Any] = {}
         self._log = MetricsLog(folder, start_step)
         self._evaluated = {line["step"] for line in read_metrics(folder) if line["split"] == "eval"}
@@ -101,11 +116,31 @@ class RunReport(Report):
         self._log.write(split, step, metrics)
         if split == "train":
             self._progress.update(step, metrics)
+        else:
+            self._evaluated.add(step)
+            self._progress.say(format_metrics(split, step, metrics))
+            if time.monotonic() > self._draw_again:
+                self._draw()
+        self._call_callbacks(step, split, metrics)
+
+    def _call_callbacks(self, step: int, split: str, metrics: dict[str, Any]) -> None:
+        try:
+            asked = [callback.on_metrics(step, split, dict(metrics)) for callback in self._callbacks]
+        except Exception as error:  # raised by `raise_error`, once the state is saved
+            self._error = error
             return
-        self._evaluated.add(step)
-        self._progress.say(format_metrics(split, step, metrics))
-        if time.monotonic() > self._draw_again:
-            self._draw()
+        if any(asked) and not self._asked:
+            self._asked = True
+            self.say(f"a callback ends the run at step {step:,}")
+
+    @property
+    def stop_reason(self) -> str | None:
+        if self._error is not None:
+            return "error"
+        return "asked" if self._asked else None
+
+    def raise_error(self) -> NoReturn:
+        raise require(self._error, "the error of a callback")
 
     def evaluated(self, step: int) -> bool:
         return step in self._evaluated

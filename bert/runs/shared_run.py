@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from bert.parallel.multihost import broadcast_from_main, call_on_main, is_main_process, is_multihost, sync_hosts
+from bert.runs.callbacks import Callback, RunStart
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.curves import Subject
 from bert.runs.folder import RunFolder
@@ -67,8 +68,17 @@ def make_checkpointer(run: RunFolder[Any], say: Callable[[str], None]) -> Checkp
     return MultihostCheckpointer(checkpoints) if is_multihost() else checkpoints
 
 
-def make_report(run: RunFolder[Any], total_steps: int, start_step: int, subject: Subject | None = None) -> Report:
-    """The report of a run; on hosts that do not write, one that ignores everything."""
+def make_report(
+    run: RunFolder[Any],
+    total_steps: int,
+    start_step: int,
+    subject: Subject | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Report:
+    """The report of a run, whose callbacks are told that it starts; on hosts that do not write, one that ignores
+    everything."""
     if not run.is_writer:
         return Report()
-    return RunReport(run.path, total_steps, start_step, run.config.training.log_every, subject)
+    for callback in callbacks:
+        callback.on_start(RunStart(run.path, run.config, start_step, total_steps))
+    return RunReport(run.path, total_steps, start_step, run.config.training.log_every, subject, callbacks)

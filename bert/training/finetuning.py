@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from bert.parallel import multihost
 from bert.parallel.backends import PmapParallelism, make_parallelism
 from bert.parallel.devices import local_devices
 from bert.runs import metrics_log, progress, shared_run
+from bert.runs.callbacks import Callback
 from bert.runs.curves import Subject
 from bert.runs.folder import RunFolder
 from bert.runtime.interrupts import InterruptHandler
@@ -45,7 +46,7 @@ from bert.training.step import TrainState, compile_bucketed_train_step
 from bert.training.timing import Timed, costs_of_training, seconds_of_scoring, time_train_step
 
 
-def finetune(run: RunFolder[FinetuneConfig], say: Log = print) -> dict[str, Any]:
+def finetune(run: RunFolder[FinetuneConfig], say: Log = print, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Runs or resumes a fine-tuning run, and returns the content of its results.json.
 
     Raises:
@@ -55,7 +56,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Log = print) -> dict[str, Any]
     start_time = time.perf_counter()
     say = multihost.main_process_only(say)
     setup = resolve_setup(run, say)
-    best = train(setup, say)
+    best = train(setup, say, callbacks)
     scores = write_predictions(setup, best)
     results = {**_results(setup, best, scores), "seconds": round(time.perf_counter() - start_time, 1)}
     if run.is_writer:
@@ -79,7 +80,7 @@ class BestCheckpoint(NamedTuple):
     dev_outputs: Outputs | None
 
 
-def train(setup: Setup, say: Log) -> BestCheckpoint:
+def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestCheckpoint:
     """Trains from the run's newest checkpoint, or from the initial model, and reads the best checkpoint.
 
     Raises:
@@ -102,7 +103,8 @@ def train(setup: Setup, say: Log) -> BestCheckpoint:
             setup.objective, setup.optimizer, config.seed, config.training.dropout_rng, parallel
         )
         evaluate = DevEvaluator(setup.evaluator, task, setup.dev, interrupts)
-        with shared_run.make_report(run, total_steps, int(state.step), _curves_subject(setup)) as report:
+        subject = _curves_subject(setup)
+        with shared_run.make_report(run, total_steps, int(state.step), subject, callbacks) as report:
             early_stopping = EarlyStopping(run.path, task.main_metric, task.higher_main_is_better, config.patience)
             if state.step < total_steps and not early_stopping.should_stop(int(state.step)):
                 report.on_start(_measure_costs(setup, loader, train_step, state))

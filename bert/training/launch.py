@@ -7,6 +7,7 @@ import dataclasses
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from bert.config import FinetuneConfig, PretrainConfig
@@ -14,6 +15,7 @@ from bert.config.sources import resolve_config
 from bert.config.yaml_io import keys_of, parse_dict
 from bert.errors import UserError
 from bert.inference.run import Run
+from bert.runs.callbacks import Callback, call_and_end
 from bert.runs.folder import RunFolder, open_run
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.interrupts import Interrupted
@@ -31,6 +33,7 @@ def pretrain(
     *,
     output_dir: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Pretrains an encoder or a language model, as `bert pretrain` does; the same call again resumes.
 
@@ -38,13 +41,15 @@ def pretrain(
         config: name of a recipe, path of a YAML file, or a configuration.
         output_dir: folder of the run; None takes runs/ and the name of the recipe.
         overrides: values by dotted key, ``{"training.steps": 100}``, or nested, ``{"training": {"steps": 100}}``.
+        callbacks: `Callback` objects that are told how the run goes, and may end it.
 
     Raises:
         UserError: wrong keys, values or data: one sentence that says what to change.
         KeyboardInterrupt: the run was interrupted; its state is saved.
     """
     with _as_library_call():
-        return start_or_resume(*_configure(PretrainConfig, config, overrides, output_dir=output_dir))
+        configured = _configure(PretrainConfig, config, overrides, output_dir=output_dir)
+        return start_or_resume(*configured, callbacks)
 
 
 def finetune(
@@ -53,6 +58,7 @@ def finetune(
     init: Path | None = None,
     output_dir: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Fine-tunes a model on a task, as `bert finetune` does; the same call again resumes.
 
@@ -61,21 +67,24 @@ def finetune(
         init: run, folder or hub name of the model to start from; ``"none"`` starts from random weights.
         output_dir: folder of the run; None takes runs/ and the name of the recipe.
         overrides: values by dotted key, ``{"training.epochs": 2}``, or nested, ``{"training": {"epochs": 2}}``.
+        callbacks: `Callback` objects that are told how the run goes, and may end it.
 
     Raises:
         UserError: wrong keys, values or data: one sentence that says what to change.
         KeyboardInterrupt: the run was interrupted; its state is saved.
     """
     with _as_library_call():
-        return start_or_resume(*_configure(FinetuneConfig, config, overrides, init=init, output_dir=output_dir))
+        configured = _configure(FinetuneConfig, config, overrides, init=init, output_dir=output_dir)
+        return start_or_resume(*configured, callbacks)
 
 
-def start_or_resume(config: Config, notes: Sequence[str] = ()) -> Run:
+def start_or_resume(config: Config, notes: Sequence[str] = (), callbacks: Sequence[Callback] = ()) -> Run:
     """Trains to the end in ``config.output_dir``, from the run's newest checkpoint if there is one.
 
     Args:
         config: checked.
         notes: lines to print first.
+        callbacks: are told how the run goes.
 
     Raises:
         UserError: the folder, the data, the initial model or a checkpoint cannot be used.
@@ -84,17 +93,16 @@ def start_or_resume(config: Config, notes: Sequence[str] = ()) -> Run:
     with open_run(config) as run:
         if run.is_writer:
             print("".join(f"{note}\n" for note in notes), end="")
-        _train(run)
+        _train(run, callbacks)
         return Run(run.path)
 
 
-def _train(run: RunFolder[Any]) -> None:
-    if isinstance(run.config, PretrainConfig):
-        pretraining.pretrain(run)
-    elif run.config.num_seeds > 1:
-        seeds.finetune_seeds(run)
-    else:
-        finetuning.finetune(run)
+def _train(run: RunFolder[Any], callbacks: Sequence[Callback]) -> None:
+    if isinstance(run.config, FinetuneConfig) and run.config.num_seeds > 1:
+        seeds.finetune_seeds(run, callbacks=callbacks)  # each of which has an end
+        return
+    train = pretraining.pretrain if isinstance(run.config, PretrainConfig) else finetuning.finetune
+    call_and_end(partial(train, run, callbacks=callbacks), callbacks, run.is_writer)
 
 
 def _configure(

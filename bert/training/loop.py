@@ -50,7 +50,7 @@ class CheckpointWriter(Protocol):
 
 @dataclass(kw_only=True, eq=False)
 class TrainLoop:
-    """Trains from a state to ``end_step``, or to the step where ``early_stopping`` ends the run.
+    """Trains from a state to ``end_step``, or to the step where ``early_stopping`` or a callback ends the run.
 
     The host never waits for the step it has just dispatched: meanwhile it makes the next batch and puts it onto the
     devices. At most `Parallelism.steps_in_flight` steps are in flight, which bounds memory use and the delay before a
@@ -87,6 +87,12 @@ class TrainLoop:
         self._in_flight: collections.deque[tuple[int, StepMetrics]] = collections.deque()
         self._timer = ThroughputTimer()
         self._too_many_skipped: SkippedStep | None = None
+        self._stop_reason: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a callback has asked to end the run."""
+        return self._stop_reason is not None
 
     def run(self, state: TrainState) -> TrainState:
         """Trains from a state on the host; returns the last one, on the devices.
@@ -94,6 +100,7 @@ class TrainLoop:
         Raises:
             Interrupted: after a signal; the state is saved by the time that the checkpointer is closed.
             UserError: too many consecutive steps were skipped, or data cannot be read; the state is saved.
+            Exception: of a callback; the state is saved.
         """
         self._step = int(state.step)
         self._saved_step: int | None = self._step
@@ -111,10 +118,12 @@ class TrainLoop:
             if self._too_many_skipped is not None:
                 self._save()
                 raise UserError(nonfinite_error_message(self._too_many_skipped, self._step))
-            if not self.interrupts.should_stop(self._step) and self._is_due(self._eval_every):
+            interrupted = self.interrupts.should_stop(self._step)
+            if not interrupted and not self.is_stopped and self._is_due(self._eval_every):
                 self._run_evaluation()
             self._raise_if_interrupted()
         self._save()
+        self._end_if_stopped()
         return self._state
 
     @property
@@ -126,19 +135,31 @@ class TrainLoop:
 
     def _has_ended(self) -> bool:
         stopped_early = self.early_stopping is not None and self.early_stopping.should_stop(self._step)
-        return self._step >= self.end_step or stopped_early
+        return self._step >= self.end_step or stopped_early or self.is_stopped
 
     def _evaluate_if_missing(self) -> None:
         """Evaluates a restored state if a signal or a kill came between its checkpoint and its evaluation."""
-        is_due = self._step > 0 and self._is_due(self._eval_every)
-        if is_due and not broadcast_from_main(partial(self.report.evaluated, self._step)):
+        if self._step > 0 and self._is_due(self._eval_every):
+            self._evaluate_once()
+
+    def _evaluate_once(self) -> None:
+        """Evaluates this step unless metrics.jsonl has it."""
+        if not broadcast_from_main(partial(self.report.evaluated, self._step)):
             self._update_average()
             self._run_evaluation()
             self._raise_if_interrupted()
 
+    def _end_if_stopped(self) -> None:
+        """Evaluates the last step of a run that a callback has ended, and raises the error of one that has failed."""
+        if self._stop_reason == "asked":
+            self._evaluate_once()
+        if self._stop_reason == "error":
+            self.report.raise_error()
+
     def _update_average(self) -> None:
-        """Adds the parameters of a step that is due for evaluation, before its state is saved."""
-        if self.average is not None and self._is_due(self._eval_every):
+        """Adds the parameters of a step that is to be evaluated, before its state is saved."""
+        is_evaluated = self._is_due(self._eval_every) or self._stop_reason == "asked"
+        if self.average is not None and is_evaluated:
             with self._timer.paused():
                 if self.average.add(self._step, self.parallel.to_host(self._state.params)):
                     self._saved_step = None
@@ -196,7 +217,7 @@ class TrainLoop:
             metrics["skipped_steps"] = int(skipped[1])
         metrics["learning_rate"] = float(self.schedule(self._step - 1 - int(skipped[1])))
         metrics["tokens_per_second"] = self._timer.lap()
-        self.report.metrics(self._step, "train", metrics)
+        self._report_metrics("train", metrics)
         zeros = {name: np.zeros(2, np.float32) for name in self._state.sums}
         self._state = self._state.replace(sums=self.parallel.put_state(zeros))
 
@@ -228,7 +249,12 @@ class TrainLoop:
             self._save()
             self.checkpoints.set_best(self._step)
         release_free_memory()
-        self.report.metrics(self._step, "eval", metrics)  # last: a resumed run repeats all if this line is missing
+        self._report_metrics("eval", metrics)  # last: a resumed run repeats all if this line is missing
+
+    def _report_metrics(self, split: str, metrics: Metrics) -> None:
+        """Reports metrics, of which the callbacks of the main process may end the run on every host."""
+        self.report.metrics(self._step, split, metrics)
+        self._stop_reason = broadcast_from_main(lambda: self.report.stop_reason)
 
     def _evaluated_params(self) -> Any:
         """On the devices."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from bert.model.execution import LayerExecution
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
 from bert.runs import shared_run
+from bert.runs.callbacks import Callback
 from bert.runs.folder import RunFolder
 from bert.runs.metrics_log import Metrics
 from bert.runs.progress import StepCosts
@@ -52,7 +53,7 @@ DEFAULT_MAX_TO_KEEP = 3
 """Checkpoints that stay if training.max_to_keep is null."""
 
 
-def pretrain(run: RunFolder[PretrainConfig], say: Log = print) -> dict[str, Any]:
+def pretrain(run: RunFolder[PretrainConfig], say: Log = print, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Runs or resumes a pretraining run, and returns the content of its results.json.
 
     Raises:
@@ -63,8 +64,8 @@ def pretrain(run: RunFolder[PretrainConfig], say: Log = print) -> dict[str, Any]
     say = multihost.main_process_only(say)
     setup = resolve_setup(run, say)
     run, data = prepare_data(setup.run, setup.init_model, setup.teacher, setup.parallel.process, say)
-    state = train(dataclasses.replace(setup, run=run), data, say)
-    results = dict(multihost.broadcast_from_main(partial(write_results, run, data, state.params, start_time)))
+    state = train(dataclasses.replace(setup, run=run), data, say, callbacks)
+    results = dict(multihost.broadcast_from_main(partial(write_results, run, data, state, start_time)))
     if run.config.transfer is None:
         return results
     transfer = measure_transfer(run, say)
@@ -205,7 +206,7 @@ class PhaseProgram:
     evaluate: PretrainingEvaluator
 
 
-def train(setup: Setup, data: PretrainingData, say: Log) -> TrainState:
+def train(setup: Setup, data: PretrainingData, say: Log, callbacks: Sequence[Callback] = ()) -> TrainState:
     """Trains through all phases from the run's newest checkpoint, or from the start; returns the state on the host.
 
     Raises:
@@ -223,7 +224,8 @@ def train(setup: Setup, data: PretrainingData, say: Log) -> TrainState:
         state = _initialize(learner, setup, data, checkpoints, say)
         if run.is_writer:
             print_summary(state.params, config, parallel, data.phases)
-        with shared_run.make_report(run, data.total_steps, int(state.step), curves_subject(config)) as report:
+        subject = curves_subject(config)
+        with shared_run.make_report(run, data.total_steps, int(state.step), subject, callbacks) as report:
             if state.step < data.total_steps:
                 report.on_start(_measure_costs(programs, state, parallel))
             for program in programs:
@@ -232,22 +234,23 @@ def train(setup: Setup, data: PretrainingData, say: Log) -> TrainState:
                     continue  # at phase.end itself the evaluation may still be missing
                 if len(programs) > 1:
                     report.set_phase({"phase": phase.number, "sequence_length": phase.config.data.sequence_length})
-                state = parallel.to_host(
-                    TrainLoop(
-                        config=phase.config.training,
-                        end_step=phase.end,
-                        loader=program.data.loader,
-                        train_step=program.train_step,
-                        schedule=learning_rate_schedule(phase.config.optimizer, data.total_steps),
-                        evaluate=program.evaluate,
-                        parallel=parallel,
-                        checkpoints=checkpoints,
-                        report=report,
-                        interrupts=interrupts,
-                        profiler=profiler,
-                        loss_factors=learner.loss_factors,
-                    ).run(state)
+                loop = TrainLoop(
+                    config=phase.config.training,
+                    end_step=phase.end,
+                    loader=program.data.loader,
+                    train_step=program.train_step,
+                    schedule=learning_rate_schedule(phase.config.optimizer, data.total_steps),
+                    evaluate=program.evaluate,
+                    parallel=parallel,
+                    checkpoints=checkpoints,
+                    report=report,
+                    interrupts=interrupts,
+                    profiler=profiler,
+                    loss_factors=learner.loss_factors,
                 )
+                state = parallel.to_host(loop.run(state))
+                if loop.is_stopped:
+                    break
         checkpoints.wait()
     return state
 

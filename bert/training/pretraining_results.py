@@ -20,6 +20,7 @@ from bert.training.loop import count_parameters
 from bert.training.optimizer import describe_decay
 from bert.training.predictions import PREDICTIONS
 from bert.training.pretraining_data import PhaseData, PretrainingData, predictable_counts
+from bert.training.step import TrainState
 
 
 def print_summary(params: Any, config: PretrainConfig, parallel: Parallelism, phases: Sequence[PhaseData]) -> None:
@@ -80,24 +81,25 @@ def curves_subject(config: PretrainConfig, baselines: Mapping[str, Any] | None =
 
 
 def write_results(
-    run: RunFolder[PretrainConfig], data: PretrainingData, params: Any, start_time: float
+    run: RunFolder[PretrainConfig], data: PretrainingData, state: TrainState, start_time: float
 ) -> dict[str, Any]:
     """Writes results.json and the final curves.
 
     Args:
-        params: the last ones, on the host.
+        state: the last one, on the host.
         start_time: by `time.perf_counter`.
 
     Returns:
         The content of results.json.
     """
-    config, params = run.config.distillation, {name: params[name] for name in params if name != PROJECTIONS}
+    config, step = run.config.distillation, int(state.step)
+    params = {name: state.params[name] for name in state.params if name != PROJECTIONS}
     model = Pretrained(
         config=run.config.model,
         params=params,
         tokenizer=data.tokenizer,
         architecture=pretraining_architecture(set(params), run.config.model),
-        step=data.total_steps,
+        step=step,
         source=str(run.path),
     )
     prediction, objective = PREDICTIONS[run.config.data.prediction], OBJECTIVES[run.config.data.objective]
@@ -105,7 +107,7 @@ def write_results(
     counts = predictable_counts(last.examples, data.tokenizer, prediction.special_tokens)
     scores = scores_of_line(read_eval_metrics(run.path)[-1])
     results: dict[str, Any] = {
-        "steps": data.total_steps,
+        "steps": step,
         **({"teacher": {"source": config.teacher, "checksum": config.checksum}} if config.teacher else {}),
         "eval": scores,
         "corpus": {**last.examples.counts, "fingerprint": last.examples.corpus},

@@ -14,11 +14,14 @@ import numpy as np
 from bert.config import FinetuneConfig
 from bert.parallel import multihost
 from bert.runs import metrics_log
+from bert.runs.callbacks import Callback, call_and_end
 from bert.runs.folder import RunFolder, open_run
 from bert.training.finetuning import finetune
 
 
-def finetune_seeds(run: RunFolder[FinetuneConfig], say: Callable[[str], None] = print) -> dict[str, Any]:
+def finetune_seeds(
+    run: RunFolder[FinetuneConfig], say: Callable[[str], None] = print, callbacks: Sequence[Callback] = ()
+) -> dict[str, Any]:
     """Runs or resumes ``num_seeds`` runs in seed-0, seed-1, ... and returns the content of the results.json above.
 
     A run that has ended is not run again.
@@ -44,7 +47,8 @@ def finetune_seeds(run: RunFolder[FinetuneConfig], say: Callable[[str], None] = 
                 runs.append(finished)
             else:
                 say(f"seed {seed}: {folder}")
-                runs.append(metrics_log.to_jsonable(finetune(one, say)))
+                results = call_and_end(partial(finetune, one, say, callbacks), callbacks, one.is_writer)
+                runs.append(metrics_log.to_jsonable(results))
     results = {**aggregate_seeds(runs), "seconds": round(time.perf_counter() - began, 1)}
     if run.is_writer:
         metrics_log.write_results(run.path, results)

@@ -65,6 +65,55 @@ def test_finetune_is_the_command_also_interrupted_in_an_event_loop_and_resumed_i
     assert again.results["dev"] == found[0].results["dev"]
 
 
+class Recorder(bert.Callback):
+    """Notes every call; stops or fails at the first metrics from a step on."""
+
+    def __init__(self, stop_at=None, fail_at=None):
+        self.stop_at, self.fail_at, self.calls = stop_at or 99, fail_at or 99, []
+
+    def on_start(self, start):
+        self.calls.append(("start", start.start_step, start.total_steps))
+
+    def on_metrics(self, step, split, metrics):
+        self.calls.append((split, step))
+        assert metrics["loss"] > 0
+        if step >= self.fail_at:
+            raise ZeroDivisionError
+        return step >= self.stop_at
+
+    def on_end(self, results):
+        self.calls.append(("end", results and results["steps"]))
+
+
+def test_callbacks_stop_and_fail_and_the_run_resumes(tmp_path, pretrained, sst2):
+    def call(*callbacks):
+        overrides = {**OVERRIDES, "data.dir": sst2, "training.log_every": 2}
+        return bert.finetune(
+            "sst2", init=pretrained, output_dir=tmp_path / "run", overrides=overrides, callbacks=callbacks
+        )
+
+    stopping, silent = Recorder(stop_at=2), Recorder()
+    run = call(stopping, silent)
+    assert stopping.calls == silent.calls == [("start", 0, 15), ("train", 2), ("eval", 2), ("end", 2)]
+    assert (run.results["steps"], run.results["stopped_early"], run.model.step) == (2, True, 2)
+    failing = Recorder(fail_at=6)
+    with pytest.raises(ZeroDivisionError):
+        call(failing, silent)
+    middle = [("train", 4), ("eval", 5), ("train", 6)]
+    assert failing.calls == [("start", 2, 15), *middle, ("end", None)]
+    assert silent.calls[4:] == [("start", 2, 15), *middle[:2], ("end", None)]
+    last = Recorder()
+    assert call(last).results["steps"] == 15
+    assert (last.calls[0], last.calls[-1]) == (("start", 6, 15), ("end", 15))
+
+
+def test_a_stopped_phase_is_the_last_one(tmp_path, corpus):
+    values = dict(argument.removeprefix("--").split("=") for argument in SMALL_RUN)
+    values |= {"data.train": corpus, "phases": [{"share": 0.5}, {"batch_size": 4}]}
+    run = bert.pretrain(output_dir=tmp_path / "run", overrides=values, callbacks=[Recorder(stop_at=2)])
+    assert (run.results["steps"], [line["step"] for line in run.metrics]) == (2, [2, 2])
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
