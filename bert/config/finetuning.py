@@ -51,8 +51,9 @@ class ColumnsConfig:
     source: str = "source"
     """Sequence to sequence: the text that is read."""
     target: str = "target"
-    """Sequence to sequence: the text that is written, or in JSONL a list of equally good ones, the first of which is
-    trained on; a test file may do without."""
+    """Sequence to sequence: the text that is written; a test file may do without."""
+    references: str | None = None
+    """Sequence to sequence: in JSONL of dev and test, a list of further targets that are as good; null for none."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,8 @@ class FinetuneConfig:
     task: str = "sst2"
     """The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli of GLUE; squad (v1.1) or squad2 (v2.0); ner for
     CoNLL columns, conll2003 and wnut17 among them; multiple_choice for SWAG's CSV or CommonsenseQA's JSONL, swag and
-    commonsenseqa among them; packages, the installed package that a docstring is from; for custom data
+    commonsenseqa among them; translation and summarization, which write a text for a text (sequence to sequence),
+    multi30k and aeslc among them; packages, the installed package that a docstring is from; for custom data
     classification, regression, tagging or span (docs/own_task.md)."""
     output_dir: str | None = None
     """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
@@ -197,11 +199,6 @@ class FinetuneConfig:
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
             part.check()
         self.training.check_warmup(self.optimizer)
-        if self.training.label_smoothing:
-            raise UserError(
-                f"training.label_smoothing is {self.training.label_smoothing}, which is for pretraining with "
-                "data.prediction next: remove it"
-            )
         if self.training.tokens_per_batch is not None and self.training.tokens_per_batch < self.data.max_length:
             raise UserError(
                 f"training.tokens_per_batch ({self.training.tokens_per_batch}) has no room for a row of "

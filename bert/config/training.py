@@ -84,8 +84,8 @@ class TrainingConfig:
     gradient_accumulation_steps: Positive = 1
     """Split each batch into this many micro-batches, one after the other, to save memory."""
     label_smoothing: Fraction = 0.0
-    """Share of a next token's probability that is spread evenly over the vocabulary; of data.prediction next. The
-    logged lm_loss is without it."""
+    """Share of a next token's probability that is spread evenly over the vocabulary; of data.prediction next, and of
+    sequence to sequence. The logged lm_loss, or nll, is without it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Computation in float32 or bfloat16; parameters stay float32."""
     preset: Literal["reference", "fast"] = "reference"

@@ -9,11 +9,15 @@ from typing import Any
 
 import jax
 
+from bert.config import Decoding
 from bert.data.inputs import as_list, as_texts, check_count
 from bert.errors import UserError
 from bert.inference.scoring import TextScorer
+from bert.inference.sequence_generation import SequenceGenerator
 from bert.inference.text_generation import TextGenerator, make_decoding
 from bert.interchange.bundle import ModelBundle
+
+ENCODER_DECODER = "BertForSequenceToSequence"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -29,14 +33,16 @@ class LanguageModel(ModelBundle):
         numbers: Sequence[int] | None = None,
         **settings: Any,
     ) -> Any:
-        """Continues texts, of which the answers have only what is new.
+        """Continues texts, of which the answers have only what is new; an encoder-decoder writes the target of each.
 
-        The default is greedy decoding; ``temperature`` samples, and ``beams`` searches. A prompt and its continuation
-        are at most as long as the position table. A sample depends on the seed, the number of its text, its own number
-        and the position alone, whatever the other texts and the batch size.
+        The default is greedy decoding, or the settings that an encoder-decoder was evaluated with; ``temperature``
+        samples, and ``beams`` searches. A prompt and its continuation are at most as long as the position table, and so
+        are a source and a target. A sample depends on the seed, the number of its text, its own number and the position
+        alone, whatever the other texts and the batch size.
 
         Args:
-            prompts: texts; the empty one is the start of a text. A string is one text, and its answer is not in a list.
+            prompts: texts; the empty one is the start of a text. Of an encoder-decoder, sources. A string is one text,
+                and its answer is not in a list.
             details: answers are `Continuation`, with scores and token ids, instead of strings.
             batch_size: rows at once; each beam is one.
             numbers: of the texts, on which samples depend; 0, 1, ... if None.
@@ -48,14 +54,18 @@ class LanguageModel(ModelBundle):
             beam search with the best first.
 
         Raises:
-            UserError: the model is not a left-to-right language model, a prompt is not a text or is as long as the
-                position table, or a setting cannot work.
+            UserError: the model is neither a left-to-right language model nor an encoder-decoder, a prompt is not a
+                text or is too long for the position table, or a setting cannot work.
         """
         if isinstance(prompts, str):
             return self.generate([prompts], details=details, batch_size=batch_size, numbers=numbers, **settings)[0]
+        if self.architecture == ENCODER_DECODER:
+            settings = {**vars(self.decoding or Decoding()), **settings}
         decoding = make_decoding(settings)
         check_count("batch_size", batch_size)
-        texts = self._texts_to_read(prompts)
+        if self.architecture != ENCODER_DECODER:
+            self.require_language_model()
+        texts = self._as_texts(prompts)
         numbers = range(len(texts)) if numbers is None else numbers
         if len(numbers) != len(texts):
             raise UserError(f"numbers has {len(numbers)} entries for {len(texts)} prompts: pass one for each")
@@ -87,7 +97,8 @@ class LanguageModel(ModelBundle):
             check_count(name, value)
         if stride > longest:
             raise UserError(f"stride is {stride}, and {self.source} reads {longest} tokens: pass at most as many")
-        return self._text_scorer(self._texts_to_read(texts), stride, batch_size)
+        self.require_language_model()
+        return self._text_scorer(self._as_texts(texts), stride, batch_size)
 
     def require_language_model(self) -> None:
         """Raises UserError if the model is not a left-to-right language model."""
@@ -97,15 +108,21 @@ class LanguageModel(ModelBundle):
                 "data.prediction next, or a GPT-2 model"
             )
 
-    def _texts_to_read(self, texts: Sequence[str]) -> list[str]:
-        """The inputs as texts. Raises UserError, also for a model of another kind."""
-        self.require_language_model()
+    def _as_texts(self, texts: Sequence[str]) -> list[str]:
+        """The inputs as texts. Raises UserError."""
         wanted = "a text is needed: pass a string"
         return [as_texts(given, index, wanted)[0] for index, given in enumerate(as_list(texts), 1)]
 
     @cached_property
-    def _text_generator(self) -> TextGenerator:
+    def _text_generator(self) -> TextGenerator | SequenceGenerator:
+        if self.architecture == ENCODER_DECODER:
+            return self._sequence_generator
         return TextGenerator(self.config, self._device_params, self.tokenizer, self.source)
+
+    @cached_property
+    def _sequence_generator(self) -> SequenceGenerator:
+        tokenizers = (self.tokenizer, self.target_tokenizer or self.tokenizer)
+        return SequenceGenerator(self.config, self._device_params, tokenizers, self.source)
 
     @cached_property
     def _text_scorer(self) -> TextScorer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -12,6 +13,7 @@ from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
 from bert.config.yaml_io import load_config
 from bert.errors import UserError
 from bert.files import local_path
+from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
 from bert.interchange.names import PROJECTIONS, pretraining_architecture
@@ -19,13 +21,14 @@ from bert.interchange.pooling import read_pooling
 from bert.interchange.readers import google, hf
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
 from bert.model.heads import HEADS
-from bert.runs.folder import config_class_of_run
+from bert.runs.folder import TARGET_TOKENIZER, config_class_of_run
 from bert.runs.metrics_log import read_results
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.tasks import make_task
 from bert.tasks.base import Task
 from bert.tasks.inference_only import published_task
 from bert.tasks.question_answering import SquadTask
+from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tokenizer.wordpiece import load_tokenizer
 
 HEAD_BY_ARCHITECTURE = {module.__name__: name for name, module in HEADS.items()}
@@ -115,13 +118,13 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
         raise UserError(f"{path} has no checkpoint yet: let the run reach its first one")
     step, params = restored
     params.pop(PROJECTIONS, None)
-    task, settings = None, {}
+    task: Task | None = None
+    settings: dict[str, Any] = {}
     if isinstance(config, FinetuneConfig):
         tuned = (read_results(path) or {}).get("tuned", {})
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, **tuned))
-        task = make_task(config)
-        settings = {key: getattr(config, key) for key in ("data", "num_feature_layers", "classifier_dropout")}
-    architecture = pretraining_architecture(set(params), config.model) if task is None else HEADS[task.head].__name__
+        task, settings = _task_of_run(path, config)
+    architecture = pretraining_architecture(set(params), config.model) if task is None else _architecture(task)
     return Pretrained(
         config=config.model,
         params=params,
@@ -135,6 +138,22 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
         null_score_diff_threshold=_null_threshold(task),
         **settings,
     )
+
+
+def _task_of_run(path: Path, config: FinetuneConfig) -> tuple[Task, dict[str, Any]]:
+    """The task of a run, and what else of its configuration a `Pretrained` keeps."""
+    task = make_task(config)
+    settings = {key: getattr(config, key) for key in ("data", "num_feature_layers", "classifier_dropout")}
+    if isinstance(task, SequenceToSequenceTask):
+        tokenizer = load_tokenizer(path / TARGET_TOKENIZER) if config.has_target_tokenizer else None
+        settings |= {"target_tokenizer": tokenizer, "decoding": config.decoding}
+        task = dataclasses.replace(task, target_tokenizer=tokenizer)
+    return task, settings
+
+
+def _architecture(task: Task) -> str:
+    """The module of the model that answers a task."""
+    return ENCODER_DECODER if isinstance(task, SequenceToSequenceTask) else HEADS[task.head].__name__
 
 
 def _null_threshold(task: Task | None) -> float | None:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, overload
 import jax
 import numpy as np
 
-from bert.config import TaskDataConfig
+from bert.config import Decoding, TaskDataConfig
 from bert.data.features import NO_LIMIT, Features, Rows, tokenize
 from bert.data.inputs import as_list, as_text_or_pair, check_count, shown
+from bert.data.sequence_pairs import SequencePairs
 from bert.errors import UserError
 from bert.inference.forward import BUCKETS, BatchedForward
 from bert.inference.language_model import LanguageModel
@@ -253,6 +254,11 @@ class Pretrained(LanguageModel):
 
     def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
         """What the task's head says of each row, in the order of the rows: see `bert.tasks.base.Outputs`."""
+        if isinstance(features, SequencePairs):
+            found = self._sequence_generator.decode(
+                features.sources, self.decoding or Decoding(), batch_size, range(len(features))
+            )
+            return [np.array(best.token_ids, np.int32) for best, *_ in found]
         return self._forward.apply_head(features, batch_size)
 
     def save(

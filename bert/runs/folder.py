@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ KINDS: dict[type, str] = {PretrainConfig: "pretraining", FinetuneConfig: "fine-t
 
 DATA_DIGEST_FILE = "data.digest"
 """File with the digest of the training data, so that a run does not resume with other data."""
+
+TARGET_TOKENIZER = "target_tokenizer"
+"""Folder of the vocabulary of the targets, in the run of a model that has one of their own."""
 
 # What may change when a run resumes: none of these changes the result beyond the rounding of sums. (Evaluations and log
 # lines with other intervals are at other steps, and the best of other evaluations may be another one: the user asked
@@ -187,6 +191,7 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
         # Nothing was trained yet: the user fixed a mistake before the first checkpoint.
         for name in ("config.yaml", "tokenizer.json", "vocab.txt", DATA_DIGEST_FILE):
             (path / name).unlink(missing_ok=True)
+        shutil.rmtree(path / TARGET_TOKENIZER, ignore_errors=True)
     return RunFolder(path, config, resumed=False)
 
 

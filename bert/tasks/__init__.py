@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 
 from bert.config import FinetuneConfig, TaskDataConfig
+from bert.config.model import DECODER_KEYS
+from bert.config.validation import check_unused
 from bert.errors import UserError
 from bert.tasks import (
     custom_question_answering,
@@ -14,6 +16,7 @@ from bert.tasks import (
     multiple_choice,
     packages,
     question_answering,
+    sequence_to_sequence,
     token_classification,
 )
 from bert.tasks.base import Task
@@ -26,6 +29,7 @@ MODULES = (
     custom_sequence,
     custom_token_classification,
     custom_question_answering,
+    sequence_to_sequence,
     packages,
 )
 
@@ -33,8 +37,19 @@ BUILT_IN = tuple(task for module in MODULES for task in module.TASKS)
 
 TASKS: dict[str, Task] = {task.name: task for task in BUILT_IN}
 
-CUSTOM_TASK_KEYS = ("train", "dev", "test", "column_names", "columns", "metrics", "score_range")
+CUSTOM_TASK_KEYS = (
+    "train", "dev", "test", "column_names", "columns", "metrics", "score_range",
+    "source", "target", "max_target_length",
+)  # fmt: skip
 """Keys of ``data`` that only some tasks read (`Task.data_keys`)."""
+
+
+NOT_FOR_A_DECODER = {
+    "language_model_weight": "has a decoder's loss of its own",
+    "classifier_dropout": "has no classifier",
+    "num_feature_layers": "has no head over a frozen encoder",
+}
+"""Keys that tasks with a decoder do not read, and why."""
 
 
 def register_task(task: Task) -> None:
@@ -67,4 +82,26 @@ def make_task(config: FinetuneConfig) -> Task:
         if key not in task.data_keys and getattr(config.data, key) != getattr(unset, key):
             readers = ", ".join(task.name for task in BUILT_IN if key in task.data_keys)
             raise UserError(f"data.{key} is set, but it is for {readers}, and the task is {task.name}: leave it out")
+    _check_decoder_keys(task, config)
     return task.from_config(config.data)
+
+
+def _check_decoder_keys(task: Task, config: FinetuneConfig) -> None:
+    """Raises UserError for settings of a decoder in a task without one, and the other way round."""
+    if task.head == sequence_to_sequence.HEAD:
+        for key, reason in NOT_FOR_A_DECODER.items():
+            if value := getattr(config, key):
+                raise UserError(f"{key} is {value}, but {task.name} {reason}: remove it")
+        if config.model.causal:
+            raise UserError(
+                f"model.causal is true, but the encoder of {task.name} sees the whole source: set it to false, or init "
+                "to another model"
+            )
+        return
+    writers = ", ".join(other.name for other in BUILT_IN if other.head == sequence_to_sequence.HEAD)
+    reason = f"but it is for {writers}, and the task is {task.name}: remove it"
+    check_unused("model.", config.model, reason, DECODER_KEYS)
+    check_unused("decoding.", config.decoding, reason)
+    check_unused("target_tokenizer.", config.target_tokenizer, reason)
+    check_unused("", config, reason, ("decoder_init",))
+    check_unused("training.", config.training, reason, ("label_smoothing",))

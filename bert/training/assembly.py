@@ -13,16 +13,19 @@ from flax import traverse_util
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.errors import UserError
 from bert.model.dropout import Dropout
+from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.model.execution import LayerExecution
 from bert.model.heads import HEADS
 from bert.model.language_model import ClassifierWithLanguageModel
 from bert.parallel.backends import Parallelism
 from bert.tasks.base import Task
+from bert.tasks.sequence_to_sequence import HEAD
 from bert.training.distillation import Distillation, Teacher, with_projections
 from bert.training.initialization import Initializable, Params
-from bert.training.losses import Apply, Batch, Objective
+from bert.training.losses import LOSSES, Apply, Batch, Objective, TaskLoss
 from bert.training.optimizer import ParameterPath
 from bert.training.predictions import PREDICTIONS
+from bert.training.token_losses import sequence_loss
 
 MakeBody = Callable[[Objective], Callable[..., Any]]
 """Objective -> body of a step or of an evaluation, (state or parameters, batch) -> anything."""
@@ -85,8 +88,11 @@ def build_learner(config: PretrainConfig, teacher: Teacher | None, parallel: Par
 
 
 def build_task_model(task: Task, config: FinetuneConfig) -> nn.Module:
-    """The encoder with a task's head. Raises UserError if the devices cannot run it as the configuration demands."""
+    """The encoder with a task's head, or with a decoder. Raises UserError if the devices cannot run it as the
+    configuration demands."""
     execution = LayerExecution.from_config(config.training, config.model.head_size)
+    if task.head == HEAD:
+        return BertForSequenceToSequence(config.model, jnp.dtype(config.training.dtype), execution)
     # Without the default, so that custom heads need no field `execution`.
     options = {} if execution == LayerExecution() else {"execution": execution}
     return HEADS[task.head](
@@ -97,6 +103,13 @@ def build_task_model(task: Task, config: FinetuneConfig) -> nn.Module:
         config.num_feature_layers,
         **options,
     )
+
+
+def task_loss(task: Task, config: FinetuneConfig) -> TaskLoss:
+    """The loss of a task, of what `make_apply` gives."""
+    if task.head == HEAD:
+        return sequence_loss(config.training.label_smoothing, config.model.decoder.known_vocab_size)
+    return LOSSES[task.loss]
 
 
 def build_classifier_with_language_model(task: Task, config: FinetuneConfig) -> nn.Module:
@@ -116,16 +129,28 @@ def build_classifier_with_language_model(task: Task, config: FinetuneConfig) -> 
 
 
 def make_apply(model: nn.Module, frozen: Callable[[ParameterPath], bool] | None) -> Apply:
-    """(params, batch, dropout) -> the head's outputs, without gradients of ``frozen`` parameters."""
-    forward: Callable[..., Any] = model.apply
+    """(params, batch, dropout) -> the head's outputs, or what a decoder's loss reads, without gradients of ``frozen``
+    parameters."""
+    is_decoder = isinstance(model, BertForSequenceToSequence)
 
     def stop_gradients(params: Params) -> Any:
         if frozen is None:
             return params
         return traverse_util.path_aware_map(lambda path, x: jax.lax.stop_gradient(x) if frozen(path) else x, params)
 
-    def apply(params: Params, batch: Batch, dropout: Dropout | None) -> jax.Array:
+    def apply(params: Params, batch: Batch, dropout: Dropout | None) -> Any:
+        variables = {"params": stop_gradients(params)}
+        if is_decoder:
+            return model.apply(variables, batch, dropout, method=_read_targets)
         inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
-        return forward({"params": stop_gradients(params)}, *inputs, dropout=dropout)
+        return model.apply(variables, *inputs, dropout=dropout)
 
     return apply
+
+
+def _read_targets(
+    model: BertForSequenceToSequence, batch: Batch, dropout: Dropout | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What the decoder's matrix reads of each target token, the matrix and its bias."""
+    inputs = (batch["input_ids"], batch["target_ids"], batch["attention_mask"])
+    return model.hidden_states(*inputs, dropout=dropout), *model.decoder_weights()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -92,13 +92,29 @@ def scores_of_line(line: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in line.items() if name not in ("step", "split")}
 
 
-class TaskEvaluator:
-    """Outputs of every row of a split, in its order, and the mean loss, over all devices."""
+class Evaluator(Protocol):
+    """Outputs and losses of a split."""
 
-    def __init__(self, apply: Apply, loss: TaskLoss, parallel: Parallelism, config: FinetuneConfig) -> None:
-        self._parallel, self._config, self._name = parallel, config, loss.metrics[0]
-        self._outputs = parallel.compile(lambda params, batch: apply(params, batch, None))
-        self._loss = parallel.compile(lambda outputs, batch: psum_if_axis(loss.sums(outputs, batch)[0], parallel.axis))
+    def batches(self, split: Split) -> list[tuple[np.ndarray, int]]:
+        """Rows and padded length of each batch."""
+
+    def time(self, params: Any, split: Split) -> tuple[int, Timed]:
+        """Padded length of a batch in the middle of a split, and the time that its outputs take."""
+
+    def __call__(
+        self, params: Any, split: Split, between: Callable[[], None] = lambda: None
+    ) -> tuple[Outputs, dict[str, float]]:
+        """Replicated parameters -> the outputs of each row, and the losses where the rows have labels.
+
+        ``between`` is called before each batch.
+        """
+
+
+class BatchedEvaluator:
+    """The batches of a split on the devices."""
+
+    def __init__(self, parallel: Parallelism, config: FinetuneConfig) -> None:
+        self._parallel, self._config = parallel, config
 
     def batches(self, split: Split) -> list[tuple[np.ndarray, int]]:
         """Rows and padded length of each batch of a split."""
@@ -109,16 +125,35 @@ class TaskEvaluator:
             for rows in evaluation_batches(lengths, size)
         ]
 
-    def _shard_batch(self, split: Split, rows: np.ndarray, length: int) -> dict[str, jax.Array]:
-        """A batch on the devices."""
-        size = self._config.training.rows_per_evaluation
-        return self._parallel.shard_batch(local_slice(split.features.batch(rows, length, size), self._parallel.process))
-
     def time(self, params: Any, split: Split) -> tuple[int, Timed]:
         """Padded length of a batch in the middle of a split, and the time that its outputs take."""
         batches = self.batches(split)
         rows, length = batches[len(batches) // 2]
         return length, timed(partial(self._outputs, params, self._shard_batch(split, rows, length)))
+
+    def _outputs(self, params: Any, batch: dict[str, jax.Array]) -> Any:
+        """What is timed: the outputs of a batch."""
+        raise NotImplementedError
+
+    def _shard_batch(self, split: Split, rows: np.ndarray, length: int) -> dict[str, jax.Array]:
+        """A batch on the devices."""
+        return self._parallel.shard_batch(local_slice(self._batch(split, rows, length), self._parallel.process))
+
+    def _batch(self, split: Split, rows: np.ndarray, length: int) -> dict[str, np.ndarray]:
+        return split.features.batch(rows, length, self._config.training.rows_per_evaluation)
+
+
+class TaskEvaluator(BatchedEvaluator):
+    """Outputs of every row of a split, in its order, and the mean loss, over all devices."""
+
+    def __init__(self, apply: Apply, loss: TaskLoss, parallel: Parallelism, config: FinetuneConfig) -> None:
+        super().__init__(parallel, config)
+        self._name = loss.metrics[0]
+        self._compiled = parallel.compile(lambda params, batch: apply(params, batch, None))
+        self._loss = parallel.compile(lambda outputs, batch: psum_if_axis(loss.sums(outputs, batch)[0], parallel.axis))
+
+    def _outputs(self, params: Any, batch: dict[str, jax.Array]) -> Any:
+        return self._compiled(params, batch)
 
     def __call__(
         self, params: Any, split: Split, between: Callable[[], None] = lambda: None
@@ -151,7 +186,7 @@ class DevEvaluator:
         last_outputs: of the last evaluation; None before the first one.
     """
 
-    def __init__(self, evaluator: TaskEvaluator, task: Task, dev: Split, interrupts: InterruptHandler) -> None:
+    def __init__(self, evaluator: Evaluator, task: Task, dev: Split, interrupts: InterruptHandler) -> None:
         self._evaluator, self._task, self._dev, self._interrupts = evaluator, task, dev, interrupts
         self.last_outputs: Outputs | None = None
 

@@ -16,6 +16,7 @@ from bert.config import FinetuneConfig, TrainingConfig
 from bert.data.batching import FinetuningLoader
 from bert.errors import UserError, require
 from bert.inference.pretrained import Params, Pretrained
+from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.parallel import multihost
 from bert.parallel.backends import PmapParallelism, make_parallelism
 from bert.parallel.devices import local_devices
@@ -29,18 +30,17 @@ from bert.tasks.base import Outputs
 from bert.tasks.splits import cut_facts, label_facts, read_splits
 from bert.training.assembly import build_task_model, make_apply
 from bert.training.averaging import with_average
+from bert.training.decoder_initialization import EncoderDecoderInit, decoder_source
 from bert.training.evaluation import (
     DevEvaluator,
     EarlyStopping,
     Split,
-    TaskEvaluator,
     read_eval_metrics,
     scores_of_line,
 )
-from bert.training.finetuning_setup import Setup, resolve_setup
-from bert.training.initialization import CheckpointReader, Log, initialize_state
+from bert.training.finetuning_setup import Setup, make_evaluators, resolve_setup
+from bert.training.initialization import CheckpointReader, Initializable, Log, initialize_state
 from bert.training.loop import TrainLoop, TrainStep, count_parameters
-from bert.training.losses import LOSSES
 from bert.training.optimizer import ParameterPath, describe_decay, learning_rate_schedule, make_frozen_predicate
 from bert.training.step import TrainState, compile_bucketed_train_step
 from bert.training.timing import Timed, costs_of_training, seconds_of_scoring, time_train_step
@@ -71,7 +71,7 @@ class BestCheckpoint(NamedTuple):
         step: its step.
         params: on the host.
         lines: all evaluation lines of metrics.jsonl.
-        dev_outputs: if this process made its evaluation last; else None.
+        dev_outputs: if this process made its evaluation last, and as final predictions are made; else None.
     """
 
     step: int
@@ -128,20 +128,27 @@ def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestChe
         checkpoints.thin_out()
         step, params = require(checkpoints.restore_best_params(), "the best checkpoint")
     lines = multihost.broadcast_from_main(partial(read_eval_metrics, run.path))
-    dev_outputs = evaluate.last_outputs if step == lines[-1]["step"] else None
+    is_final = step == lines[-1]["step"] and setup.evaluator is setup.final_evaluator
+    dev_outputs = evaluate.last_outputs if is_final else None
     return BestCheckpoint(step, params, lines, dev_outputs)
 
 
 def _initialize(setup: Setup, checkpoints: CheckpointReader, say: Log) -> TrainState:
-    init, train = setup.init_model, setup.train
+    init, train, config = setup.init_model, setup.train, setup.run.config
+    source = None if init.params is None else (init.name, init.params)
+    model: Initializable = setup.model
+    if isinstance(setup.model, BertForSequenceToSequence):
+        model = EncoderDecoderInit(setup.model)
+        if source is not None:
+            source = init.name, decoder_source(config, source[1], init.name)
     return initialize_state(
-        setup.model,
+        model,
         setup.optimizer,
         setup.objective.metrics,
-        setup.run.config.seed,
+        config.seed,
         checkpoints,
-        None if init.params is None else (init.name, init.params),
-        ("bert", "predictions"),
+        source,
+        ("bert", "decoder", "predictions"),
         say,
         # Parameters do not depend on the length; the data tells whether rows have choices.
         input_shape=(*train.batch(np.arange(1), int(train.lengths[0]), 1)["input_ids"].shape[:-1], 8),
@@ -244,14 +251,15 @@ def write_predictions(setup: Setup, best: BestCheckpoint) -> Scores:
     """Tunes the task on dev, and writes and scores the predictions of all splits but train."""
     run, dev, config = setup.run, setup.dev, setup.run.config.data
     params, folder = setup.parallel.put_state(best.params), run.path / "predictions"
-    dev_outputs = setup.evaluator(params, dev)[0] if best.dev_outputs is None else best.dev_outputs
+    evaluate = setup.final_evaluator
+    dev_outputs = evaluate(params, dev)[0] if best.dev_outputs is None else best.dev_outputs
     task = setup.task.tune(dev_outputs, dev.features, dev.examples)
     tuned = {name: value for name, value in vars(task.to_config(config)).items() if value != getattr(config, name)}
     by_split, details, collapsed = {}, {}, False
     for name, split in setup.splits.items():
         if name == "train":
             continue
-        outputs, losses = (dev_outputs, {}) if name == "dev" else setup.evaluator(params, split)
+        outputs, losses = (dev_outputs, {}) if name == "dev" else evaluate(params, split)
         predictions = task.predict(outputs, split.features, split.examples)
         if run.is_writer:
             task.write_predictions(folder, name, predictions, split.examples)
@@ -316,6 +324,7 @@ def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: 
         parallel = PmapParallelism(local_devices()[:1])
         head = build_task_model(task, dataclasses.replace(config, training=TrainingConfig(dtype=config.training.dtype)))
     apply = make_apply(head, make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers))
-    evaluator = TaskEvaluator(apply, LOSSES[task.loss], parallel, config)
+    tokenizer = model.target_tokenizer or model.tokenizer
+    _, evaluator = make_evaluators(task, apply, parallel, config, tokenizer)
     outputs, _ = evaluator(parallel.put_state(model.params), split)
     return task.write_predictions(folder, name, task.predict(outputs, split.features, examples), examples)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import optax
 from tokenizers import Tokenizer
 
-from bert.config import FinetuneConfig, ModelConfig
+from bert.config import Decoding, FinetuneConfig, ModelConfig, TokenizerConfig
 from bert.data.batching import TrainingBatches, make_batches
 from bert.data.features import Rows
+from bert.data.sequence_pairs import target_boundaries
 from bert.errors import UserError, require
 from bert.inference.loading import load
 from bert.inference.pretrained import Params
@@ -21,9 +22,10 @@ from bert.model.execution import LayerExecution
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
 from bert.runs.checkpoint_directory import CheckpointDirectory
-from bert.runs.folder import RunFolder
+from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tasks import make_task
 from bert.tasks.base import Examples, Task
+from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tasks.splits import read_splits
 from bert.tokenizer.byte_level import separate_pairs
 from bert.tokenizer.wordpiece import (
@@ -33,22 +35,28 @@ from bert.tokenizer.wordpiece import (
     save_tokenizer,
     train_tokenizer,
 )
-from bert.training.assembly import build_classifier_with_language_model, build_task_model, make_apply
-from bert.training.evaluation import Split, TaskEvaluator
+from bert.training.assembly import build_classifier_with_language_model, build_task_model, make_apply, task_loss
+from bert.training.evaluation import Evaluator, Split, TaskEvaluator
 from bert.training.initialization import Log, model_config_from_source, with_vocab_size
 from bert.training.loop import num_train_steps
-from bert.training.losses import LOSSES, Apply, Objective, task_objective
+from bert.training.losses import Apply, Objective, task_objective
 from bert.training.optimizer import ParameterPath, make_frozen_predicate, make_optimizer
+from bert.training.sequence_evaluation import SequenceEvaluator
 from bert.training.token_losses import classifier_objective
 
 
 class InitialModel(NamedTuple):
-    """What the encoder starts as: sizes, vocabulary, and weights (None for random ones)."""
+    """What the model starts as: sizes, vocabulary, and weights (None for random ones).
+
+    Attributes:
+        target_tokenizer: of the targets of a decoder; None if they have that of the sources.
+    """
 
     config: ModelConfig
     tokenizer: Tokenizer
     params: Params | None
     name: str
+    target_tokenizer: Tokenizer | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,8 @@ class Setup:
         init_model: sizes, vocabulary and weights.
         model: the encoder with the task's head, as it is trained.
         frozen: path of a parameter -> whether it is not trained; None if all are.
-        evaluator: outputs of a split.
+        evaluator: outputs of a split, in training.
+        final_evaluator: outputs of a split by the best checkpoint.
         batches: of the training rows.
     """
 
@@ -76,7 +85,8 @@ class Setup:
     frozen: Callable[[ParameterPath], bool] | None
     objective: Objective
     optimizer: optax.GradientTransformation
-    evaluator: TaskEvaluator
+    evaluator: Evaluator
+    final_evaluator: Evaluator
     batches: TrainingBatches
     total_steps: int
 
@@ -102,6 +112,8 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
         say(note)
     init_model = _load_init_model(run, examples["train"], say)
     require_embedding_rows(init_model.tokenizer, init_model.config.known_vocab_size, init_model.name)
+    if isinstance(task, SequenceToSequenceTask):
+        task = dataclasses.replace(task, target_tokenizer=init_model.target_tokenizer)
     data = task.to_config(data)
     if data.max_length > init_model.config.max_position_embeddings:
         raise UserError(
@@ -115,14 +127,17 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
     frozen = make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers)
     model, apply, objective = _build_model_and_objective(task, config, frozen)
     parallel = make_parallelism(config.training, config.model)
+    tokenizer = init_model.target_tokenizer or init_model.tokenizer
     _check_batches(parallel, config)
-    by_length = LOSSES[task.loss].by_length and not config.language_model_weight
+    by_length = task_loss(task, config).by_length and not config.language_model_weight
     batches = make_batches(train, config, parallel.row_shares, by_length)
     config = _resolve_defaults(config, len(batches))
     run = run.save_config(config)  # before other files: a folder without config.yaml belongs to no run
     run.check_data(train.digest())
     if run.is_writer:
         save_tokenizer(init_model.tokenizer, run.path)
+        if init_model.target_tokenizer is not None:
+            save_tokenizer(init_model.target_tokenizer, run.path / TARGET_TOKENIZER)
     total_steps = num_train_steps(config.training, len(batches))
     return Setup(
         run,
@@ -134,17 +149,36 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
         frozen,
         objective,
         make_optimizer(config.optimizer, total_steps, frozen),
-        TaskEvaluator(apply, LOSSES[task.loss], parallel, config),
+        *make_evaluators(task, apply, parallel, config, tokenizer),
         batches,
         total_steps,
     )
+
+
+def make_evaluators(
+    task: Task, apply: Apply, parallel: Parallelism, config: FinetuneConfig, tokenizer: Tokenizer
+) -> tuple[Evaluator, Evaluator]:
+    """What scores dev in training, and what makes the final predictions: of a decoder the one is greedy, and the other
+    has the settings of ``decoding``.
+
+    Args:
+        tokenizer: of what the task writes, if it writes.
+    """
+    loss = task_loss(task, config)
+    if not isinstance(task, SequenceToSequenceTask):
+        evaluator = TaskEvaluator(apply, loss, parallel, config)
+        return evaluator, evaluator
+    greedy = Decoding(max_tokens=config.decoding.max_tokens)
+    parts = (apply, loss, parallel, config, target_boundaries(tokenizer))
+    in_training = SequenceEvaluator(*parts, greedy)
+    return in_training, in_training if config.decoding == greedy else SequenceEvaluator(*parts, config.decoding)
 
 
 def _build_model_and_objective(
     task: Task, config: FinetuneConfig, frozen: Callable[[ParameterPath], bool] | None
 ) -> tuple[nn.Module, Apply, Objective]:
     """The model that is trained, the task's outputs of its parameters, and what is minimised. Raises UserError."""
-    model, loss = build_task_model(task, config), LOSSES[task.loss]
+    model, loss = build_task_model(task, config), task_loss(task, config)
     apply = make_apply(model, frozen)
     if not config.language_model_weight:
         return model, apply, task_objective(loss, apply)
@@ -178,10 +212,29 @@ def _load_init_model(run: RunFolder[FinetuneConfig], train: Examples, say: Log) 
     """
     given = _given_init_model(run, train, say)
     separate_pairs(given.tokenizer)
-    return given
+    if not run.config.has_target_tokenizer:
+        return given
+    folder = run.path / TARGET_TOKENIZER
+    begun = run.resumed and multihost.broadcast_from_main(folder.is_dir)
+    tokenizer = load_tokenizer(folder) if begun else _make_target_tokenizer(run.config.target_tokenizer, train)
+    rows = embedding_rows(tokenizer)
+    if (requested := given.config.decoder_vocab_size) is not None and requested < rows:
+        raise UserError(
+            f"model.decoder_vocab_size ({requested}) is smaller than the vocabulary of the targets ({rows} tokens): "
+            "remove it, or enlarge it"
+        )
+    config = dataclasses.replace(given.config, decoder_vocab_size=requested or rows)
+    return given._replace(config=config, target_tokenizer=tokenizer)
 
 
-def _given_init_model(run: RunFolder[FinetuneConfig], train: Examples, say: Log) -> InitialModel:
+def _make_target_tokenizer(config: TokenizerConfig, train: Any) -> Tokenizer:
+    """The vocabulary of the targets alone: read, or trained on those of the training rows."""
+    if config.path is not None:
+        return load_tokenizer(config.path, config)
+    return train_tokenizer(iter(train.targets), config)
+
+
+def _given_init_model(run: RunFolder[FinetuneConfig], train: Any, say: Log) -> InitialModel:
     config, init = run.config, require(run.config.init, "init")
     if run.resumed and multihost.broadcast_from_main(CheckpointDirectory(run.checkpoints).steps):
         return InitialModel(config.model, load_tokenizer(run.path), None, init)
@@ -196,5 +249,6 @@ def _given_init_model(run: RunFolder[FinetuneConfig], train: Examples, say: Log)
     if config.tokenizer.path is not None:
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
     else:
-        tokenizer = train_tokenizer(train.sentences(), config.tokenizer)
+        texts = train.sources if config.has_target_tokenizer else train.sentences()
+        tokenizer = train_tokenizer(iter(texts), config.tokenizer)
     return InitialModel(with_vocab_size(config.model, embedding_rows(tokenizer)), tokenizer, None, "none")

@@ -20,6 +20,7 @@ from bert.metrics import unigram_log_probabilities
 from bert.training.step import TrainState
 
 Params = dict[str, Any]
+ParameterPath = tuple[str, ...]
 Log = Callable[[str], None]
 
 
@@ -71,15 +72,19 @@ def initialize_state(
     if restored is not None:
         say(f"resumes at step {restored[0]:,}")
         return restored[1]
-    shapes = _split_pooler(like.params)
-    moved = () if source is None else _shared_modules(shapes, _split_pooler(source[1]), modules)
+    shapes = traverse_util.flatten_dict(_split_pooler(like.params))
+    moved: set[ParameterPath] = set()
+    if source is not None:
+        taken = _shared_modules(_split_pooler(like.params), _split_pooler(source[1]), modules)
+        moved = {path for path in traverse_util.flatten_dict(_split_pooler(source[1])) if path[0] in taken}
 
-    def fresh(key: jax.Array) -> Params:
-        return {module: tree for module, tree in _split_pooler(init(key)).items() if module not in moved}
+    def fresh(key: jax.Array) -> dict[ParameterPath, jax.Array]:
+        flat = traverse_util.flatten_dict(_split_pooler(init(key)))
+        return {path: leaf for path, leaf in flat.items() if path not in moved}
 
     # What comes from elsewhere is not drawn: for a small head next to a large encoder that is nearly all.
     drawn = jax.device_get(jax.jit(fresh)(jax.random.key(seed)))
-    params = prepare(_merge_pooler({**shapes, **drawn}))
+    params = prepare(_merge_pooler(traverse_util.unflatten_dict({**shapes, **drawn})))
     if source is None:
         say("starts from random weights")
     else:
@@ -101,23 +106,30 @@ def load_pretrained_params(params: Params, source: Params, name: str, modules: S
     if "bert" not in taken:
         raise UserError(f"{name} has no encoder to start from: name another model or run")
     expected, given = (
-        traverse_util.flatten_dict({module: tree[module] for module in taken}, sep="/") for tree in (params, source)
+        traverse_util.flatten_dict({module: tree[module] for module in taken}) for tree in (params, source)
     )
-    wrong = sorted(set(expected) ^ set(given))
+    given = {path: leaf for path, leaf in given.items() if path in expected or not _is_cross_attention(path)}
+    wrong = sorted(path for path in set(expected) ^ set(given) if not _is_cross_attention(path))
     wrong += [key for key in expected if key in given and expected[key].shape != given[key].shape]
     if wrong:
-        raise UserError(
-            f"{name} does not fit the model: {', '.join(wrong[:5])} differ ({len(wrong)} in all): name another"
-        )
-    size = sum(array.size for array in expected.values())
+        shown = ", ".join(map("/".join, wrong[:5]))
+        raise UserError(f"{name} does not fit the model: {shown} differ ({len(wrong)} in all): name another")
+    size = sum(array.size for array in given.values())
     names = ", ".join(module for module in taken if module != POOLER)
-    say(f"from {name}: {names} ({len(expected)} tensors, {size:,} parameters)")
+    say(f"from {name}: {names} ({len(given)} tensors, {size:,} parameters)")
     fresh, unused = sorted(set(params) - set(taken)), sorted(set(source) - set(taken))
+    if set(expected) - set(given):
+        fresh.append("cross-attention")
     if fresh:
         say(f"randomly initialized: {', '.join(fresh)}")
     if unused:
         say(f"not loaded: {', '.join(unused)}")
-    return _merge_pooler({**params, **{module: source[module] for module in taken}})
+    return _merge_pooler({**params, **traverse_util.unflatten_dict({**expected, **given})})
+
+
+def _is_cross_attention(path: ParameterPath) -> bool:
+    """Whether a parameter is one of a decoder that encoders lack."""
+    return not {"cross_attention", "cross_norm"}.isdisjoint(path)
 
 
 def _shared_modules(params: Params, source: Params, modules: Sequence[str]) -> list[str]:

@@ -95,6 +95,29 @@ def classifier_objective(loss: TaskLoss, apply: Callable[..., Any], factor: floa
     return Objective(forward, weights, (*task.metrics, "lm_loss"), {"lm_loss": factor})
 
 
+def sequence_loss(label_smoothing: float, vocab_size: int) -> TaskLoss:
+    """The loss of the tokens of a target: outputs are what the decoder's matrix reads [B, T, E], the matrix and its
+    bias; labels [B, T] are IGNORE_INDEX in padding.
+
+    Args:
+        label_smoothing: as of `decoded_loss`; ``nll`` is the loss without it.
+        vocab_size: V of the target.
+    """
+
+    def sums(outputs: Any, batch: Batch) -> tuple[WeightedSum, ...]:
+        real = (batch["labels"] >= 0).astype(jnp.float32)
+        labels = jnp.maximum(batch["labels"], 0)
+        hidden_states, table, bias = outputs
+        return decoded_loss(
+            hidden_states, table, bias, labels, real, label_smoothing=label_smoothing, vocab_size=vocab_size
+        )
+
+    def weight(batch: Batch) -> Float[Array, ""]:
+        return jnp.sum(batch["labels"] >= 0).astype(jnp.float32)
+
+    return TaskLoss(sums, weight, ("sequence_loss", "nll", "accuracy"), by_length=False)
+
+
 class TokenSums(NamedTuple):
     """What `decoded_loss` and `token_sums` give, each (sum, weight), in nats.
 
