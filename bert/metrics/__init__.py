@@ -184,7 +184,7 @@ def squad_metrics(
     """Exact match and F1 of answers in percent, as SQuAD's official evaluators have them.
 
     Where every question has an answer it is v1.1's (keys exact_match, f1): a question without a prediction
-    scores 0. Where one has none it is v2.0's (exact, f1, total, and the same with HasAns_ and NoAns_ before them).
+    scores 0. Where one has none it is v2.0's (exact, f1, total, and the same with ``HasAns_`` and ``NoAns_`` before).
 
     Args:
       predictions: a text for each question's id; empty: no answer.

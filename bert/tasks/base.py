@@ -149,7 +149,7 @@ class Task(ABC):
 
     @abstractmethod
     def splits(self, folder: Path) -> list[str]:
-        """``train``, ``dev`` and whatever more the folder has: further dev splits (named dev_...), then those to
+        """``train``, ``dev`` and whatever more the folder has: further dev splits (named ``dev_...``), then those to
         predict. Without ``dev``, some rows of train are held out as dev. Names of splits are names of files under
         predictions/ and keys of results.json."""
 

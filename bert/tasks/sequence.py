@@ -233,7 +233,7 @@ class ClassificationTask(SentenceTask):
     def write_details(
         self, folder: Path, split: str, predictions: ClassificationPredictions, examples: Examples
     ) -> list[Path]:
-        """Writes errors.tsv, the surest errors first, and confusion_matrix.png; of splits other than dev SPLIT_..."""
+        """Writes errors.tsv, the surest first, and confusion_matrix.png; ``SPLIT_...`` of splits other than dev."""
         start = "" if split == "dev" else f"{split}_"
         labels = examples.known_labels
         shares = np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
