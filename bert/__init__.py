@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from bert import metrics
     from bert.errors import UserError
     from bert.inference.loading import load
@@ -78,8 +79,23 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _HOMES:
         raise AttributeError(f"module 'bert' has no attribute {name!r}")
     home = importlib.import_module(_HOMES[name])
     return home if home.__name__ == f"bert.{name}" else getattr(home, name)
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("bert-jax")
+    except metadata.PackageNotFoundError:  # a clone that is not installed
+        return "0+unknown"

@@ -31,6 +31,7 @@ from bert.interchange.names import pretraining_architecture
 from bert.model.electra import make_generator_config
 from bert.model.heads import BertForMultipleChoice
 from bert.runs.checkpoint import Checkpointer
+from bert.runs.environment import read_environment
 from bert.runs.folder import KINDS, config_class_of_run
 from bert.tasks import make_task
 from bert.tokenizer.special_tokens import special_tokens
@@ -100,6 +101,7 @@ def summarize(source: str | Path, length: int | None = None) -> Facts:
     }
     if config is not None:
         facts["initial_weights"] = _initial_weights(config)
+        facts["sessions"] = read_environment(path)
     return facts
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.metadata
 
+import bert
 from bert.commands.arguments import run_command, run_program
 from bert.errors import UserError
 
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
         print(_help())
         return 0 if argv else 2
     if argv[0] == "--version":
-        print(f"bert-jax {_version()}")
+        print(f"bert-jax {bert.__version__}")
         return 0
     name, *rest = argv
     if name not in COMMANDS:
@@ -61,10 +61,3 @@ def _help() -> str:
             "bert COMMAND --help explains a command, bert --version prints the version.",
         ]
     )
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("bert-jax")
-    except importlib.metadata.PackageNotFoundError:  # a clone that is not installed
-        return "(not installed, running from a clone)"

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         print(json.dumps(to_jsonable(facts), indent=2, ensure_ascii=False))
         return 0
-    for lines in (_head(facts), _parts(facts), _vocabulary(facts), _provenance(facts)):
+    for lines in (_head(facts), _parts(facts), _vocabulary(facts), _provenance(facts), _sessions(facts)):
         if lines:
             print("\n".join([*lines, ""]))
     return 0
@@ -86,6 +86,20 @@ def _provenance(facts: dict[str, Any]) -> list[str]:
     lines = [f"  from {facts['initial_weights']}"] if "initial_weights" in facts else []
     lines += [f"  {line}" for line in facts["read"]]
     return ["weights:", *lines] if lines else []
+
+
+def _sessions(facts: dict[str, Any]) -> list[str]:
+    """A line for each start of a run, of files that other versions may have written."""
+    lines = []
+    for session in facts.get("sessions", ()):
+        versions, devices, git = (session.get(name) or {} for name in ("versions", "devices", "git"))
+        software = ", ".join(f"{name} {versions.get(name)}" for name in ("bert-jax", "jax"))
+        commit = f", commit {git.get('commit', '')[:12]}{' with changes' if git.get('changed') else ''}" if git else ""
+        lines.append(
+            f"  {session.get('started')}  {software}, Python {session.get('python')}, "
+            f"{devices.get('count')} x {devices.get('kind')}{commit}"
+        )
+    return ["sessions:", *lines] if lines else []
 
 
 def _flops(value: float) -> str:

@@ -23,6 +23,7 @@ from bert.parallel.devices import local_devices
 from bert.runs import metrics_log, progress, shared_run
 from bert.runs.callbacks import Callback
 from bert.runs.curves import Subject
+from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
@@ -56,6 +57,7 @@ def finetune(run: RunFolder[FinetuneConfig], say: Log = print, callbacks: Sequen
     start_time = time.perf_counter()
     say = multihost.main_process_only(say)
     setup = resolve_setup(run, say)
+    record_environment(setup.run)
     best = train(setup, say, callbacks)
     scores = write_predictions(setup, best)
     results = {**_results(setup, best, scores), "seconds": round(time.perf_counter() - start_time, 1)}

@@ -21,6 +21,7 @@ from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
 from bert.runs import shared_run
 from bert.runs.callbacks import Callback
+from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder
 from bert.runs.metrics_log import Metrics
 from bert.runs.progress import StepCosts
@@ -63,6 +64,7 @@ def pretrain(run: RunFolder[PretrainConfig], say: Log = print, callbacks: Sequen
     start_time = time.perf_counter()
     say = multihost.main_process_only(say)
     setup = resolve_setup(run, say)
+    record_environment(setup.run)
     run, data = prepare_data(setup.run, setup.init_model, setup.teacher, setup.parallel.process, say)
     state = train(dataclasses.replace(setup, run=run), data, say, callbacks)
     results = dict(multihost.broadcast_from_main(partial(write_results, run, data, state, start_time)))

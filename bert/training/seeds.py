@@ -15,6 +15,7 @@ from bert.config import FinetuneConfig
 from bert.parallel import multihost
 from bert.runs import metrics_log
 from bert.runs.callbacks import Callback, call_and_end
+from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder, open_run
 from bert.training.finetuning import finetune
 
@@ -32,6 +33,7 @@ def finetune_seeds(
     """
     began, say = time.perf_counter(), multihost.main_process_only(say)
     run = run.save_config(run.config)
+    record_environment(run)
     runs = []
     data = run.config.data
     if data.sample_seed is None:  # all seeds are scored on the same dev rows

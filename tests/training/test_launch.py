@@ -12,6 +12,7 @@ import pytest
 
 import bert
 from bert.config import FinetuneConfig, PretrainConfig
+from bert.runs.environment import read_environment
 from bert.training.loop import TrainLoop
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of, state_of
@@ -61,6 +62,7 @@ def test_finetune_is_the_command_also_interrupted_in_an_event_loop_and_resumed_i
     thread.join()
     assert found == [bert.Run(folder)]
     assert_same_run(found[0], finetuned)
+    assert len(read_environment(folder)) == 2
     again = bert.finetune(replace(found[0].config, profile=False))  # a configuration is a configuration
     assert again.results["dev"] == found[0].results["dev"]
 

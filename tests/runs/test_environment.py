@@ -1,0 +1,69 @@
+"""environment.json: software and devices of each session, and nothing personal."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import bert
+from bert.commands.inspect import main
+from bert.config import PretrainConfig
+from bert.runs.environment import describe_environment, read_environment, record_environment
+from bert.runs.folder import RunFolder
+
+
+def test_a_session_names_software_devices_command_and_commit(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("SECRET", "a secret")
+    monkeypatch.setattr(sys, "argv", ["/home/somebody/bin/bert", "pretrain", "--output_dir=/home/somebody/runs/x"])
+    monkeypatch.chdir(tmp_path)
+    session = describe_environment()
+    assert session["command"] == ["~/bin/bert", "pretrain", "--output_dir=~/runs/x"]
+    assert set(session["versions"]) == {"bert-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"}
+    assert session["devices"] == {"platform": "cpu", "kind": "cpu", "count": 1, "processes": 1}
+    assert session["git"] is None
+    text = json.dumps(session)
+    assert "somebody" not in text
+    assert "secret" not in text
+
+
+def test_the_commit_of_the_working_tree_and_whether_it_has_changed(tmp_path, monkeypatch):
+    def git(*arguments):
+        identity = ["-c", "user.name=n", "-c", "user.email=e"]
+        return subprocess.run(["git", *identity, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    git("init", "-q")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "-qm", "one")
+    monkeypatch.chdir(tmp_path)
+    commit = git("rev-parse", "HEAD").stdout.strip()
+    assert describe_environment()["git"] == {"commit": commit, "changed": False}
+    (tmp_path / "file").write_text("2")
+    assert describe_environment()["git"] == {"commit": commit, "changed": True}
+
+
+def test_each_start_adds_a_session_and_a_damaged_file_is_begun_again(tmp_path):
+    run = RunFolder(tmp_path, PretrainConfig(), resumed=False)
+    record_environment(run)
+    record_environment(run)
+    first, second = read_environment(tmp_path)
+    assert first["started"] <= second["started"]
+    (tmp_path / "environment.json").write_text('[{"started": ')
+    record_environment(run)
+    assert len(read_environment(tmp_path)) == 1
+    record_environment(RunFolder(tmp_path, PretrainConfig(), resumed=False, is_writer=False))
+    assert len(read_environment(tmp_path)) == 1
+
+
+def test_inspect_shows_the_sessions_of_a_run(pretrained, capsys):
+    assert main([str(pretrained)]) == 0
+    [session] = read_environment(Path(pretrained))
+    lines = capsys.readouterr().out.partition("sessions:\n")[2].splitlines()
+    assert lines[0].startswith(f"  {session['started']}  bert-jax {bert.__version__}, jax ")
+    assert "1 x cpu" in lines[0]
+
+
+def test_public_names_are_listed():
+    assert {"Run", "pretrain", "finetune", "load", "Callback", "__version__"} <= set(dir(bert))
+    assert all(hasattr(bert, name) for name in dir(bert))
