@@ -19,7 +19,7 @@ from bert.commands.finetune import COLLAPSED, _show, main
 from bert.commands.predict import main as predict
 from bert.inference.new_inputs import LINES_AT_ONCE, lines_as_they_come
 from tests.conftest import SMALL_MODEL
-from tests.helpers import lines_of, run, state_of
+from tests.helpers import assert_same_but_for_rounding, lines_of, run, state_of
 
 
 def test_a_run_leaves_scores_predictions_and_its_best_checkpoint(finetuned: Path, pretrained: Path) -> None:
@@ -146,6 +146,12 @@ def test_an_interrupted_run_ends_the_same(finetuned, pretrained, sst2, tmp_path,
     assert (folder / "predictions" / "dev.tsv").read_bytes() == (finetuned / "predictions" / "dev.tsv").read_bytes()
 
 
+TOKENS_AND_MEAN = [
+    "--config=sst2", "--data.max_length=32", "--data.buckets=[8,32]", "--training.tokens_per_batch=64",
+    "--training.epochs=2", "--training.eval_every=3", "--training.average_checkpoints=2",
+]  # fmt: skip
+
+
 def test_token_batches_and_a_mean_of_checkpoints_survive_an_interruption(
     pretrained, sst2, tmp_path, monkeypatch, capsys
 ) -> None:
@@ -156,9 +162,7 @@ def test_token_batches_and_a_mean_of_checkpoints_survive_an_interruption(
 
     from bert.data.batching import FinetuningLoader
 
-    given = ["--config=sst2", "--data.max_length=32", "--data.buckets=[8,32]", "--training.tokens_per_batch=64",
-             "--training.epochs=2", "--training.eval_every=3", "--training.average_checkpoints=2",
-             f"--init={pretrained}", f"--data.dir={sst2}"]  # fmt: skip
+    given = [*TOKENS_AND_MEAN, f"--init={pretrained}", f"--data.dir={sst2}"]
     assert main([*given, f"--output_dir={tmp_path / 'whole'}"]) == 0
     assert "up to 64, in as many rows as fit" in capsys.readouterr().out
     batch = FinetuningLoader.batch
@@ -348,6 +352,16 @@ def test_vocabulary_larger_than_the_embedding_stops_the_run(pretrained, sst2, tm
     arguments = [f"--init={source}", f"--data.dir={sst2}", "--data.max_length=32", f"--output_dir={tmp_path / 'run'}"]
     assert "the vocabulary needs 4001 rows" in fails(main, "--config=sst2", *arguments)
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["--training.gradient_accumulation_steps=2", "--training.mesh=2x2x2"])
+def test_token_batches_and_a_mean_do_not_depend_on_devices(pretrained, sst2, tmp_path, monkeypatch, more) -> None:
+    given = [*TOKENS_AND_MEAN, f"--init={pretrained}", f"--data.dir={sst2}", "--training.eval_batch_size=8"]
+    for devices, arguments in (("1", []), ("8", [more])):
+        monkeypatch.setenv("BERT_NUM_DEVICES", devices)
+        assert main([*given, f"--output_dir={tmp_path / devices}", *arguments]) == 0
+    assert_same_but_for_rounding(tmp_path / "8", tmp_path / "1")
 
 
 @pytest.mark.slow
