@@ -35,7 +35,8 @@ suppress_warnings = ["misc.highlighting_failure"]
 
 # Notebooks are shown with the outputs that they are committed with.
 nb_execution_mode = "off"
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["deflist", "dollarmath"]
+myst_dmath_allow_digits = myst_dmath_allow_space = False  # a price is no formula
 myst_heading_anchors = 4
 
 # A name in single quotes of a docstring is a link if the reference has it, and else code.

@@ -27,6 +27,7 @@ TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text
 
 API = {
     "Load and use a model": ("load", "Pretrained"),
+    "Train": ("pretrain", "finetune", "Run", "Callback"),
     "What a model returns": (
         "bert.inference.pretrained.EncodeOutput",
         "bert.inference.pretrained.MaskPrediction",
@@ -104,7 +105,7 @@ def _directive(name: str) -> str:
         if issubclass(value, BaseException):
             options = ["show-inheritance:"]
         elif hasattr(value, "setup"):  # a Flax module
-            options = ["members:", "special-members: __call__", "exclude-members: setup"]
+            options = ["members:", "special-members: __call__", "exclude-members: setup, dtype"]
         elif not issubclass(value, tuple):
             options = ["members:", "inherited-members:"]
     return "".join([f".. {directive}:: {path}\n", *(f"   :{option}\n" for option in options), "\n"])
