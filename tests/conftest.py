@@ -137,6 +137,20 @@ def _examples_are_cached_in_a_new_folder(tmp_path_factory: pytest.TempPathFactor
         yield
 
 
+@pytest.fixture
+def drawn() -> None:
+    """What a test of pictures asks for: its runs are drawn in the fast tests, too."""
+
+
+@pytest.fixture(autouse=True)
+def _runs_of_a_fast_test_are_not_drawn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Drawing takes longer than their few steps. The runs that tests share are drawn, and those of commands."""
+    with pytest.MonkeyPatch.context() as patch:
+        if is_fast_tier(request.config) and "drawn" not in request.fixturenames:
+            patch.setattr("bert.runs.curves._draw", lambda path, *_: path.touch() or True)
+        yield
+
+
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
     """Makes a folder of a name in the first worker process that asks for it; the others wait and share it."""

@@ -14,6 +14,8 @@ from bert.runs.metrics_log import MetricsLog, atomic_write, read_metrics, write_
 from bert.runs.progress import Progress, StepCosts, format_duration, format_metrics, print_table
 from bert.runs.report import RunReport
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 
 def log_steps(folder, start_step, steps):
     with MetricsLog(folder, start_step) as log:

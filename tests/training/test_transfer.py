@@ -12,6 +12,8 @@ from bert.training import transfer
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 RECIPE = """
 task: classification
 num_seeds: 2
