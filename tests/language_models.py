@@ -37,7 +37,7 @@ def language_model(tokenizer: Tokenizer = TOKENIZER, end_bias: float = 2.0, **ch
         causal=True,
     )
     config = dataclasses.replace(config, **changes)
-    params = BertForCausalLM(config).init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
+    params = jax.jit(BertForCausalLM(config).init)(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
     params = jax.tree.map(np.array, params)
     if config.prediction_bias:
         params["predictions"]["bias"][special_ids(tokenizer).end] = end_bias

@@ -39,12 +39,19 @@ def empty(rows: int, positions: int):
     return (LayerCache(KeysValues.from_heads(zeros, zeros)),)
 
 
+@jax.jit
+def in_one_call(ids):
+    length = ids.shape[1]
+    logits, _ = step(ids, jnp.arange(length)[None], Mask(start=0, causal=True), empty(1, length))
+    return jax.nn.log_softmax(logits[0])
+
+
 @functools.cache
 def uncached(*tokens: int) -> np.ndarray:
-    """Log-probabilities [V] of the token after some."""
-    ids = jnp.asarray([tokens])
-    logits, _ = step(ids, jnp.arange(len(tokens))[None], Mask(start=0, causal=True), empty(1, len(tokens)))
-    return np.asarray(jax.nn.log_softmax(logits[0, -1]))
+    """Log-probabilities [V] of the token after some; no position sees the padding on its right."""
+    padded = np.zeros((1, 16), np.int32)
+    padded[0, : len(tokens)] = tokens
+    return np.asarray(in_one_call(padded))[len(tokens) - 1]
 
 
 def prompts(*texts: list[int], limits: int | list[int] = 8, length: int = 0) -> Prompts:
@@ -65,6 +72,7 @@ def decode(given: Prompts, decoding: Decoding = GREEDY, end: int = END, most: in
 
 SAMPLE = jax.jit(lambda *given: sample(step, *given), static_argnums=3)
 BEAMS = jax.jit(lambda *given: beam_search(step, *given), static_argnums=(3, 4))
+FILTER, CHOOSE = jax.jit(filter_logits), jax.jit(choose_tokens)
 
 
 def results(decoded: Decoded) -> list[list[list[int]]]:
@@ -183,7 +191,7 @@ def test_samples_have_the_probabilities_of_the_tokens_that_are_kept() -> None:
 
     def shares(**settings: float) -> np.ndarray:
         arrays = DecodingArrays.make(Decoding(**settings), END)
-        drawn = choose_tokens(jnp.broadcast_to(logits, (count, V)), numbers, jnp.int32(3), arrays)
+        drawn = CHOOSE(jnp.broadcast_to(logits, (count, V)), numbers, jnp.int32(3), arrays)
         return np.bincount(np.asarray(drawn), minlength=V) / count
 
     np.testing.assert_allclose(shares(temperature=1.0), np.exp(logits), atol=0.03)
@@ -214,7 +222,7 @@ def test_samples_have_the_probabilities_of_the_tokens_that_are_kept() -> None:
 )
 def test_filters_keep_the_most_likely_tokens(top_k: int, top_p: float, kept: str) -> None:
     logits = jnp.log(jnp.array([[0.4, 0.05, 0.3, 0.125, 0.125]]))
-    filtered = np.asarray(filter_logits(logits, top_k, top_p))[0]
+    filtered = np.asarray(FILTER(logits, top_k, top_p))[0]
     assert "".join(map(str, np.flatnonzero(np.isfinite(filtered)))) == kept
     np.testing.assert_array_equal(filtered[np.isfinite(filtered)], np.asarray(logits)[0][np.isfinite(filtered)])
 
@@ -223,7 +231,7 @@ def test_filters_agree_with_sorting() -> None:
     logits = np.random.default_rng(2).integers(-4, 5, (60, 33)).astype(np.float32) * 0.7
     for top_k in (1, 2, 7, 20, 33):
         for top_p in (1e-9, 0.2, 0.55, 0.9, 0.999, 1.0):
-            kept = np.isfinite(np.asarray(filter_logits(logits, top_k, top_p)))
+            kept = np.isfinite(np.asarray(FILTER(logits, top_k, top_p)))
             for row, found in zip(logits, kept, strict=True):
                 order = np.argsort(row, kind="stable")
                 among = row[order] >= row[order[-top_k]]
@@ -240,7 +248,7 @@ def test_samples_of_a_large_vocabulary_have_their_probabilities() -> None:
     logits[[0, 255, 256, 700, 999]] = np.log([0.1, 0.2, 0.3, 0.15, 0.25])
     numbers = np.stack([np.zeros(count), np.arange(count)], 1).astype(np.int32)
     arrays = DecodingArrays.make(Decoding(temperature=1.0), END)
-    drawn = choose_tokens(jnp.broadcast_to(logits, (count, size)), numbers, jnp.int32(0), arrays)
+    drawn = CHOOSE(jnp.broadcast_to(logits, (count, size)), numbers, jnp.int32(0), arrays)
     found = np.bincount(np.asarray(drawn), minlength=size) / count
     np.testing.assert_allclose(found, np.exp(logits), atol=0.012)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,12 +31,16 @@ def ids_of(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False).ids or [END]
 
 
+@functools.cache
+def forward(config: ModelConfig) -> Callable[..., jax.Array]:
+    module = BertForCausalLM(config)
+    return jax.jit(lambda params, tokens: jax.nn.log_softmax(module.apply({"params": params}, tokens)[0]))
+
+
 def log_probabilities(model: Pretrained, ids: list[int]) -> np.ndarray:
     """[T, V], of the token after each, without cache and padding; T is filled up so that one program serves."""
     tokens = np.array([ids + [0] * (POSITIONS - len(ids))])
-    module = BertForCausalLM(model.config)
-    logits = jax.jit(module.apply)({"params": model.params}, tokens)
-    return np.asarray(jax.nn.log_softmax(logits[0, : len(ids)]))
+    return np.asarray(forward(model.config)(model.params, tokens))[: len(ids)]
 
 
 PROMPTS = ["the", "a dog ran", "", "“", "mats and dogs", "cat sat on"]
@@ -145,7 +151,7 @@ def test_settings_that_are_none_are_refused(model: Pretrained) -> None:
 
 def test_a_model_that_reads_both_ways_is_refused() -> None:
     config = ModelConfig(vocab_size=280, hidden_size=8, num_attention_heads=2, intermediate_size=8)
-    params = BertForMaskedLM(config).init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
+    params = jax.jit(BertForMaskedLM(config).init)(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
     masked = Pretrained(
         config=config, params=params, tokenizer=TOKENIZER, architecture="BertForMaskedLM", source="runs/mlm"
     )
