@@ -35,8 +35,15 @@ def decoder(pre_layer_norm: bool, kernel: str = "written") -> tuple:
     return encoder, params, jax.jit(encoder.apply)
 
 
-@pytest.mark.parametrize("pre_layer_norm", [False, True])
-@pytest.mark.parametrize("kernel", ["written", "xla"])
+@pytest.mark.parametrize(
+    ("pre_layer_norm", "kernel"),
+    [
+        (False, "written"),
+        (True, "xla"),
+        pytest.param(True, "written", marks=pytest.mark.slow),
+        pytest.param(False, "xla", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(("memory", "window"), [(None, None), (None, 3), (MEMORY, None)])
 def test_decoding_token_by_token_is_the_whole_causal_forward_pass(pre_layer_norm, kernel, memory, window) -> None:
     """The prompt's 4 positions in one call, then a position a call, in one program for all positions."""

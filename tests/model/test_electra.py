@@ -21,6 +21,7 @@ CONFIG = ModelConfig(V, 16, 2, 2, 32, max_position_embeddings=T, initializer_ran
 MODEL = Electra(CONFIG, make_generator_config(CONFIG, 4))
 IDS = jnp.asarray(np.random.default_rng(0).integers(5, V, (B, T)), jnp.int32)
 PARAMS = jax.jit(MODEL.init)(jax.random.key(0), IDS)["params"]
+apply, sample = jax.jit(MODEL.apply), jax.jit(sample_tokens)
 
 
 def masked(weights: np.ndarray | None = None) -> MaskedTokens:
@@ -37,7 +38,7 @@ def test_samples_are_the_inverse_of_the_cumulative_softmax() -> None:
     random = np.random.default_rng(0)
     logits = random.normal(size=(5, 40, V)).astype(np.float32) * 3
     uniforms = random.random((5, 40)).astype(np.float32)
-    sampled = np.asarray(jax.jit(sample_tokens)(logits, uniforms))
+    sampled = np.asarray(sample(logits, uniforms))
     exact = np.exp(logits.astype(np.float64))
     cumulative = np.cumsum(exact / exact.sum(-1, keepdims=True), axis=-1)
     above = np.take_along_axis(cumulative, sampled[..., None], -1)[..., 0]
@@ -50,7 +51,7 @@ def test_samples_have_the_probabilities_of_the_softmax() -> None:
     logits = np.full(204, -np.inf, np.float32)
     logits[[200, 201, 203]] = np.log([0.5, 0.0625, 0.4375])
     uniforms = (np.arange(1600, dtype=np.float32) / 1600).reshape(1, -1)
-    sampled = np.asarray(sample_tokens(jnp.broadcast_to(logits, (1, 1600, len(logits))), uniforms))
+    sampled = np.asarray(sample(np.broadcast_to(logits, (1, 1600, len(logits))), uniforms))
     assert dict(zip(*(a.tolist() for a in np.unique(sampled, return_counts=True)), strict=True)) == {
         200: 800,
         201: 100,
@@ -62,14 +63,14 @@ def test_samples_have_the_probabilities_of_the_softmax() -> None:
 def test_the_largest_random_number_is_a_token_of_the_vocabulary(width: int) -> None:
     logits = np.full((1, 2, width), np.finfo(np.float32).min, np.float32)  # as the MLM head pads a vocabulary
     logits[..., : width // 2 + 1] = np.random.default_rng(0).normal(size=width // 2 + 1)
-    sampled = sample_tokens(logits, np.array([[0, 1 - 2**-24]], np.float32))
+    sampled = sample(logits, np.array([[0, 1 - 2**-24]], np.float32))
     assert sampled.tolist() == [[0, width // 2]]
 
 
 def test_the_discriminator_reads_the_samples_and_the_labels_say_where_they_differ() -> None:
     places = masked(np.array([[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]], np.float32))
-    output = jax.jit(MODEL.apply)({"params": PARAMS}, IDS, None, None, places)
-    sampled = np.asarray(sample_tokens(output.prediction_logits, places.uniforms))
+    output = apply({"params": PARAMS}, IDS, None, None, places)
+    sampled = np.asarray(sample(output.prediction_logits, places.uniforms))
     filled, replaced = np.array(IDS), np.zeros((B, T))
     for row, place in zip(*np.nonzero(places.weights), strict=True):
         position = places.positions[row, place]
@@ -78,7 +79,7 @@ def test_the_discriminator_reads_the_samples_and_the_labels_say_where_they_diffe
     assert replaced.sum() > 2
     np.testing.assert_array_equal(output.replaced, replaced)
     discriminator = BertForReplacedTokenDetection(CONFIG)
-    expected = discriminator.apply({"params": {k: v for k, v in PARAMS.items() if k != "generator"}}, filled)
+    expected = jax.jit(discriminator.apply)({"params": {k: v for k, v in PARAMS.items() if k != "generator"}}, filled)
     np.testing.assert_allclose(output.detection_logits, expected, atol=1e-6)
 
 
@@ -86,9 +87,9 @@ def test_a_perfect_generator_leaves_nothing_to_find() -> None:
     """With an output bias that leaves one token, which is what every row holds."""
     bias = PARAMS["generator"]["predictions"]["bias"].at[7].set(1e4)
     generator = {**PARAMS["generator"], "predictions": {**PARAMS["generator"]["predictions"], "bias": bias}}
-    places = masked().replace(ids=jnp.full((B, P), 7))
-    ids = jnp.full((B, T), 7)
-    output = MODEL.apply({"params": {**PARAMS, "generator": generator}}, ids, None, None, places)
+    places = masked().replace(ids=jnp.full((B, P), 7, jnp.int32))
+    ids = jnp.full((B, T), 7, jnp.int32)
+    output = apply({"params": {**PARAMS, "generator": generator}}, ids, None, None, places)
     assert not np.asarray(output.replaced).any()
 
 
@@ -96,8 +97,8 @@ def test_the_generator_alone_is_a_masked_language_model_over_the_same_embeddings
     config, params = extract_generator(CONFIG, PARAMS)
     assert (config.hidden_size, config.intermediate_size, config.num_attention_heads) == (4, 16, 1)
     places = masked()
-    alone = BertForMaskedLM(config).apply({"params": params}, IDS, None, None, places.positions)
-    together = MODEL.apply({"params": PARAMS}, IDS, None, None, places).prediction_logits
+    alone = jax.jit(BertForMaskedLM(config).apply)({"params": params}, IDS, None, None, places.positions)
+    together = apply({"params": PARAMS}, IDS, None, None, places).prediction_logits
     np.testing.assert_allclose(together, alone, atol=1e-6)
 
 

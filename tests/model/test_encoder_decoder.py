@@ -92,7 +92,13 @@ def test_the_alignment_is_over_the_words_of_the_source() -> None:
     assert np.where(ATTENTION[:, None, None] == 0, weights, 0).max() == 0
 
 
-@pytest.mark.parametrize("execution", [LayerExecution(remat="full"), LayerExecution(scan=True)], ids=["remat", "scan"])
+@pytest.mark.parametrize(
+    "execution",
+    [
+        pytest.param(LayerExecution(remat="full"), id="remat", marks=pytest.mark.slow),
+        pytest.param(LayerExecution(scan=True), id="scan"),
+    ],
+)
 def test_other_ways_to_run_the_layers_give_the_same(execution: LayerExecution) -> None:
     model, params = model_of("none")
     dropout = Dropout.for_step(0, 3, jnp.arange(3))

@@ -22,11 +22,12 @@ def test_self_attention_is_cross_attention_over_itself_and_heads_are_apart() -> 
     attention = Attention(CONFIG)
     x = jax.random.normal(jax.random.key(2), (2, 5, 32))
     params = jax.jit(attention.init)(jax.random.key(0), x, x, Mask())
-    out, weights = attention.apply(params, x, x, Mask())
+    apply = jax.jit(attention.apply)
+    out, weights = apply(params, x, x, Mask())
     assert out.shape == (2, 5, 32)
     assert weights.shape == (2, 4, 5, 5)
     memory = jax.random.normal(jax.random.key(3), (2, 7, 32))
-    cross, weights = attention.apply(params, x, memory, Mask())
+    cross, weights = apply(params, x, memory, Mask())
     assert weights.shape == (2, 4, 5, 7)
     # The layer by hand, head by head.
     p = {name: (np.asarray(v["kernel"]), np.asarray(v["bias"])) for name, v in params["params"].items()}
@@ -45,7 +46,8 @@ def test_causal_attention_does_not_see_the_future() -> None:
     x = jax.random.normal(jax.random.key(2), (2, 6, 32))
     params = jax.jit(attention.init)(jax.random.key(0), x, x, Mask())
     changed = x.at[:, 4:].set(9.0)
-    before, after = (attention.apply(params, y, y, Mask(causal=True))[0] for y in (x, changed))
+    apply = jax.jit(attention.apply)
+    before, after = (apply(params, y, y, Mask(causal=True))[0] for y in (x, changed))
     np.testing.assert_allclose(before[:, :4], after[:, :4], atol=1e-6)
     assert np.abs(before[:, 4:] - after[:, 4:]).max() > 0.1
 
@@ -76,8 +78,11 @@ def test_pre_ln_by_hand() -> None:
     def norm(x):
         return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True))
 
-    attended, _ = Attention(config).apply({"params": layer["attention"]}, norm(x), norm(x), Mask())
-    y = x + attended
-    inner = jax.nn.gelu(norm(y) @ layer["intermediate"]["kernel"], approximate=False)  # biases start at 0
-    expected = norm(y + inner @ layer["output"]["kernel"])
-    np.testing.assert_allclose(encoder.apply({"params": params}, x, Mask())[0], expected, atol=1e-5)
+    @jax.jit
+    def by_hand(x):
+        attended, _ = Attention(config).apply({"params": layer["attention"]}, norm(x), norm(x), Mask())
+        y = x + attended
+        inner = jax.nn.gelu(norm(y) @ layer["intermediate"]["kernel"], approximate=False)  # biases start at 0
+        return norm(y + inner @ layer["output"]["kernel"])
+
+    np.testing.assert_allclose(jax.jit(encoder.apply)({"params": params}, x, Mask())[0], by_hand(x), atol=1e-5)
