@@ -1,6 +1,7 @@
 """Left-to-right models fine-tuned as GPT was: they classify by the last token, next to the loss of the next tokens."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def test_a_classifier_learns_next_to_a_language_model(continued: Path, sst2: Pat
     assert said[0].startswith("verified")
 
 
+@functools.cache
 def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | None = None):
     """With dropout; rows are of uneven lengths, and some are empty."""
     model = ClassifierWithLanguageModel(dataclasses.replace(CONFIG, causal=True), 3)

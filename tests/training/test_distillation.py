@@ -158,7 +158,8 @@ def test_losses_and_gradients_are_those_written_down_by_hand() -> None:
         "layer_0": (16, 24), "layer_1": (16, 24),
     }  # fmt: skip
     batch = batch_of(0)
-    (_, terms), expected = jax.value_and_grad(by_hand, has_aux=True)(params, teacher, batch, config.distillation)
+    loss = lambda params: by_hand(params, teacher, batch, config.distillation)  # noqa: E731
+    (_, terms), expected = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     for name, term in zip(("mlm_loss", *NEW), terms, strict=True):
         np.testing.assert_allclose(sums[name][0] / sums[name][1], term, rtol=1e-5, err_msg=name)
 
@@ -218,10 +219,15 @@ def test_the_states_of_a_pass_are_those_of_all_layers() -> None:
     for config in (WIDE, dataclasses.replace(WIDE, pre_layer_norm=True)):
         params = jax.jit(BertForMaskedLM(config).init)(jax.random.key(1), jnp.zeros((1, 8), jnp.int32))["params"]
         batch = batch_of(0)
-        _, states = run_with_states(BertForMaskedLM(config), params, batch, range(4), config, None)
         inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
-        encoder = Bert(config, add_pooling_layer=False)
-        expected = encoder.apply({"params": params["bert"]}, *inputs, intermediates=True).hidden_states
+
+        @jax.jit
+        def both(params, config=config, batch=batch, inputs=inputs):
+            _, states = run_with_states(BertForMaskedLM(config), params, batch, range(4), config, None)
+            encoder = Bert(config, add_pooling_layer=False)
+            return states, encoder.apply({"params": params["bert"]}, *inputs, intermediates=True).hidden_states
+
+        states, expected = both(params)
         for layer, state in enumerate(expected):
             np.testing.assert_allclose(states[layer], state, rtol=1e-5, atol=1e-6)
 

@@ -1,6 +1,7 @@
 """Replaced-token detection: its losses, and what training promises of them."""
 
 import dataclasses
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -45,7 +46,7 @@ def test_the_losses_by_hand() -> None:
     batch = batch_to_detect()
     losses, counts = jax.jit(lambda params, batch: OBJECTIVE.forward(params, batch, None))(PARAMS, batch)
     targets = (batch["masked_lm_ids"], batch["masked_lm_weights"])
-    output = MODEL.apply(
+    output = jax.jit(MODEL.apply)(
         {"params": PARAMS},
         batch["input_ids"],
         batch["token_type_ids"],
@@ -90,6 +91,7 @@ def test_the_generator_learns_nothing_from_the_discriminator() -> None:
     assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(grads["bert"]["encoder"]))
 
 
+@functools.cache
 def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | None = None):
     parallel = PmapParallelism(jax.devices()[:devices]) if mesh is None else MeshParallel(mesh, jax.devices()[:devices])
     compiled = parallel.compile(

@@ -133,8 +133,8 @@ def test_a_classifier_and_a_language_model_share_an_encoder() -> None:
     apply = lambda params, batch, dropout: model.apply({"params": params}, *inputs, dropout=dropout)  # noqa: E731
     objective = classifier_objective(LOSSES["cross_entropy"], apply, 0.5, V)
     losses, counts = jax.jit(lambda params: objective.forward(params, batch, None))(params)
-    labels = BertForSequenceClassification(config, 3).apply({"params": params}, *inputs)
-    logits = BertForCausalLM(config).apply({"params": params}, *inputs)
+    labels = jax.jit(BertForSequenceClassification(config, 3).apply)({"params": params}, *inputs)
+    logits = jax.jit(BertForCausalLM(config).apply)({"params": params}, *inputs)
     expected = {
         "classification_loss": cross_entropy(labels, batch["labels"], batch["weights"]),
         "lm_loss": cross_entropy(logits[:, :-1], LABELS[:, 1:], mask[:, 1:].astype(jnp.float32)),
