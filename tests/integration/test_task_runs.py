@@ -107,6 +107,17 @@ def choice_run(choice_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "recipe"), [("squad_data", "squad2"), ("ner_data", "conll2003"), ("choice_data", "commonsenseqa")]
+)
+def test_every_kind_of_row_is_learned_in_batches_by_tokens(data, recipe, request, tmp_path: Path) -> None:
+    folder, by_tokens = tmp_path / "run", ["--training.tokens_per_batch=256", "--data.buckets=[8,16,32]"]
+    assert run(folder, request.getfixturevalue(data), recipe, *by_tokens) == 0
+    results = results_of(folder)
+    assert results["dev"][results["main_metric"]] > (90 if recipe == "squad2" else 0.9)
+
+
 def asked(folder: Path, lines: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     (tmp_path / "lines.txt").write_text(lines)
     capsys.readouterr()
