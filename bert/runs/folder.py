@@ -7,7 +7,7 @@ import dataclasses
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -56,6 +56,9 @@ RESUMABLE_KEYS = (
     "phases.gradient_accumulation_steps",
 )
 
+ROWS = "rows"
+"""Folder of a run with the rows that were given in memory."""
+
 DERIVED_KEYS = (
     "model.vocab_size",
     "model.decoder_vocab_size",
@@ -97,6 +100,30 @@ class RunFolder(Generic[Config]):
             raise UserError(
                 f"the data is not what the run in {self.path} began with: restore it, or name another --output_dir"
             )
+
+    def save_rows(self, tables: Mapping[str, str]) -> None:
+        """Writes rows that were given in memory, so that the run can resume, and its config.yaml repeat it.
+
+        Args:
+            tables: JSON lines by the name of their file.
+
+        Raises:
+            UserError: the run began with other rows.
+        """
+        folder: Path = self.path / ROWS
+        stored = {file.name: file.read_text(encoding="utf-8") for file in folder.glob("*.jsonl")}
+        if not self.is_writer or stored == tables:
+            return
+        if _has_checkpoint(self.path):
+            raise UserError(
+                f"the rows are not those that the run in {self.path} began with: pass these, or another output_dir"
+            )
+        self.save_config(self.config)  # before other files: a folder without config.yaml belongs to no run
+        for outdated in (*folder.glob("*.jsonl"), *self.path.glob(DATA_DIGEST_FILE)):
+            outdated.unlink()
+        folder.mkdir(exist_ok=True)
+        for name, lines in tables.items():
+            write_atomic(folder / name, lines)
 
     @property
     def checkpoints(self) -> Path:

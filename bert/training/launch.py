@@ -8,30 +8,34 @@ import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.sources import resolve_config
 from bert.config.yaml_io import keys_of, parse_dict
-from bert.errors import UserError
+from bert.errors import UserError, require
 from bert.inference.run import Run
+from bert.parallel.multihost import broadcast_from_main
 from bert.runs.callbacks import Callback, call_and_end
-from bert.runs.folder import RunFolder, open_run
+from bert.runs.folder import ROWS, RunFolder, open_run
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.interrupts import Interrupted
 from bert.runtime.system_errors import system_errors_as_user_errors
+from bert.tasks import find_task
+from bert.tasks.readers.rows import json_lines
 from bert.training import finetuning, pretraining, seeds
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
-Path = str | os.PathLike[str]
+PathLike = str | os.PathLike[str]
 
 FUNCTIONS: dict[type, str] = {PretrainConfig: "bert.pretrain", FinetuneConfig: "bert.finetune"}
 
 
 def pretrain(
-    config: Path | PretrainConfig = "quickstart",
+    config: PathLike | PretrainConfig = "quickstart",
     *,
-    output_dir: Path | None = None,
+    output_dir: PathLike | None = None,
     overrides: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
@@ -48,15 +52,17 @@ def pretrain(
         KeyboardInterrupt: the run was interrupted; its state is saved.
     """
     with _as_library_call():
-        configured = _configure(PretrainConfig, config, overrides, output_dir=output_dir)
-        return start_or_resume(*configured, callbacks)
+        configured, notes = _configure(PretrainConfig, config, overrides, {"output_dir": output_dir})
+        return start_or_resume(configured, notes, callbacks)
 
 
 def finetune(
-    config: Path | FinetuneConfig,
+    config: PathLike | FinetuneConfig,
     *,
-    init: Path | None = None,
-    output_dir: Path | None = None,
+    init: PathLike | None = None,
+    train: Any = None,
+    dev: Any = None,
+    output_dir: PathLike | None = None,
     overrides: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
@@ -65,6 +71,10 @@ def finetune(
     Args:
         config: name of a recipe, path of a YAML file, or a configuration.
         init: run, folder or hub name of the model to start from; ``"none"`` starts from random weights.
+        train: for the tasks on custom data, the path of a labelled file, or rows in memory: dictionaries by column,
+            a ``pandas.DataFrame`` or a ``datasets.Dataset``. They are written to rows/ in the run's folder.
+        dev: the same for the rows that choose the best checkpoint; None holds a share of ``train`` out, if there is no
+            file.
         output_dir: folder of the run; None takes runs/ and the name of the recipe.
         overrides: values by dotted key, ``{"training.epochs": 2}``, or nested, ``{"training": {"epochs": 2}}``.
         callbacks: `Callback` objects that are told how the run goes, and may end it.
@@ -74,17 +84,50 @@ def finetune(
         KeyboardInterrupt: the run was interrupted; its state is saved.
     """
     with _as_library_call():
-        configured = _configure(FinetuneConfig, config, overrides, init=init, output_dir=output_dir)
-        return start_or_resume(*configured, callbacks)
+        given = {"train": train, "dev": dev}
+        tables = {f"{name}.jsonl": json_lines(rows, name) for name, rows in given.items() if not _is_path(rows)}
+        arguments = {"init": init, "output_dir": output_dir, **_data_arguments(given, tables)}
+        configured, notes = _configure(FinetuneConfig, config, overrides, arguments)
+        if tables:
+            task = find_task(configured.task)
+            if "train" not in task.data_keys:
+                raise UserError(
+                    f"train is given as rows, and the task {task.name} reads its own files: pass the recipe "
+                    "classification, or another one for custom data"
+                )
+            folder = os.path.join(require(configured.output_dir, "output_dir"), ROWS)
+            configured = dataclasses.replace(configured, data=dataclasses.replace(configured.data, dir=folder))
+        return start_or_resume(configured, notes, callbacks, tables)
 
 
-def start_or_resume(config: Config, notes: Sequence[str] = (), callbacks: Sequence[Callback] = ()) -> Run:
+def _is_path(rows: Any) -> bool:
+    return rows is None or isinstance(rows, str | os.PathLike)
+
+
+def _data_arguments(given: Mapping[str, Any], tables: Mapping[str, str]) -> dict[str, PathLike | None]:
+    """The keys of ``data`` for rows in memory, in the folder `ROWS`, and for paths, which are relative to no folder."""
+    if "dev.jsonl" in tables and given["train"] is None:
+        raise UserError("dev is given as rows, and train is not given: pass both")
+    keys: dict[str, PathLike | None] = {"data.dir": ROWS if tables else None}
+    for name, rows in given.items():
+        file = f"{name}.jsonl"
+        keys[f"data.{name}"] = file if file in tables else None if rows is None else os.path.abspath(rows)
+    return keys
+
+
+def start_or_resume(
+    config: Config,
+    notes: Sequence[str] = (),
+    callbacks: Sequence[Callback] = (),
+    tables: Mapping[str, str] = MappingProxyType({}),
+) -> Run:
     """Trains to the end in ``config.output_dir``, from the run's newest checkpoint if there is one.
 
     Args:
         config: checked.
         notes: lines to print first.
         callbacks: are told how the run goes.
+        tables: rows in memory, as JSON lines by the name of their file.
 
     Raises:
         UserError: the folder, the data, the initial model or a checkpoint cannot be used.
@@ -93,6 +136,8 @@ def start_or_resume(config: Config, notes: Sequence[str] = (), callbacks: Sequen
     with open_run(config) as run:
         if run.is_writer:
             print("".join(f"{note}\n" for note in notes), end="")
+        if tables:
+            broadcast_from_main(partial(run.save_rows, tables))
         _train(run, callbacks)
         return Run(run.path)
 
@@ -106,7 +151,10 @@ def _train(run: RunFolder[Any], callbacks: Sequence[Callback]) -> None:
 
 
 def _configure(
-    config_class: type[Config], config: Path | Config, overrides: Mapping[str, Any] | None, **arguments: Path | None
+    config_class: type[Config],
+    config: PathLike | Config,
+    overrides: Mapping[str, Any] | None,
+    arguments: Mapping[str, PathLike | None],
 ) -> tuple[Config, list[str]]:
     """The checked configuration of a call, and notes on it; ``arguments`` are keys that have their own argument."""
     keys = keys_of(config_class)
@@ -114,7 +162,7 @@ def _configure(
     for name, value in arguments.items():
         if value is not None:
             if name in given:
-                raise UserError(f"{name} is both an argument and one of the overrides: remove one of the two")
+                raise UserError(f"{name} is set by an argument and by the overrides: remove one of the two")
             given |= parse_dict({name: value}, "arguments", keys)
     names, base = [], {}
     if isinstance(config, config_class):

@@ -116,6 +116,49 @@ def test_a_stopped_phase_is_the_last_one(tmp_path, corpus):
     assert (run.results["steps"], [line["step"] for line in run.metrics]) == (2, [2, 2])
 
 
+def rows_of(sst2):
+    lines = (sst2 / "train.tsv").read_text().splitlines()[1:]
+    return [dict(zip(("text", "label"), line.split("\t"), strict=True)) for line in lines]
+
+
+def test_rows_in_memory_are_kept_with_the_run_and_others_are_refused(tmp_path, pretrained, sst2):
+    folder, rows = tmp_path / "run", rows_of(sst2)
+
+    def call(rows, **more):
+        return bert.finetune(
+            "classification", init=pretrained, train=rows, output_dir=folder, overrides=OVERRIDES | more
+        )
+
+    with pytest.raises(bert.UserError, match=r"rows/train\.jsonl, line 41: .*'label'"):
+        call([*rows, {"text": "ba"}])
+    with pytest.raises(bert.UserError, match=r"run/rows/no\.jsonl does not exist"):
+        call(rows, **{"data.test": "no.jsonl"})
+    run = call(rows, **{"training.steps": 2})
+    assert (run.config.data.dir, run.config.data.dev_fraction) == (str(folder / "rows"), 0.1)
+    assert run.model.predict(["ba ri"])[0].label in ("0", "1")
+    with pytest.raises(bert.UserError, match=r"the rows are not those that the run in .* began with: pass these, or"):
+        call(rows[:-1], **{"training.steps": 2})
+    assert call(rows, **{"training.steps": 2}).results["dev"] == run.results["dev"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"train": 5}, "train is 5: pass a path, a list of dictionaries, a pandas.DataFrame or a datasets.Dataset"),
+        ({"train": [{"text": "a"}, "b"]}, "train, row 2 is 'b': pass a dictionary of columns for each row"),
+        ({"dev": [{"text": "a"}]}, "dev is given as rows, and train is not given: pass both"),
+        ({"train": []}, "train has no rows: pass at least one"),
+        ({"train": "no.csv"}, "no.csv does not exist or is not a file: set data.train to the file of train"),
+        ({"train": [{"a": 1}], "overrides": {"data.dir": "d"}}, "data.dir is set by an argument and by the overrides"),
+        ({"config": "mrpc", "train": [{"a": 1}]}, "train is given as rows, and the task mrpc reads its own files"),
+    ],
+)
+def test_wrong_rows_are_one_sentence(tmp_path, arguments, sentence):
+    with pytest.raises(bert.UserError) as caught:
+        bert.finetune(**{"config": "classification", "init": "none", "output_dir": tmp_path / "run"} | arguments)
+    assert sentence in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -126,7 +169,7 @@ def test_a_stopped_phase_is_the_last_one(tmp_path, corpus):
         ({"training.steps": object}, "<class 'object'> is no value of a configuration: pass a number, a text, a list"),
         ({"training.steps": 5, "training": {"steps": 5}}, "overrides: training.steps is already set: remove one"),
         ({"training.batch_size": 0}, "overrides: training.batch_size is 0: "),
-        ({"output_dir": "there"}, "output_dir is both an argument and one of the overrides: remove one of the two"),
+        ({"output_dir": "there"}, "output_dir is set by an argument and by the overrides: remove one of the two"),
         ([("training.steps", 5)], "overrides is [('training.steps', 5)]: pass a dictionary of keys and values"),
     ],
 )
