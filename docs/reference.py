@@ -35,9 +35,11 @@ API = {
         "bert.inference.scoring.TextScore",
         "bert.tasks.sequence.Label",
         "bert.tasks.sequence.Score",
-        "bert.tasks.span_features.Answer",
-        "bert.tasks.word_features.Entity",
+        "bert.tasks.question_answering.AnswerPrediction",
+        "bert.tasks.token_classification.Entities",
+        "bert.tasks.token_classification.Words",
         "bert.tasks.multiple_choice.Choice",
+        "bert.tasks.sequence_to_sequence.TargetText",
     ),
     "Flax modules": (
         *(name for name in bert.__all__ if name.startswith("Bert")),
