@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from bert.data.features import NO_LIMIT, Features, plain_ids, tokenize
 from bert.data.inputs import as_text_or_pair, as_texts
+from bert.data.sequence_pairs import target_boundaries
 from bert.errors import UserError
 from bert.files import atomic_write
 from bert.inference.pretrained import Params, Pretrained, Text
@@ -126,8 +127,8 @@ def _compute_alignment(model: Pretrained, source: Text, target: str | Continuati
     if not isinstance(source, str):
         raise UserError(f"the source is a pair of texts, and {model.source} reads one: pass one text")
     tokenizer = model.target_tokenizer or model.tokenizer
-    special = special_ids(tokenizer)
-    whole = np.array([special.cls, *_target_ids(tokenizer, target, special.end)], np.int32)
+    start, end = target_boundaries(tokenizer)
+    whole = np.array([start, *_target_ids(tokenizer, target, end)], np.int32)
     longest = model.config.max_position_embeddings
     read, predicted = whole[:-1][:longest], whole[1:][:longest]
     features, num_truncated = _cut(model, source)

@@ -96,6 +96,8 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
         read.problem_type,
         read.null_score_diff_threshold,
     )
+    if read.architecture == ENCODER_DECODER:
+        task = SequenceToSequenceTask(name=name, metrics=(), target_tokenizer=read.target_tokenizer)
     longest = read.config.max_position_embeddings
     length = min(DEFAULT_QA_LENGTH, longest) if task is not None and task.windows else longest
     data = TaskDataConfig(max_length=length, max_query_length=min(TaskDataConfig.max_query_length, length // 2))

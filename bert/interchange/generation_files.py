@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bert.config import Decoding, ModelConfig
+from bert.data.sequence_pairs import target_boundaries
 from bert.errors import UserError
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.tensor_files import read_json
@@ -82,8 +83,7 @@ def read_decoding(folder: Path, tokenizer: Tokenizer, say: Callable[[str], None]
     content = read_json(file)
     if not isinstance(content, dict):
         raise UserError(f"{file} holds no JSON object: copy it again")
-    special = special_ids(tokenizer)
-    for key, ours in {"decoder_start_token_id": special.cls, "eos_token_id": special.end}.items():
+    for key, ours in zip(("decoder_start_token_id", "eos_token_id"), target_boundaries(tokenizer), strict=True):
         if (theirs := content.get(key, ours)) not in (ours, [ours], None):
             raise UserError(
                 f"{file}: {key} is {theirs!r}, and targets have {tokenizer.id_to_token(ours)} ({ours}) there: name "
@@ -131,12 +131,13 @@ def _checked(values: dict[str, Any], file: Path) -> Decoding:
 
 def generation_config(model: ModelBundle) -> dict[str, Any]:
     """The content of generation_config.json."""
-    special, decoding = special_ids(model.target_tokenizer or model.tokenizer), model.decoding
+    tokenizer, decoding = model.target_tokenizer or model.tokenizer, model.decoding
+    start, end = target_boundaries(tokenizer)
     content: dict[str, Any] = {
-        "decoder_start_token_id": special.cls,
-        "bos_token_id": special.cls,
-        "eos_token_id": special.end,
-        "pad_token_id": special.padding,
+        "decoder_start_token_id": start,
+        "bos_token_id": start,
+        "eos_token_id": end,
+        "pad_token_id": special_ids(tokenizer).padding,
     }
     if decoding is None:
         return content

@@ -1,136 +1,140 @@
-"""The encoder-decoder against transformers' EncoderDecoderModel of two BERTs: logits, and decoding token for token.
+"""The encoder-decoder against transformers' EncoderDecoderModel of two BERTs: folders both ways, logits, token ids, and
+generation token for token.
 
 Fresh models hardly ever end a text, so that a test of theirs would prove nothing: here the end token is made likely.
 """
 
-import functools
+import dataclasses
+from pathlib import Path
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from bert import BertForSequenceToSequence
-from bert.config import Decoding, ModelConfig
-from bert.inference.generation import Decoded, Prompts, beam_search, sample
-from bert.inference.sampling import DecodingArrays
-from bert.model.cache import make_cache
-from bert.model.mask import Mask
+import bert
+from bert.config import Decoding
+from bert.interchange.bundle import build_module
+from tests.helpers import english
+from tests.interchange.hf_folders import assert_same
 
 pytestmark = pytest.mark.real
 
 torch = pytest.importorskip("torch", reason="needs the extra `torch`")
 transformers = pytest.importorskip("transformers", reason="needs the extra `torch`")
 
-SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 48}
-CONFIG = ModelConfig(67, 32, **SIZES)
-PAD, START, END = 3, 1, 2  # transformers takes a padding id of 0 for none
-ROWS, LENGTH, MOST = 12, 11, 15
-END_BIASES = (0.0, 1.0, 2.0, 3.0)
+TOKENS, TARGET_TOKENS, LONGEST = 613, 401, 48
+START, END, PAD = 2, 3, 0
+MOST, TEXTS = 15, 40
+END_BIAS = 0.75
+SIZES = {
+    "hidden_size": 48, "num_attention_heads": 3, "intermediate_size": 100, "max_position_embeddings": LONGEST,
+    "type_vocab_size": 2, "initializer_range": 0.1,
+}  # fmt: skip
 
 
-def arrays(weights: dict[str, np.ndarray], name: str) -> dict:
-    """A dense layer or LayerNorm of the file."""
-    weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
-    return {"scale": weight, "bias": bias} if weight.ndim == 1 else {"kernel": weight.T, "bias": bias}
+class Drawn(NamedTuple):
+    """A random model of transformers, its folder, and the same model as we read it."""
+
+    reference: "transformers.EncoderDecoderModel"
+    folder: Path
+    model: bert.Pretrained
 
 
-def attention(weights: dict[str, np.ndarray], name: str) -> dict:
-    parts = {part: arrays(weights, f"{name}.self.{part}") for part in ("query", "key", "value")}
-    return {**parts, "output": arrays(weights, f"{name}.output.dense")}
+CASES = {
+    "BERT2BERT": {"num_hidden_layers": 2},
+    "BERTShare": {"num_hidden_layers": 3},
+    "two vocabularies": {"num_hidden_layers": 1, "vocab_size": TARGET_TOKENS},
+    "a matrix of its own": {"num_hidden_layers": 2, "tie_word_embeddings": False, "hidden_act": "gelu_new"},
+}
 
 
-def bert_params(weights: dict[str, np.ndarray], prefix: str) -> dict:
-    """Embeddings and layers, of an encoder or of a decoder with cross-attention."""
-    words, layers = f"{prefix}.embeddings", {}
-    for number in range(SIZES["num_hidden_layers"]):
-        name = f"{prefix}.encoder.layer.{number}"
-        layer = layers[f"layer_{number}"] = {
-            "attention": attention(weights, f"{name}.attention"),
-            "attention_norm": arrays(weights, f"{name}.attention.output.LayerNorm"),
-            "intermediate": arrays(weights, f"{name}.intermediate.dense"),
-            "output": arrays(weights, f"{name}.output.dense"),
-            "output_norm": arrays(weights, f"{name}.output.LayerNorm"),
-        }
-        if f"{name}.crossattention.self.query.weight" in weights:
-            layer["cross_attention"] = attention(weights, f"{name}.crossattention")
-            layer["cross_norm"] = arrays(weights, f"{name}.crossattention.output.LayerNorm")
-    tables = {"word": "word_embeddings", "position": "position_embeddings", "segment": "token_type_embeddings"}
-    embeddings = {ours: {"embedding": weights[f"{words}.{theirs}.weight"]} for ours, theirs in tables.items()}
-    return {"embeddings": {**embeddings, "norm": arrays(weights, f"{words}.LayerNorm")}, "encoder": layers}
-
-
-@functools.cache
-def pair(end_bias: float) -> tuple:
-    """A random model of transformers, and its weights as our parameters."""
+def draw(folder: Path, name: str, deviation: float = 0.05) -> Drawn:
     torch.manual_seed(3)
-    sizes = {"vocab_size": 67, "hidden_size": 32, "initializer_range": 0.4, **SIZES}
-    encoder = transformers.BertConfig(**sizes)
+    settings = {**SIZES, **{key: value for key, value in CASES[name].items() if key == "hidden_act"}}
+    encoder = transformers.BertConfig(vocab_size=TOKENS, num_hidden_layers=3, **settings)
+    sizes = {**settings, "vocab_size": TOKENS, **CASES[name]}
     decoder = transformers.BertConfig(**sizes, is_decoder=True, add_cross_attention=True)
     config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
-    model = transformers.EncoderDecoderModel(config).eval()
+    reference = transformers.EncoderDecoderModel(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-        model.decoder.bert.embeddings.position_embeddings.weight *= 4  # else texts repeat one token
-        model.decoder.cls.predictions.bias[END] += end_bias
-    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    head = "decoder.cls.predictions"
-    params = {
-        "bert": bert_params(weights, "encoder"),
-        "decoder": bert_params(weights, "decoder.bert"),
-        "predictions": {
-            "transform": arrays(weights, f"{head}.transform.dense"),
-            "norm": arrays(weights, f"{head}.transform.LayerNorm"),
-            "bias": weights[f"{head}.bias"],
-        },
-    }
-    return model, {"params": params}
+        for parameter in reference.parameters():
+            parameter.add_(deviation * torch.randn_like(parameter))
+        reference.decoder.bert.embeddings.position_embeddings.weight *= 2  # else texts repeat one token
+        reference.get_output_embeddings().bias[END] += END_BIAS
+        if name == "BERTShare":
+            reference.decoder.bert.load_state_dict(reference.encoder.state_dict(), strict=False)
+    reference.save_pretrained(folder)
+    tokens = english(TOKENS)
+    write_vocabulary(folder, tokens)
+    if name == "two vocabularies":
+        write_vocabulary(folder / "target_tokenizer", [*tokens[:5], *reversed(tokens[-TARGET_TOKENS + 5 :])])
+    return Drawn(reference, folder, bert.load(folder))
 
 
-def inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sources of different lengths, their masks, and targets."""
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(1, LENGTH + 1, ROWS)
-    mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int32)
-    source = np.where(mask == 1, rng.integers(4, 67, (ROWS, LENGTH)), PAD).astype(np.int32)
-    target = rng.integers(4, 67, (ROWS, 9)).astype(np.int32)
-    target[:, 0] = START
-    return source, mask, target
+def write_vocabulary(folder: Path, tokens: list[str]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
 
 
-def test_logits() -> None:
-    model, params = pair(0.0)
-    source, mask, target = inputs()
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory) -> Drawn:
+    return draw(tmp_path_factory.mktemp("drawn"), "a matrix of its own", deviation=0.1)
+
+
+def sources() -> list[str]:
+    """Texts of different lengths."""
+    words = [token for token in english(TOKENS)[5:] if token.isalpha()]
+    random = np.random.default_rng(0)
+    return [" ".join(random.choice(words, random.integers(1, 12))) for _ in range(TEXTS)]
+
+
+def inputs(target_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sources, their masks, and targets."""
+    random = np.random.default_rng(1)
+    mask = (np.arange(20) < random.integers(1, 21, (6, 1))).astype(int)
+    return (
+        np.where(mask == 1, random.integers(5, TOKENS, (6, 20)), PAD),
+        mask,
+        random.integers(5, target_tokens, (6, 9)),
+    )
+
+
+def logits_of(reference, source: np.ndarray, mask: np.ndarray, target: np.ndarray) -> np.ndarray:
+    names = ("input_ids", "attention_mask", "decoder_input_ids")
     with torch.no_grad():
-        expected = model(
-            input_ids=torch.tensor(source, dtype=torch.long),
-            attention_mask=torch.tensor(mask),
-            decoder_input_ids=torch.tensor(target, dtype=torch.long),
-        ).logits.numpy()
-    logits = jax.jit(BertForSequenceToSequence(CONFIG).apply)(params, source, target, mask)
-    print(f"largest difference {np.abs(logits - expected).max():.1e} of {np.abs(expected).max():.1f}")
-    np.testing.assert_allclose(logits, expected, atol=1e-4)
+        given = {name: torch.tensor(array) for name, array in zip(names, (source, mask, target), strict=True)}
+        return reference(**given).logits.numpy()
 
 
-@functools.partial(jax.jit, static_argnames="beams")
-def decode(params: dict, settings: DecodingArrays, beams: int) -> Decoded:
-    """Compiled once for all models."""
-    ours = BertForSequenceToSequence(CONFIG)
-    source, source_mask, _ = inputs()
-    memory = ours.apply(params, source, source_mask, method="encode")
-    start = jnp.full((ROWS, 1), START)
-    cache, first = make_cache(CONFIG, ROWS, MOST + 1, jnp.float32), Mask(start=0, causal=True)
-    _, cache = ours.apply(params, start, jnp.zeros((1, 1), jnp.int32), first, cache, memory, method="step")
+@pytest.mark.parametrize("name", CASES)
+def test_folders_both_ways(name: str, tmp_path: Path) -> None:
+    reference, folder, model = draw(tmp_path / "theirs", name)
+    assert model.architecture == "BertForSequenceToSequence"
+    assert model.config.share_decoder == ("all" if name == "BERTShare" else "none")
+    source, mask, target = inputs(model.config.decoder.vocab_size)
+    expected = logits_of(reference, source, mask, target)
+    found = build_module(model).apply({"params": model.params}, source, target, mask)
+    print(f"{name}: logits within {np.abs(found - expected).max():.1e} of {np.abs(expected).max():.1f}")
+    np.testing.assert_allclose(found, expected, atol=2e-5)
 
-    def step(tokens, position_ids, mask, cache):
-        of_beams = jax.tree.map(lambda x: jnp.repeat(x, len(tokens) // ROWS, axis=0), memory.mask)
-        return ours.apply(params, tokens, position_ids, mask, cache, memory.replace(mask=of_beams), method="step")
+    said: list[str] = []
+    model.save(tmp_path / "ours", say=said.append)
+    assert "logits within" in said[0] and "token ids equal" in said[0]
+    ours, theirs = (load_file(place / "model.safetensors") for place in (tmp_path / "ours", folder))
+    unused = {"decoder.cls.predictions.bias"} if name == "a matrix of its own" else set()  # next to the decoder's own
+    assert ours.keys() == theirs.keys()
+    for key in ours.keys() - unused:
+        np.testing.assert_array_equal(ours[key], theirs[key])
+    again = transformers.EncoderDecoderModel.from_pretrained(tmp_path / "ours").eval()
+    np.testing.assert_array_equal(logits_of(again, source, mask, target), expected)
+    assert_same(bert.load(tmp_path / "ours").params, model.params)
 
-    prompts = Prompts(start, jnp.ones((ROWS, 1), jnp.int32), jnp.full(ROWS, MOST), jnp.zeros((ROWS, 2), jnp.int32))
-    if beams == 1:
-        return sample(step, cache, prompts, settings, MOST)
-    return beam_search(step, cache, prompts, settings, MOST, beams)
+    hostile = ["", "Don't stop: it's 3.14!", "naïve ﬁne ½ 中文 [MASK] [SEP]", *sources()[:5]]
+    for ours, place in ((model.tokenizer, ""), (model.target_tokenizer, "target_tokenizer")):
+        if ours is not None:
+            theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours" / place)
+            assert [ours.encode(text).ids for text in hostile] == theirs(hostile)["input_ids"]
 
 
 @pytest.mark.parametrize(
@@ -144,38 +148,43 @@ def decode(params: dict, settings: DecodingArrays, beams: int) -> Decoded:
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
-def test_greedy_decoding_and_beams_token_for_token(settings: dict) -> None:
-    decoded = [compare(end_bias, settings) for end_bias in END_BIASES]
-    counts = np.bincount(np.concatenate(decoded), minlength=MOST + 1)
-    print(f"{sum(map(len, decoded))} texts; of each length {counts.tolist()}")
-    assert (counts > 0).sum() >= 4, "texts of one length prove little"
-
-
-def compare(end_bias: float, settings: dict) -> np.ndarray:
-    """Compares all texts of a model, and returns their lengths."""
-    model, params = pair(end_bias)
-    source, mask, _ = inputs()
-    count = settings["beams"]
-    with torch.no_grad():
-        out = model.generate(
-            torch.tensor(source, dtype=torch.long),
-            attention_mask=torch.tensor(mask),
-            decoder_start_token_id=START,
-            eos_token_id=END,
-            pad_token_id=PAD,
-            max_new_tokens=MOST,
-            do_sample=False,
-            num_return_sequences=count,
-            return_dict_in_generate=True,
-            output_scores=True,
-            **{{"beams": "num_beams"}.get(key, key): value for key, value in settings.items()},
-        )
-    found = decode(params, DecodingArrays.make(Decoding(max_tokens=MOST, **settings), END), count)
-    expected = out.sequences.numpy()[:, 1:].reshape(ROWS * count, -1)
-    tokens, lengths = np.asarray(found.tokens).reshape(ROWS * count, -1), np.asarray(found.lengths).reshape(-1)
-    for text, length, theirs in zip(tokens, lengths, expected, strict=True):
-        np.testing.assert_array_equal(text[:length], theirs[:length])
-        assert (theirs[length:] == PAD).all()
+def test_generation_token_for_token(settings: dict, drawn: Drawn) -> None:
+    count, names = settings["beams"], {"beams": "num_beams"}
+    out = generate(
+        drawn, drawn.reference, max_new_tokens=MOST, do_sample=False, num_return_sequences=count,
+        decoder_start_token_id=START, eos_token_id=END, pad_token_id=PAD, return_dict_in_generate=True,
+        output_scores=True, **{names.get(key, key): value for key, value in settings.items()},
+    )  # fmt: skip
+    found = drawn.model.generate(sources(), details=True, max_tokens=MOST, num_samples=count, **settings)
+    answers = [answer for of_text in found for answer in of_text] if count > 1 else found
+    compare(answers, out.sequences.numpy()[:, 1:])
+    lengths = np.bincount([len(answer.token_ids) for answer in answers], minlength=MOST)
+    print(f"{len(answers)} texts; of each length {lengths.tolist()}")
+    assert (lengths > 0).sum() >= 4, "texts of one length prove little"
     if count > 1:
-        np.testing.assert_allclose(np.asarray(found.scores).reshape(-1), out.sequences_scores.numpy(), atol=3e-4)
-    return lengths
+        scores = [answer.score for answer in answers]
+        np.testing.assert_allclose(scores, out.sequences_scores.numpy(), atol=3e-4)
+
+
+def generate(drawn: Drawn, reference, **settings):
+    """transformers' own, of the texts as its tokenizer reads them."""
+    rows = transformers.AutoTokenizer.from_pretrained(drawn.folder)(sources(), padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return reference.generate(rows["input_ids"], attention_mask=rows["attention_mask"], **settings)
+
+
+def compare(answers: list, expected: np.ndarray) -> None:
+    for answer, theirs in zip(answers, expected, strict=True):
+        ids = [*answer.token_ids, *([END] if answer.ended else [])]
+        assert ids == theirs[: len(ids)].tolist()
+        assert set(theirs[len(ids) :]) <= {PAD, END}  # transformers fills with the end token where padding is 0
+
+
+def test_settings_of_generation_are_the_defaults_on_both_sides(drawn: Drawn, tmp_path: Path) -> None:
+    model = dataclasses.replace(drawn.model, decoding=Decoding(12, 3, 0.8, early_stopping=True))
+    model.save(tmp_path / "ours")
+    again = bert.load(tmp_path / "ours")
+    assert again.decoding == model.decoding
+    reference = transformers.EncoderDecoderModel.from_pretrained(tmp_path / "ours").eval()
+    compare(again.generate(sources(), details=True), generate(drawn, reference).numpy()[:, 1:])
+    assert [answer.target for answer in again.predict(sources()[:2])] == again.generate(sources()[:2])
