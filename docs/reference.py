@@ -26,8 +26,8 @@ MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}
 
 API = {
-    "Load and use a model": ("load", "Pretrained"),
-    "Train": ("pretrain", "finetune", "Run", "Callback"),
+    "Load and use a model": ("load", "Pretrained", "bert.interchange.bundle.ModelBundle"),
+    "Train": ("pretrain", "finetune", "Run", "Callback", "bert.runs.callbacks.RunStart"),
     "What a model returns": (
         "bert.inference.pretrained.EncodeOutput",
         "bert.inference.pretrained.MaskPrediction",
@@ -77,7 +77,7 @@ def shorten(
     app: object, what: str, name: str, value: Any, options: object, signature: str | None, result: str | None
 ) -> tuple[str | None, str | None]:
     """Sphinx's ``autodoc-process-signature``: leaves out what nobody passes."""
-    if what == "class" and name.endswith(".Pretrained"):  # `bert.load` makes it
+    if what == "class" and name.endswith((".Pretrained", ".ModelBundle", ".RunStart")):  # which the package makes
         return "", None
     if what == "class" and hasattr(value, "setup") and signature:  # what Flax adds to every module
         signature = re.sub(r", parent: .*, name: [^,)]*", "", signature)
@@ -109,7 +109,7 @@ def _directive(name: str) -> str:
         elif hasattr(value, "setup"):  # a Flax module
             options = ["members:", "special-members: __call__", "exclude-members: setup, dtype"]
         elif not issubclass(value, tuple):
-            options = ["members:", "inherited-members:"]
+            options = ["members:", "inherited-members:", "show-inheritance:"]
     return "".join([f".. {directive}:: {path}\n", *(f"   :{option}\n" for option in options), "\n"])
 
 
