@@ -1,4 +1,4 @@
-"""The notebooks: stored small, whole and without errors; their code runs, all four in six minutes."""
+"""The notebooks: stored small, whole and without errors; their code runs, all five in ten minutes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def seconds_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_there_are_four() -> None:
-    assert [path.stem[:2] for path in NOTEBOOKS] == ["1_", "2_", "3_", "4_"]
+def test_there_are_five() -> None:
+    assert [path.stem[:2] for path in NOTEBOOKS] == ["1_", "2_", "3_", "4_", "5_"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -63,8 +63,9 @@ def test_as_stored(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_they_run_in_six_minutes(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "BERT_NUM_DEVICES")}
+def test_they_run_in_ten_minutes(tmp_path: Path) -> None:
+    unset = ("XLA_FLAGS", "BERT_NUM_DEVICES", "BERT_SHARED")  # on made data alone
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
     environment |= {"PYTHONPATH": str(FOLDER.parent), "MPLBACKEND": "agg"}
     began = seconds_of_children()
     for path in NOTEBOOKS:
@@ -75,4 +76,4 @@ def test_they_run_in_six_minutes(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{path.name}\n{done.stderr[-3000:]}"
     # Their own time on the processors, an upper bound of what a machine needs that has nothing else to do.
-    assert seconds_of_children() - began < 360
+    assert seconds_of_children() - began < 600
