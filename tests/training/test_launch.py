@@ -13,6 +13,8 @@ import pytest
 import bert
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.runs.environment import read_environment
+from bert.runtime.interrupts import Interrupted
+from bert.training.launch import _as_library_call
 from bert.training.loop import TrainLoop
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of, state_of
@@ -65,6 +67,22 @@ def test_finetune_is_the_command_also_interrupted_in_an_event_loop_and_resumed_i
     assert len(read_environment(folder)) == 2
     again = bert.finetune(replace(found[0].config, profile=False))  # a configuration is a configuration
     assert again.results["dev"] == found[0].results["dev"]
+
+
+def test_a_sigterm_reaches_its_own_handler_once_the_state_is_saved(monkeypatch, capsys):
+    monkeypatch.setenv("BERT_COMPILATION_CACHE", "off")
+    caught = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
+    try:
+        with (
+            pytest.raises(KeyboardInterrupt, match="saved at step 1,000: make the same call again"),
+            _as_library_call(),
+        ):
+            raise Interrupted(1000, signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught == [signal.SIGTERM]
+    assert capsys.readouterr().out == "saved at step 1,000: make the same call again to resume\n"
 
 
 class Recorder(bert.Callback):
