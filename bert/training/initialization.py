@@ -166,7 +166,9 @@ def model_config_from_source(requested: ModelConfig, source: ModelConfig, name: 
                 f"model.{field.name} is {value}, but {name} was trained with {given}: leave it out, sizes come with "
                 "the weights"
             )
-    return dataclasses.replace(source, **{key: getattr(requested, key) for key in MODEL_KEYS_KEPT_WITH_INIT})
+    kept = {key: getattr(requested, key) for key in MODEL_KEYS_KEPT_WITH_INIT}
+    kept["decoder_layers"] = requested.decoder_layers or source.decoder_layers
+    return dataclasses.replace(source, **kept)
 
 
 def with_vocab_size(requested: ModelConfig, vocab_size: int) -> ModelConfig:
