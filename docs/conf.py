@@ -19,6 +19,8 @@ import reference  # noqa: E402
 project = "bert-jax"
 version = release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 language = "en"
+smartquotes = False  # two hyphens begin an option
+highlight_language = "none"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 root_doc = "docs/index"
@@ -31,7 +33,7 @@ include_patterns = [
     "README.md",
 ]
 exclude_patterns = [".*", "bert", "build", "configs", "dist", "runs", "tests"]
-suppress_warnings = ["misc.highlighting_failure"]
+suppress_warnings = ["misc.highlighting_failure"]  # there are no colours for csv
 
 # Notebooks are shown with the outputs that they are committed with.
 nb_execution_mode = "off"
