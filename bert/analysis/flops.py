@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from bert.config import ModelConfig
 
 ATTENTION, FEED_FORWARD, POOLER, PREDICTIONS = "layers/attention", "layers/feed_forward", "pooler", "predictions"
-GENERATOR = "generator"
+GENERATOR, DECODER = "generator", "decoder"
 
 TRAINING = 3
 """Operations of a training step per operation of the forward pass: the backward pass has two products for each one."""
@@ -25,6 +25,7 @@ FORMULA = {
     PREDICTIONS: "(2 D E + 2 E V) P / T, without 2 D E if there is no transform: the P predicted positions alone are "
     "decoded",
     GENERATOR: "layers and predictions by these formulas, with the generator's D and F",
+    DECODER: "a layer: 16 D^2 + 8 T D (attention to the target and to the source, of T tokens each) + 4 D F",
 }
 """Operations a token of the forward pass, part by part."""
 
@@ -59,6 +60,17 @@ def forward_flops(
     for name, (elements, every_token) in outputs.items():
         flops[name] = 2.0 * elements / (1 if every_token else length)
     return flops
+
+
+def decoder_flops(config: ModelConfig, length: int) -> float:
+    """Operations a target token of the forward pass of a decoder's layers, over sources and targets of T tokens.
+
+    Args:
+        config: sizes of the decoder.
+        length: T.
+    """
+    width = config.hidden_size
+    return config.num_hidden_layers * (16.0 * width**2 + 8.0 * length * width + 4.0 * width * config.intermediate_size)
 
 
 def training_flops(

@@ -15,20 +15,24 @@ from tokenizers import Tokenizer
 
 from bert.analysis.flops import (
     ATTENTION,
+    DECODER,
     FEED_FORWARD,
     FORMULA,
     GENERATOR,
     POOLER,
     PREDICTIONS,
+    decoder_flops,
     forward_flops,
     training_flops,
 )
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, TrainingConfig
 from bert.config.yaml_io import load_config
 from bert.errors import UserError
+from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.loading import load
 from bert.interchange.names import pretraining_architecture
 from bert.model.electra import make_generator_config
+from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.model.heads import BertForMultipleChoice
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.environment import read_environment
@@ -37,6 +41,7 @@ from bert.tasks import make_task
 from bert.tokenizer.special_tokens import special_tokens
 from bert.tokenizer.wordpiece import is_wordpiece, load_tokenizer, tokenizer_fingerprint
 from bert.training.assembly import build_model_and_objective, build_task_model
+from bert.training.decoder_initialization import EncoderDecoderInit
 
 Facts = dict[str, Any]
 Shapes = dict[tuple[str, ...], tuple[int, ...]]
@@ -50,7 +55,7 @@ PUBLISHED_LENGTH = 128
 
 PART_ORDER = (
     *(f"embeddings/{table}" for table in ("word", "position", "segment", "norm")),
-    *(ATTENTION, FEED_FORWARD, "layers/norm", POOLER, PREDICTIONS, GENERATOR),
+    *(ATTENTION, FEED_FORWARD, "layers/norm", POOLER, DECODER, PREDICTIONS, GENERATOR),
 )
 """The parts as data passes them; further heads come last."""
 
@@ -118,7 +123,8 @@ def _expected_parameters(config: RunConfig) -> tuple[str, Shapes]:
     else:
         model = build_task_model(make_task(on_any_device), on_any_device)
     ids = jnp.zeros((1, 2, 8) if isinstance(model, BertForMultipleChoice) else (1, 8), jnp.int32)
-    params = jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
+    drawn = EncoderDecoderInit(model) if isinstance(model, BertForSequenceToSequence) else model
+    params = jax.eval_shape(drawn.init, jax.random.key(0), ids)["params"]
     if isinstance(config, PretrainConfig):
         return pretraining_architecture(set(params), config.model), _shapes(params)
     return type(model).__name__, _shapes(params)
@@ -133,7 +139,9 @@ def _table_line(path: tuple[str, ...]) -> str:
     if path[:2] == ("bert", "embeddings"):
         return f"embeddings/{path[2]}"
     if path[:2] == ("bert", "encoder"):
-        return "layers/norm" if path[3].endswith("_norm") else ATTENTION if path[3] == "attention" else FEED_FORWARD
+        return (
+            "layers/norm" if path[3].endswith("_norm") else ATTENTION if path[3].endswith("attention") else FEED_FORWARD
+        )
     return path[1] if path[0] == "bert" else path[0]
 
 
@@ -152,9 +160,12 @@ def _parts(
     if architecture == "BertForCausalLM":
         parameters.setdefault(PREDICTIONS, 0)  # a decoder may be the word embeddings alone
     tokens, predictions = _row(model, config, length)
+    if architecture == ENCODER_DECODER:
+        parameters.setdefault(DECODER, 0)  # which may be those of the encoder
+        predictions = tokens
     elements: dict[str, int] = {}
     for path, shape in shapes.items():
-        if path[0] not in ("bert", PREDICTIONS, GENERATOR) and path[-1] == "kernel":
+        if path[0] not in ("bert", PREDICTIONS, GENERATOR, DECODER) and path[-1] == "kernel":
             elements[path[0]] = elements.get(path[0], 0) + math.prod(shape)
     outputs = {name: (count, architecture in TOKEN_HEADS) for name, count in elements.items()}
     forward = forward_flops(model, tokens, parameters, predictions, outputs)
@@ -162,6 +173,9 @@ def _parts(
         width = shapes[GENERATOR, PREDICTIONS, "transform", "kernel"][0]
         sizes = make_generator_config(model, width)
         forward[GENERATOR] = sum(forward_flops(sizes, tokens, (PREDICTIONS,), predictions, {}).values())
+    if architecture == ENCODER_DECODER:
+        forward |= {DECODER: decoder_flops(model.decoder, tokens)}
+        forward[PREDICTIONS] *= model.decoder.known_vocab_size / model.known_vocab_size
     num_frozen_layers = 0
     frozen: tuple[str, ...] = ()
     if isinstance(config, FinetuneConfig):

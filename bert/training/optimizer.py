@@ -113,11 +113,16 @@ def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.S
     return optax.join_schedules([rise, decay], [warmup])
 
 
+STACKS = ("bert", "decoder")
+"""The modules that have layers."""
+
+
 def layer_depth(path: tuple[str, ...]) -> int | None:
-    """The depth of a parameter: 0 in the embeddings, i + 1 in layer i; None above the layers (pooler, heads)."""
-    if path[:2] == ("bert", "embeddings"):
-        return 0
-    layer = re.fullmatch(r"layer_(\d+)", path[2]) if path[:2] == ("bert", "encoder") else None
+    """The depth of a parameter of the encoder or the decoder: 0 in the embeddings, i + 1 in layer i; None above the
+    layers (pooler, heads)."""
+    if path[0] not in STACKS or path[1] == "embeddings":
+        return 0 if path[0] in STACKS else None
+    layer = re.fullmatch(r"layer_(\d+)", path[2]) if path[1] == "encoder" else None
     return None if layer is None else int(layer[1]) + 1
 
 
@@ -127,11 +132,14 @@ def scale_by_layer_depth(decay: float) -> optax.GradientTransformation:
 
     def scale(updates: optax.Updates, params: optax.Params | None = None) -> optax.Updates:
         del params
-        top = max((layer_depth(path) or 0) for path in traverse_util.flatten_dict(updates)) + 1
+        tops = dict.fromkeys(STACKS, 1)
+        for path in traverse_util.flatten_dict(updates):
+            if below := layer_depth(path):
+                tops[path[0]] = max(tops[path[0]], below + 1)
 
         def one(path: ParameterPath, update: jax.Array) -> jax.Array:
             below = layer_depth(path)
-            return update if below is None else jax.tree.map(lambda u: u * decay ** (top - below), update)
+            return update if below is None else jax.tree.map(lambda u: u * decay ** (tops[path[0]] - below), update)
 
         return traverse_util.path_aware_map(one, updates)
 
@@ -150,7 +158,9 @@ def make_frozen_predicate(
     if num_feature_layers is not None:
         return lambda path: path[0] == "bert"
     if num_frozen_layers is not None:
-        return lambda path: (below := layer_depth(path)) is not None and below <= num_frozen_layers
+        return lambda path: (
+            path[0] == "bert" and (below := layer_depth(path)) is not None and below <= num_frozen_layers
+        )
     return None
 
 

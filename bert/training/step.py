@@ -180,7 +180,8 @@ def _squared_norms_by_module(grads: Any) -> dict[str, jax.Array]:
     """Squared norms by group: the embeddings, each layer, the pooler, each head."""
     squares: dict[str, jax.Array] = {}
     for path, leaf in traverse_util.flatten_dict(grads).items():
-        depth = 3 if path[:2] == ("bert", "encoder") else 2 if path[0] == "bert" else 1
+        is_stack = path[0] in ("bert", "decoder")
+        depth = 3 if is_stack and path[1] == "encoder" else 2 if is_stack else 1
         name = "/".join(path[:depth])
         squares[name] = squares.get(name, 0.0) + jnp.sum(jnp.square(leaf))
     return squares
