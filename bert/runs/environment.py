@@ -15,9 +15,8 @@ from typing import Any
 import bert
 from bert.files import write_atomic
 from bert.parallel.devices import local_devices
-from bert.runs.folder import RunFolder
+from bert.runs.folder import ENVIRONMENT_FILE, RunFolder
 
-FILE = "environment.json"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 GIT_SECONDS = 10
 """What a run waits for git, which may have a large working tree to look at."""
@@ -27,13 +26,13 @@ def record_environment(run: RunFolder[Any]) -> None:
     """Adds this session to environment.json, on the host that writes."""
     if run.is_writer:
         sessions = [*read_environment(run.path), describe_environment()]
-        write_atomic(run.path / FILE, json.dumps(sessions, indent=2) + "\n")
+        write_atomic(run.path / ENVIRONMENT_FILE, json.dumps(sessions, indent=2) + "\n")
 
 
 def read_environment(run: Path) -> list[dict[str, Any]]:
     """The sessions of a run, the first one first; none if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
-        sessions = json.loads((run / FILE).read_text(encoding="utf-8"))
+        sessions = json.loads((run / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
         if isinstance(sessions, list) and all(isinstance(session, dict) for session in sessions):
             return sessions
     return []

@@ -56,6 +56,8 @@ RESUMABLE_KEYS = (
     "phases.gradient_accumulation_steps",
 )
 
+ENVIRONMENT_FILE = "environment.json"
+
 ROWS = "rows"
 """Folder of a run with the rows that were given in memory."""
 
@@ -216,9 +218,11 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
                 f"or resume it with --config {file}"
             )
         # Nothing was trained yet: the user fixed a mistake before the first checkpoint.
-        for name in ("config.yaml", "tokenizer.json", "vocab.txt", DATA_DIGEST_FILE):
+        for name in ("tokenizer.json", "vocab.txt", DATA_DIGEST_FILE, ENVIRONMENT_FILE):
             (path / name).unlink(missing_ok=True)
-        shutil.rmtree(path / TARGET_TOKENIZER, ignore_errors=True)
+        for name in (TARGET_TOKENIZER, ROWS):
+            shutil.rmtree(path / name, ignore_errors=True)
+        file.unlink()  # last: a folder without it belongs to no run
     return RunFolder(path, config, resumed=False)
 
 

@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import bert
 from bert.commands.inspect import main
 from bert.config import PretrainConfig
 from bert.runs.environment import describe_environment, read_environment, record_environment
-from bert.runs.folder import RunFolder
+from bert.runs.folder import RunFolder, open_run
 
 
 def test_a_session_names_software_devices_command_and_commit(tmp_path, monkeypatch):
@@ -54,6 +55,18 @@ def test_each_start_adds_a_session_and_a_damaged_file_is_begun_again(tmp_path):
     assert len(read_environment(tmp_path)) == 1
     record_environment(RunFolder(tmp_path, PretrainConfig(), resumed=False, is_writer=False))
     assert len(read_environment(tmp_path)) == 1
+
+
+def test_a_changed_configuration_leaves_nothing_of_a_run_that_has_not_trained(tmp_path):
+    config = PretrainConfig(output_dir=str(tmp_path / "run"))
+    with open_run(config) as run:
+        run.save_rows({"train.jsonl": "{}\n"})
+        record_environment(run)
+    with open_run(replace(config, seed=1)) as run:  # and ends before it has written anything
+        assert not run.resumed
+        assert {path.name for path in run.path.iterdir()} <= {".lock"}
+    with open_run(config) as run:
+        assert not run.resumed
 
 
 def test_inspect_shows_the_sessions_of_a_run(pretrained, capsys):
