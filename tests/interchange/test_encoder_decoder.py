@@ -245,4 +245,6 @@ def test_the_encoder_of_a_folder_reads_texts(folder: Path, made) -> None:
 def test_the_command(folder: Path, tmp_path: Path, capsys) -> None:
     assert export([str(folder), str(tmp_path / "out")]) == 0
     assert "tensors read back identical" in capsys.readouterr().out
-    assert "EncoderDecoderModel" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "2 layers of the encoder and 1 of the decoder, of width 12" in card
+    assert "\ntokenizer.batch_decode(targets, skip_special_tokens=True)\n" in card

@@ -14,7 +14,9 @@ from bert.config.validation import PATHS
 from bert.errors import UserError
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.families import family_of
+from bert.interchange.generation_files import TARGET_TOKENIZER
 from bert.interchange.hub import is_downloaded
+from bert.interchange.names import has_decoder
 from bert.interchange.tensor_files import read_json
 from bert.runs.folder import RESUMABLE_KEYS
 
@@ -38,13 +40,14 @@ def model_card(model: ModelBundle, architecture: str) -> str:
     sections = [
         _front_matter(model, recipe),
         f"# {source.resolve().name}",
-        f"{architecture}, {size:,} parameters: {config.num_hidden_layers} layers of width {config.hidden_size} with "
+        f"{architecture}, {size:,} parameters: {_layers(model)} of width {config.hidden_size} with "
         f"{config.num_attention_heads} heads, {config.vocab_size:,} tokens, up to {config.max_position_embeddings} "
         "tokens. Exported by bert-jax.",
         "```python\n"
         f"from transformers import AutoTokenizer, {architecture}\n\n"
         'tokenizer = AutoTokenizer.from_pretrained("PATH")\n'
         f'model = {architecture}.from_pretrained("PATH")\n'
+        f"{_generation(model)}"
         "```",
     ]
     if model.labels:
@@ -57,6 +60,25 @@ def model_card(model: ModelBundle, architecture: str) -> str:
         text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=120).rstrip()
         sections += ["## Recipe", f"```yaml\n{text}\n```"]
     return "\n\n".join(sections) + "\n"
+
+
+def _layers(model: ModelBundle) -> str:
+    layers = f"{model.config.num_hidden_layers} layers"
+    if not has_decoder(model.architecture):
+        return layers
+    return f"{layers} of the encoder and {model.config.decoder.num_hidden_layers} of the decoder,"
+
+
+def _generation(model: ModelBundle) -> str:
+    """The lines that write a target, of an encoder-decoder."""
+    if not has_decoder(model.architecture):
+        return ""
+    own = f'AutoTokenizer.from_pretrained("PATH/{TARGET_TOKENIZER}")'
+    return (
+        'rows = tokenizer(["a text"], return_tensors="pt")\n'
+        'targets = model.generate(rows["input_ids"], attention_mask=rows["attention_mask"])\n'
+        f"{'tokenizer' if model.target_tokenizer is None else own}.batch_decode(targets, skip_special_tokens=True)\n"
+    )
 
 
 def _front_matter(model: ModelBundle, recipe: dict[str, Any]) -> str:
