@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import yaml
@@ -14,7 +19,7 @@ import bert
 from bert.analysis.inspection import summarize
 from bert.commands.finetune import main
 from bert.commands.predict import main as predict
-from tests.helpers import lines_of
+from tests.helpers import REPOSITORY, assert_same_but_for_rounding, lines_of, state_of
 
 WORDS = dict(
     zip(["eins", "zwei", "drei", "vier", "fünf", "sechs"], ["one", "two", "three", "four", "five", "six"], strict=True)
@@ -32,9 +37,9 @@ SCRATCH = ["--init=none", "--model.hidden_size=32", "--model.num_hidden_layers=1
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Up to four words and their translations in reverse order: 96 pairs, 16 of dev, 5 of test."""
+    """Up to four words and their translations in reverse order: 500 pairs, 16 of dev, 5 of test."""
     folder, stream = tmp_path_factory.mktemp("pairs"), random.Random(0)
-    for split, count in (("train", 96), ("val", 16), ("test_a", 5)):
+    for split, count in (("train", 500), ("val", 16), ("test_a", 5)):
         rows = [stream.choices(list(WORDS), k=stream.randint(1, 4)) for _ in range(count)]
         (folder / f"{split}.de").write_text("".join(f"{' '.join(row)}\n" for row in rows), encoding="utf-8")
         targets = [[WORDS[word] for word in reversed(row)] for row in rows]
@@ -164,9 +169,40 @@ def test_two_vocabularies_and_a_decoder_of_its_own(pretrained: Path, data: Path,
     assert (tmp_path / "run/target_tokenizer/tokenizer.json").is_file()
 
 
+def command(folder: Path, data: Path) -> list[str]:
+    options = last_of([*DATA, *FAST, *SCRATCH, "--decoding.beams=1"])
+    start = [sys.executable, str(REPOSITORY / "finetune.py"), "--config=multi30k"]
+    return [*start, f"--data.dir={data}", f"--output_dir={folder}", *options]
+
+
+@pytest.mark.slow
+def test_eight_devices_are_as_one(scratch: Path, data: Path, tmp_path: Path) -> None:
+    eight = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    subprocess.run(command(tmp_path / "run", data), env=eight, check=True, cwd=REPOSITORY)
+    assert_same_but_for_rounding(tmp_path / "run", scratch)
+    for name in ("dev.txt", "test_a.txt"):
+        ours, theirs = ((folder / "predictions" / name).read_text() for folder in (tmp_path / "run", scratch))
+        assert ours == theirs
+
+
+@pytest.mark.slow
+def test_a_kill_changes_nothing(scratch: Path, data: Path, tmp_path: Path) -> None:
+    """Killed after its first checkpoint and resumed: the same parameters and texts, bit for bit."""
+    folder = tmp_path / "run"
+    process = subprocess.Popen(command(folder, data), cwd=REPOSITORY)
+    while not (folder / "checkpoints" / "2").exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    subprocess.run(command(folder, data), check=True, cwd=REPOSITORY)
+    jax.tree.map(np.testing.assert_array_equal, state_of(folder)["params"], state_of(scratch)["params"])
+    for name in ("dev.txt", "test_a.txt"):
+        assert (folder / "predictions" / name).read_bytes() == (scratch / "predictions" / name).read_bytes()
+
+
 @pytest.mark.slow
 def test_reversed_translations_are_learned(data: Path, tmp_path: Path) -> None:
-    more = ["--training.steps=300", "--training.eval_every=100", "--training.batch_size=32", "--decoding.beams=4",
+    more = ["--training.steps=500", "--training.eval_every=250", "--training.batch_size=32", "--decoding.beams=4",
             "--model.hidden_dropout_prob=0", "--model.attention_probs_dropout_prob=0",
             "--optimizer.learning_rate=5e-3"]  # fmt: skip
     folder = run(tmp_path / "run", data, *SCRATCH, *more)
