@@ -147,13 +147,28 @@ def test_an_interrupted_run_ends_the_same(finetuned, pretrained, sst2, tmp_path,
 
 
 TOKENS_AND_MEAN = [
-    "--config=sst2", "--data.max_length=32", "--data.buckets=[8,32]", "--training.tokens_per_batch=64",
-    "--training.epochs=2", "--training.eval_every=3", "--training.average_checkpoints=2",
+    "--config=sst2", "--data.max_length=32", "--training.tokens_per_batch=256", "--training.epochs=2",
+    "--training.eval_every=3", "--training.average_checkpoints=2",
 ]  # fmt: skip
 
 
+def test_a_run_in_token_batches_keeps_a_mean_of_checkpoints(pretrained, sst2, tmp_path, capsys) -> None:
+    import jax
+
+    given = [*TOKENS_AND_MEAN, f"--init={pretrained}", f"--data.dir={sst2}", "--data.buckets=32"]
+    assert main([*given, f"--output_dir={tmp_path / 'run'}", "--training.epochs=1"]) == 0
+    assert "up to 256, in as many rows as fit" in capsys.readouterr().out
+    assert [line["step"] for line in lines_of(tmp_path / "run") if line["split"] == "eval"] == [3, 5]
+    state = state_of(tmp_path / "run")
+    assert state["steps"].tolist() == [3, 5]
+    jax.tree.map(np.testing.assert_array_equal, state["window"]["1"], state["trained"]["params"])
+    mean = jax.tree.map(lambda a, b: ((a.astype(float) + b) / 2).astype(np.float32), *state["window"].values())
+    jax.tree.map(np.testing.assert_array_equal, state["params"], mean)
+
+
+@pytest.mark.slow
 def test_token_batches_and_a_mean_of_checkpoints_survive_an_interruption(
-    pretrained, sst2, tmp_path, monkeypatch, capsys
+    pretrained, sst2, tmp_path, monkeypatch
 ) -> None:
     """Interrupted within an epoch and within the window of the mean, the run ends as if it had not been."""
     import signal
@@ -162,9 +177,9 @@ def test_token_batches_and_a_mean_of_checkpoints_survive_an_interruption(
 
     from bert.data.batching import FinetuningLoader
 
-    given = [*TOKENS_AND_MEAN, f"--init={pretrained}", f"--data.dir={sst2}"]
+    given = [*TOKENS_AND_MEAN, f"--init={pretrained}", f"--data.dir={sst2}", "--data.buckets=[8,32]"]
+    given.append("--training.tokens_per_batch=64")
     assert main([*given, f"--output_dir={tmp_path / 'whole'}"]) == 0
-    assert "up to 64, in as many rows as fit" in capsys.readouterr().out
     batch = FinetuningLoader.batch
 
     def interrupt(self, step):
@@ -177,15 +192,9 @@ def test_token_batches_and_a_mean_of_checkpoints_survive_an_interruption(
         assert main([*given, f"--output_dir={tmp_path / 'run'}"]) == 143
     assert main([*given, f"--output_dir={tmp_path / 'run'}"]) == 0
     assert lines_of(tmp_path / "run") == lines_of(tmp_path / "whole")
-    ours, theirs = state_of(tmp_path / "run"), state_of(tmp_path / "whole")
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-    *_, before, last = (line["step"] for line in lines_of(tmp_path / "run") if line["split"] == "eval")
-    assert ours["steps"].tolist() == [before, last]
-    jax.tree.map(np.testing.assert_array_equal, ours["window"]["1"], ours["trained"]["params"])
-    mean = jax.tree.map(lambda a, b: ((a.astype(float) + b) / 2).astype(np.float32), *ours["window"].values())
-    jax.tree.map(np.testing.assert_array_equal, ours["params"], mean)
-    best = [path for path in (tmp_path / "run" / "checkpoints").iterdir() if (path / "PARAMS_ONLY").exists()]
-    assert len(best) <= 1, "the window takes no checkpoints of its own"
+    jax.tree.map(np.testing.assert_array_equal, *(state_of(tmp_path / name) for name in ("run", "whole")))
+    parameters_alone = list((tmp_path / "run" / "checkpoints").glob("*/PARAMS_ONLY"))
+    assert len(parameters_alone) <= 1, "the window takes no checkpoints of its own"
 
 
 def test_scores_do_not_depend_on_the_evaluation_batch(finetuned: Path, pretrained: Path, sst2: Path, tmp_path) -> None:
@@ -357,7 +366,8 @@ def test_vocabulary_larger_than_the_embedding_stops_the_run(pretrained, sst2, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("more", ["--training.gradient_accumulation_steps=2", "--training.mesh=2x2x2"])
 def test_token_batches_and_a_mean_do_not_depend_on_devices(pretrained, sst2, tmp_path, monkeypatch, more) -> None:
-    given = [*TOKENS_AND_MEAN, f"--init={pretrained}", f"--data.dir={sst2}", "--training.eval_batch_size=8"]
+    given = [*TOKENS_AND_MEAN, f"--init={pretrained}", f"--data.dir={sst2}", "--data.buckets=[8,32]"]
+    given += ["--training.tokens_per_batch=64", "--training.eval_batch_size=8"]
     for devices, arguments in (("1", []), ("8", [more])):
         monkeypatch.setenv("BERT_NUM_DEVICES", devices)
         assert main([*given, f"--output_dir={tmp_path / devices}", *arguments]) == 0
