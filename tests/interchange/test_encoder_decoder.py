@@ -242,6 +242,12 @@ def test_the_encoder_of_a_folder_reads_texts(folder: Path, made) -> None:
     np.testing.assert_array_equal(ours.embed(texts), again.embed(texts))
 
 
+def test_a_folder_writes_targets(folder: Path) -> None:
+    model = bert.load(folder)
+    [answer] = model.predict(["a b"])
+    assert answer.target == model.generate("a b")
+
+
 def test_the_command(folder: Path, tmp_path: Path, capsys) -> None:
     assert export([str(folder), str(tmp_path / "out")]) == 0
     assert "tensors read back identical" in capsys.readouterr().out
