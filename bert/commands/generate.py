@@ -1,4 +1,4 @@
-"""`bert generate`: continues prompts with a left-to-right language model."""
+"""`bert generate`: continues prompts with a left-to-right language model, or writes targets of sources."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bert.errors import UserError, without_surrogates
 from bert.files import local_path
 from bert.inference.new_inputs import Input, read_standard_input
 
-DESCRIPTION = """Continues a text with a left-to-right language model: by the most likely token each, by samples
-(--temperature) or by beam search (--beams). The continuation is printed without the prompt, up to the end token or
---max_tokens. With several continuations (--num_samples), and for the lines of standard input (PROMPT is -), a JSON
-object is printed for each continuation: "prompt", "text" and "score", the sum of the log-probabilities of its tokens;
-with --beams it is divided by the length as --length_penalty says. An empty prompt is the start of a text. A line
-without an answer gives {"line", "text", "error"}, and the exit status is 2 at the end. The same seed gives the same
-samples, whatever --batch_size is."""
+DESCRIPTION = """Continues a text with a left-to-right language model, or writes the target of a source with an
+encoder-decoder: by the most likely token each, by samples (--temperature) or by beam search (--beams). The
+continuation is printed without the prompt, up to the end token or --max_tokens. With several continuations
+(--num_samples), and for the lines of standard input (PROMPT is -), a JSON object is printed for each continuation:
+"prompt", "text" and "score", the sum of the log-probabilities of its tokens; with --beams it is divided by the length
+as --length_penalty says. An empty prompt is the start of a text. A line without an answer gives {"line", "text",
+"error"}, and the exit status is 2 at the end. The same seed gives the same samples, whatever --batch_size is."""
 
 
 @run_command
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     from bert.inference.loading import load
 
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
-    model.require_language_model()
+    model.require_generation()
 
     def answer(inputs: list[Input]) -> list[list[Any]]:
         prompts, numbers = [given.given for given in inputs], [given.line - 1 for given in inputs]

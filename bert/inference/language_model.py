@@ -63,8 +63,7 @@ class LanguageModel(ModelBundle):
             settings = {**vars(self.decoding or Decoding()), **settings}
         decoding = make_decoding(settings)
         check_count("batch_size", batch_size)
-        if self.architecture != ENCODER_DECODER:
-            self.require_language_model()
+        self.require_generation()
         texts = self._as_texts(prompts)
         numbers = range(len(texts)) if numbers is None else numbers
         if len(numbers) != len(texts):
@@ -99,6 +98,11 @@ class LanguageModel(ModelBundle):
             raise UserError(f"stride is {stride}, and {self.source} reads {longest} tokens: pass at most as many")
         self.require_language_model()
         return self._text_scorer(self._as_texts(texts), stride, batch_size)
+
+    def require_generation(self) -> None:
+        """Raises UserError if the model is neither a left-to-right language model nor an encoder-decoder."""
+        if self.architecture != ENCODER_DECODER:
+            self.require_language_model()
 
     def require_language_model(self) -> None:
         """Raises UserError if the model is not a left-to-right language model."""

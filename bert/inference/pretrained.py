@@ -18,7 +18,7 @@ from bert.data.inputs import as_list, as_text_or_pair, check_count, shown
 from bert.data.sequence_pairs import SequencePairs
 from bert.errors import UserError
 from bert.inference.forward import BUCKETS, BatchedForward
-from bert.inference.language_model import LanguageModel
+from bert.inference.language_model import ENCODER_DECODER, LanguageModel
 from bert.interchange.names import ARCHITECTURES
 from bert.interchange.pooling import Pooling
 from bert.metrics import softmax
@@ -102,10 +102,15 @@ class Pretrained(LanguageModel):
             batch_sizes: inputs of one call; those above 32 as they are passed as ``batch_size``.
 
         Raises:
-            UserError: a number below 1, or a task of multiple choice, which compiles for each number of choices.
+            UserError: a number below 1, a model that writes texts, or a task of multiple choice, which compiles for
+                each number of choices.
         """
         if self.task is not None and self.task.head == "choices":
             raise UserError(f"{self.task.name} compiles for each number of choices: call predict with such questions")
+        if self.architecture == ENCODER_DECODER:
+            raise UserError(
+                f"{self.source} writes texts, which compiles for each length of these: call predict instead"
+            )
         limit = (self.pooling or Pooling()).max_length if self.task is None else self.data.max_length
         longest = min(limit or self.config.max_position_embeddings, self.config.max_position_embeddings)
         lengths, batch_sizes = (list(BUCKETS) if lengths is None else list(lengths)), list(batch_sizes)
@@ -177,6 +182,8 @@ class Pretrained(LanguageModel):
             return self.generator.fill_mask(text, top_k)
         if self.config.causal:
             raise UserError(f"{self.source} reads left to right and has no masked-LM head: use generate")
+        if self.architecture == ENCODER_DECODER:
+            raise UserError(f"{self.source} writes texts and has no masked-LM head: use generate")
         if "predictions" not in self.params:
             raise UserError(f"{self.source} has no masked-LM head to fill masks with: load a pretraining run")
         features, positions = self._encode_masked(text)

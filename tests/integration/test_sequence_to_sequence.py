@@ -18,6 +18,7 @@ import yaml
 import bert
 from bert.analysis.inspection import summarize
 from bert.commands.finetune import main
+from bert.commands.generate import main as generate
 from bert.commands.predict import main as predict
 from tests.helpers import REPOSITORY, assert_same_but_for_rounding, lines_of, state_of
 
@@ -87,7 +88,7 @@ def test_a_run_leaves_scores_and_a_text_for_each_source(scratch: Path, data: Pat
     assert capsys.readouterr().out.splitlines() == texts
 
 
-def test_a_loaded_run_gives_several_targets_with_scores(scratch: Path, tmp_path) -> None:
+def test_a_loaded_run_gives_several_targets_with_scores(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = bert.load(scratch)
     [found] = model.generate(["eins zwei"], beams=3, num_samples=3, details=True)
     assert [answer.score for answer in found] == sorted((answer.score for answer in found), reverse=True)
@@ -96,6 +97,13 @@ def test_a_loaded_run_gives_several_targets_with_scores(scratch: Path, tmp_path)
         model.generate("eins " * 100)
     with pytest.raises(bert.UserError, match="is not a left-to-right language model"):
         model.score("eins")
+    with pytest.raises(bert.UserError, match="has no masked-LM head: use generate"):
+        model.fill_mask("eins [MASK]")
+    with pytest.raises(bert.UserError, match="writes texts, which compiles for each length of these: call predict"):
+        model.warm_up()
+    assert generate([str(scratch), "eins zwei", "--beams=3", "--max_tokens=8"]) == 0
+    assert capsys.readouterr().out == found[0].text + "\n"
+    assert model.embed(["eins"]).shape == (1, 32)
     facts = summarize(scratch)
     assert facts["architecture"] == "BertForSequenceToSequence"
     decoder = next(part for part in facts["parts"] if part["part"] == "decoder")
