@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 PLOT_INTERVAL_SECONDS = 20
-"""At least between two pictures of the curves, each of which takes up to per second of a processor; the last is always
+"""At least between two pictures of the curves, each of which takes up to a second of a processor; the last is always
 drawn."""
 
 

@@ -135,7 +135,7 @@ def test_options_and_keys_in_the_prose_exist() -> None:
     for page, code in inline_code():
         for option in re.findall(r"(?<!\S)--[a-z][\w.]*", code):
             assert in_general(option) in options, f"{page.name}: {option}"
-        for section, key in re.findall(r"(?<![\w./-])(data|model|training|optimizer|tokenizer)\.(\w+)(?![\w(/])", code):
+        for section, key in re.findall(r"(?<![\w./-])(data|model|training|optimizer|tokenizer)\.([\w.]*\w)(?![\w(/])", code):
             assert key in FILES or f"{section}.{key}" in keys, f"{page.name}: {section}.{key}"
         if match := re.match(r"bert ([a-z-]+)( |$)", code):
             assert match[1] in COMMANDS, f"{page.name}: {code}"
