@@ -73,6 +73,7 @@ def blocks_of(page: Path) -> list[Block]:
     return [Block(page, match[1], match[2]) for match in found]
 
 
+KEY = re.compile(r"(?<![\w./-])(data|model|training|optimizer|tokenizer)\.([\w.]*\w)(?![\w(/])")
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
@@ -135,7 +136,7 @@ def test_options_and_keys_in_the_prose_exist() -> None:
     for page, code in inline_code():
         for option in re.findall(r"(?<!\S)--[a-z][\w.]*", code):
             assert in_general(option) in options, f"{page.name}: {option}"
-        for section, key in re.findall(r"(?<![\w./-])(data|model|training|optimizer|tokenizer)\.([\w.]*\w)(?![\w(/])", code):
+        for section, key in KEY.findall(code):
             assert key in FILES or f"{section}.{key}" in keys, f"{page.name}: {section}.{key}"
         if match := re.match(r"bert ([a-z-]+)( |$)", code):
             assert match[1] in COMMANDS, f"{page.name}: {code}"
