@@ -131,6 +131,8 @@ def test_evaluation_over_devices_counts_every_row_once() -> None:
 class Memory:
     """A listener that remembers."""
 
+    stop_reason: str | None = None
+
     def __init__(self, evaluated: tuple[int, ...] = ()) -> None:
         self.lines: list[tuple[int, str, dict[str, float]]] = []
         self.steps: list[int] = []
