@@ -60,7 +60,8 @@ def text_options(config_class: type, prefix: str = "") -> dict[str, object]:
 
 NO_PATHS = {
     "mlm_bias_init", "task", "data.language", "data.objective", "data.invalid_tags", "data.misaligned_answers",
-    "data.column_names", "data.labels", "data.metrics", "model.hidden_act", "model.position_embedding_init",
+    "data.column_names", "data.labels", "data.metrics", "data.source", "data.target", "model.hidden_act",
+    "model.position_embedding_init",
     "model.position_embedding_type", "optimizer.name", "training.dtype", "training.preset",
     "distillation.checksum", "distillation.hidden_loss",
     "training.attention_implementation", "training.dropout_rng", "training.mesh", "training.remat",

@@ -139,7 +139,7 @@ def test_several_seeds_interrupted_in_the_second(pretrained, sst2, tmp_path, mon
 def test_several_seeds_are_scored_on_the_same_dev_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configs: list[FinetuneConfig] = []
 
-    def finetune(run: RunFolder[FinetuneConfig], say: Callable[[str], None]) -> dict:
+    def finetune(run: RunFolder[FinetuneConfig], say: Callable[[str], None], callbacks: object) -> dict:
         configs.append(run.config)
         return one_result(run.config.seed, 0.5)
 
