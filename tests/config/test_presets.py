@@ -39,6 +39,7 @@ def batch():
     }
 
 
+@pytest.mark.slow
 def test_one_kernel_and_a_padded_vocabulary_give_the_same_losses_and_gradients():
     params = jax.jit(BertForPreTraining(CONFIG).init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
 

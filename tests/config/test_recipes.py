@@ -23,7 +23,7 @@ FINETUNING = sorted(set(recipe_names()) & set(TASKS))
 PRETRAINING = sorted(set(recipe_names()) - set(TASKS))
 PARAMETERS = {"tiny": 4_433_468, "mini": 11_267_900, "small": 29_058_876, "medium": 41_668_412, "base": 110_106_428,
               "large": 336_226_108}  # fmt: skip
-ROBERTA = {"roberta": 124_697_433}
+ROBERTA = {"roberta": 124_697_433, "roberta_mini": 5_463_040}
 GPT = {"gpt_tiny": 834_944, "gpt_mini": 6_901_760, "gpt2": 124_439_808}
 ELECTRA = {"electra_small": 14_196_219, "electra_mini": 4_020_161}
 BASE = ModelConfig(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,

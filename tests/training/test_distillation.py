@@ -276,6 +276,7 @@ def test_a_distilled_run_resumes_bit_for_bit(distilled: Path, corpus: Path, pret
     assert lines_of(run) == lines_of(distilled)
 
 
+@pytest.mark.slow
 def test_config_yaml_repeats_a_distilled_run(distilled: Path, tmp_path: Path) -> None:
     assert main([f"--config={distilled / 'config.yaml'}", f"--output_dir={tmp_path / 'run'}"]) == 0
     jax.tree.map(np.testing.assert_array_equal, state_of(tmp_path / "run"), state_of(distilled))
@@ -293,6 +294,7 @@ def test_another_teacher_is_refused(distilled: Path, corpus: Path, pretrained: P
     assert "is not the model that the run began with" in fails(main, *arguments, f"--teacher={teacher}")
 
 
+@pytest.mark.slow
 def test_a_published_teacher_without_a_head(corpus: Path, pretrained: Path, tmp_path: Path, capsys) -> None:
     model = bert.load(pretrained)
     encoder = dataclasses.replace(model, params={"bert": model.params["bert"]}, architecture="Bert")

@@ -38,6 +38,7 @@ def test_pretrain_is_the_command(tmp_path, corpus, pretrained):
     assert (run.config.training.steps, run.metrics[-1]["step"], run.model.step) == (6, 6, 6)
 
 
+@pytest.mark.slow
 def test_finetune_is_the_command_also_interrupted_in_an_event_loop_and_resumed_in_a_thread(
     tmp_path, monkeypatch, pretrained, finetuned, sst2
 ):
@@ -127,6 +128,7 @@ def test_callbacks_stop_and_fail_and_the_run_resumes(tmp_path, pretrained, sst2)
     assert (last.calls[0], last.calls[-1]) == (("start", 6, 15), ("end", 15))
 
 
+@pytest.mark.slow
 def test_a_stopped_phase_is_the_last_one(tmp_path, corpus):
     values = dict(argument.removeprefix("--").split("=") for argument in SMALL_RUN)
     values |= {"data.train": corpus, "phases": [{"share": 0.5}, {"batch_size": 4}]}

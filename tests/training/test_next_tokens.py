@@ -148,6 +148,7 @@ def test_bits_per_byte_by_hand(continued: Path, corpus: Path) -> None:
     assert scores["bits_per_byte"] == pytest.approx(scores["lm_loss"] * len(tokens) / (math.log(2) * size))
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_alters_texts_has_no_bits_per_byte(corpus: Path, tmp_path: Path) -> None:
     given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, *NEXT, "--training.steps=2"]
     kind = ["--tokenizer.kind=wordpiece", "--tokenizer.vocab_size=200", "--data.objective=doc_sentences"]
@@ -178,16 +179,14 @@ def test_a_run_over_devices_or_micro_batches_ends_the_same(continued, corpus, tm
     assert_same_but_for_rounding(folder, continued)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
         ["--model.prediction_transform=true", "--model.prediction_bias=true", "--model.embedding_size=8"],
-        pytest.param(["--training.preset=fast"], marks=pytest.mark.slow),
-        pytest.param(["--training.scan_layers=true", "--training.pad_vocab_to_multiple_of=64"], marks=pytest.mark.slow),
-        pytest.param(
-            ["--data.objective=full_sentences", "--model.tie_word_embeddings=false", "--model.pre_layer_norm=false"],
-            marks=pytest.mark.slow,
-        ),
+        ["--training.preset=fast"],
+        ["--training.scan_layers=true", "--training.pad_vocab_to_multiple_of=64"],
+        ["--data.objective=full_sentences", "--model.tie_word_embeddings=false", "--model.pre_layer_norm=false"],
     ],
 )
 def test_other_options_train_as_well(corpus: Path, tmp_path: Path, more: list[str]) -> None:
@@ -196,6 +195,7 @@ def test_other_options_train_as_well(corpus: Path, tmp_path: Path, more: list[st
     assert all(np.isfinite(line["loss"]) for line in lines_of(folder))
 
 
+@pytest.mark.slow
 def test_masked_tokens_of_blocks(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     arguments = ["--data.objective=blocks", "--tokenizer.kind=byte_level", "--tokenizer.vocab_size=300"]
@@ -210,6 +210,7 @@ def test_a_held_out_text_of_one_token_has_no_scores_to_compare(corpus: Path, tmp
     assert "LM accuracy                0.000         nan" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_phases_of_two_lengths(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     phases = ["--phases.1.share=0.5", "--phases.1.sequence_length=16"]

@@ -126,6 +126,7 @@ def test_accumulation_is_one_larger_batch(pretrained: Path, corpus: Path, tmp_pa
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_with_the_remedies_for_out_of_memory_and_ends_the_same(pretrained, corpus, tmp_path) -> None:
     """From the checkpoint in the middle: smaller micro-batches, activations computed again, a mesh of two devices."""
     run = tmp_path / "run"
