@@ -157,14 +157,14 @@ def test_generation_token_for_token(settings: dict, drawn: Drawn) -> None:
     )  # fmt: skip
     found = drawn.model.generate(sources(), details=True, max_tokens=MOST, num_samples=count, **settings)
     answers = [answer for of_text in found for answer in of_text] if count > 1 else found
-    # Rounding may decide between two hypotheses whose scores are equal: below, those at each rank are.
-    compare(answers, out.sequences.numpy()[:, 1:], ties=len(answers) // 100 if count > 1 else 0)
+    # Where two hypotheses are nearly equal at some step, rounding may decide which of them continues.
+    ties = compare(answers, out.sequences.numpy()[:, 1:], most_ties=len(answers) // 100 if count > 1 else 0)
     lengths = np.bincount([len(answer.token_ids) for answer in answers], minlength=MOST)
     print(f"{len(answers)} texts; of each length {lengths.tolist()}")
     assert (lengths > 0).sum() >= 4, "texts of one length prove little"
     if count > 1:
-        scores = [answer.score for answer in answers]
-        np.testing.assert_allclose(scores, out.sequences_scores.numpy(), atol=3e-4)
+        scores, theirs = np.array([answer.score for answer in answers]), out.sequences_scores.numpy()
+        np.testing.assert_allclose(np.delete(scores, ties), np.delete(theirs, ties), atol=3e-4)
 
 
 def generate(drawn: Drawn, reference, **settings):
@@ -174,15 +174,16 @@ def generate(drawn: Drawn, reference, **settings):
         return reference.generate(rows["input_ids"], attention_mask=rows["attention_mask"], **settings)
 
 
-def compare(answers: list, expected: np.ndarray, ties: int = 0) -> None:
-    """Asserts that all continuations but so many are the same tokens."""
+def compare(answers: list, expected: np.ndarray, most_ties: int = 0) -> list[int]:
+    """Asserts that all continuations but so many are the same tokens, and returns the numbers of the others."""
     different = []
-    for answer, theirs in zip(answers, expected, strict=True):
+    for number, (answer, theirs) in enumerate(zip(answers, expected, strict=True)):
         ids = [*answer.token_ids, *([END] if answer.ended else [])]
         # transformers fills with the end token where padding is 0
         if ids != theirs[: len(ids)].tolist() or not set(theirs[len(ids) :]) <= {PAD, END}:
-            different.append((ids, theirs.tolist()))
-    assert len(different) <= ties, different
+            different.append(number)
+    assert len(different) <= most_ties, different
+    return different
 
 
 def test_settings_of_generation_are_the_defaults_on_both_sides(drawn: Drawn, tmp_path: Path) -> None:
