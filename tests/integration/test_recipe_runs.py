@@ -26,6 +26,7 @@ SHORT = [f"--training.steps={STEPS}", "--training.log_every=1", "--training.chec
 ROWS = 24
 
 LOSSES = {
+    "aeslc": 2.56549,
     "base": 4.70844,
     "budget24h": 3.92542,
     "classification": 0.67083,
@@ -43,11 +44,13 @@ LOSSES = {
     "mini": 4.70675,
     "mnli": 1.08033,
     "mrpc": 0.65032,
+    "multi30k": 2.64993,
     "qnli": 0.65134,
     "qqp": 0.65032,
     "quickstart": 4.48788,
     "regression": 0.27930,
     "roberta": 5.55545,
+    "roberta_mini": 5.56091,
     "rte": 0.65032,
     "small": 4.70844,
     "span": 1.35084,
@@ -55,9 +58,11 @@ LOSSES = {
     "squad2": 2.27275,
     "sst2": 0.65226,
     "stsb": 4.96656,
+    "summarization": 2.66830,
     "swag": 1.28365,
     "tagging": 0.31850,
     "tiny": 4.70675,
+    "translation": 4.73932,
     "wnli": 0.65032,
     "wnut17": 0.12782,
 }
@@ -75,6 +80,9 @@ COLUMNS = {
     "rte": ("index", "sentence1", "sentence2", "label"),
     "wnli": ("index", "sentence1", "sentence2", "label"),
 }
+PAIRS = {"translation": ("source", "target"), "summarization": ("document", "summary"), "aeslc": ("text", "summary")}
+"""The columns of source and target."""
+
 WORDS = ("sentence", "question", "String")
 ANSWERS = {"mnli": ("entailment", "neutral", "contradiction"), "stsb": ("0.0", "2.5", "5.0")}
 ENTAILED = ("entailment", "not_entailment")
@@ -139,6 +147,13 @@ def files(folder: Path, task: str) -> None:
         answers = ("x", "y") if task == "classification" else (0.5, 1.5)
         marked = [f"{MARKS[n % 2]} {text}" for n, text in zip(numbers, texts, strict=True)]
         jsonl(folder, [{"text": text, "label": answers[n % 2]} for n, text in enumerate(marked)])
+    elif task == "multi30k":
+        for split in ("train", "val"):
+            for end in ("de", "en"):
+                (folder / f"{split}.{end}").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    elif task in PAIRS:
+        source, target = PAIRS[task]
+        jsonl(folder, [{source: text, target: text, "references": []} for text in texts])
     elif task == "tagging":
         jsonl(folder, [{"words": [*text.split(), "Xena"], "tags": ["O"] * 5 + ["B-PER"]} for text in texts])
     else:
@@ -204,6 +219,10 @@ def test_ten_steps_of_finetuning(name: str, tmp_path: Path) -> None:
                  *SMALL_MODEL, "--num_seeds=1", "--model.initializer_range=0.2", "--tokenizer.vocab_size=64",
                  "--tokenizer.min_frequency=1", "--training.epochs=null",
                  "--data.max_length=32", "--data.buckets=32"]  # fmt: skip
+    if name == "multi30k" or name in PAIRS:
+        arguments += ["--training.tokens_per_batch=null", "--decoding.max_tokens=8", "--decoding.beams=2"]
+    if name == "translation":
+        arguments.append("--tokenizer.vocab_size=300")  # of bytes
     if name in ("squad", "squad2", "span"):
         arguments += ["--data.max_query_length=8", "--data.doc_stride=8"]
     assert finetune(arguments) == 0
