@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from bert.config import ColumnsConfig, TaskDataConfig
 from bert.data.records import Records
 from bert.errors import without_surrogates
+from bert.tasks.column_files import ColumnFilesTask
 from bert.tasks.question_answering import Dataset, SquadTask
-from bert.tasks.readers.columns import KEYS, read_columns, split_names, split_records
+from bert.tasks.readers.columns import KEYS, read_columns
 from bert.tasks.span_features import Answer, Example
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomQuestionAnswering(SquadTask):
+class CustomQuestionAnswering(ColumnFilesTask, SquadTask):
     """Answers as spans of a context; where a training question has none, as in SQuAD v2.0."""
 
     name: str = "span"
     version: str = ""
-    data: TaskDataConfig = field(default_factory=TaskDataConfig)
     data_keys = KEYS
-
-    def splits(self, folder: Path) -> list[str]:
-        return split_names(Path(folder), self.data)
 
     @property
     def table_columns(self) -> tuple[tuple[str, ...], ...]:
         return ((self.data.columns.question, self.data.columns.context),)
-
-    @property
-    def id_columns(self) -> tuple[str, ...]:
-        return () if self.data.columns.id is None else (self.data.columns.id,)
-
-    @property
-    def unnamed_table_columns(self) -> tuple[str, ...]:
-        return tuple(self.data.column_names or ())
-
-    def records(self, folder: Path, split: str) -> Records:
-        """The rows of a split, under the names that the columns have."""
-        return split_records(folder, split, self.data)
 
     def read(self, folder: Path, split: str) -> Dataset:
         records = self.records(Path(folder), split)

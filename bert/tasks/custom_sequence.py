@@ -9,37 +9,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from bert.config import TaskDataConfig
 from bert.data.records import Records
 from bert.errors import UserError
-from bert.tasks.readers.columns import KEYS, Columns, read_columns, split_names, split_records
+from bert.tasks.column_files import ColumnFilesTask
+from bert.tasks.readers.columns import KEYS, Columns, read_columns
 from bert.tasks.sequence import ClassificationTask, Examples, RegressionTask, SentenceTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class _FromColumns(SentenceTask):
+class _FromColumns(ColumnFilesTask, SentenceTask):
     """Of tasks whose files and columns the configuration names."""
 
-    data: TaskDataConfig = field(default_factory=TaskDataConfig)
     allowed_metrics: ClassVar[Sequence[str]]
-
-    def splits(self, folder: Path) -> list[str]:
-        return split_names(Path(folder), self.data)
-
-    @property
-    def id_columns(self) -> tuple[str, ...]:
-        return () if self.data.columns.id is None else (self.data.columns.id,)
-
-    @property
-    def unnamed_table_columns(self) -> tuple[str, ...]:
-        return tuple(self.data.column_names or ())
-
-    def records(self, folder: Path, split: str) -> Records:
-        return split_records(folder, split, self.data)
 
     def from_config(self, data: TaskDataConfig) -> Self:
         columns, metrics = data.columns, tuple(data.metrics or self.metrics)

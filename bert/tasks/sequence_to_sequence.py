@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -17,8 +17,9 @@ from bert.data.records import Records
 from bert.data.sequence_pairs import SequencePairs, tokenize_pairs
 from bert.errors import UserError, require, without_surrogates
 from bert.metrics import text as text_metrics
-from bert.tasks.base import Outputs, Task
-from bert.tasks.readers.columns import KEYS, read_columns, split_names, split_records
+from bert.tasks.base import Outputs
+from bert.tasks.column_files import ColumnFilesTask
+from bert.tasks.readers.columns import KEYS, read_columns
 from bert.tasks.readers.parallel_texts import one_line, parallel_splits, read_parallel
 from bert.tokenizer.detokenization import detokenize, lowercases
 
@@ -83,13 +84,12 @@ class TargetText(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceToSequenceTask(Task):
+class SequenceToSequenceTask(ColumnFilesTask):
     """Texts for texts. The head is the decoder of `bert.model.encoder_decoder`, whose outputs are token ids."""
 
     name: str
     metrics: tuple[str, ...]
     """The first one chooses the best checkpoint."""
-    data: TaskDataConfig = field(default_factory=TaskDataConfig)
     target_tokenizer: Tokenizer | None = None
     """Vocabulary of the targets; None for that of the sources."""
     head: str = HEAD
@@ -114,14 +114,6 @@ class SequenceToSequenceTask(Task):
     def table_columns(self) -> tuple[tuple[str, ...], ...]:
         return ((self.data.columns.source,),)
 
-    @property
-    def id_columns(self) -> tuple[str, ...]:
-        return () if self.data.columns.id is None else (self.data.columns.id,)
-
-    @property
-    def unnamed_table_columns(self) -> tuple[str, ...]:
-        return tuple(self.data.column_names or ())
-
     def from_config(self, data: TaskDataConfig) -> Self:
         metrics = tuple(data.metrics or self.metrics)
         for name in metrics:
@@ -136,7 +128,7 @@ class SequenceToSequenceTask(Task):
     def splits(self, folder: Path) -> list[str]:
         if self.data.source is not None:
             return parallel_splits(Path(folder), self.data)
-        return split_names(Path(folder), self.data)
+        return super().splits(folder)
 
     def read(self, folder: Path, split: str) -> TextPairs:
         if self.data.source is not None:
@@ -144,7 +136,7 @@ class SequenceToSequenceTask(Task):
             references = None if targets is None else [[target] for target in targets]
             return TextPairs(sources, references, [str(row) for row in range(len(sources))])
         try:
-            records = split_records(Path(folder), split, self.data)
+            records = self.records(folder, split)
         except UserError as error:
             raise UserError(f"{error}, or data.source and data.target to the ends of parallel files") from None
         columns, names = self.data.columns, "data.columns"

@@ -1,0 +1,33 @@
+"""What custom tasks share: their files and the columns in them are named in the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bert.config import TaskDataConfig
+from bert.data.records import Records
+from bert.tasks.base import Task
+from bert.tasks.readers.columns import split_names, split_records
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnFilesTask(Task):
+    """A task whose splits are files of columns; one that overrides `splits` and `records` reads any layout."""
+
+    data: TaskDataConfig = field(default_factory=TaskDataConfig)
+
+    def splits(self, folder: Path) -> list[str]:
+        return split_names(Path(folder), self.data)
+
+    def records(self, folder: Path, split: str) -> Records:
+        """The rows of a split, under the names that the columns have."""
+        return split_records(Path(folder), split, self.data)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return () if self.data.columns.id is None else (self.data.columns.id,)
+
+    @property
+    def unnamed_table_columns(self) -> tuple[str, ...]:
+        return tuple(self.data.column_names or ())
