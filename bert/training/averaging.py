@@ -18,7 +18,7 @@ class AveragedState(struct.PyTreeNode):
 
     Attributes:
         params: the mean; before the first evaluation, the parameters that are trained.
-        trained: what training goes on from.
+        trained: the state that training continues from.
         window: parameters at the last k evaluations, oldest first, then zeros if there were fewer.
         steps: [k] int32, their steps, then zeros.
     """
