@@ -18,8 +18,8 @@ from bert.tokenizer.special_tokens import special_ids
 class SequencePairs:
     """R sources, and their targets w1 to wn: the decoder reads ``[CLS] w1 ... wn`` and predicts ``w1 ... wn [SEP]``.
 
-    Both sides of a batch are padded to one length, so that a run compiles a program for each length, and not for each
-    pair of lengths.
+    Both sides of a batch are padded to one length, the targets at most to their maximum: a run compiles a program for
+    each length, and not for each pair of lengths.
     """
 
     sources: Features
@@ -28,6 +28,8 @@ class SequencePairs:
     """Rows ``[CLS] w1 ... wn [SEP]``; None where the split has no targets."""
     tokenizer: Tokenizer
     """Of the targets."""
+    max_target_length: int
+    """Most tokens that the decoder reads in a row."""
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -45,18 +47,19 @@ class SequencePairs:
         return np.maximum(self.sources.lengths, self.targets.lengths - 1)
 
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
-        """The given rows, padded to T = ``length`` tokens on both sides and B = ``batch_size`` rows.
+        """The given rows, padded to S = ``length`` tokens of source and B = ``batch_size`` rows.
 
         Returns:
-          input_ids, token_type_ids, attention_mask [B, T] int32 of the sources; target_ids [B, T] int32, what the
+          input_ids, token_type_ids, attention_mask [B, S] int32 of the sources; target_ids [B, T] int32, what the
           decoder reads; labels [B, T] int32, the tokens that follow them, IGNORE_INDEX in padding; weights [B] float32,
           1 for a row asked for.
         """
         batch = self.sources.batch(rows, length, batch_size)
-        target_ids = np.zeros((batch_size, length), np.int32)
-        labels = np.full((batch_size, length), IGNORE_INDEX, np.int32)
+        target_length = min(length, self.max_target_length)
+        target_ids = np.zeros((batch_size, target_length), np.int32)
+        labels = np.full((batch_size, target_length), IGNORE_INDEX, np.int32)
         if self.targets is not None:
-            whole = self.targets.batch(rows, length + 1, batch_size)
+            whole = self.targets.batch(rows, target_length + 1, batch_size)
             real = whole["attention_mask"][:, 1:] > 0
             target_ids[real] = whole["input_ids"][:, :-1][real]
             labels[real] = whole["input_ids"][:, 1:][real]
@@ -88,7 +91,7 @@ def tokenize_pairs(
     rows = tokenize(tokenizer, sources, max_lengths[0])
     start, end = target_boundaries(target_tokenizer)
     if targets is None:
-        return SequencePairs(rows, None, target_tokenizer)
+        return SequencePairs(rows, None, target_tokenizer, max_lengths[1])
     most = max_lengths[1] - 1
     texts = [
         np.concatenate([[start], ids[:most], [end]]).astype(np.int32)
@@ -101,7 +104,7 @@ def tokenize_pairs(
         segment_a_lengths=lengths.astype(np.int32),
         labels=None,
     )
-    return SequencePairs(rows, target_rows, target_tokenizer)
+    return SequencePairs(rows, target_rows, target_tokenizer, max_lengths[1])
 
 
 def target_boundaries(tokenizer: Tokenizer) -> tuple[int, int]:

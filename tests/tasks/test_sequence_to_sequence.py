@@ -76,7 +76,12 @@ def test_the_decoder_reads_what_it_predicts_one_place_later(folder: Path, tokeni
     assert batch["input_ids"].shape == batch["target_ids"].shape, "one length for both sides"
     assert rows.lengths[0] == max(len(tokenizer.encode("rot blau").ids), count)
     cut = TaskDataConfig(dir="data", source="de", target="en", max_length=8, max_target_length=2)
-    assert task.features(tokenizer, examples, cut).targets.lengths.tolist() == [3, 3, 3]
+    short = task.features(tokenizer, examples, cut)
+    assert short.targets.lengths.tolist() == [3, 3, 3]
+    batch = short.batch(np.array([0]), 8, 1)
+    assert batch["input_ids"].shape == (1, 8), "no place is computed that no target has"
+    assert batch["target_ids"].tolist() == [[cls, *red, *blue][:2]]
+    assert batch["labels"].tolist() == [[red[0], sep]]
 
 
 def test_predictions_are_texts_on_lines_with_scores(folder: Path, tokenizer, tmp_path: Path) -> None:
