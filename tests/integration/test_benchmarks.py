@@ -220,3 +220,14 @@ def test_generation_is_measured_next_to_transformers(tmp_path):
     printed = run("generation.py", "--output", tmp_path / "generation.json", "--rounds", 1, *sizes)
     assert all(f"| {side}, {rows} rows | 1 |" in printed for side in ("ours", "transformers") for rows in (1, 3))
     assert all(f"{rows} rows: the same tokens on all sides" in printed for rows in (1, 3))
+
+
+@pytest.mark.slow
+def test_the_encoder_decoder_is_measured_next_to_transformers(tmp_path):
+    pytest.importorskip("transformers")
+    sizes = ["--layers", 1, "--width", 64, "--heads", 2, "--vocab_size", 200, "--rows", 4, "--length", 8, "--texts", 2,
+             "--max_tokens", 5, "--beams", 2, "--steps", 1]  # fmt: skip
+    printed = run("sequence_to_sequence.py", "--output", tmp_path / "found.json", "--rounds", 1, *sizes)
+    for side in ("step, ours", "step, transformers", "beams, ours", "beams, transformers"):
+        assert f"| {side} | 1 |" in printed
+    assert "beams: the same tokens on all sides" in printed

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bert.runs.metrics_log import read_metrics
-from tests.conftest import NEXT, SMALL_RUN
+from tests.conftest import NEXT, SMALL_MODEL, SMALL_RUN
 from tests.helpers import lines_of, state_of
 
 pytestmark = pytest.mark.slow
@@ -145,6 +145,23 @@ def finetuning(pretrained: Path, sst2: Path, epochs: int) -> list[str]:
     return [*arguments, "--training.log_every=4", "--training.checkpoint_every=7", "--training.eval_every=5"]
 
 
+def translating(folder: Path, steps: int) -> list[str]:
+    """Texts of one to four words, backwards."""
+    stream = random.Random(0)
+    for split, count in (("train", 400), ("val", 16), ("test_a", 5)):
+        rows = [
+            stream.choices(["red", "green", "blue", "black", "white", "brown"], k=stream.randint(1, 4))
+            for _ in range(count)
+        ]
+        for end, order in (("de", 1), ("en", -1)):
+            (folder / f"{split}.{end}").write_text("".join(f"{' '.join(row[::order])}\n" for row in rows))
+    arguments = ["--config=multi30k", f"--data.dir={folder}", *SMALL_MODEL, "--tokenizer.vocab_size=100"]
+    arguments += ["--tokenizer.min_frequency=1", "--data.max_length=12", "--data.buckets=12", "--decoding.beams=2"]
+    arguments += ["--decoding.max_tokens=8", "--training.tokens_per_batch=96", "--training.epochs=null"]
+    arguments += [f"--training.steps={steps}", "--training.average_checkpoints=2", "--training.log_every=4"]
+    return [*arguments, "--training.checkpoint_every=7", "--training.eval_every=15"]
+
+
 @pytest.mark.slice
 @pytest.mark.parametrize(("command", "more"), [("pretrain", []), ("pretrain", NEXT), ("finetune", [])])
 def test_a_run_killed_twice_equals_an_uninterrupted_one(
@@ -205,3 +222,15 @@ def test_a_finetuning_run_killed_ten_times_equals_an_uninterrupted_one(more, pre
     finish("finetune", killed, arguments)
     assert_alike(killed, whole)
     assert (killed / "predictions" / "dev.tsv").is_file()
+
+
+def test_a_translating_run_killed_ten_times_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    steps, (whole, killed, data) = 300, (tmp_path / name for name in ("whole", "killed", "data"))
+    data.mkdir()
+    arguments = translating(data, steps)
+    finish("finetune", whole, arguments)
+    print(kill_again_and_again("finetune", killed, arguments, 10, steps))
+    assert logged(killed) < steps
+    finish("finetune", killed, arguments)
+    assert_alike(killed, whole)
+    assert len((killed / "predictions" / "test_a.txt").read_text().splitlines()) == 5

@@ -1,0 +1,188 @@
+"""The encoder-decoder against transformers' EncoderDecoderModel, from one random BERT2BERT model, in turns:
+
+    PYTHONPATH=. python benchmarks/sequence_to_sequence.py --output sequence_to_sequence.json
+
+A step of training: float32, dropout 0.1, AdamW, clipping at 1, as many tokens of source as of target in each row. Beam
+search: no text ends before its last token, and both sides have to find the same tokens; the first call, which loads and
+compiles, is timed apart. Every measurement is a process of its own; started again, it resumes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from train_step import timed
+from turns import in_turns, table
+
+SIZES = {"layers": 6, "width": 384, "heads": 12, "vocab_size": 30522, "rows": 32, "length": 64,
+         "texts": 8, "beams": 5, "max_tokens": 32}  # fmt: skip
+SIDES = ("step, ours", "step, transformers", "beams, ours", "beams, transformers")
+BEAMS = {side for side in SIDES if side.startswith("beams")}
+PAD, UNKNOWN, START, END, FIRST_WORD = 0, 1, 2, 3, 5
+
+
+def main() -> None:
+    """Measures all sides, or, as a worker, one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("sequence_to_sequence.json"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=5, help="timed in each process, after three that are not")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--worker", nargs=2, metavar=("SIDE", "MODEL"), help=argparse.SUPPRESS)
+    for name, value in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    given = parser.parse_args()
+    if given.worker:
+        side, folder = given.worker
+        print(json.dumps(measured(side, WORKERS[side](given, Path(folder)), given.steps)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), given)
+        shape = [part for name in SIZES for part in (f"--{name}", str(getattr(given, name)))]
+        common = [__file__, "--steps", str(given.steps), *shape, "--worker"]
+        found = in_turns({side: [*common, side, folder] for side in given.sides}, given,
+                         {"HF_HUB_OFFLINE": "1", "BERT_COMPILATION_CACHE": "off"})  # fmt: skip
+    print(found["hardware"], found["versions"])
+    print(table(found, ("seconds", "cpu_seconds", "first_seconds")))
+    digests = {run.get("digest") for side in BEAMS & set(given.sides) for run in found["sides"][side]}
+    print(f"beams: {'the same tokens on all sides' if len(digests) == 1 else 'DIFFERENT tokens'}")
+
+
+def write_model(folder: Path, given: argparse.Namespace) -> None:
+    """A random model as transformers writes it, whose texts do not end, with a vocabulary of its size."""
+    import torch
+    from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "vocab_size": given.vocab_size, "hidden_size": given.width, "num_hidden_layers": given.layers,
+        "num_attention_heads": given.heads, "intermediate_size": 4 * given.width, "initializer_range": 0.1,
+    }  # fmt: skip
+    decoder = BertConfig(**sizes, is_decoder=True, add_cross_attention=True)
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**sizes), decoder)
+    config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = START, PAD, END
+    model = EncoderDecoderModel(config)
+    with torch.no_grad():
+        bias = model.get_output_embeddings().bias
+        assert bias is not None
+        bias[END] = -1e4
+    model.save_pretrained(folder)
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(given.vocab_size - FIRST_WORD))]
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+
+
+def measured(side: str, call: Callable[[], Any], steps: int) -> dict[str, Any]:
+    """Seconds of a call; of beams a digest of the tokens as well."""
+    seconds = timed(call, steps)
+    return {**seconds, "digest": hashlib.sha256(call().tobytes()).hexdigest()} if side in BEAMS else seconds
+
+
+def sources(given: argparse.Namespace) -> np.ndarray:
+    """Rows of a source: words between the tokens of start and end."""
+    ids = np.random.default_rng(0).integers(FIRST_WORD, given.vocab_size, (given.rows, given.length))
+    ids[:, 0], ids[:, -1] = START, END
+    return ids.astype(np.int32)
+
+
+def step_ours(given: argparse.Namespace, folder: Path) -> Callable[[], None]:
+    """The step as `bert finetune` runs it."""
+    import jax
+    import jax.numpy as jnp
+
+    import bert
+    from bert.config import FinetuneConfig, OptimizerConfig
+    from bert.parallel.backends import PmapParallelism
+    from bert.tasks import TASKS
+    from bert.training.assembly import build_task_model, make_apply, task_loss
+    from bert.training.losses import task_objective
+    from bert.training.optimizer import make_optimizer
+    from bert.training.step import TrainState, make_train_step
+
+    loaded = bert.load(folder)
+    task, config = TASKS["translation"], FinetuneConfig(task="translation", model=loaded.config)
+    objective = task_objective(task_loss(task, config), make_apply(build_task_model(task, config), None))
+    optimizer = make_optimizer(OptimizerConfig(bias_correction=True), 1_000_000)
+    parallel = PmapParallelism(jax.devices()[:1])
+    train_step = parallel.compile(make_train_step(objective, optimizer, 0), donate=(0,))
+    ids, ones = sources(given), np.ones((given.rows, given.length), np.int32)
+    batch = parallel.shard_batch(
+        {
+            "input_ids": ids, "token_type_ids": 0 * ones, "attention_mask": ones,
+            "target_ids": np.concatenate([ids[:, :1], ids[:, :-1]], axis=1), "labels": ids,
+            "weights": np.ones(given.rows, np.float32), "rows": np.arange(given.rows, dtype=np.int32),
+        },
+        1,
+    )  # fmt: skip
+    states = [
+        parallel.put_state(TrainState.create(jax.tree.map(jnp.array, loaded.params), optimizer, objective.metrics))
+    ]
+
+    def step() -> None:
+        state, outcome = train_step(states.pop(), batch)
+        states.append(state)
+        jax.block_until_ready((state, outcome))
+
+    return step
+
+
+def step_transformers(given: argparse.Namespace, folder: Path) -> Callable[[], None]:
+    """The library's model and torch's AdamW, as its own examples put them together."""
+    import torch
+    from transformers import EncoderDecoderModel
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    model = EncoderDecoderModel.from_pretrained(folder).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+    ids = torch.tensor(sources(given)).long()
+
+    def step() -> None:
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def texts(given: argparse.Namespace) -> list[str]:
+    return [" ".join(f"w{id - FIRST_WORD}" for id in row[1:-1]) for row in sources(given)[: given.texts]]
+
+
+def beams_ours(given: argparse.Namespace, folder: Path) -> Callable[[], np.ndarray]:
+    """`bert.load(...).generate`."""
+    import bert
+
+    generate = functools.partial(bert.load(folder).generate, max_tokens=given.max_tokens, beams=given.beams)
+    return lambda: np.array([answer.token_ids for answer in generate(texts(given), details=True)], np.int64)
+
+
+def beams_transformers(given: argparse.Namespace, folder: Path) -> Callable[[], np.ndarray]:
+    """The library's own ``generate``, with its cache."""
+    import torch
+    from transformers import EncoderDecoderModel
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    model = EncoderDecoderModel.from_pretrained(folder).eval()
+    ids = torch.tensor(sources(given)[: given.texts]).long()
+    settings: dict[str, Any] = {"max_new_tokens": given.max_tokens, "num_beams": given.beams, "do_sample": False}
+
+    def generate() -> np.ndarray:
+        with torch.inference_mode():
+            return model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[:, 1:].numpy().astype(np.int64)
+
+    return generate
+
+
+WORKERS = dict(zip(SIDES, (step_ours, step_transformers, beams_ours, beams_transformers), strict=True))
+
+if __name__ == "__main__":
+    main()
