@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from bert.model.language_model import BertForCausalLM
     from bert.runs.callbacks import Callback
+    from bert.runs.loggers import MlflowLogger, TensorBoardLogger, WandbLogger
     from bert.tasks import register_task
     from bert.training.launch import finetune, pretrain
 
@@ -45,9 +46,12 @@ _HOMES = {
     "BertForSequenceToSequence": "bert.model.encoder_decoder",
     "BertForTokenClassification": "bert.model.heads",
     "Callback": "bert.runs.callbacks",
+    "MlflowLogger": "bert.runs.loggers",
     "Pretrained": "bert.inference.pretrained",
     "Run": "bert.inference.run",
+    "TensorBoardLogger": "bert.runs.loggers",
     "UserError": "bert.errors",
+    "WandbLogger": "bert.runs.loggers",
     "finetune": "bert.training.launch",
     "load": "bert.inference.loading",
     "metrics": "bert.metrics",
@@ -68,9 +72,12 @@ __all__ = [
     "BertForSequenceToSequence",
     "BertForTokenClassification",
     "Callback",
+    "MlflowLogger",
     "Pretrained",
     "Run",
+    "TensorBoardLogger",
     "UserError",
+    "WandbLogger",
     "finetune",
     "load",
     "metrics",

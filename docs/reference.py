@@ -27,7 +27,16 @@ TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text
 
 API = {
     "Load and use a model": ("load", "Pretrained", "bert.interchange.bundle.ModelBundle"),
-    "Train": ("pretrain", "finetune", "Run", "Callback", "bert.runs.callbacks.RunStart"),
+    "Train": (
+        "pretrain",
+        "finetune",
+        "Run",
+        "Callback",
+        "bert.runs.callbacks.RunStart",
+        "TensorBoardLogger",
+        "WandbLogger",
+        "MlflowLogger",
+    ),
     "What a model returns": (
         "bert.inference.pretrained.EncodeOutput",
         "bert.inference.pretrained.MaskPrediction",

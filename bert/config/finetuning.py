@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from bert.config.decoding import Decoding
 from bert.config.model import ModelConfig, TokenizerConfig
-from bert.config.training import OptimizerConfig, TrainingConfig
+from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
 from bert.config.validation import (
     Fraction,
     InnerFraction,
@@ -175,6 +175,9 @@ class FinetuneConfig:
     """Lower encoder layers that stay as they are, and with them the embeddings (0: these alone); null trains all."""
     num_feature_layers: Positive | None = None
     """Train the head alone, on the outputs of so many last layers side by side (4 in the paper); null trains all."""
+    loggers: list[LoggerName] | None = None
+    """Where metrics go besides metrics.jsonl: tensorboard, wandb (Weights & Biases), mlflow, or several with commas
+    between them; null takes tensorboard where tensorboardX is installed, [] none."""
     profile: bool = False
     """Write a trace of a few early steps to profile/ in the run's folder, for TensorBoard and Perfetto."""
     data: TaskDataConfig = field(default_factory=TaskDataConfig)

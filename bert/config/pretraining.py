@@ -12,7 +12,7 @@ from bert.config.distillation import DistillationConfig
 from bert.config.electra import ElectraConfig
 from bert.config.model import DECODER_KEYS, ModelConfig, TokenizerConfig
 from bert.config.phases import PhaseConfig
-from bert.config.training import OptimizerConfig, TrainingConfig
+from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
 from bert.config.validation import Seed, check_fields, check_unused, local_paths
 from bert.errors import UserError
 
@@ -38,6 +38,9 @@ class PretrainConfig:
     """Fine-tuning recipe, or its YAML file, to run at the end: from the pretrained encoder and, as controls, from
     random weights of the same sizes and as TF-IDF with a linear model. Scores are in results.json, the runs in
     transfer/ in the run's folder; null for none. If data.train is set, a recipe's transfer is left out."""
+    loggers: list[LoggerName] | None = None
+    """Where metrics go besides metrics.jsonl: tensorboard, wandb (Weights & Biases), mlflow, or several with commas
+    between them; null takes tensorboard where tensorboardX is installed, [] none."""
     profile: bool = False
     """Write a trace of a few early steps to profile/ in the run's folder, for TensorBoard and Perfetto."""
     data: DataConfig = field(default_factory=DataConfig)

@@ -10,6 +10,7 @@ from bert.config.validation import Fraction, NonNegative, NonNegativeFloat, Posi
 from bert.errors import UserError
 
 Remat = Literal["none", "dots", "full"]
+LoggerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 @dataclass(frozen=True)

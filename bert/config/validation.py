@@ -63,12 +63,21 @@ def check_fields(prefix: str, config: object) -> None:
     """
     for name, hint in typing.get_type_hints(type(config), include_extras=True).items():
         value = getattr(config, name)
-        if typing.get_origin(hint) is typing.Literal and value not in typing.get_args(hint):
-            raise UserError(f"{prefix}{name} is {value!r}: use one of {', '.join(typing.get_args(hint))}")
-        numbers = value if isinstance(value, list) else [] if value is None else [value]
+        takes_null = type(None) in typing.get_args(hint)
+        values = value if isinstance(value, list) else [] if value is None and takes_null else [value]
+        if (choices := choices_of(hint)) and (wrong := [text for text in values if text not in choices]):
+            raise UserError(f"{prefix}{name} is {wrong[0]!r}: use one of {', '.join(choices)}")
         for limits in _ranges(hint):
-            if outside := [number for number in numbers if number not in limits]:
+            if outside := [number for number in values if number is not None and number not in limits]:
                 raise UserError(f"{prefix}{name} is {outside[0]}: it must be {limits}")
+
+
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """The texts that a type takes, alone, in a list or next to None: those of its Literal; () for other types."""
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    members = [member for member in typing.get_args(hint) if member is not type(None)]
+    return choices_of(members[0]) if len(members) == 1 else ()
 
 
 def _ranges(hint: Any) -> Iterator[Range]:

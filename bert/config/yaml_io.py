@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
+from bert.config.validation import choices_of
 from bert.errors import UTF8_HINT, UserError
 
 Config = TypeVar("Config")
@@ -47,6 +48,11 @@ class ConfigField(NamedTuple):
     @property
     def takes_list(self) -> bool:
         return any(typing.get_origin(member) is list for member in self.members)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The texts that the field takes, alone or in a list; () if it takes others as well."""
+        return choices_of(self.type)
 
     @property
     def section(self) -> type | None:
@@ -328,6 +334,9 @@ def convert_value(entry: UserValue, field: ConfigField) -> Any:
 def _convert(value: Any, hint: Any) -> Any:
     """A text, or a list of texts, as a value of a type that is no union. Raises ValueError."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list and choices_of(hint):  # no choice has a comma
+        texts = value if isinstance(value, list) else [value]
+        value = [text for several in texts for text in several.split(",")]
     if origin is list and isinstance(value, list):
         return [_convert(item, arguments[0]) for item in value]
     if not isinstance(value, str):
@@ -366,7 +375,8 @@ def _wrong_type(entry: UserValue, field: ConfigField) -> UserError:
         list[float]: "a list of numbers",
         type(None): "null",
     }
-    if typing.get_origin(field.type) is typing.Literal:
-        return UserError(f"{entry.where}: {entry.shown}: use one of {', '.join(typing.get_args(field.type))}")
+    if field.choices:
+        several = "some" if field.takes_list else "one"
+        return UserError(f"{entry.where}: {entry.shown}: use {several} of {', '.join(field.choices)}")
     expected = (names.get(member, "a list of sections in a file") for member in field.members)
     return UserError(f"{entry.where}: {entry.shown}: {' or '.join(expected)} is expected")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.runs.metrics_log import to_jsonable
 
 
 @dataclass(frozen=True)
@@ -52,14 +50,3 @@ class Callback:
 
     def on_end(self, results: dict[str, Any] | None) -> None:
         """The run has ended with these results, or with None if it was interrupted or has failed."""
-
-
-def call_and_end(train: Callable[[], dict[str, Any]], callbacks: Sequence[Callback], is_writer: bool) -> dict[str, Any]:
-    """Calls ``train``, then `Callback.on_end` with its results."""
-    results = None
-    try:
-        results = train()
-        return results
-    finally:
-        for callback in callbacks if is_writer else ():
-            callback.on_end(to_jsonable(results))

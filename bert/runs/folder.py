@@ -38,6 +38,7 @@ TARGET_TOKENIZER = "target_tokenizer"
 RESUMABLE_KEYS = (
     "output_dir",
     "profile",
+    "loggers",
     "transfer",
     "num_seeds",
     "data.num_workers",
@@ -57,6 +58,9 @@ RESUMABLE_KEYS = (
 )
 
 ENVIRONMENT_FILE = "environment.json"
+
+LOGGER_RUNS_FILE = "loggers.json"
+"""File with the ids of a run at the services of its loggers, so that a resumed run continues there."""
 
 ROWS = "rows"
 """Folder of a run with the rows that were given in memory."""
@@ -218,7 +222,7 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
                 f"or resume it with --config {file}"
             )
         # Nothing was trained yet: the user fixed a mistake before the first checkpoint.
-        for name in ("tokenizer.json", "vocab.txt", DATA_DIGEST_FILE, ENVIRONMENT_FILE):
+        for name in ("tokenizer.json", "vocab.txt", DATA_DIGEST_FILE, ENVIRONMENT_FILE, LOGGER_RUNS_FILE):
             (path / name).unlink(missing_ok=True)
         for name in (TARGET_TOKENIZER, ROWS):
             shutil.rmtree(path / name, ignore_errors=True)

@@ -6,22 +6,18 @@ import contextlib
 import json
 import math
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 from bert.errors import UserError
 from bert.files import atomic_write
 
-FLUSH_SECONDS = 5
-"""Seconds of TensorBoard events that a kill may lose; metrics.jsonl loses none."""
-
 
 class MetricsLog:
-    """metrics.jsonl, and the same numbers for TensorBoard. Only one process may hold it.
+    """metrics.jsonl. Only one process may hold it.
 
-    On resume, metrics.jsonl is cut back to ``start_step``, so that the file equals that of an uninterrupted run, and
-    TensorBoard hides the events after that step. At ``start_step`` 0 the log is empty.
+    On resume, it is cut back to ``start_step``, so that the file equals that of an uninterrupted run. At ``start_step``
+    0 the log is empty.
     """
 
     def __init__(self, folder: Path | str, start_step: int) -> None:
@@ -32,39 +28,21 @@ class MetricsLog:
         with atomic_write(path) as temporary:
             temporary.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
-        self._events = _open_summary_writer(folder / "tensorboard", start_step)
 
     def write(self, split: str, step: int, metrics: dict[str, Any]) -> None:
         """Appends one line; split is "train" or "eval". NaN and infinities become null: JSON has neither."""
         line = to_jsonable({"step": step, "split": split, **metrics})
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()  # a kill may lose the step, never the lines before it
-        if self._events is not None:
-            for name, value in line.items():
-                if name not in ("step", "split") and isinstance(value, (int, float)):
-                    self._events.add_scalar(f"{split}/{name}", value, step)
 
     def close(self) -> None:
         self._file.close()
-        if self._events is not None:
-            self._events.close()
 
     def __enter__(self) -> MetricsLog:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _open_summary_writer(folder: Path, start_step: int) -> Any:
-    """TensorBoard's writer for a run that starts after ``start_step``; None if tensorboardX is not installed."""
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        return None
-    # TensorBoard reads files in the order of their names, and tensorboardX names them by whole seconds.
-    suffix = f".{time.time_ns()}"
-    return SummaryWriter(str(folder), purge_step=start_step + 1, flush_secs=FLUSH_SECONDS, filename_suffix=suffix)
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:

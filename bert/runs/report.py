@@ -1,8 +1,4 @@
-"""What people see of a run: progress, one line a log step in metrics.jsonl and TensorBoard, results.json.
-
-rich and tensorboardX are imported at the moment of use. A machine without them gets plain lines and no
-TensorBoard; metrics.jsonl has everything.
-"""
+"""What people see of a run: progress, one line a log step in metrics.jsonl, curves, and the calls of its callbacks."""
 
 from __future__ import annotations
 
@@ -67,7 +63,7 @@ class Report:
 
 
 class RunReport(Report):
-    """Writes what `bert.training.loop.TrainLoop` reports to metrics.jsonl, TensorBoard, curves.png and the terminal."""
+    """Writes what `bert.training.loop.TrainLoop` reports to metrics.jsonl, curves.png, callbacks and the terminal."""
 
     def __init__(
         self,

@@ -11,6 +11,8 @@ from bert.runs.callbacks import Callback, RunStart
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.curves import Subject
 from bert.runs.folder import RunFolder
+from bert.runs.loggers import make_loggers
+from bert.runs.metrics_log import to_jsonable
 from bert.runs.report import Report, RunReport
 
 Restored = tuple[int, Any]
@@ -66,6 +68,23 @@ def make_checkpointer(run: RunFolder[Any], say: Callable[[str], None]) -> Checkp
     """The checkpoints of a run, for one host or for several."""
     checkpoints = Checkpointer(run.checkpoints, run.config.training.max_to_keep, say)
     return MultihostCheckpointer(checkpoints) if is_multihost() else checkpoints
+
+
+def call_and_end(
+    train: Callable[[Sequence[Callback]], dict[str, Any]], run: RunFolder[Any], callbacks: Sequence[Callback] = ()
+) -> dict[str, Any]:
+    """Calls ``train`` with the loggers of a run and these callbacks, then `Callback.on_end` with the results.
+
+    Raises:
+        UserError: the library of a logger is not installed; and what ``train`` raises.
+    """
+    callbacks, results = [*make_loggers(run.config.loggers), *callbacks], None
+    try:
+        results = train(callbacks)
+        return results
+    finally:
+        for callback in callbacks if run.is_writer else ():
+            callback.on_end(to_jsonable(results))
 
 
 def make_report(

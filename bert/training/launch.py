@@ -17,8 +17,10 @@ from bert.config.yaml_io import keys_of, parse_dict
 from bert.errors import UserError, require
 from bert.inference.run import Run
 from bert.parallel.multihost import broadcast_from_main
-from bert.runs.callbacks import Callback, call_and_end
+from bert.runs.callbacks import Callback
 from bert.runs.folder import ROWS, RunFolder, open_run
+from bert.runs.loggers import make_loggers
+from bert.runs.shared_run import call_and_end
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.interrupts import Interrupted
 from bert.runtime.system_errors import system_errors_as_user_errors
@@ -133,6 +135,7 @@ def start_or_resume(
         UserError: the folder, the data, the initial model or a checkpoint cannot be used.
         Interrupted: a signal came; the state is saved.
     """
+    make_loggers(config.loggers)  # raises before the folder is made
     with open_run(config) as run:
         if run.is_writer:
             print("".join(f"{note}\n" for note in notes), end="")
@@ -147,7 +150,7 @@ def _train(run: RunFolder[Any], callbacks: Sequence[Callback]) -> None:
         seeds.finetune_seeds(run, callbacks=callbacks)  # each of which has an end
         return
     train = pretraining.pretrain if isinstance(run.config, PretrainConfig) else finetuning.finetune
-    call_and_end(partial(train, run, callbacks=callbacks), callbacks, run.is_writer)
+    call_and_end(partial(train, run, print), run, callbacks)
 
 
 def _configure(

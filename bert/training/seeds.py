@@ -13,8 +13,8 @@ import numpy as np
 
 from bert.config import FinetuneConfig
 from bert.parallel import multihost
-from bert.runs import metrics_log
-from bert.runs.callbacks import Callback, call_and_end
+from bert.runs import metrics_log, shared_run
+from bert.runs.callbacks import Callback
 from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder, open_run
 from bert.training.finetuning import finetune
@@ -49,7 +49,7 @@ def finetune_seeds(
                 runs.append(finished)
             else:
                 say(f"seed {seed}: {folder}")
-                results = call_and_end(partial(finetune, one, say, callbacks), callbacks, one.is_writer)
+                results = shared_run.call_and_end(partial(finetune, one, say), one, callbacks)
                 runs.append(metrics_log.to_jsonable(results))
     results = {**aggregate_seeds(runs), "seconds": round(time.perf_counter() - began, 1)}
     if run.is_writer:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import statistics
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_na
 from bert.config.yaml_io import load_config
 from bert.errors import UserError, require
 from bert.parallel import multihost
-from bert.runs import metrics_log
+from bert.runs import metrics_log, shared_run
 from bert.runs.folder import RunFolder, open_run
 from bert.tasks import make_task
 from bert.tasks.lexical_baseline import lexical_baseline
@@ -87,7 +88,8 @@ def _finetune(config: FinetuneConfig, log: Path) -> list[float]:
     with open_run(config) as run, open(log, "a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
         results = multihost.broadcast_from_main(lambda: metrics_log.read_results(run.path)) if run.resumed else None
         if results is None:
-            results = finetune_seeds(run) if config.num_seeds > 1 else finetune(run)
+            several = config.num_seeds > 1
+            results = finetune_seeds(run) if several else shared_run.call_and_end(partial(finetune, run, print), run)
     return [one["dev"][results["main_metric"]] for one in results.get("runs", [results])]
 
 

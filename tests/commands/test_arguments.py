@@ -79,6 +79,11 @@ def test_corpus_in_yaml_is_one_text_or_several():
     assert pretrain_yaml("training.steps: 5\ndata:\n  train: a.txt\n").data.train == "a.txt"
 
 
+@pytest.mark.parametrize("argv", [["wandb,mlflow"], ["wandb", "mlflow"], ["[wandb, mlflow]"]])
+def test_list_of_choices_has_commas_or_spaces(argv):
+    assert pretrain(*ENOUGH, "--loggers", *argv)[0].loggers == ["wandb", "mlflow"]
+
+
 def test_list_of_numbers_may_have_one():
     argv = ["--init", "none", "--data.dir", "d", "--training.epochs", "3", "--data.buckets"]
     for more, expected in ((["64"], [64]), (["64", "128"], [64, 128]), (["[32, 64]"], [32, 64])):
@@ -188,6 +193,7 @@ def test_dump_of_both_configurations_is_plain_yaml():
         (["--phases.1.batch_size", "a"], ["--phases.1.batch_size a", "a whole number (1000 or 1e3) or null"]),
         (["--phases.1.share", "0.5", "--phases", "null"], ["phases.1.share is set", "phases is null"]),
         ([*ENOUGH, "--phases.1.sequence_length", "9999"], ["phases.1.sequence_length (9999) is over model.max"]),
+        ([*ENOUGH, "--loggers", "wandb,comet"], ["--loggers wandb,comet", "use some of tensorboard, wandb, mlflow"]),
         ([*ENOUGH, "--optimizer.name", "sgd"], ["--optimizer.name sgd", "use one of adamw, lamb"]),
     ],
 )

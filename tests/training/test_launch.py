@@ -13,6 +13,7 @@ import pytest
 import bert
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.runs.environment import read_environment
+from bert.runs.loggers import Logger
 from bert.runtime.interrupts import Interrupted
 from bert.training.launch import _as_library_call
 from bert.training.loop import TrainLoop
@@ -20,6 +21,18 @@ from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of, state_of
 
 OVERRIDES = {"data": {"max_length": 32, "buckets": [32]}, "training.batch_size": np.int64(8)}
+
+
+class GoneLogger(Logger):
+    """The server of this logger is gone."""
+
+    num_calls = 0
+
+    def start(self, start):
+        self.num_calls += 1
+        raise ConnectionError
+
+    log = end = start
 
 
 def assert_same_run(run: bert.Run, folder: Path) -> None:
@@ -33,8 +46,10 @@ def assert_same_run(run: bert.Run, folder: Path) -> None:
 def test_pretrain_is_the_command(tmp_path, corpus, pretrained):
     values = dict(argument.removeprefix("--").split("=") for argument in SMALL_RUN)  # texts are values, too
     values |= {"data.train": corpus, "transfer": None, "training.steps": 6, "optimizer.learning_rate": 3e-3}
-    run = bert.pretrain(output_dir=tmp_path / "run", overrides=values)
+    logger = GoneLogger()
+    run = bert.pretrain(output_dir=tmp_path / "run", overrides={**values, "loggers": []}, callbacks=[logger])
     assert_same_run(run, pretrained)
+    assert logger.num_calls == 1 and not (run.path / "tensorboard").exists()
     assert (run.config.training.steps, run.metrics[-1]["step"], run.model.step) == (6, 6, 6)
 
 

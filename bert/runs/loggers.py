@@ -1,0 +1,247 @@
+"""Loggers: callbacks that send a run's configuration, metrics and scores to TensorBoard, Weights & Biases or MLflow.
+
+Their libraries are imported when a run starts. A logger never ends a run: one that fails warns once.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import importlib.util
+import json
+import logging
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bert.errors import UserError
+from bert.files import write_atomic
+from bert.runs.callbacks import Callback, RunStart
+from bert.runs.folder import LOGGER_RUNS_FILE, flatten
+from bert.runs.metrics_log import to_jsonable
+
+PROJECT = "bert-jax"
+"""The project of Weights & Biases, or experiment of MLflow, of runs that name none."""
+
+FLUSH_SECONDS = 5
+"""Seconds of TensorBoard events that a kill may lose; metrics.jsonl loses none."""
+
+PARAMS_PER_REQUEST = 100
+"""MLflow's limit."""
+
+MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+"""Environment variables that are set unless they are there: MLflow would wait minutes for a server that is gone."""
+
+
+class Logger(Callback):
+    """A callback that cannot fail: after the first error of `start`, `log` or `end` it warns, and does nothing more."""
+
+    module: ClassVar[str]
+    extra: ClassVar[str | None] = None
+    """The module that it needs, and the extra of this package that installs it."""
+
+    _is_open = False
+
+    @abc.abstractmethod
+    def start(self, start: RunStart) -> None:
+        """Opens the run at the service, or continues it."""
+
+    @abc.abstractmethod
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        """Sends finite numbers by ``split/name``."""
+
+    @abc.abstractmethod
+    def end(self, scores: dict[str, float] | None) -> None:
+        """Closes the run, which has these numbers in its results.json, or has not ended."""
+
+    def on_start(self, start: RunStart) -> None:
+        self._is_open = True
+        self._attempt(self.start, start)
+
+    def on_metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
+        self._attempt(self.log, step, {f"{split}/{name}": value for name, value in _numbers(metrics).items()})
+
+    def on_end(self, results: dict[str, Any] | None) -> None:
+        self._attempt(self.end, None if results is None else _numbers(results))
+        self._is_open = False
+
+    def _attempt(self, call: Callable[..., None], *arguments: Any) -> None:
+        if not self._is_open:
+            return
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._is_open = False
+            reason = " ".join(str(error).split()) or type(error).__name__
+            logging.getLogger("bert").warning(
+                "%s has failed, and the run continues without it: %.300s", type(self).__name__, reason
+            )
+
+
+class TensorBoardLogger(Logger):
+    """Writes metrics to tensorboard/ in the run's folder. On resume, TensorBoard hides the events of repeated steps."""
+
+    module = "tensorboardX"
+
+    def start(self, start: RunStart) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(
+            str(start.path / "tensorboard"),
+            purge_step=start.start_step + 1,
+            flush_secs=FLUSH_SECONDS,
+            # TensorBoard reads files in the order of their names, and tensorboardX names them by whole seconds.
+            filename_suffix=f".{time.time_ns()}",
+        )
+
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+
+    def end(self, scores: dict[str, float] | None) -> None:
+        self._writer.close()
+
+
+class WandbLogger(Logger):
+    """Logs to Weights & Biases: configuration, metrics by ``train/`` and ``eval/``, and final scores in the summary.
+
+    Local files are in wandb/ in the run's folder. Environment variables such as WANDB_MODE and WANDB_PROJECT apply.
+
+    Args:
+        settings: further arguments of ``wandb.init``, such as ``project``, ``entity`` and ``tags``.
+    """
+
+    module = extra = "wandb"
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
+
+    def start(self, start: RunStart) -> None:
+        import wandb
+
+        defaults = {
+            "project": os.environ.get("WANDB_PROJECT", PROJECT),
+            "name": _name(start.path),
+            "reinit": "create_new",  # a run of the user's own stays open
+        }
+        # The id is kept before the service knows it: a run that is killed meanwhile has one as well.
+        run_id = _read_run_ids(start.path).get(self.module) or uuid.uuid4().hex[:8]
+        _keep_run_id(start.path, self.module, run_id)
+        self._run = wandb.init(
+            **{**defaults, **self._settings},
+            id=run_id,
+            resume="allow",
+            dir=str(start.path),
+            settings=wandb.Settings(console="off"),
+        )
+        config = {**dataclasses.asdict(start.config), "run_folder": str(start.path.resolve())}
+        self._run.config.update(config, allow_val_change=True)
+
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        self._run.log(numbers, step=step)
+
+    def end(self, scores: dict[str, float] | None) -> None:
+        self._run.summary.update({f"final/{name}": value for name, value in (scores or {}).items()})
+        self._run.finish(exit_code=1 if scores is None else 0)
+
+
+class MlflowLogger(Logger):
+    """Logs to MLflow: configuration as parameters, metrics by ``train/`` and ``eval/``, final scores by ``final/``.
+
+    Args:
+        experiment: its name; None takes MLFLOW_EXPERIMENT_NAME, or bert-jax.
+        tracking_uri: server or database; None takes MLFLOW_TRACKING_URI, or MLflow's default.
+    """
+
+    module = extra = "mlflow"
+
+    def __init__(self, experiment: str | None = None, tracking_uri: str | None = None) -> None:
+        self._experiment, self._tracking_uri = experiment, tracking_uri
+
+    def start(self, start: RunStart) -> None:
+        for name, value in MLFLOW_PATIENCE.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self._client, self._last_step = MlflowClient(tracking_uri=self._tracking_uri), start.start_step
+        if run_id := _read_run_ids(start.path).get(self.module):
+            self._client.update_run(run_id, status="RUNNING")
+            self._run_id = run_id
+            return
+        name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        experiment = self._client.get_experiment_by_name(name)
+        experiment_id = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        tags = {"run_folder": str(start.path.resolve())}
+        self._run_id = self._client.create_run(experiment_id, run_name=_name(start.path), tags=tags).info.run_id
+        _keep_run_id(start.path, self.module, self._run_id)
+        params = [Param(key, str(value)) for key, value in flatten(dataclasses.asdict(start.config)).items()]
+        for first in range(0, len(params), PARAMS_PER_REQUEST):
+            self._client.log_batch(self._run_id, params=params[first : first + PARAMS_PER_REQUEST])
+
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        self._last_step, now = step, int(1000 * time.time())
+        # Names of other characters are refused.
+        metrics = [Metric(re.sub(r"[^\w\-. /]", "_", name), value, now, step) for name, value in numbers.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def end(self, scores: dict[str, float] | None) -> None:
+        if scores is not None:
+            self.log(self._last_step, {f"final/{name}": value for name, value in scores.items()})
+        self._client.set_terminated(self._run_id, "KILLED" if scores is None else "FINISHED")
+
+
+LOGGERS: dict[str, type[Logger]] = {
+    "tensorboard": TensorBoardLogger,
+    "wandb": WandbLogger,
+    "mlflow": MlflowLogger,
+}
+"""Loggers by their names in the key ``loggers``."""
+
+
+def make_loggers(names: Sequence[str] | None) -> list[Logger]:
+    """The loggers of a run; None takes TensorBoard where tensorboardX is installed.
+
+    Raises:
+        UserError: a library is not installed.
+    """
+    if names is None:
+        return [TensorBoardLogger()] if _is_installed(TensorBoardLogger) else []
+    for name in names:
+        if not _is_installed(LOGGERS[name]):
+            package = f"'bert-jax[{extra}]'" if (extra := LOGGERS[name].extra) else LOGGERS[name].module
+            raise UserError(f"loggers has {name}, which is not installed: pip install {package}, or remove it")
+    return [LOGGERS[name]() for name in dict.fromkeys(names)]
+
+
+def _is_installed(logger: type[Logger]) -> bool:
+    return importlib.util.find_spec(logger.module) is not None
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """The finite numbers, under dotted names, but for the ``details`` of results.json."""
+    flat = flatten({name: value for name, value in to_jsonable(metrics).items() if name != "details"})
+    return {name: value for name, value in flat.items() if type(value) in (int, float)}
+
+
+def _name(path: Path) -> str:
+    """The name of a run at a service: that of its folder, of one of several seeds with the folder above."""
+    path = path.resolve()
+    return f"{path.parent.name}/{path.name}" if path.name.startswith("seed-") else path.name
+
+
+def _read_run_ids(folder: Path) -> dict[str, str]:
+    """The ids that a run has at services, by module."""
+    file = folder / LOGGER_RUNS_FILE
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+
+
+def _keep_run_id(folder: Path, module: str, run_id: str) -> None:
+    ids = {**_read_run_ids(folder), module: run_id}
+    write_atomic(folder / LOGGER_RUNS_FILE, json.dumps(ids, indent=2) + "\n")
