@@ -6,8 +6,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "bert"
 ORDER = (
-    *("errors", "files", "locks", "metrics", "config", "parallel", "tokenizer", "runtime", "model", "runs", "data"),
-    *("tasks", "interchange", "inference", "training", "analysis", "commands"),
+    *("errors", "messages", "files", "locks", "metrics", "config", "parallel", "tokenizer", "runtime", "model", "runs"),
+    *("data", "tasks", "interchange", "inference", "training", "analysis", "commands"),
 )
 MODULES = {".".join(["bert", *path.relative_to(PACKAGE).with_suffix("").parts]): path for path in PACKAGE.rglob("*.py")}
 

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     from bert.analysis.examples import example_statistics
     from bert.data.corpus.vocabulary import corpus_vocabulary
     from bert.data.pretraining.builder import build_examples, build_shard_subset
-    from bert.runs.progress import print_table, progress_lines
+    from bert.runs.progress import log_table, progress_lines
     from bert.tokenizer.wordpiece import load_tokenizer
 
     if config.tokenizer.path is not None:  # with init, its vocabulary extended
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
         rows, held_out = dataset.counts["train_rows"], dataset.counts["eval_rows"]
         print(f"examples in {dataset.folder}: {rows:,} rows, {held_out:,} held out")
         if "statistics" in options:
-            print_table(example_statistics(dataset, tokenizer))
+            log_table(example_statistics(dataset, tokenizer))
         if int(shown):
             _print_examples(dataset, tokenizer, phase, int(shown))
     if not complete:

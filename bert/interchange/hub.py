@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 from bert.errors import UserError
 from bert.interchange import first_line
 from bert.interchange.generation_files import GENERATION_CONFIG, TARGET_TOKENIZER
+from bert.messages import LOGGER
 
 _NAMES = [
     "config.json",
@@ -70,8 +70,8 @@ def is_downloaded(name: str) -> bool:
 
 
 def announce(name: str) -> None:
-    """Tells the user on stderr that a model of somebody else is about to be used."""
-    print(f"{name} is not a folder here: taking it from the Hugging Face hub", file=sys.stderr, flush=True)
+    """Warns that a model of somebody else is about to be used."""
+    LOGGER.warning(f"{name} is not a folder here: taking it from the Hugging Face hub")
 
 
 def download(name: str, weights: bool = True) -> Path:

@@ -9,7 +9,6 @@ import abc
 import dataclasses
 import importlib.util
 import json
-import logging
 import os
 import re
 import time
@@ -20,6 +19,7 @@ from typing import Any, ClassVar
 
 from bert.errors import UserError
 from bert.files import write_atomic
+from bert.messages import LOGGER
 from bert.runs.callbacks import Callback, RunStart
 from bert.runs.folder import LOGGER_RUNS_FILE, flatten
 from bert.runs.metrics_log import to_jsonable
@@ -77,9 +77,7 @@ class Logger(Callback):
         except Exception as error:
             self._is_open = False
             reason = " ".join(str(error).split()) or type(error).__name__
-            logging.getLogger("bert").warning(
-                "%s has failed, and the run continues without it: %.300s", type(self).__name__, reason
-            )
+            LOGGER.warning("%s has failed, and the run continues without it: %.300s", type(self).__name__, reason)
 
 
 class TensorBoardLogger(Logger):

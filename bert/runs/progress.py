@@ -1,4 +1,4 @@
-"""Progress on the terminal: a bar or lines, the time left, tables."""
+"""Progress of a run: a bar on the terminal or messages, the time left, tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
+
+from bert.messages import LOGGER, PRINT_HANDLER, are_printed
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ ESTIMATE_AFTER_SECONDS = 5
 
 
 class Progress:
-    """How far a run is: a bar on a terminal, otherwise a plain line at most every ``every`` steps."""
+    """How far a run is: a bar on a terminal, otherwise a message at most every ``every`` steps."""
 
     def __init__(
         self,
@@ -65,19 +67,21 @@ class Progress:
         self._step = self._last_line = start_step
         self._since: tuple[float, int] | None = None  # (time, step) of the first update: compilation is behind it
         self._is_estimated = True
-        self._bar = _bar() if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
+        self._bar = _bar() if are_printed() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
         if self._bar is not None:
             self._task = self._bar.add_task(label, total=total_steps, completed=start_step, metrics="", left="")
 
     def __enter__(self) -> Progress:
         if self._bar is not None:
             self._bar.start()
+            PRINT_HANDLER.console = self._bar.console
         return self
 
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
+            PRINT_HANDLER.console = None
             self._bar.stop()
 
     def follow(self, pace: StepCosts) -> None:
@@ -105,20 +109,13 @@ class Progress:
             self._last_line = step
             percent = 100 * step // max(self.total_steps, 1)
             texts = [f"step {step}/{self.total_steps} ({percent}%)", *_format_metrics(metrics), left]
-            print("  ".join(text for text in texts if text), flush=True)
-
-    def say(self, text: str) -> None:
-        """Prints a line, above the bar where there is one."""
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(text, flush=True)
+            LOGGER.info("  ".join(text for text in texts if text))
 
     def _say_estimate(self, step_seconds: float, seconds_left: float) -> None:
         """Says once when the run is estimated to end."""
         self._is_estimated = True
         end = datetime.datetime.now() + datetime.timedelta(seconds=seconds_left)
-        self.say(
+        LOGGER.info(
             f"about {step_seconds:.3g} s a step: {self.label} is estimated to end {end:%Y-%m-%d %H:%M}, "
             f"in {format_duration(seconds_left)}, with compilation and evaluations"
         )
@@ -172,15 +169,14 @@ def progress_lines(say: Callable[[str], None]) -> Callable[[str, int, int | None
     return tell
 
 
-def print_table(rows: list[tuple[str, str]]) -> None:
-    """Prints the facts of a run, names and values in two columns."""
+def log_table(rows: list[tuple[str, str]]) -> None:
+    """Logs the facts of a run, names and values in two columns."""
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
         first, *more = str(value).splitlines() or [""]
-        print(f"  {name:{width}}  {first}".rstrip())
+        LOGGER.info(f"  {name:{width}}  {first}".rstrip())
         for line in more:
-            print(f"  {'':{width}}  {line}")
-    sys.stdout.flush()
+            LOGGER.info(f"  {'':{width}}  {line}")
 
 
 def align_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

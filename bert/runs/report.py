@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from bert.errors import UserError, require
+from bert.messages import LOGGER
 from bert.runs import skipped_steps
 from bert.runs.callbacks import Callback
 from bert.runs.metrics_log import MetricsLog, read_metrics
@@ -105,7 +106,7 @@ class RunReport(Report):
     def skipped(self, step: SkippedStep) -> None:
         file = step.write(self._folder / skipped_steps.FOLDER)
         where = "as many are written down already" if file is None else f"its batch is in {file}"
-        self.say(f"step {step.step:,} was skipped: {step.diagnosis}; {where}")
+        LOGGER.info(f"step {step.step:,} was skipped: {step.diagnosis}; {where}")
 
     def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
         metrics = {**self._facts, **metrics}
@@ -114,7 +115,7 @@ class RunReport(Report):
             self._progress.update(step, metrics)
         else:
             self._evaluated.add(step)
-            self._progress.say(format_metrics(split, step, metrics))
+            LOGGER.info(format_metrics(split, step, metrics))
             if time.monotonic() > self._draw_again:
                 self._draw()
         self._call_callbacks(step, split, metrics)
@@ -127,7 +128,7 @@ class RunReport(Report):
             return
         if any(asked) and not self._asked:
             self._asked = True
-            self.say(f"a callback ends the run at step {step:,}")
+            LOGGER.info(f"a callback ends the run at step {step:,}")
 
     @property
     def stop_reason(self) -> str | None:
@@ -140,10 +141,6 @@ class RunReport(Report):
 
     def evaluated(self, step: int) -> bool:
         return step in self._evaluated
-
-    def say(self, text: str) -> None:
-        """A line for people."""
-        self._progress.say(text)
 
     def _draw(self) -> None:
         from bert.runs.curves import plot_curves

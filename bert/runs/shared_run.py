@@ -71,7 +71,7 @@ def make_checkpointer(run: RunFolder[Any], say: Callable[[str], None]) -> Checkp
 
 
 def call_and_end(
-    train: Callable[[Sequence[Callback]], dict[str, Any]], run: RunFolder[Any], callbacks: Sequence[Callback] = ()
+    train: Callable[..., dict[str, Any]], run: RunFolder[Any], callbacks: Sequence[Callback] = ()
 ) -> dict[str, Any]:
     """Calls ``train`` with the loggers of a run and these callbacks, then `Callback.on_end` with the results.
 
@@ -80,7 +80,7 @@ def call_and_end(
     """
     callbacks, results = [*make_loggers(run.config.loggers), *callbacks], None
     try:
-        results = train(callbacks)
+        results = train(callbacks=callbacks)
         return results
     finally:
         for callback in callbacks if run.is_writer else ():

@@ -16,6 +16,7 @@ from bert.config import FinetuneConfig, TrainingConfig
 from bert.data.batching import FinetuningLoader
 from bert.errors import UserError, require
 from bert.inference.pretrained import Params, Pretrained
+from bert.messages import LOGGER
 from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.parallel import multihost
 from bert.parallel.backends import PmapParallelism, make_parallelism
@@ -47,7 +48,9 @@ from bert.training.step import TrainState, compile_bucketed_train_step
 from bert.training.timing import Timed, costs_of_training, seconds_of_scoring, time_train_step
 
 
-def finetune(run: RunFolder[FinetuneConfig], say: Log = print, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+def finetune(
+    run: RunFolder[FinetuneConfig], say: Log = LOGGER.info, callbacks: Sequence[Callback] = ()
+) -> dict[str, Any]:
     """Runs or resumes a fine-tuning run, and returns the content of its results.json.
 
     Raises:
@@ -167,7 +170,7 @@ def _print_summary(params: Params, setup: Setup) -> None:
     if setup.frozen is not None:
         parameters += f", of which {count_parameters(trainable):,} are trained"
     longest = config.model.max_position_embeddings
-    progress.print_table(
+    progress.log_table(
         [
             ("task", f"{task.name}: {len(setup.train):,} training rows, {len(setup.dev.features):,} dev"),
             *label_facts(task, examples, config.data),

@@ -16,6 +16,7 @@ from bert.config.sources import resolve_config
 from bert.config.yaml_io import keys_of, parse_dict
 from bert.errors import UserError, require
 from bert.inference.run import Run
+from bert.messages import LOGGER
 from bert.parallel.multihost import broadcast_from_main
 from bert.runs.callbacks import Callback
 from bert.runs.folder import ROWS, RunFolder, open_run
@@ -127,7 +128,7 @@ def start_or_resume(
 
     Args:
         config: checked.
-        notes: lines to print first.
+        notes: messages to log first.
         callbacks: are told how the run goes.
         tables: rows in memory, as JSON lines by the name of their file.
 
@@ -138,7 +139,8 @@ def start_or_resume(
     make_loggers(config.loggers)  # raises before the folder is made
     with open_run(config) as run:
         if run.is_writer:
-            print("".join(f"{note}\n" for note in notes), end="")
+            for note in notes:
+                LOGGER.info(note)
         if tables:
             broadcast_from_main(partial(run.save_rows, tables))
         _train(run, callbacks)
@@ -150,7 +152,7 @@ def _train(run: RunFolder[Any], callbacks: Sequence[Callback]) -> None:
         seeds.finetune_seeds(run, callbacks=callbacks)  # each of which has an end
         return
     train = pretraining.pretrain if isinstance(run.config, PretrainConfig) else finetuning.finetune
-    call_and_end(partial(train, run, print), run, callbacks)
+    call_and_end(partial(train, run), run, callbacks)
 
 
 def _configure(
@@ -196,6 +198,6 @@ def _as_library_call() -> Iterator[None]:
         except Interrupted as stop:
             sentence = f"saved at step {stop.step:,}: make the same call again to resume"
             if stop.signal_number != signal.SIGINT:
-                print(sentence, flush=True)
+                LOGGER.info(sentence)
                 signal.raise_signal(stop.signal_number)  # its own handler is back
             raise KeyboardInterrupt(sentence) from None

@@ -16,6 +16,7 @@ from bert.data.pretraining.objectives import OBJECTIVES
 from bert.errors import UserError, require
 from bert.inference.loading import load
 from bert.inference.pretrained import Pretrained
+from bert.messages import LOGGER
 from bert.model.execution import LayerExecution
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
@@ -54,7 +55,9 @@ DEFAULT_MAX_TO_KEEP = 3
 """Checkpoints that stay if training.max_to_keep is null."""
 
 
-def pretrain(run: RunFolder[PretrainConfig], say: Log = print, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+def pretrain(
+    run: RunFolder[PretrainConfig], say: Log = LOGGER.info, callbacks: Sequence[Callback] = ()
+) -> dict[str, Any]:
     """Runs or resumes a pretraining run, and returns the content of its results.json.
 
     Raises:

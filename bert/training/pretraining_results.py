@@ -27,7 +27,7 @@ def print_summary(params: Any, config: PretrainConfig, parallel: Parallelism, ph
     """Prints the table of sizes before training."""
     examples = phases[0].examples
     corpus = {name: _describe_corpus(examples.counts, name) for name in ("train", "eval")}
-    progress.print_table(
+    progress.log_table(
         [
             ("parameters", f"{count_parameters(params):,}"),
             ("devices", parallel.describe()),

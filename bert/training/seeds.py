@@ -5,23 +5,25 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from bert.config import FinetuneConfig
+from bert.messages import LOGGER
 from bert.parallel import multihost
 from bert.runs import metrics_log, shared_run
 from bert.runs.callbacks import Callback
 from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder, open_run
 from bert.training.finetuning import finetune
+from bert.training.initialization import Log
 
 
 def finetune_seeds(
-    run: RunFolder[FinetuneConfig], say: Callable[[str], None] = print, callbacks: Sequence[Callback] = ()
+    run: RunFolder[FinetuneConfig], say: Log = LOGGER.info, callbacks: Sequence[Callback] = ()
 ) -> dict[str, Any]:
     """Runs or resumes ``num_seeds`` runs in seed-0, seed-1, ... and returns the content of the results.json above.
 

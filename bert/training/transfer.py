@@ -89,7 +89,7 @@ def _finetune(config: FinetuneConfig, log: Path) -> list[float]:
         results = multihost.broadcast_from_main(lambda: metrics_log.read_results(run.path)) if run.resumed else None
         if results is None:
             several = config.num_seeds > 1
-            results = finetune_seeds(run) if several else shared_run.call_and_end(partial(finetune, run, print), run)
+            results = finetune_seeds(run) if several else shared_run.call_and_end(partial(finetune, run), run)
     return [one["dev"][results["main_metric"]] for one in results.get("runs", [results])]
 
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from bert.errors import UserError
+from bert.messages import LOGGER
 from bert.metrics import higher_is_better
 from bert.runs import report
 from bert.runs.curves import Subject, plot_curves
 from bert.runs.metrics_log import MetricsLog, atomic_write, read_metrics, write_results
-from bert.runs.progress import Progress, StepCosts, format_duration, format_metrics, print_table
+from bert.runs.progress import Progress, StepCosts, format_duration, format_metrics, log_table
 from bert.runs.report import RunReport
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -89,7 +90,7 @@ def test_progress_without_a_terminal_is_plain_lines(capsys):
         for step in range(1, 301):
             metrics = {"loss": 7.1234, "learning_rate": 1e-4, "tokens_per_second": 12345.4}
             progress.update(step, metrics if step % 50 == 0 else None)
-        progress.say("saved [runs/x]")
+        LOGGER.info("saved [runs/x]")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines] == [
         "step 100/5000 (2%)",
@@ -155,7 +156,7 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     with Progress(10, 0, "pretraining") as progress:
         progress.update(5, {"loss": 7.5, "tokens_per_second": 1234.0, "learning_rate": 1e-4})
-        progress.say("[MASK] is a token")
+        LOGGER.info("[MASK] is a token")
         progress.update(10)
     text = capsys.readouterr().out
     assert "pretraining" in text
@@ -188,9 +189,9 @@ def test_duration(seconds, text):
 
 
 def test_startup_table_is_aligned(capsys):
-    print_table([("parameters", "4,386,178"), ("devices", "1 x cpu\n2 hosts")])
+    log_table([("parameters", "4,386,178"), ("devices", "1 x cpu\n2 hosts")])
     assert capsys.readouterr().out == "  parameters  4,386,178\n  devices     1 x cpu\n              2 hosts\n"
-    print_table([])
+    log_table([])
 
 
 def log_evaluations(folder, **scores):

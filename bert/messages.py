@@ -1,0 +1,40 @@
+"""Messages for people, through the logger ``bert``. They are printed, unless an application routes them elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+LOGGER = logging.getLogger("bert")
+
+
+class PrintHandler(logging.Handler):
+    """Prints messages to stdout, and warnings to stderr, as these are at that time: notebooks and tests replace them.
+
+    Attributes:
+        console: rich's console of the progress bar that is on the terminal, above which messages are printed.
+    """
+
+    console: Any = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        if self.console is not None:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stdout if record.levelno < logging.WARNING else sys.stderr, flush=True)
+
+
+PRINT_HANDLER = PrintHandler()
+
+
+def are_printed() -> bool:
+    """Whether messages go to the terminal."""
+    return PRINT_HANDLER in LOGGER.handlers and LOGGER.isEnabledFor(logging.INFO)
+
+
+if not LOGGER.handlers and LOGGER.level == logging.NOTSET:  # else an application has configured it
+    LOGGER.addHandler(PRINT_HANDLER)
+    LOGGER.setLevel(logging.INFO)
+    LOGGER.propagate = False  # a handler of the root logger would print messages a second time
