@@ -36,7 +36,7 @@ from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.model.heads import BertForMultipleChoice
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.environment import read_environment
-from bert.runs.folder import KINDS, config_class_of_run
+from bert.runs.folder import KINDS, config_class_of_run, run_and_step
 from bert.tasks import make_task
 from bert.tokenizer.special_tokens import special_tokens
 from bert.tokenizer.wordpiece import is_wordpiece, load_tokenizer, tokenizer_fingerprint
@@ -239,7 +239,7 @@ def _initial_weights(config: RunConfig) -> str:
     if config.init is None or config.init == "none":
         sizes_from = getattr(config, "architecture_from", None)
         return "random weights" + (f" of the sizes of {sizes_from}" if sizes_from else "")
-    source = Path(config.init)
+    source, _ = run_and_step(config.init)
     if (source / "config.yaml").is_file():
         return f"{config.init} ({KINDS[config_class_of_run(source)]} run)"
     return f"{config.init} ({'a published model' if source.is_dir() else 'on the hub, or removed'})"

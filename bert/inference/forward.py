@@ -7,7 +7,9 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length, evaluation_batches
@@ -29,10 +31,16 @@ class BatchedForward:
     """The encoder, the masked-LM head and the head of the task, as far as a model has them."""
 
     def __init__(
-        self, config: ModelConfig, params: dict[str, Any], task: Task | None, num_feature_layers: int | None
+        self,
+        config: ModelConfig,
+        params: dict[str, Any],
+        task: Task | None,
+        num_feature_layers: int | None,
+        dtype: DTypeLike = jnp.float32,
     ) -> None:
         self.has_pooler = "pooler" in params["bert"]
         self._config, self._params, self._task, self._num_feature_layers = config, params, task, num_feature_layers
+        self._dtype = dtype
 
     def encode(self, features: Rows, batch_size: int) -> Batches:
         """Hidden states and pooled output."""
@@ -77,16 +85,23 @@ class BatchedForward:
 
     @cached_property
     def encoder(self) -> Callable[..., Any]:
-        model = Bert(self._config, add_pooling_layer=self.has_pooler)
-        return jax.jit(lambda params, *inputs: model.apply({"params": params["bert"]}, *inputs))
+        model = Bert(self._config, self._dtype, add_pooling_layer=self.has_pooler)
+        return _compiled(lambda params, *inputs: model.apply({"params": params["bert"]}, *inputs))
 
     @cached_property
     def _masked_lm(self) -> Callable[..., Any]:
-        model = BertForMaskedLM(self._config)
-        return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
+        model = BertForMaskedLM(self._config, self._dtype)
+        return _compiled(lambda params, *inputs: model.apply({"params": params}, *inputs))
 
     @cached_property
     def head(self) -> Callable[..., Any]:
         task = require(self._task, "the task")
-        model = HEADS[task.head](self._config, task.num_labels, num_feature_layers=self._num_feature_layers)
-        return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
+        model = HEADS[task.head](
+            self._config, task.num_labels, dtype=self._dtype, num_feature_layers=self._num_feature_layers
+        )
+        return _compiled(lambda params, *inputs: model.apply({"params": params}, *inputs))
+
+
+def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with outputs in float32."""
+    return jax.jit(lambda *inputs: jax.tree.map(lambda x: x.astype(jnp.float32), forward(*inputs)))

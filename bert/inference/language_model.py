@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from bert.config import Decoding
 from bert.data.inputs import as_list, as_texts, check_count
@@ -121,16 +122,16 @@ class LanguageModel(ModelBundle):
     def _text_generator(self) -> TextGenerator | SequenceGenerator:
         if self.architecture == ENCODER_DECODER:
             return self._sequence_generator
-        return TextGenerator(self.config, self._device_params, self.tokenizer, self.source)
+        return TextGenerator(self.config, self._device_params, self.tokenizer, self.source, jnp.dtype(self.dtype))
 
     @cached_property
     def _sequence_generator(self) -> SequenceGenerator:
         tokenizers = (self.tokenizer, self.target_tokenizer or self.tokenizer)
-        return SequenceGenerator(self.config, self._device_params, tokenizers, self.source)
+        return SequenceGenerator(self.config, self._device_params, tokenizers, self.source, jnp.dtype(self.dtype))
 
     @cached_property
     def _text_scorer(self) -> TextScorer:
-        return TextScorer(self.config, self._device_params, self.tokenizer)
+        return TextScorer(self.config, self._device_params, self.tokenizer, jnp.dtype(self.dtype))
 
     @cached_property
     def _device_params(self) -> dict[str, Any]:

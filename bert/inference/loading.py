@@ -21,7 +21,7 @@ from bert.interchange.pooling import read_pooling
 from bert.interchange.readers import google, hf
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
 from bert.model.heads import HEADS
-from bert.runs.folder import TARGET_TOKENIZER, config_class_of_run
+from bert.runs.folder import TARGET_TOKENIZER, config_class_of_run, run_and_step
 from bert.runs.metrics_log import read_results
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.tasks import make_task
@@ -35,11 +35,20 @@ HEAD_BY_ARCHITECTURE = {module.__name__: name for name, module in HEADS.items()}
 """The head of each architecture of others that `Pretrained.predict` answers with."""
 
 
+COMPUTE_TYPES = ("float32", "bfloat16")
+
 DEFAULT_QA_LENGTH = 384
 """Longest row of a published model that reads long texts through several: what SQuAD's models were trained with."""
 
 
-def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> Pretrained:
+def load(
+    source: str | Path,
+    say: Callable[[str], None] = lambda text: None,
+    *,
+    step: int | None = None,
+    revision: str | None = None,
+    dtype: str = "float32",
+) -> Pretrained:
     """Reads a run's newest good checkpoint (of a fine-tuning run the best one), or a model of Hugging Face's.
 
     JAX then caches the programs that this process compiles, as for the commands (`bert.runtime.compilation_cache`),
@@ -47,28 +56,46 @@ def load(source: str | Path, say: Callable[[str], None] = lambda text: None) -> 
 
     Args:
         source: folder of a run, folder as transformers or sentence-transformers writes it, or a name on the hub
-            (``organisation/name``), which is downloaded if the first part is no file or folder here.
+            (``organisation/name``), which is downloaded if the first part is no file or folder here. ``RUN@STEP`` and
+            ``organisation/name@revision`` say the step or the revision as well.
         say: logs what was read, what is randomly initialized, and damaged checkpoints that were passed over.
+        step: the checkpoint of a run to read.
+        revision: branch, tag or commit of a model on the hub.
+        dtype: what the model computes in, ``float32`` or ``bfloat16``; results are float32.
 
     Raises:
-        UserError: nothing to read there, no checkpoint yet, or none that is whole.
+        UserError: nothing to read there, no checkpoint yet, none that is whole, or not the one asked for.
     """
+    if dtype not in COMPUTE_TYPES:
+        raise UserError(f"dtype is {dtype!r}: use {' or '.join(COMPUTE_TYPES)}")
+    if revision is not None and not hub.is_hub_name(source):
+        raise UserError(f"{source} is no model on the hub, and has no revision: remove revision")
     use_compilation_cache()
-    folder = _folder(source, weights=True)
-    return _load_run(folder, say) if _is_run(folder) else _load_published(folder, str(source), say)
+    name = str(source) if revision is None else f"{source}@{revision}"
+    folder, own_step = _find(name, weights=True)
+    step = own_step if step is None else step
+    if _is_run(folder):
+        return dataclasses.replace(_load_run(folder, step, say), dtype=dtype)
+    if step is not None:
+        raise UserError(f"{source} is not a run, and has no steps: remove step")
+    return dataclasses.replace(_load_published(folder, name, say), dtype=dtype)
 
 
 def load_vocabulary(source: str | Path, say: Callable[[str], None] = lambda text: None) -> Tokenizer:
     """The vocabulary of what `load` takes, without the weights. Raises UserError."""
-    folder = _folder(source, weights=False)
+    folder, _ = _find(source, weights=False)
     if google.is_google(folder) and not hf.is_hf_folder(folder):
         return google.read_tokenizer(folder, google.read_config(folder / google.CONFIG, say), say)
     return load_tokenizer(folder if _is_run(folder) else read_pooling(folder, say)[1])
 
 
-def _folder(source: str | Path, weights: bool) -> Path:
-    """The folder of a run or of a model, a hub's in the hub's own cache. Raises UserError where it is neither."""
-    path = Path(local_path(source))
+def _find(source: str | Path, weights: bool) -> tuple[Path, int | None]:
+    """The folder of a run or of a model, a hub's in the hub's own cache, and the step of ``RUN@STEP``.
+
+    Raises:
+        UserError: there is neither.
+    """
+    path, step = run_and_step(local_path(source))
     if not path.exists():
         if not hub.is_hub_name(source):
             raise UserError(f"{path} does not exist: name the folder of a run or of a model")
@@ -80,7 +107,7 @@ def _folder(source: str | Path, weights: bool) -> Path:
             f"{source} holds no run (no config.yaml), no model of Hugging Face's (no config.json) and none of Google's "
             "(no bert_config.json): name a folder that does"
         )
-    return path
+    return path, step
 
 
 def _is_run(folder: Path) -> bool:
@@ -104,7 +131,7 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
     return Pretrained(**{**vars(read), "source": name}, task=task, data=data)
 
 
-def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
+def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretrained:
     from bert.runs.checkpoint import Checkpointer  # which takes a fifth of a second that others need not wait for
 
     config_class = config_class_of_run(path)
@@ -115,7 +142,8 @@ def _load_run(path: Path, say: Callable[[str], None]) -> Pretrained:
             f"{path / f'seed-{config.seed}'} (results.json tells the best one)"
         )
     with Checkpointer(path / "checkpoints", config.training.max_to_keep, say) as checkpoints:
-        restored = checkpoints.restore_best_params() if config_class is FinetuneConfig else checkpoints.restore_params()
+        is_best = step is None and config_class is FinetuneConfig
+        restored = checkpoints.restore_best_params() if is_best else checkpoints.restore_params(step)
     if restored is None:
         raise UserError(f"{path} has no checkpoint yet: let the run reach its first one")
     step, params = restored

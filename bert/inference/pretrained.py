@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bert.config import Decoding, TaskDataConfig
@@ -19,11 +20,13 @@ from bert.data.sequence_pairs import SequencePairs
 from bert.errors import UserError
 from bert.inference.forward import BUCKETS, BatchedForward
 from bert.inference.language_model import ENCODER_DECODER, LanguageModel
+from bert.interchange.bundle import build_module
 from bert.interchange.names import ARCHITECTURES
 from bert.interchange.pooling import Pooling
 from bert.metrics import softmax
 from bert.model.electra import extract_generator
 from bert.tasks.base import Outputs, Task
+from bert.tasks.column_files import ColumnFilesTask, labelled_examples
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.wordpiece import embedding_rows, token_text
 
@@ -163,6 +166,70 @@ class Pretrained(LanguageModel):
             mask = (np.arange(hidden.shape[1]) < features.lengths[rows, None]).astype(np.int32)
             embeddings[rows] = pooling(hidden, mask)
         return embeddings
+
+    def similarity(self, texts: str | Sequence[Text], others: str | Sequence[Text], batch_size: int = 32) -> np.ndarray:
+        """The cosine of the embeddings of each text with those of the others, [A, B] float32; a string is one text.
+
+        Raises:
+            UserError: as `embed`.
+        """
+        first, second = (
+            self.embed([given] if isinstance(given, str) else given, batch_size) for given in (texts, others)
+        )
+        norms = np.linalg.norm(first, axis=1)[:, None] * np.linalg.norm(second, axis=1)[None, :]
+        return first @ second.T / np.maximum(norms, np.finfo(np.float32).tiny)
+
+    def tokenize(self, texts: str | Sequence[Text], max_length: int | None = None) -> dict[str, np.ndarray]:
+        """Rows as the model reads them, padded to the longest: arguments of `apply`, [B, T] int32 each.
+
+        Args:
+            texts: texts, or pairs of texts as tuples. A string is a batch of one text.
+            max_length: tokens of a row at most; None for as many as the position table has.
+
+        Raises:
+            UserError: an input is not a text or a pair of texts, or ``max_length`` is below 1.
+        """
+        if max_length is not None:
+            check_count("max_length", max_length)
+        rows = [as_text_or_pair(given, index) for index, given in enumerate(as_list(texts), 1)]
+        features = self._features(rows, max_length)
+        batch = features.batch(np.arange(len(rows)), int(features.lengths.max(initial=1)), len(rows))
+        return {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+
+    @cached_property
+    def module(self) -> Any:
+        """The Flax module that `params` fills."""
+        return build_module(self)
+
+    def apply(self, *inputs: Any, **named: Any) -> Any:
+        """``module.apply`` of `params`: what the model computes of arrays, for instance of those of `tokenize`."""
+        return self.module.apply({"params": self._device_params}, *inputs, **named)
+
+    def score(self, data: Any, *, stride: int | None = None, batch_size: int = 8) -> Any:
+        """The task's scores of labelled rows; or, of a left-to-right language model, the log-probability of texts.
+
+        Args:
+            data: of a task on custom data the path of a labelled file, or rows in memory: dictionaries by column, a
+                ``pandas.DataFrame`` or a ``datasets.Dataset``. Of a language model, texts: see `LanguageModel.score`.
+            stride: of windows over texts.
+            batch_size: rows or windows at once.
+
+        Returns:
+            A dictionary of the task's metrics; or a `TextScore` for each text.
+
+        Raises:
+            UserError: the task reads its own files, a row lacks a column or has an unknown label; or as
+                `LanguageModel.score`.
+        """
+        if self.task is None:
+            return super().score(data, stride=stride, batch_size=batch_size)
+        if not isinstance(self.task, ColumnFilesTask):
+            raise UserError(
+                f"{self.task.name} reads its own files, whose scores are in results.json: use a model of a custom task"
+            )
+        examples = labelled_examples(self.task, data)
+        features = self.task.features(self.tokenizer, examples, self.data)
+        return self.task.score(self.task.predict(self.outputs(features, batch_size), features, examples), examples)
 
     def fill_mask(self, text: Text, top_k: int = 5) -> list[list[MaskPrediction]]:
         """The ``top_k`` most likely tokens for each [MASK] of a text, masks in order, most likely first.
@@ -344,7 +411,8 @@ class Pretrained(LanguageModel):
 
     @cached_property
     def _forward(self) -> BatchedForward:
-        return BatchedForward(self.config, self._device_params, self.task, self.num_feature_layers)
+        dtype = jnp.dtype(self.dtype)
+        return BatchedForward(self.config, self._device_params, self.task, self.num_feature_layers, dtype)
 
 
 def _lower(text: Text) -> Text:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
@@ -50,9 +51,11 @@ class _Window(NamedTuple):
 class TextScorer:
     """The compiled forward function of a language model over windows of texts."""
 
-    def __init__(self, config: ModelConfig, params: dict[str, Any], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: ModelConfig, params: dict[str, Any], tokenizer: Tokenizer, dtype: DTypeLike = jnp.float32
+    ) -> None:
         self._config, self._params, self._tokenizer = config, params, tokenizer
-        self._model = BertForCausalLM(config)
+        self._model = BertForCausalLM(config, dtype)
 
     def __call__(self, texts: Sequence[str], stride: int, batch_size: int) -> list[TextScore]:
         """The score of each text: every token is predicted once, the first one after the end token.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from tokenizers import Tokenizer
 
 from bert.config import Decoding, ModelConfig
@@ -60,9 +61,16 @@ class TextGenerator:
     A program is compiled for each length in `BUCKETS` of prompts and of new tokens, number of rows and number of beams.
     """
 
-    def __init__(self, config: ModelConfig, params: dict[str, Any], tokenizer: Tokenizer, source: str) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: dict[str, Any],
+        tokenizer: Tokenizer,
+        source: str,
+        dtype: DTypeLike = jnp.float32,
+    ) -> None:
         self._config, self._params, self._tokenizer, self._source = config, params, tokenizer, source
-        self._model = BertForCausalLM(config)
+        self._model = BertForCausalLM(config, dtype)
 
     def __call__(
         self, texts: Sequence[str], decoding: Decoding, batch_size: int, numbers: Sequence[int]
@@ -120,7 +128,7 @@ class TextGenerator:
         self, params: dict[str, Any], prompts: Prompts, decoding: DecodingArrays, max_tokens: int, beams: int
     ) -> Decoded:
         rows, width = prompts.tokens.shape
-        cache = make_cache(self._config, rows, width + max_tokens - 1, jnp.float32)
+        cache = make_cache(self._config, rows, width + max_tokens - 1, self._model.dtype)
         step = partial(self._step, params)
         if beams == 1:
             return sample(step, cache, prompts, decoding, max_tokens)

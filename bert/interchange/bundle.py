@@ -33,6 +33,7 @@ class ModelBundle:
         decoding: of a model that generates: the settings it was evaluated or published with; None if there are none.
         source: the folder or hub name the model was read from.
         step: the checkpoint it was read from; None if it is not a run's.
+        dtype: what it computes in; its parameters are float32.
     """
 
     config: ModelConfig
@@ -48,6 +49,7 @@ class ModelBundle:
     decoding: Decoding | None = None
     source: str = ""
     step: int | None = None
+    dtype: str = "float32"
 
     @property
     def origin(self) -> str:

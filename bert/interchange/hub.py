@@ -42,19 +42,23 @@ SETTINGS = [
 WEIGHTS, PICKLES = _with_subfolders(_WEIGHTS), _with_subfolders(_PICKLES)
 
 
-LEGACY_MODEL_NAME = re.compile(r"(bert|roberta)-(base|large)(-[\w-]+)?")
+REVISION = r"(@[\w./-]+)?"
+"""A branch, a tag or a commit after a name of the hub."""
+
+LEGACY_MODEL_NAME = re.compile(r"(bert|roberta)-(base|large)(-[\w-]+)?" + REVISION)
 """The models that the hub knows by a name without an organisation, since they were there before organisations were."""
 
 
 def is_hub_name(source: str | Path) -> bool:
-    """Whether this is ``organisation/name`` and not a mistyped path: the first part is no folder here, and not runs.
+    """Whether this is ``organisation/name``, maybe ``@revision``, and not a mistyped path: the first part is no folder
+    here, and not runs.
 
     A run is runs/NAME throughout the documentation, and anybody may register a model of that name on the hub.
 
     Of names without an organisation only the hub's first ones are such: ``bert-base-uncased``, ``roberta-large``.
     """
     name = str(source)
-    named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) or LEGACY_MODEL_NAME.fullmatch(name)
+    named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*" + REVISION, name) or LEGACY_MODEL_NAME.fullmatch(name)
     first = name.split("/")[0]
     return bool(named) and first != "runs" and not Path(first).exists()
 
@@ -64,9 +68,16 @@ def is_downloaded(name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        return is_hub_name(name) and isinstance(try_to_load_from_cache(name, "config.json"), str)
+        repository, revision = _at_revision(name)
+        cached = is_hub_name(name) and try_to_load_from_cache(repository, "config.json", revision=revision)
+        return isinstance(cached, str)
     except ValueError:  # no name that the hub allows
         return False
+
+
+def _at_revision(name: str) -> tuple[str, str | None]:
+    repository, _, revision = name.partition("@")
+    return repository, revision or None
 
 
 def announce(name: str) -> None:
@@ -78,7 +89,7 @@ def download(name: str, weights: bool = True) -> Path:
     """The folder of a hub's model in the hub's own cache, downloaded if it is not there yet. stderr says so before.
 
     Args:
-        name: ``organisation/name``.
+        name: ``organisation/name``, also with ``@revision``.
         weights: with them; without, the configuration and the vocabulary alone.
 
     Raises:
@@ -87,12 +98,14 @@ def download(name: str, weights: bool = True) -> Path:
     from huggingface_hub import snapshot_download
 
     announce(name)
+    repository, revision = _at_revision(name)
     patterns = [*SETTINGS, *(WEIGHTS if weights else [])]
     try:
-        folder = Path(snapshot_download(name, allow_patterns=patterns))
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
         whole = any(any(folder.glob(pattern)) for pattern in WEIGHTS)
         if weights and not whole and any(any(folder.glob(path)) for path in _with_subfolders(["config.json"])):
-            folder = Path(snapshot_download(name, allow_patterns=[*patterns, *PICKLES]))
+            patterns += PICKLES
+            folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the client raises its own, httpx's and the system's
         raise UserError(
             f"{name} is not a folder here and cannot be had from the Hugging Face hub ({first_line(error)}): "

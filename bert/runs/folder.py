@@ -241,6 +241,14 @@ def config_class_of_run(run: Path) -> type:
     return FinetuneConfig if "task" in content else PretrainConfig
 
 
+def run_and_step(source: str | Path) -> tuple[Path, int | None]:
+    """The folder and the step of ``RUN@STEP``; of any other path, that and None."""
+    path, (folder, _, step) = Path(source), str(source).rpartition("@")
+    if step.isascii() and step.isdigit() and not path.exists() and (Path(folder) / "config.yaml").is_file():
+        return Path(folder), int(step)
+    return path, None
+
+
 def _has_checkpoint(path: Path) -> bool:
     folder = path / "checkpoints"
     trained = folder.is_dir() and any(entry.name.isdigit() for entry in folder.iterdir())

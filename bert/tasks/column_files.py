@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bert.config import TaskDataConfig
 from bert.data.records import Records
 from bert.tasks.base import Task
 from bert.tasks.readers.columns import split_names, split_records
+from bert.tasks.readers.rows import json_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,3 +36,15 @@ class ColumnFilesTask(Task):
     @property
     def unnamed_table_columns(self) -> tuple[str, ...]:
         return tuple(self.data.column_names or ())
+
+
+def labelled_examples(task: ColumnFilesTask, data: Any) -> Any:
+    """The task's examples of a labelled file, or of rows in memory as `json_lines` takes them. Raises UserError."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.jsonl"
+        if isinstance(data, str | os.PathLike):
+            file = Path(os.path.abspath(data))
+        else:
+            file.write_text(json_lines(data, "data"), encoding="utf-8")
+        reader = dataclasses.replace(task, data=dataclasses.replace(task.data, dev=str(file)))
+        return reader.read(Path(folder), "dev")

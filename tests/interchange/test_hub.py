@@ -29,7 +29,8 @@ def hub(tmp_path: Path, monkeypatch) -> Path:
     """A folder hub/ORGANISATION/NAME a model; what is asked for is copied into another one, as the client does."""
     remote, cache = tmp_path / "hub", tmp_path / "cache"
 
-    def snapshot_download(name: str, allow_patterns: list[str]) -> str:
+    def snapshot_download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        name = name if revision is None else f"{name}-{revision}"
         for file in (remote / name).rglob("*"):
             place = file.relative_to(remote / name)
             if file.is_file() and any(fnmatch(str(place), pattern) for pattern in allow_patterns):
@@ -141,6 +142,18 @@ def test_a_download_is_announced_before_it_starts(made, hub: Path, capsys, monke
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(UserError, match="some-bert is not a folder here: taking it from the Hugging Face hub"):
         bert.load("someone/some-bert")
+
+
+def test_a_revision_is_fetched(made, hub: Path) -> None:
+    model = made("BertForMaskedLM")
+    model.save(hub / "someone" / "some-bert")
+    shutil.copytree(hub / "someone" / "some-bert", hub / "someone" / "some-bert-v1.0")
+    edit(hub / "someone" / "some-bert-v1.0", hidden_act="relu")
+    assert bert.load("someone/some-bert").config == model.config
+    assert bert.load("someone/some-bert@v1.0").config.hidden_act == "relu"
+    assert bert.load("someone/some-bert", revision="v1.0").config.hidden_act == "relu"
+    with pytest.raises(UserError, match="is no model on the hub, and has no revision: remove revision"):
+        bert.load(hub / "someone" / "some-bert", revision="v1.0")
 
 
 def test_a_vocabulary_is_fetched_without_the_weights(made, hub: Path, tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""What programs call besides the answers: steps and precision of `bert.load`, rows, outputs, similarity, scores."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bert
+from bert.analysis.inspection import summarize
+from bert.config import FinetuneConfig
+from bert.config.yaml_io import load_config
+from bert.runs.checkpoint import Checkpointer
+from bert.tasks.custom_sequence import CustomClassification
+from tests.helpers import REPOSITORY
+
+TEXTS = ["ba ko", "ri", ("ba", "tu ko ri")]
+
+
+def test_a_step_of_a_run_is_loaded_by_number_or_by_name(pretrained: Path, finetuned: Path) -> None:
+    with Checkpointer(pretrained / "checkpoints", None, print) as checkpoints:
+        steps = checkpoints.steps()
+    model = bert.load(pretrained, step=steps[0])
+    assert (model.step, model.source) == (steps[0], str(pretrained))
+    assert bert.load(f"{pretrained}@{steps[0]}").step == steps[0]
+    with pytest.raises(bert.UserError, match="has no checkpoint of step 5: choose one that is there"):
+        bert.load(f"{pretrained}@5")
+    with pytest.raises(bert.UserError, match="5000x does not exist: name the folder"):
+        bert.load(f"{pretrained}@5000x")
+
+
+def test_a_run_that_began_from_a_step_says_so(pretrained: Path, finetuned: Path, tmp_path: Path) -> None:
+    config = load_config(FinetuneConfig, finetuned / "config.yaml")
+    shutil.copytree(finetuned, tmp_path / "run")
+    lines = (finetuned / "config.yaml").read_text().splitlines()
+    changed = [f"init: {pretrained}@6" if line.startswith("init:") else line for line in lines]
+    (tmp_path / "run" / "config.yaml").write_text("\n".join(changed) + "\n")
+    assert config.init == str(pretrained)
+    assert f"{pretrained}@6 (pretraining run)" in str(summarize(tmp_path / "run"))
+
+
+def test_bfloat16_computes_nearly_the_same(finetuned: Path) -> None:
+    exact, rounded = bert.load(finetuned), bert.load(finetuned, dtype="bfloat16")
+    embeddings = [model.embed(TEXTS) for model in (exact, rounded)]
+    assert all(found.dtype == np.float32 for found in embeddings)
+    assert 0 < np.abs(embeddings[0] - embeddings[1]).max() < 0.05
+    answers = [model.predict(["ba ko", "ri"]) for model in (exact, rounded)]
+    likely = [[max(answer.probabilities.values()) for answer in found] for found in answers]
+    np.testing.assert_allclose(*likely, atol=0.02)
+    with pytest.raises(bert.UserError, match="dtype is 'float64': use float32 or bfloat16"):
+        bert.load(finetuned, dtype="float64")
+
+
+def test_rows_and_outputs_are_those_of_encode(finetuned: Path) -> None:
+    model = bert.load(finetuned)
+    rows = model.tokenize(TEXTS)
+    assert {name: rows[name].shape for name in rows} == dict.fromkeys(rows, rows["input_ids"].shape)
+    assert [model.tokenizer.decode(ids[:2].tolist(), False)[:5] for ids in rows["input_ids"]] == ["[CLS]"] * 3
+    np.testing.assert_array_equal(rows["attention_mask"], model.encode(TEXTS).attention_mask)
+    logits = model.apply(**rows)
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    answers = [max(answer.probabilities.values()) for answer in model.predict(["ba ko", "ri"])]
+    np.testing.assert_allclose(probabilities.max(axis=-1)[:2], answers, atol=1e-5)
+    assert model.tokenize("ba ko ri tu", max_length=3)["input_ids"].shape == (1, 3)
+    encoder = model.apply(**rows, method=lambda module, *inputs, **named: module.bert(*inputs, **named))
+    np.testing.assert_allclose(encoder.pooled_output, model.encode(TEXTS).pooled_output, atol=1e-5)
+    assert jnp.isfinite(encoder.last_hidden_state).all()
+
+
+def test_similarity_is_the_cosine_of_all_pairs(pretrained: Path) -> None:
+    model = bert.load(pretrained)
+    found, vectors = model.similarity(["ba", "ko ri"], ["ko ri", "tu", "ba"]), model.embed(["ba", "ko ri", "tu"])
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    np.testing.assert_allclose(found, unit[:2] @ unit[[1, 2, 0]].T, atol=1e-6)
+    assert model.similarity("ba", "ba").shape == (1, 1)
+    assert model.similarity("ba", []).shape == (1, 0)
+
+
+def test_labelled_rows_are_scored_as_dev_was(finetuned: Path, tmp_path: Path) -> None:
+    loaded = bert.load(finetuned)
+    with pytest.raises(bert.UserError, match=r"sst2 reads its own files, whose scores are in results\.json"):
+        loaded.score([{"text": "ba", "label": "1"}])
+    names = ("0", "1")
+    model = dataclasses.replace(loaded, task=CustomClassification(labels=names, label_names=names))
+    lines = (finetuned / "predictions" / "dev.tsv").read_text().splitlines()
+    assert len(lines) > 2
+    texts = ["ba ko", "ri tu", "ko ko", "tu"]
+    answers = [answer.label for answer in model.predict(texts)]
+    rows = [{"text": text, "label": answer} for text, answer in zip(texts, answers, strict=True)]
+    assert model.score(rows)["accuracy"] == 1.0
+    wrong = [{**rows[0], "label": str(1 - int(answers[0]))}, *rows[1:]]
+    assert model.score(wrong)["accuracy"] == 0.75
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in wrong))
+    assert model.score(tmp_path / "rows.jsonl") == model.score(wrong)
+    with pytest.raises(bert.UserError, match="data has no rows"):
+        model.score([])
+    with pytest.raises(bert.UserError, match="label"):
+        model.score([{"text": "ba"}])
+
+
+def test_the_loop_of_the_guide_learns(pretrained: Path, tmp_path: Path, monkeypatch) -> None:
+    page = (REPOSITORY / "docs" / "train_from_python.md").read_text(encoding="utf-8")
+    [loop] = [block.split("```")[0] for block in page.split("```python\n") if "def train_step" in block]
+    assert len(loop.splitlines()) <= 45
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for name, of_a_tiny_model in {"runs/mini": str(pretrained), "(20)": "(200)", "fine": "ba", "dull": "ko"}.items():
+        loop = loop.replace(name, of_a_tiny_model)
+    exec(loop, names)
+    assert names["loss"] < 0.3
+    assert (tmp_path / "classifier" / "model.safetensors").is_file()
