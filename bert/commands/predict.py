@@ -18,15 +18,15 @@ from bert.inference.new_inputs import read_inputs
 if TYPE_CHECKING:
     from bert.inference.pretrained import Pretrained
 
-DESCRIPTION = """Answers for new inputs, one JSON object a line: a label and the probability of each, a score, the
-answer to a question and its characters in the context, the entities of a text, or the most likely choice. INPUT is
-(1) a text file with one input a line: a text; a pair of texts, a question and its context, or a question and its
-choices with tabs between; the latter two may also be JSON objects ("question", "context" or "choices"); - is standard
-input, whose lines are answered as they come; (2) a .csv, .tsv or .jsonl file, also packed (.gz and so on): its texts
-are found by the names of the columns that the run was trained on, and answers keep the id; or (3) the name of a split
-of the run's data, such as dev or test: its prediction file is computed again and printed. Long inputs are read as
-those of dev were. A line without an answer gives {"line", "text", "error"}, and the exit status is 2 at the end. A
-model from elsewhere whose files do not name its inputs takes each line as a single text."""
+DESCRIPTION = """Answers for new inputs, one JSON object a line: a label, or labels, and the probability of each, a
+score, the answer to a question and its characters in the context, the entities of a text, or the most likely choice.
+INPUT is (1) a text file with one input a line: a text; a pair of texts, a question and its context, or a question and
+its choices with tabs between; the latter two may also be JSON objects ("question", "context" or "choices"); - is
+standard input, whose lines are answered as they come; (2) a .csv, .tsv or .jsonl file, also packed (.gz and so on):
+its texts are found by the names of the columns that the run was trained on, and answers keep the id; or (3) the name
+of a split of the run's data, such as dev or test: its prediction file is computed again and printed. Long inputs are
+read as those of dev were. A line without an answer gives {"line", "text", "error"}, and the exit status is 2 at the
+end. A model from elsewhere whose files do not name its inputs takes each line as a single text."""
 
 
 @run_command

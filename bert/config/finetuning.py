@@ -32,7 +32,7 @@ class ColumnsConfig:
     text_b: str | None = None
     """The second text of a pair; null for single texts."""
     label: str = "label"
-    """The label, or the score; a test file may do without."""
+    """The label, or the score; multi-label: a list of labels, or labels with ; between; a test file may do without."""
     id: str | None = None
     """What predictions are numbered by, each once; null counts the rows from 0."""
     words: str | None = None
@@ -75,7 +75,13 @@ class TaskDataConfig:
     """Names of the columns of TSV and CSV files whose first line does not tell them."""
     metrics: list[str] | None = None
     """Scores, the first one chooses the best checkpoint; classification: accuracy, f1 (of the second of two labels),
-    macro_f1, matthews; regression: pearson, spearman; null takes accuracy, or pearson and spearman."""
+    macro_f1, matthews; multilabel: micro_f1, macro_f1; regression: pearson, spearman; null takes accuracy, or both."""
+    class_weights: list[str] | str | None = None
+    """Classification, multilabel: factor of the loss of rows with a label, for rare ones: balanced takes it from the
+    shares of the labels in the training rows, LABEL=FACTOR ... sets it; null weighs all rows the same."""
+    label_thresholds: list[Annotated[float, Range(least=0, most=1)]] | None = None
+    """Multilabel: least probability of a label that is predicted, one for each label or one for all; null tunes them on
+    dev for the first of metrics and writes them into results.json."""
     score_range: list[Annotated[float, Range()]] | None = None
     """Least and greatest score of a regression: others are refused in files, and predictions are cut to them."""
     source: str | None = None
@@ -149,7 +155,7 @@ class FinetuneConfig:
     CoNLL columns, conll2003 and wnut17 among them; multiple_choice for SWAG's CSV or CommonsenseQA's JSONL, swag and
     commonsenseqa among them; translation and summarization, which write a text for a text (sequence to sequence),
     multi30k and aeslc among them; packages, the installed package that a docstring is from; for custom data
-    classification, regression, tagging or span (docs/own_task.md)."""
+    classification, multilabel, regression, tagging or span (docs/own_task.md)."""
     output_dir: str | None = None
     """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
     init: str | None = None

@@ -27,6 +27,7 @@ from bert.runtime.compilation_cache import use_compilation_cache
 from bert.tasks import make_task
 from bert.tasks.base import Task
 from bert.tasks.inference_only import published_task
+from bert.tasks.multilabel import MultilabelTask
 from bert.tasks.question_answering import SquadTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tokenizer.wordpiece import load_tokenizer
@@ -122,6 +123,7 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
         read.labels,
         read.problem_type,
         read.null_score_diff_threshold,
+        read.label_thresholds,
     )
     if read.architecture == ENCODER_DECODER:
         task = SequenceToSequenceTask(name=name, metrics=(), target_tokenizer=read.target_tokenizer)
@@ -166,6 +168,7 @@ def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretr
         labels=task.output_names if task is not None and architecture in ARCHITECTURES_WITH_LABELS else (),
         problem_type=None if task is None else task.problem_type,
         null_score_diff_threshold=_null_threshold(task),
+        label_thresholds=_label_thresholds(task),
         **settings,
     )
 
@@ -189,3 +192,10 @@ def _architecture(task: Task) -> str:
 def _null_threshold(task: Task | None) -> float | None:
     """The threshold of a question answering task with unanswerable questions; None for any other task."""
     return (task.null_score_diff_threshold or 0.0) if isinstance(task, SquadTask) and task.may_be_impossible else None
+
+
+def _label_thresholds(task: Task | None) -> tuple[float, ...]:
+    """The threshold of each label of a task with several labels at once; () for any other task."""
+    if not isinstance(task, MultilabelTask):
+        return ()
+    return task.label_thresholds * (task.num_labels if len(task.label_thresholds) == 1 else 1)

@@ -28,6 +28,8 @@ class ModelBundle:
         classifier_dropout: rate before a task's dense layer in training; None for ``hidden_dropout_prob``.
         null_score_diff_threshold: of a model that answers questions: there is no
             answer above this difference of the null score from the best answer's; None if it always answers.
+        label_thresholds: of a classifier of several labels at once: from which probability on each is predicted; () if
+            there are none.
         pooling: how embeddings are made, as a sentence-transformers folder declares it; None for any other.
         target_tokenizer: of an encoder-decoder with two vocabularies: that of its targets; None if ``tokenizer`` is.
         decoding: of a model that generates: the settings it was evaluated or published with; None if there are none.
@@ -44,6 +46,7 @@ class ModelBundle:
     problem_type: str | None = None
     classifier_dropout: float | None = None
     null_score_diff_threshold: float | None = None
+    label_thresholds: tuple[float, ...] = ()
     pooling: Pooling | None = None
     target_tokenizer: Tokenizer | None = None
     decoding: Decoding | None = None
@@ -77,3 +80,12 @@ def build_module(model: ModelBundle) -> Any:
     takes = {field.name for field in dataclasses.fields(module)}
     outputs = len(model.labels) or OUTPUTS.get(model.architecture, 0)
     return module(model.config, **({"num_labels": outputs} if "num_labels" in takes else {}))
+
+
+def describe_labels(model: ModelBundle) -> str:
+    """Its labels for a README.md, and from which probability on each is predicted where there are such thresholds."""
+    if not model.label_thresholds:
+        return ", ".join(f"`{label}`" for label in model.labels)
+    pairs = zip(model.labels, model.label_thresholds, strict=True)
+    listed = ", ".join(f"`{label}` {threshold:.4g}" for label, threshold in pairs)
+    return f"{listed} (a label is predicted if the sigmoid of its logit reaches this threshold)"

@@ -29,10 +29,18 @@ def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of the F1 of each label that is predicted or right somewhere, 0 to 1."""
+    """Mean of the F1 of each label, 0 to 1: with one label a row of those that are predicted or right somewhere, else
+    of all L, of which one without either has 0."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(labels, predictions, average="macro", zero_division=0))
+
+
+def micro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """F1 over all labels of all rows, [R, L], 0 to 1; 0 where no row has or is given any."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, predictions, average="micro", zero_division=0))
 
 
 def matthews_correlation(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -67,11 +75,12 @@ METRICS = {
     "accuracy": accuracy,
     "f1": f1,
     "macro_f1": macro_f1,
+    "micro_f1": micro_f1,
     "matthews": matthews_correlation,
     "pearson": pearson,
     "spearman": spearman,
 }
-"""Metrics of a task with one label or one score a row, by name."""
+"""Metrics of a task with labels or a score a row, by name."""
 
 SQUAD_V2 = tuple(f"{answers}{name}" for answers in ("", "HasAns_", "NoAns_", "best_") for name in ("exact", "f1"))
 
@@ -107,28 +116,28 @@ def is_better(score: float | None, other: float | None, higher: bool) -> bool:
 
 
 def compute_metrics(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """The named metrics of [R] predicted labels, or scores."""
+    """The named metrics of [R] predicted labels or scores, or of [R, L] with any number of labels a row."""
     return {name: METRICS[name](predictions, labels) for name in names}
 
 
 def by_class(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Scores of each of L labels, and which labels are taken for which.
+    """Scores of each of L labels of [R] or [R, L], and which labels of [R] are taken for which.
 
     Returns:
       ``classes``: precision, recall, f1, support (rows with the label) and predicted (rows given it) of each name; 0
-        for what cannot be divided. ``confusion_matrix``: [L, L] rows by their label and their prediction.
+        for what cannot be divided. ``confusion_matrix`` of [R]: [L, L] rows by their label and their prediction.
     """
     from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
     classes = np.arange(len(names))
-    matrix = confusion_matrix(labels, predictions, labels=classes)
-    columns = precision_recall_fscore_support(labels, predictions, labels=classes, zero_division=0)
+    more = {}
+    if labels.ndim == 1:
+        more["confusion_matrix"] = confusion_matrix(labels, predictions, labels=classes).tolist()
+        labels, predictions = (side[:, None] == classes for side in (labels, predictions))
+    columns = precision_recall_fscore_support(labels, predictions, average=None, zero_division=0)
     keys = ("precision", "recall", "f1", "support", "predicted")
-    rows = zip(*(column.tolist() for column in (*columns, matrix.sum(axis=0))), strict=True)
-    return {
-        "classes": {name: dict(zip(keys, row, strict=True)) for name, row in zip(names, rows, strict=True)},
-        "confusion_matrix": matrix.tolist(),
-    }
+    rows = zip(*(column.tolist() for column in (*columns, predictions.sum(axis=0))), strict=True)
+    return {"classes": {name: dict(zip(keys, row, strict=True)) for name, row in zip(names, rows, strict=True)}, **more}
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -136,6 +145,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     logits = np.asarray(logits, np.float64)
     exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """[...] logits -> [...] float64 probabilities."""
+    return np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))
 
 
 def majority_class(names: Sequence[str], labels: np.ndarray) -> dict[str, float]:

@@ -39,7 +39,7 @@ TASKS: dict[str, Task] = {task.name: task for task in BUILT_IN}
 
 CUSTOM_TASK_KEYS = (
     "train", "dev", "test", "column_names", "columns", "metrics", "score_range",
-    "source", "target", "max_target_length",
+    "source", "target", "max_target_length", "class_weights", "label_thresholds",
 )  # fmt: skip
 """Keys of ``data`` that only some tasks read (`Task.data_keys`)."""
 

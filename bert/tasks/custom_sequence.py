@@ -1,23 +1,28 @@
 """Custom tasks: columns of TSV, CSV and JSONL files, or of data sets, named in the configuration.
 
-`CustomClassification` and `CustomRegression` read whatever `records` gives. A subclass that overrides it
-(and ``splits``) reads data in any layout, see docs/own_task.md.
+`CustomClassification`, `CustomMultilabel` and `CustomRegression` read whatever `records` gives. A subclass that
+overrides it (and ``splits``) reads data in any layout, see docs/own_task.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
+
+import numpy as np
 
 from bert.config import TaskDataConfig
 from bert.data.records import Records
 from bert.errors import UserError
+from bert.tasks.class_weights import class_weights
 from bert.tasks.column_files import ColumnFilesTask
+from bert.tasks.multilabel import MultilabelTask, check_label_names
 from bert.tasks.readers.columns import KEYS, Columns, read_columns
-from bert.tasks.sequence import ClassificationTask, Examples, RegressionTask, SentenceTask
+from bert.tasks.sequence import ClassificationTask, Examples, LabelTask, RegressionTask, SentenceTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +30,8 @@ class _FromColumns(ColumnFilesTask, SentenceTask):
     """Of tasks whose files and columns the configuration names."""
 
     allowed_metrics: ClassVar[Sequence[str]]
+    unlabelled: ClassVar[tuple[Any, ...]] = (None, "")
+    """What the label of the first row of a test file without labels is."""
 
     def from_config(self, data: TaskDataConfig) -> Self:
         columns, metrics = data.columns, tuple(data.metrics or self.metrics)
@@ -52,21 +59,47 @@ class _FromColumns(ColumnFilesTask, SentenceTask):
             {self.label_column: "data.columns.label"},
             None if id is None else (id, "data.columns.id"),
             needed=split != "test",
+            unlabelled=self.unlabelled,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomClassification(_FromColumns, ClassificationTask):
-    """One label a row. The labels are those of ``data.labels``, else those of the training file."""
+class _FromLabelColumn(_FromColumns, LabelTask):
+    """Of tasks with labels: those of ``data.labels``, else those of the training file."""
 
-    name: str = "classification"
     text_columns: tuple[str, ...] = ("text",)
     label_column: str = "label"
     labels: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
+    data_keys: ClassVar[tuple[str, ...]] = (*KEYS, "metrics", "class_weights")
+
+    def fit(self, train: Examples) -> Self:
+        labels, given = train.label_words, self.data.class_weights
+        task = dataclasses.replace(self, labels=labels, label_names=labels)
+        if given is None:
+            return task
+        balanced = self.balanced_weights(task.rows_by_label(train), len(train))
+        return dataclasses.replace(task, class_weights=class_weights(given, labels, balanced))
+
+    @abstractmethod
+    def balanced_weights(self, counts: np.ndarray, rows: int) -> np.ndarray:
+        """[L] weights of the labels that so many of the training rows have."""
+
+    def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
+        return dataclasses.replace(super().to_config(data), labels=list(self.labels))
+
+    def from_config(self, data: TaskDataConfig) -> Self:
+        labels = tuple(label.strip() for label in data.labels or ())
+        return dataclasses.replace(super().from_config(data), labels=labels, label_names=labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomClassification(_FromLabelColumn, ClassificationTask):
+    """One label a row."""
+
+    name: str = "classification"
     metrics: tuple[str, ...] = ("accuracy",)
     main_metric: str = "accuracy"
-    data_keys: ClassVar[tuple[str, ...]] = (*KEYS, "metrics")
     allowed_metrics = ("accuracy", "f1", "macro_f1", "matthews")
 
     def fit(self, train: Examples) -> CustomClassification:
@@ -75,14 +108,57 @@ class CustomClassification(_FromColumns, ClassificationTask):
             raise UserError(f"every training row has the label {labels[0]!r}: a classifier needs two or more labels")
         if "f1" in self.metrics and len(labels) != 2:
             raise UserError(f"data.metrics has f1, which is for two labels, and there are {len(labels)}: take macro_f1")
-        return dataclasses.replace(self, labels=labels, label_names=labels)
+        return super().fit(train)
 
-    def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
-        return dataclasses.replace(data, labels=list(self.labels))
+    def balanced_weights(self, counts: np.ndarray, rows: int) -> np.ndarray:
+        """All labels together weigh the same, and the mean row 1, as scikit-learn has it."""
+        weights: np.ndarray = rows / (len(counts) * np.maximum(counts, 1))
+        return weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomMultilabel(_FromLabelColumn, MultilabelTask):
+    """Any number of labels a row."""
+
+    name: str = "multilabel"
+    metrics: tuple[str, ...] = ("micro_f1", "macro_f1")
+    main_metric: str = "micro_f1"
+    data_keys: ClassVar[tuple[str, ...]] = (*_FromLabelColumn.data_keys, "label_thresholds")
+    allowed_metrics = ("micro_f1", "macro_f1")
+    unlabelled = (None,)  # "" is a row with no label
+
+    def fit(self, train: Examples) -> CustomMultilabel:
+        counts, labels = train.known_labels.sum(axis=0), train.label_words
+        if not counts.any():
+            raise UserError("no training row has a label: set data.columns.label to the column of labels")
+        if np.isin(counts, (0, len(train))).all():
+            same = ", ".join(repr(label) for label, count in zip(labels, counts, strict=True) if count)
+            raise UserError(f"every training row has the same labels ({same[:200]}): add rows that lack one of them")
+        if len(self.label_thresholds) not in (0, 1, len(labels)):
+            raise UserError(
+                f"data.label_thresholds has {len(self.label_thresholds)} numbers, and there are {len(labels)} labels: "
+                "set one for each label, or one for all"
+            )
+        return super().fit(train)
+
+    def balanced_weights(self, counts: np.ndarray, rows: int) -> np.ndarray:
+        """The rows with a label weigh as much as those without it."""
+        weights: np.ndarray = (rows - counts) / np.maximum(counts, 1)
+        return weights
 
     def from_config(self, data: TaskDataConfig) -> Self:
-        labels = tuple(label.strip() for label in data.labels or ())
-        return dataclasses.replace(super().from_config(data), labels=labels, label_names=labels)
+        check_label_names(data.labels or ())
+        return dataclasses.replace(super().from_config(data), label_thresholds=tuple(data.label_thresholds or ()))
+
+    def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
+        return dataclasses.replace(super().to_config(data), label_thresholds=list(self.label_thresholds) or None)
+
+    def _read_columns(self, records: Records, split: str) -> Columns:
+        """A test split has labels if one of its rows has any."""
+        columns = super()._read_columns(records, split)
+        if split == "test" and columns.labels and all(cell in (None, "", []) for cell in columns.labels[0]):
+            return columns._replace(labels=None)
+        return columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,4 +180,4 @@ class CustomRegression(_FromColumns, RegressionTask):
         return dataclasses.replace(super().from_config(data), lowest=lowest, highest=highest)
 
 
-TASKS = (CustomClassification(), CustomRegression())
+TASKS = (CustomClassification(), CustomMultilabel(), CustomRegression())

@@ -12,6 +12,7 @@ from bert.data.inputs import as_text_or_pair
 from bert.data.records import Records
 from bert.data.windows import Text
 from bert.tasks.base import Task
+from bert.tasks.multilabel import MultilabelTask
 from bert.tasks.multiple_choice import MultipleChoiceTask
 from bert.tasks.question_answering import SquadTask
 from bert.tasks.readers.columns import Columns
@@ -74,6 +75,10 @@ class _PublishedClassification(_FlexibleInputs, ClassificationTask):
     pass
 
 
+class _PublishedMultilabel(_FlexibleInputs, MultilabelTask):
+    pass
+
+
 class _PublishedRegression(_FlexibleInputs, RegressionTask):
     pass
 
@@ -84,6 +89,7 @@ def published_task(
     outputs: tuple[str, ...],
     problem_type: str | None,
     null_score_diff_threshold: float | None = None,
+    label_thresholds: tuple[float, ...] = (),
 ) -> Task | None:
     """The task of a model of others, as far as it can be asked.
 
@@ -94,12 +100,13 @@ def published_task(
       problem_type: of a sequence classifier, as config.json has it; null means regression for one output, else one of
         several labels.
       null_score_diff_threshold: of a model that answers questions: None where it always answers.
+      label_thresholds: of several labels at once: from which probability on each is predicted; () for 0.5.
 
     Returns:
-      None for what has no answer here: another head, no output, or several labels at once.
+      None for what has no answer here: another head, or a problem type that does not fit the number of outputs.
     """
     if head == "classification":
-        return _classifier(name, outputs, problem_type)
+        return _classifier(name, outputs, problem_type, label_thresholds)
     if head == "tagging" and outputs:
         return TaggingTask(name=name, labels=outputs)
     if head == "span":
@@ -111,11 +118,15 @@ def published_task(
     return MultipleChoiceTask(name=name) if head == "choices" else None
 
 
-def _classifier(name: str, outputs: tuple[str, ...], problem_type: str | None) -> Task | None:
+def _classifier(
+    name: str, outputs: tuple[str, ...], problem_type: str | None, label_thresholds: tuple[float, ...]
+) -> Task | None:
     unknown: dict[str, Any] = {"name": name, "text_columns": ("text",), "label_column": "label"}
     unknown |= {"metrics": (), "main_metric": ""}
     if len(outputs) == 1 and problem_type in (None, "regression"):
         return _PublishedRegression(**unknown, lowest=-math.inf, highest=math.inf)
     if len(outputs) > 1 and problem_type in (None, "single_label_classification"):
         return _PublishedClassification(**unknown, labels=outputs, label_names=outputs)
+    if outputs and problem_type == "multi_label_classification":
+        return _PublishedMultilabel(**unknown, labels=outputs, label_names=outputs, label_thresholds=label_thresholds)
     return None

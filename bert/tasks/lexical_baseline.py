@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 from bert.tasks.base import Task
+from bert.tasks.multilabel import MultilabelTask
 from bert.tasks.sequence import ClassificationPredictions, ClassificationTask, Examples, RegressionTask
 
 INVERSE_REGULARISATION = 10.0
@@ -19,17 +20,23 @@ def lexical_baseline(task: Task, train: Any, dev: Any) -> tuple[str, dict[str, f
       task: fitted to ``train``.
       train, dev: its examples.
     """
-    if not isinstance(task, ClassificationTask | RegressionTask):
+    if not isinstance(task, ClassificationTask | MultilabelTask | RegressionTask):
         return None
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.multiclass import OneVsRestClassifier
 
     vectorizer = TfidfVectorizer(sublinear_tf=True).fit(itertools.chain(*_columns(train)))
     inputs, dev_inputs = (_features([vectorizer.transform(column) for column in _columns(of)]) for of in (train, dev))
     if isinstance(task, RegressionTask):
         scores = Ridge().fit(inputs, train.known_labels).predict(dev_inputs)
         return "tf_idf_ridge_regression", task.score(scores, dev)
-    model = LogisticRegression(C=INVERSE_REGULARISATION, max_iter=1000).fit(inputs, train.known_labels)
+    model = LogisticRegression(C=INVERSE_REGULARISATION, max_iter=1000)
+    if isinstance(task, MultilabelTask):
+        shares = OneVsRestClassifier(model).fit(inputs, train.known_labels).predict_proba(dev_inputs)
+        # Of a single label it gives the probabilities of its absence and its presence.
+        return "tf_idf_logistic_regression", task.score(task.decide(shares[:, -task.num_labels :], dev), dev)
+    model.fit(inputs, train.known_labels)
     predictions = ClassificationPredictions(model.predict(dev_inputs), model.predict_proba(dev_inputs))
     return "tf_idf_logistic_regression", task.score(predictions, dev)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from abc import abstractmethod
@@ -36,7 +37,8 @@ class Examples:
     texts_b: list[str] | None
     """None for a task of single sentences."""
     labels: np.ndarray | None
-    """[R] int32 numbers of labels, or float32 scores; None for a split without labels."""
+    """[R] int32 numbers of labels, [R, L] int8 of any number of labels a row, or [R] float32 scores; None for a split
+    without labels."""
     ids: list[str]
     """As the file numbers its rows where it has no labels, else counted from 0."""
     notes: tuple[str, ...] = ()
@@ -174,15 +176,14 @@ class SentenceTask(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationTask(SentenceTask):
-    """One label a row."""
+class LabelTask(SentenceTask):
+    """Labels from a fixed set: one a row, or any number of them."""
 
     labels: tuple[str, ...]
     """Label words of the files; a label's number is its place here."""
     label_names: tuple[str, ...]
     """The labels for people."""
-    loss: str = "cross_entropy"
-    baseline: str = "majority_class"
+    class_weights: tuple[float, ...] = ()
     unknown_label_fix: ClassVar[str] = "fix it, or list all labels as data.labels"
 
     @property
@@ -192,6 +193,59 @@ class ClassificationTask(SentenceTask):
     @property
     def output_names(self) -> tuple[str, ...]:
         return self.label_names
+
+    @abstractmethod
+    def rows_by_label(self, examples: Examples) -> np.ndarray:
+        """[L] rows that have each label."""
+
+    def _number_labels(
+        self, records: Records, line_numbers: Sequence[int], rows: Sequence[Sequence[str]], is_train: bool
+    ) -> tuple[list[list[int]], tuple[str, ...]]:
+        """The numbers of each row's labels, and all labels: if they are not given, those of a training split.
+
+        Raises:
+          UserError: an unknown label.
+        """
+        labels = self.labels or (_in_order(itertools.chain.from_iterable(rows)) if is_train else ())
+        class_of = {word: label for words in (self.label_names, labels) for label, word in enumerate(words)}
+        for line_number, words in zip(line_numbers, rows, strict=True):
+            for word in words:
+                if word not in class_of:
+                    known = ", ".join(map(repr, labels))[:200]
+                    wrong = f"{self.label_column} is {word!r}, and the labels are {known}"
+                    raise records.error(line_number, f"{wrong}: {self.unknown_label_fix}")
+        return [[class_of[word] for word in words] for words in rows], labels
+
+    def _write_errors(
+        self, folder: Path, split: str, examples: Examples, columns: Sequence[str], errors: Iterable[Sequence[Any]]
+    ) -> Path:
+        """errors.tsv, ``SPLIT_errors.tsv`` of splits other than dev: the texts of a row, and what is wrong with it.
+
+        Args:
+          columns: names of the columns after the texts.
+          errors: (row, a cell for each of ``columns``).
+        """
+        rows = [(*self.input_columns, *columns)]
+        for row, *cells in errors:
+            texts = [examples.texts_a[row], *([] if examples.texts_b is None else [examples.texts_b[row]])]
+            rows.append(tuple(" ".join(re.split(r"[\t\r\n]+", cell)) for cell in (*texts, *cells)))
+        return write_tsv(folder / f"{file_prefix(split)}errors.tsv", rows)
+
+
+def file_prefix(split: str) -> str:
+    """Start of the names of files on a split; of dev they have none."""
+    return "" if split == "dev" else f"{split}_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationTask(LabelTask):
+    """One label a row."""
+
+    loss: str = "cross_entropy"
+    baseline: str = "majority_class"
+
+    def rows_by_label(self, examples: Examples) -> np.ndarray:
+        return np.bincount(examples.known_labels, minlength=self.num_labels)
 
     def predict(self, outputs: Outputs, features: Features, examples: Examples) -> ClassificationPredictions:
         """[L] logits of each row -> the most likely label; a NaN counts as 0."""
@@ -234,20 +288,19 @@ class ClassificationTask(SentenceTask):
         self, folder: Path, split: str, predictions: ClassificationPredictions, examples: Examples
     ) -> list[Path]:
         """Writes errors.tsv, the surest first, and confusion_matrix.png; ``SPLIT_...`` of splits other than dev."""
-        start = "" if split == "dev" else f"{split}_"
         labels = examples.known_labels
         shares = np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
         wrong = np.flatnonzero(predictions.labels != labels)
-        rows = [(*self.input_columns, "label", "prediction", "probability")]
-        for row in wrong[np.argsort(-shares[wrong], kind="stable")]:
-            texts = [examples.texts_a[row], *([] if examples.texts_b is None else [examples.texts_b[row]])]
-            names = [self.label_names[label] for label in (labels[row], predictions.labels[row])]
-            cells = (" ".join(re.split(r"[\t\r\n]+", cell)) for cell in (*texts, *names))
-            rows.append((*cells, f"{shares[row]:.6f}"))
-        errors = write_tsv(folder / f"{start}errors.tsv", rows)
+        rows = (
+            (row, self.label_names[labels[row]], self.label_names[predictions.labels[row]], f"{shares[row]:.6f}")
+            for row in wrong[np.argsort(-shares[wrong], kind="stable")]
+        )
+        errors = self._write_errors(folder, split, examples, ("label", "prediction", "probability"), rows)
         matrix = np.array(self.details(predictions, examples)["confusion_matrix"])
         title = f"{self.name}, {split}: {len(wrong):,} errors in {len(labels):,} rows"
-        picture = draw_confusion_matrix(folder / f"{start}confusion_matrix.png", matrix, self.label_names, title)
+        picture = draw_confusion_matrix(
+            folder / f"{file_prefix(split)}confusion_matrix.png", matrix, self.label_names, title
+        )
         return [errors] if picture is None else [errors, picture]
 
     def format_predictions(self, predictions: ClassificationPredictions, examples: Any) -> list[Label]:
@@ -258,17 +311,15 @@ class ClassificationTask(SentenceTask):
 
     def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
         """A label is one of the files' words or, in data sets, its name. A training split may tell the labels."""
-        pairs = zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True)
-        # A blank next to a label is never intended and hard to see.
-        words = [label_text(records, line_number, self.label_column, label).strip() for line_number, label in pairs]
-        labels = self.labels or (_in_order(words) if is_train else ())
-        class_of = {word: label for words in (self.label_names, labels) for label, word in enumerate(words)}
-        for line_number, word in zip(columns.line_numbers, words, strict=True):
-            if word not in class_of:
-                known = ", ".join(map(repr, labels))[:200]
-                wrong = f"{self.label_column} is {word!r}, and the labels are {known}"
-                raise records.error(line_number, f"{wrong}: {self.unknown_label_fix}")
-        return np.array([class_of[word] for word in words], np.int32), labels
+        rows = []
+        for line_number, label in zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True):
+            if isinstance(label, list):
+                wrong = f"{self.label_column} is a list, and {self.name} has one label a row"
+                raise records.error(line_number, f"{wrong}: set task to multilabel, or fix the row")
+            # A blank next to a label is never intended and hard to see.
+            rows.append([label_text(records, line_number, self.label_column, label).strip()])
+        numbers, labels = self._number_labels(records, columns.line_numbers, rows, is_train)
+        return np.array(numbers, np.int32)[:, 0], labels
 
 
 @dataclass(frozen=True, kw_only=True)

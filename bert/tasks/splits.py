@@ -17,7 +17,7 @@ from bert.config import FinetuneConfig, TaskDataConfig
 from bert.data.features import Rows
 from bert.errors import UserError, require
 from bert.tasks.base import Task
-from bert.tasks.sequence import ClassificationTask
+from bert.tasks.sequence import ClassificationTask, LabelTask
 
 DEV_SHARE = 0.1
 """Share of the training rows held out as dev if there is no file for it and ``data.dev_fraction`` is not set."""
@@ -156,27 +156,30 @@ def label_facts(task: Task, examples: dict[str, Any], data: TaskDataConfig) -> l
     """The shares of the labels in train and dev, and warnings, as rows of the table before training.
 
     Returns:
-      Nothing for a task without one label a row.
+      Nothing for a task without labels of whole rows.
     """
-    if not isinstance(task, ClassificationTask):
+    if not isinstance(task, LabelTask):
         return []
-    counts = {name: np.bincount(examples[name].known_labels, minlength=task.num_labels) for name in ("train", "dev")}
-    shares = {name: count / count.sum() for name, count in counts.items()}
+    counts = {name: task.rows_by_label(examples[name]) for name in ("train", "dev")}
+    shares = {name: count / len(examples[name]) for name, count in counts.items()}
     order = np.argsort(-counts["train"], kind="stable")
     shown = np.sort(order) if len(order) <= SHOWN_LABELS else order[: SHOWN_LABELS - 1]
     rest = len(order) - len(shown)
     described = []
     for name, share in shares.items():
         words = [f"{task.label_names[label]} {_percent(share[label])}" for label in shown]
-        more = [f"{rest} other labels {_percent(1 - share[shown].sum())}"] if rest else []
+        if isinstance(task, ClassificationTask):
+            more = [f"{rest} other labels {_percent(1 - share[shown].sum())}"] if rest else []
+        else:
+            none = 1 - examples[name].known_labels.any(axis=1).mean()
+            more = [*([f"{rest} other labels"] if rest else []), f"no label {_percent(none)}"]
         described.append(f"{name} {', '.join([*words, *more])}")
-    return [("labels", "; ".join(described)), *_label_warnings(task, counts, data)]
+    return [("labels", "; ".join(described)), *_label_warnings(task, counts, shares, data)]
 
 
 def _label_warnings(
-    task: ClassificationTask, counts: dict[str, np.ndarray], data: TaskDataConfig
+    task: LabelTask, counts: dict[str, np.ndarray], shares: dict[str, np.ndarray], data: TaskDataConfig
 ) -> list[tuple[str, str]]:
-    shares = {name: count / count.sum() for name, count in counts.items()}
     lacking = (counts["train"] == 0) & (counts["dev"] > 0)
     rare = (shares["dev"] > FAR_LESS_OFTEN * shares["train"]) & (counts["dev"] >= ENOUGH_ROWS)
     suspicious = np.flatnonzero(lacking | rare)

@@ -22,7 +22,7 @@ from bert.tasks.base import Task
 from bert.tasks.sequence_to_sequence import HEAD
 from bert.training.distillation import Distillation, Teacher, with_projections
 from bert.training.initialization import Initializable, Params
-from bert.training.losses import LOSSES, Apply, Batch, Objective, TaskLoss
+from bert.training.losses import LOSSES, Apply, Batch, Objective, TaskLoss, with_class_weights
 from bert.training.optimizer import ParameterPath
 from bert.training.predictions import PREDICTIONS
 from bert.training.token_losses import sequence_loss
@@ -109,7 +109,7 @@ def task_loss(task: Task, config: FinetuneConfig) -> TaskLoss:
     """The loss of a task, of what `make_apply` gives."""
     if task.head == HEAD:
         return sequence_loss(config.training.label_smoothing, config.model.decoder.known_vocab_size)
-    return LOSSES[task.loss]
+    return with_class_weights(task.loss, task.class_weights) if task.class_weights else LOSSES[task.loss]
 
 
 def build_classifier_with_language_model(task: Task, config: FinetuneConfig) -> nn.Module:

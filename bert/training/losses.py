@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float, Int, Num
 
 from bert.model.array_types import Array
@@ -235,10 +238,29 @@ def _expected_rows(batch: Batch) -> Float[Array, ""]:
     return jnp.sum(batch.get("mean_rows", batch["weights"]))
 
 
-def _classification_loss(logits: Float[Array, "B L"], batch: Batch) -> tuple[WeightedSum, ...]:
-    """[B, L] logits, [B] labels."""
+def _classification_loss(
+    logits: Float[Array, "B L"], batch: Batch, class_weights: Float[Array, "L"] | None = None
+) -> tuple[WeightedSum, ...]:
+    """[B, L] logits, [B] labels; a row's loss is multiplied by the weight of its label."""
     target = (logits, batch["labels"], batch["weights"])
-    return cross_entropy(*target), weighted_accuracy_sum(*target)
+    loss = cross_entropy(*target)
+    if class_weights is not None:
+        total, _ = cross_entropy(*target[:2], batch["weights"] * jnp.take(class_weights, batch["labels"]))
+        loss = total, _example_weight(batch)
+    return loss, weighted_accuracy_sum(*target)
+
+
+def _multilabel_loss(
+    logits: Float[Array, "B L"], batch: Batch, class_weights: Float[Array, "L"] | None = None
+) -> tuple[WeightedSum, ...]:
+    """[B, L] logits, [B, L] labels, 1 for each that the row has: the mean over labels, as PyTorch's BCEWithLogitsLoss,
+    of which the weight of a label is the ``pos_weight``. micro_f1 is that of labels more likely than not."""
+    labels, weights = batch["labels"].astype(jnp.float32), batch["weights"][:, None]
+    places = weights if class_weights is None else weights * jnp.where(labels > 0, class_weights, 1)
+    total, _ = binary_cross_entropy(logits, labels, jnp.broadcast_to(places, logits.shape))
+    predicted = (logits > 0).astype(jnp.float32)
+    f1 = 2 * jnp.sum(predicted * labels * weights), jnp.sum((predicted + labels) * weights)
+    return (total / logits.shape[-1], _example_weight(batch)), f1
 
 
 def _regression_loss(outputs: Float[Array, "B 1"], batch: Batch) -> tuple[WeightedSum, ...]:
@@ -273,6 +295,7 @@ def _span_loss(logits: Float[Array, "B T 2"], batch: Batch) -> tuple[WeightedSum
 
 LOSSES = {
     "cross_entropy": TaskLoss(_classification_loss, _expected_rows, ("classification_loss", "accuracy")),
+    "binary_cross_entropy": TaskLoss(_multilabel_loss, _expected_rows, ("multilabel_loss", "micro_f1")),
     "mean_squared_error": TaskLoss(_regression_loss, _expected_rows, ("regression_loss",)),
     "choices": TaskLoss(_multiple_choice_loss, _expected_rows, ("choice_loss", "accuracy")),
     "tokens": TaskLoss(
@@ -284,6 +307,17 @@ LOSSES = {
     "span": TaskLoss(_span_loss, _expected_rows, ("span_loss", "exact_span")),
 }
 """The losses of fine-tuning tasks by the names that tasks give."""
+
+
+def with_class_weights(name: str, class_weights: Sequence[float]) -> TaskLoss:
+    """A loss over labels, in which those of each label have a weight. It is divided by the rows all the same.
+
+    Args:
+        name: ``cross_entropy`` or ``binary_cross_entropy``.
+        class_weights: [L] weights.
+    """
+    sums: Callable[..., tuple[WeightedSum, ...]] = LOSSES[name].sums
+    return dataclasses.replace(LOSSES[name], sums=partial(sums, class_weights=np.asarray(class_weights, np.float32)))
 
 
 def task_objective(loss: TaskLoss, apply: Apply) -> Objective:

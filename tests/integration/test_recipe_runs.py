@@ -45,6 +45,7 @@ LOSSES = {
     "mnli": 1.08033,
     "mrpc": 0.65032,
     "multi30k": 2.64993,
+    "multilabel": 0.44662,
     "qnli": 0.65134,
     "qqp": 0.65032,
     "quickstart": 4.48788,
@@ -82,6 +83,10 @@ COLUMNS = {
 }
 PAIRS = {"translation": ("source", "target"), "summarization": ("document", "summary"), "aeslc": ("text", "summary")}
 """The columns of source and target."""
+
+LABELS = {"classification": ("label", ("x", "y")), "regression": ("label", (0.5, 1.5)),
+          "multilabel": ("labels", ("x;y", "y"))}  # fmt: skip
+"""The column of labels, and what two rows have in it."""
 
 WORDS = ("sentence", "question", "String")
 ANSWERS = {"mnli": ("entailment", "neutral", "contradiction"), "stsb": ("0.0", "2.5", "5.0")}
@@ -143,10 +148,10 @@ def files(folder: Path, task: str) -> None:
         choices = [[{"label": c, "text": "xa" if c == "ABCDE"[n % 5] else "xo"} for c in "ABCDE"] for n in numbers]
         jsonl(folder, [{"id": str(n), "answerKey": "ABCDE"[n % 5], "question": {"stem": text, "choices": choices[n]}}
                        for n, text in zip(numbers, texts, strict=True)])  # fmt: skip
-    elif task in ("classification", "regression"):
-        answers = ("x", "y") if task == "classification" else (0.5, 1.5)
+    elif task in LABELS:
+        column, answers = LABELS[task]
         marked = [f"{MARKS[n % 2]} {text}" for n, text in zip(numbers, texts, strict=True)]
-        jsonl(folder, [{"text": text, "label": answers[n % 2]} for n, text in enumerate(marked)])
+        jsonl(folder, [{"text": text, column: answers[n % 2]} for n, text in enumerate(marked)])
     elif task == "multi30k":
         for split in ("train", "val"):
             for end in ("de", "en"):

@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from bert.training.losses import LOSSES, cross_entropy, task_objective, weighted_accuracy_sum
+from bert.training.losses import LOSSES, cross_entropy, task_objective, weighted_accuracy_sum, with_class_weights
 
 
 def test_cross_entropy_by_hand() -> None:
@@ -72,3 +72,25 @@ def test_an_objective_has_the_weights_of_the_data_alone() -> None:
     np.testing.assert_allclose(losses["classification_loss"][0], np.log(2), rtol=1e-6)
     assert (set(losses), set(counts)) == ({"classification_loss"}, {"accuracy"})
     assert objective.weights(batch) == {"classification_loss": 1}
+
+
+def test_several_labels_a_row_are_sigmoids_and_their_mean() -> None:
+    logits = [[np.log(3.0), 0.0], [0.0, np.log(4.0)], [9.0, 9.0]]  # probabilities 0.75, 0.5; 0.5, 0.8
+    batch = {"labels": np.array([[1, 0], [0, 0], [1, 1]], np.int8), "weights": [1.0, 1.0, 0.0]}
+    (total, weight), (hits, places) = sums("binary_cross_entropy", logits, **batch)
+    np.testing.assert_allclose(total, -(np.log(0.75) + 2 * np.log(0.5) + np.log(0.2)) / 2, rtol=1e-6)
+    assert (weight, hits, places) == (2, 2, 3), "one of two predicted labels is right, and one label is there"
+
+
+def test_class_weights_multiply_the_loss_of_a_label() -> None:
+    """A row's of a single label, and that of its presence of several; other counts stay."""
+    batch = {"labels": jnp.array([0, 1]), "weights": jnp.ones(2)}
+    logits = jnp.log(jnp.array([[0.7, 0.3], [0.6, 0.4]]))
+    weighted = with_class_weights("cross_entropy", (1.0, 5.0))
+    (total, weight), hits = weighted.sums(logits, batch)
+    np.testing.assert_allclose(total, -np.log(0.7) - 5 * np.log(0.4), rtol=1e-6)
+    assert (weight, hits, weighted.weight(batch)) == (2, (1, 2), 2)
+    batch = {"labels": jnp.array([[1, 0]]), "weights": jnp.ones(1)}
+    (total, weight), _ = with_class_weights("binary_cross_entropy", (3.0, 5.0)).sums(jnp.zeros((1, 2)), batch)
+    np.testing.assert_allclose(total, (3 + 1) * np.log(2) / 2, rtol=1e-6)
+    assert weight == 1

@@ -54,10 +54,14 @@ SETTINGS_READ = {"is_decoder": False, "add_cross_attention": False, "position_em
 
 FLOATS = ("float16", "bfloat16", "float32")
 
-PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
+MULTI_LABEL = "multi_label_classification"
+PROBLEM_TYPES = (None, "regression", "single_label_classification", MULTI_LABEL)
 
 NULL_THRESHOLD = "null_score_diff_threshold"
 """A key of our own in config.json, which transformers keeps and does not use: of models that may give no answer."""
+
+LABEL_THRESHOLDS = "label_thresholds"
+"""Another one: the probability from which on each label is predicted, of several labels at once."""
 
 MAX_SIZE = 1 << 31
 """No size is: an index of the tables would not fit 32 bits."""
@@ -91,6 +95,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         say(f"{folder}: max_seq_length is {pooling.max_length}, but the model reads {longest} tokens: longer are cut")
     classifier_dropout = _classifier_dropout(content, file)
     problem_type = _problem_type(content, file) if labels else None
+    label_thresholds = _label_thresholds(content, len(labels), file)
     tokenizer = load_tokenizer(folder)
     _warn_casing(folder, tokenizer, say)
     require_embedding_rows(tokenizer, config.known_vocab_size, folder)
@@ -124,6 +129,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         null_score_diff_threshold=_number(content, NULL_THRESHOLD, file)
         if architecture == "BertForQuestionAnswering"
         else None,
+        label_thresholds=label_thresholds if labels else (),
         pooling=pooling,
         target_tokenizer=target_tokenizer,
         decoding=decoding,
@@ -216,6 +222,19 @@ def _number(content: dict[str, Any], key: str, file: Path) -> float | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise UserError(f"{file}: {key} is {value!r}: set it to a number, or null")
     return value
+
+
+def _label_thresholds(content: dict[str, Any], num_labels: int, file: Path) -> tuple[float, ...]:
+    thresholds = content.get(LABEL_THRESHOLDS) or []
+    if content.get("problem_type") != MULTI_LABEL or not num_labels:
+        return ()
+    numbers = isinstance(thresholds, list) and all(type(number) in (int, float) for number in thresholds)
+    if not numbers or len(thresholds) not in (0, num_labels) or not all(0 <= number <= 1 for number in thresholds):
+        raise UserError(
+            f"{file}: {LABEL_THRESHOLDS} is {str(thresholds)[:40]}: set it to a number from 0 to 1 for each of the "
+            f"{num_labels} labels, or remove it"
+        )
+    return tuple(map(float, thresholds))
 
 
 def _problem_type(content: dict[str, Any], file: Path) -> str | None:

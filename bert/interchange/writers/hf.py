@@ -187,7 +187,9 @@ def _verify(model: ModelBundle, folder: Path) -> str:
     ours, theirs = (traverse_util.flatten_dict(params, sep="/") for params in (model.params, again.params))
     wrong = sorted(set(ours) ^ set(theirs))
     wrong += [key for key in set(ours) & set(theirs) if not np.array_equal(ours[key], theirs[key])]
-    ours, theirs = ((m.labels, m.problem_type, m.classifier_dropout, m.pooling) for m in (model, again))
+    ours, theirs = (
+        (m.labels, m.problem_type, m.label_thresholds, m.classifier_dropout, m.pooling) for m in (model, again)
+    )
     if wrong or again.config != model.config or ours != theirs:
         what = ", ".join(wrong[:5]) or "settings"
         raise ExportError(f"{model.source}: its export does not read back as it was, {what} differ: not exported")

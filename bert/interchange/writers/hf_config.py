@@ -34,6 +34,8 @@ def published_config(model: ModelBundle) -> dict[str, Any]:
         content["problem_type"] = model.problem_type
     if model.null_score_diff_threshold is not None:
         content[hf.NULL_THRESHOLD] = model.null_score_diff_threshold
+    if model.label_thresholds:
+        content[hf.LABEL_THRESHOLDS] = list(model.label_thresholds)
     if model.classifier_dropout is not None:
         content["classifier_dropout"] = model.classifier_dropout
     return content

@@ -12,7 +12,7 @@ import yaml
 from bert.config import DOCSTRINGS_PREFIX, HUB_PREFIX
 from bert.config.validation import PATHS
 from bert.errors import UserError
-from bert.interchange.bundle import ModelBundle
+from bert.interchange.bundle import ModelBundle, describe_labels
 from bert.interchange.families import family_of
 from bert.interchange.generation_files import TARGET_TOKENIZER
 from bert.interchange.hub import is_downloaded
@@ -51,7 +51,7 @@ def model_card(model: ModelBundle, architecture: str) -> str:
         "```",
     ]
     if model.labels:
-        sections += ["## Labels", ", ".join(f"`{label}`" for label in model.labels)]
+        sections += ["## Labels", describe_labels(model)]
     results = _results(source)
     if results:
         rows = [f"| {name} | {value} |" for name, value in _flat(results) if not name.startswith("details.")]

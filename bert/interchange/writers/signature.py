@@ -18,7 +18,7 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.files import write_atomic
 from bert.interchange import ExportError, names
-from bert.interchange.bundle import ModelBundle, build_module
+from bert.interchange.bundle import ModelBundle, build_module, describe_labels
 from bert.interchange.families import family_of
 from bert.interchange.generation_files import generation_config
 from bert.interchange.writers.tokenizer_files import published_tokenizers, save_published_tokenizer
@@ -183,6 +183,8 @@ def write_metadata_files(model: ModelBundle, folder: Path, given: Signature, dty
         content["labels"] = list(model.labels)
     if model.problem_type is not None:
         content["problem_type"] = model.problem_type
+    if model.label_thresholds:
+        content["label_thresholds"] = list(model.label_thresholds)
     if model.pooling is not None:
         content["pooling"] = {"mode": model.pooling.mode, "normalize": model.pooling.normalize}
     if names.has_decoder(model.architecture):
@@ -202,5 +204,5 @@ def write_metadata_files(model: ModelBundle, folder: Path, given: Signature, dty
         "\n".join(["| name | | type | shape |", "|---|---|---|---|", *rows]),
     ]
     if model.labels:
-        parts.append(f"Labels, by number: {', '.join(f'`{label}`' for label in model.labels)}.")
+        parts.append(f"Labels, by number: {describe_labels(model)}.")
     write_atomic(folder / "README.md", "\n\n".join(parts) + "\n")

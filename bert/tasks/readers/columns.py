@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,6 +90,7 @@ def read_columns(
     id: tuple[str, str] | None = None,
     needed: bool = True,
     may_be_empty: bool = False,
+    unlabelled: Collection[Any] = (None, ""),
 ) -> Columns:
     """Reads the wanted columns of all rows.
 
@@ -98,6 +99,7 @@ def read_columns(
       id: (column, key).
       needed: whether there have to be labels; otherwise a split whose first row has none is one without.
       may_be_empty: whether a text may be.
+      unlabelled: what a row without labels has in their columns.
 
     Raises:
       UserError: place of a row that lacks a column, has a text that is none, or the id of another one.
@@ -108,7 +110,7 @@ def read_columns(
     for line_number, fields in records.rows:
         is_first = not columns.line_numbers
         if is_first and not needed:
-            labelled = any(fields.get(name) not in (None, "") for name in labels)
+            labelled = any(fields.get(name) not in unlabelled for name in labels)
         if is_first or records.names is None:
             header = 1 if records.names and records.unit == "line" else line_number
             records.require(header, fields, {**texts, **(labels if labelled else {}), **dict([id] if id else [])})

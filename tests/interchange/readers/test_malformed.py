@@ -122,6 +122,10 @@ MALFORMED = {
     "deviation": (lambda f: edit(f, initializer_range=-1), "initializer_range is -1: it must be at least 0"),
     "tied": (lambda f: edit(f, tie_word_embeddings="false"), "tie_word_embeddings is 'false', set it"),
     "problem": (lambda f: edit(f, problem_type="rubbish"), "problem_type is 'rubbish': set it to one of regression"),
+    "thresholds": (
+        lambda f: edit(f, problem_type="multi_label_classification", label_thresholds=[0.5]),
+        "label_thresholds is [0.5]: set it to a number from 0 to 1 for each of the 3 labels, or remove it",
+    ),
     "endless vocabulary": (lambda f: edit(f, vocab_size=10**15), "vocab_size is 1000000000000000: copy the file"),
     "endless layers": (lambda f: edit(f, num_hidden_layers=10**6), "too few for the 1,000,000 layers of config.json"),
     "a layer too many": (lambda f: edit(f, num_hidden_layers=3), "lacks bert.encoder.layer.2.attention.self.query"),

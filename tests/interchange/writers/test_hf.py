@@ -51,8 +51,10 @@ def test_a_run_is_exported_with_its_recipe_scores_and_labels(finetuned: Path, tm
     before = (out / "config.json").read_bytes()
     assert "exists already and is not an empty folder" in fails(export, str(finetuned), str(out))
     assert (out / "config.json").read_bytes() == before
-    edit(out, problem_type="multi_label_classification")
-    with pytest.raises(UserError, match="fine-tuned for multi_label_classification"):
+    edit(out, problem_type="multi_label_classification", label_thresholds=[0.0, 1.0])
+    assert [answer.labels for answer in bert.load(out).predict(texts)] == [["negative"], ["negative"]]
+    edit(out, problem_type="regression")
+    with pytest.raises(UserError, match="fine-tuned for regression"):
         bert.load(out).predict(texts)
 
 

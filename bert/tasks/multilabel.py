@@ -1,0 +1,198 @@
+"""Multi-label classification: any number of labels for each text or pair of texts, each with a threshold of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert import metrics
+from bert.data.features import Features
+from bert.data.records import Records
+from bert.errors import UserError, require
+from bert.metrics.thresholds import best_thresholds
+from bert.tasks.base import Outputs
+from bert.tasks.readers.columns import Columns, label_text
+from bert.tasks.sequence import Examples, LabelTask
+
+SEPARATOR = ";"
+"""Between the labels of a row, in tables and in prediction files."""
+
+DEFAULT_THRESHOLD = 0.5
+"""Of models without thresholds of their own."""
+
+
+class MultilabelPredictions(NamedTuple):
+    """[R, L] bool, whether a row has a label; its probability [R, L]; and from which probability on it has it [L]."""
+
+    labels: np.ndarray
+    probabilities: np.ndarray
+    thresholds: np.ndarray
+
+
+class Labels(NamedTuple):
+    """An answer: the labels of an input, none or several, and the probability of each label that there is."""
+
+    labels: list[str]
+    probabilities: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultilabelTask(LabelTask):
+    """Any number of labels a row. A label is predicted if its probability reaches its threshold."""
+
+    label_thresholds: tuple[float, ...] = ()
+    """One for each label, or one for all; () until they are tuned on dev, and for a published model without any."""
+    loss: str = "binary_cross_entropy"
+    baseline: str = "constant_labels"
+
+    @property
+    def problem_type(self) -> str:
+        return "multi_label_classification"
+
+    def rows_by_label(self, examples: Examples) -> np.ndarray:
+        counts: np.ndarray = examples.known_labels.sum(axis=0, dtype=np.int64)
+        return counts
+
+    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> MultilabelPredictions:
+        """[L] logits of each row -> its labels; a NaN counts as 0.
+
+        Before the thresholds are tuned, which is while a run trains, dev is answered with the best ones for itself.
+        """
+        logits = np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels)))
+        return self.decide(metrics.sigmoid(logits), examples)
+
+    def decide(self, probabilities: np.ndarray, examples: Examples) -> MultilabelPredictions:
+        """The labels of [R, L] probabilities."""
+        thresholds: Sequence[float] | np.ndarray = self.label_thresholds or (DEFAULT_THRESHOLD,)
+        if not self.label_thresholds and examples.labelled:
+            thresholds = self._best_thresholds(probabilities, examples)
+        thresholds = np.broadcast_to(np.asarray(thresholds, np.float64), self.num_labels)
+        return MultilabelPredictions(probabilities >= thresholds, probabilities, thresholds)
+
+    def tune(self, outputs: Outputs, features: Features, examples: Examples) -> MultilabelTask:
+        """With the best thresholds for the main metric, unless it has some."""
+        thresholds = self.predict(outputs, features, examples).thresholds
+        return self if self.label_thresholds else dataclasses.replace(self, label_thresholds=tuple(thresholds.tolist()))
+
+    def score(self, predictions: MultilabelPredictions, examples: Examples) -> dict[str, float]:
+        return metrics.compute_metrics(self.metrics, predictions.labels, examples.known_labels)
+
+    def baseline_scores(self, examples: Examples) -> dict[str, float]:
+        """Of giving every row the same labels, those that are best for the main metric."""
+        return self.score(self._constant_predictions(examples), examples)
+
+    def is_degenerate(self, predictions: MultilabelPredictions, examples: Examples) -> bool:
+        """The same labels for every row, or no metric better than those of the baseline."""
+        ours, theirs = self.score(predictions, examples), self.baseline_scores(examples)
+        constant = not _vary(predictions.labels) and _vary(examples.known_labels)
+        return constant or all(ours[name] <= theirs[name] < 1 for name in self.metrics)
+
+    def write_predictions(
+        self, folder: Path, split: str, predictions: MultilabelPredictions, examples: Examples
+    ) -> list[Path]:
+        if not len(examples) == len(predictions.labels) == len(predictions.probabilities):
+            raise ValueError(f"{len(examples)} rows, {len(predictions.labels)} predictions")
+        right = {"label": self._join(examples.known_labels)} if examples.labelled else {}
+        shares = {
+            f"probability_{name}": [f"{share:.6f}" for share in column]
+            for name, column in zip(self.labels, predictions.probabilities.T, strict=True)
+        }
+        return self._write(folder, split, examples, self._join(predictions.labels), {**right, **shares})
+
+    def details(self, predictions: MultilabelPredictions, examples: Examples) -> dict[str, Any]:
+        """Scores and threshold of each label. A row has several labels, so that there is no confusion matrix."""
+        found = metrics.by_class(self.label_names, predictions.labels, examples.known_labels)
+        for scores, threshold in zip(found["classes"].values(), predictions.thresholds.tolist(), strict=True):
+            scores["threshold"] = threshold
+        return found
+
+    def write_details(
+        self, folder: Path, split: str, predictions: MultilabelPredictions, examples: Examples
+    ) -> list[Path]:
+        """Writes errors.tsv, ``SPLIT_errors.tsv`` of splits other than dev: rows with a wrong or missing label, those
+        with the surest one first."""
+        labels = examples.known_labels
+        distances = np.where(predictions.labels != labels, np.abs(labels - predictions.probabilities), 0)
+        worst, right, given = distances.argmax(axis=1), self._join(labels), self._join(predictions.labels)
+        wrong = np.flatnonzero((predictions.labels != labels).any(axis=1))
+        rows = (
+            (
+                row,
+                right[row],
+                given[row],
+                self.labels[worst[row]],
+                f"{predictions.probabilities[row, worst[row]]:.6f}",
+            )
+            for row in wrong[np.argsort(-distances.max(axis=1)[wrong], kind="stable")]
+        )
+        columns = ("label", "prediction", "surest_error", "probability")
+        return [self._write_errors(folder, split, examples, columns, rows)]
+
+    def format_predictions(self, predictions: MultilabelPredictions, examples: Any) -> list[Labels]:
+        return [
+            Labels(
+                [name for name, has in zip(self.label_names, row, strict=True) if has],
+                dict(zip(self.label_names, map(float, shares), strict=True)),
+            )
+            for row, shares in zip(predictions.labels, predictions.probabilities, strict=True)
+        ]
+
+    def _best_thresholds(self, probabilities: np.ndarray, examples: Examples) -> np.ndarray:
+        return best_thresholds(probabilities, examples.known_labels, micro=self.main_metric == "micro_f1")
+
+    def _constant_predictions(self, examples: Examples) -> MultilabelPredictions:
+        """The best labels to give to every row."""
+        same = np.zeros(examples.known_labels.shape)
+        thresholds = self._best_thresholds(same, examples)
+        return MultilabelPredictions(same >= thresholds, same, thresholds)
+
+    def _join(self, labels: np.ndarray) -> list[str]:
+        """[R, L] -> the labels of each row in a cell."""
+        return [SEPARATOR.join(self.labels[label] for label in np.flatnonzero(row)) for row in labels]
+
+    def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+        """A cell is a list of labels, or has them separated; a label is one of the files' words, or its name."""
+        cells = zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True)
+        rows = [_split_labels(records, line_number, self.label_column, cell) for line_number, cell in cells]
+        numbers, labels = self._number_labels(records, columns.line_numbers, rows, is_train)
+        encoded = np.zeros((len(rows), len(labels)), np.int8)
+        for row, present in zip(encoded, numbers, strict=True):
+            row[present] = 1
+        return encoded, labels
+
+
+def _split_labels(records: Records, line_number: int, name: str, cell: Any) -> list[str]:
+    """The labels of a row; none of an empty cell, an empty list or null. Raises UserError."""
+    if cell is None or (isinstance(cell, str) and not cell.strip()):
+        return []
+    parts = cell.split(SEPARATOR) if isinstance(cell, str) else cell if isinstance(cell, list) else [cell]
+    if isinstance(cell, str) and not all(part.strip() for part in parts):
+        wrong = f"{name} is {cell[:40]!r}, with an empty label next to a {SEPARATOR}: remove that {SEPARATOR}"
+        raise records.error(line_number, wrong)
+    words = [label_text(records, line_number, name, part).strip() for part in parts]
+    for number, word in enumerate(words):
+        if SEPARATOR in word:
+            wrong = f"{word[:40]!r}, and {SEPARATOR} separates labels in tables: use a name without it"
+        elif word in words[:number]:
+            wrong = f"{word[:40]!r} twice: list each label of the row once"
+        else:
+            continue
+        raise records.error(line_number, f"{name} has {wrong}")
+    return words
+
+
+def _vary(labels: np.ndarray) -> bool:
+    """Whether the rows of [R, L] labels are not all the same."""
+    return bool((labels != labels[:1]).any())
+
+
+def check_label_names(labels: Sequence[str]) -> None:
+    """Raises UserError for a label of ``data.labels`` that no file could name."""
+    for label in labels:
+        if SEPARATOR in label:
+            raise UserError(f"data.labels has {label!r}, and {SEPARATOR} separates labels: use a name without it")
