@@ -11,6 +11,7 @@ from bert.config.data import DOCSTRINGS_PREFIX, HUB_PREFIX, OBJECTIVES, DataConf
 from bert.config.decoding import Decoding
 from bert.config.distillation import DistillationConfig
 from bert.config.finetuning import ColumnsConfig, FinetuneConfig, TaskDataConfig
+from bert.config.lora import LoraConfig
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.presets import apply_preset
 from bert.config.pretraining import PretrainConfig
@@ -26,6 +27,7 @@ __all__ = [
     "Decoding",
     "DistillationConfig",
     "FinetuneConfig",
+    "LoraConfig",
     "ModelConfig",
     "OptimizerConfig",
     "PretrainConfig",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from bert.config.decoding import Decoding
+from bert.config.lora import LoraConfig
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
 from bert.config.validation import (
@@ -196,6 +197,8 @@ class FinetuneConfig:
     """the encoder, where init is none and architecture_from is not set"""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """the optimizer"""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """low-rank adapters (LoRA)"""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """the training loop"""
     decoding: Decoding = field(default_factory=Decoding)
@@ -205,7 +208,7 @@ class FinetuneConfig:
         """Raises UserError at the first value, or pair of values, that cannot work."""
         local_paths(self)
         check_fields("", self)
-        for part in (self.model, self.tokenizer, self.data, self.optimizer, self.training):
+        for part in (self.model, self.tokenizer, self.data, self.optimizer, self.lora, self.training):
             part.check()
         self.training.check_warmup(self.optimizer)
         if self.training.tokens_per_batch is not None and self.training.tokens_per_batch < self.data.max_length:
@@ -226,6 +229,7 @@ class FinetuneConfig:
         if source is not None:
             check_unused("tokenizer.", self.tokenizer, f"but the vocabulary comes with {source}: remove it")
         self._check_decoder()
+        self._check_lora()
         if self.seed + self.num_seeds > 2**32:
             raise UserError(f"seed + num_seeds is {self.seed + self.num_seeds}: it must be at most 2**32")
         if self.num_frozen_layers is not None and self.num_feature_layers is not None:
@@ -270,6 +274,22 @@ class FinetuneConfig:
                 "and en, or remove it to read columns"
             )
 
+    def _check_lora(self) -> None:
+        """Raises UserError for adapters of weights that are random or not trained."""
+        if self.lora.rank is None:
+            return
+        for name, value in (("init", self.init), ("decoder_init", self.decoder_init)):
+            if value == "none":
+                raise UserError(
+                    f"lora.rank is {self.lora.rank}, but {name} is none, and adapters are for weights that are "
+                    f"pretrained: set {name}, or remove lora.rank"
+                )
+        for name in ("num_frozen_layers", "num_feature_layers"):
+            if getattr(self, name) is not None:
+                raise UserError(
+                    f"lora.rank and {name} are both set, and lora.rank freezes the whole encoder: remove one of them"
+                )
+
     def check_model(self) -> None:
         """Raises UserError if the model, once its sizes are known, has too few layers, rows are too long for it, or it
         is none that ``language_model_weight`` is for."""
@@ -279,6 +299,11 @@ class FinetuneConfig:
                 "(model.causal is false): remove it, or set init to a left-to-right model"
             )
         self.model.check_length("data.max_length", self.data.max_length)
+        if (self.lora.rank or 0) > self.model.hidden_size:
+            raise UserError(
+                f"lora.rank is {self.lora.rank}, but the model is {self.model.hidden_size} wide (model.hidden_size): "
+                "use a smaller one"
+            )
         for name in ("num_frozen_layers", "num_feature_layers"):
             if (getattr(self, name) or 0) > self.model.num_hidden_layers:
                 raise UserError(

@@ -21,7 +21,9 @@ from bert.interchange.pooling import read_pooling
 from bert.interchange.readers import google, hf
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
 from bert.model.heads import HEADS
+from bert.model.lora import FrozenWeights
 from bert.runs.folder import TARGET_TOKENIZER, config_class_of_run, run_and_step
+from bert.runs.frozen_weights import read_frozen_weights
 from bert.runs.metrics_log import read_results
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.tasks import make_task
@@ -149,6 +151,8 @@ def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretr
     if restored is None:
         raise UserError(f"{path} has no checkpoint yet: let the run reach its first one")
     step, params = restored
+    if isinstance(config, FinetuneConfig) and config.lora.rank is not None:
+        params = FrozenWeights(read_frozen_weights(path, config.lora.checksum), config.lora.scale).merge(params)
     params.pop(PROJECTIONS, None)
     task: Task | None = None
     settings: dict[str, Any] = {}

@@ -62,6 +62,9 @@ ENVIRONMENT_FILE = "environment.json"
 LOGGER_RUNS_FILE = "loggers.json"
 """File with the ids of a run at the services of its loggers, so that a resumed run continues there."""
 
+FROZEN_WEIGHTS = "frozen.safetensors"
+"""File with the weights that a run with adapters (LoRA) does not train, which its checkpoints do not hold."""
+
 ROWS = "rows"
 """Folder of a run with the rows that were given in memory."""
 
@@ -71,6 +74,7 @@ DERIVED_KEYS = (
     "data.labels",
     "data.dev_fraction",
     "distillation.checksum",
+    "lora.checksum",
 )
 """Keys that default to null and are filled in from the data; config.yaml records the resolved value."""
 
@@ -222,7 +226,8 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
                 f"or resume it with --config {file}"
             )
         # Nothing was trained yet: the user fixed a mistake before the first checkpoint.
-        for name in ("tokenizer.json", "vocab.txt", DATA_DIGEST_FILE, ENVIRONMENT_FILE, LOGGER_RUNS_FILE):
+        files = ("tokenizer.json", "vocab.txt", DATA_DIGEST_FILE, ENVIRONMENT_FILE, LOGGER_RUNS_FILE, FROZEN_WEIGHTS)
+        for name in files:
             (path / name).unlink(missing_ok=True)
         for name in (TARGET_TOKENIZER, ROWS):
             shutil.rmtree(path / name, ignore_errors=True)

@@ -7,7 +7,6 @@ the student's inputs, masks included, without dropout, in the same step: its out
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import traverse_util
 from jaxtyping import Float, Int
 from tokenizers import Tokenizer
@@ -31,6 +29,7 @@ from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.execution import LayerExecution
 from bert.model.heads import BertForMaskedLM
+from bert.runs.frozen_weights import params_checksum
 from bert.tokenizer.wordpiece import embedding_rows, tokenizer_fingerprint
 from bert.training.initialization import Log, Params
 from bert.training.losses import (
@@ -89,7 +88,7 @@ def load_teacher(config: DistillationConfig, say: Log) -> Teacher | None:
     model = load(config.teacher, say)
     params: Params = {name: model.params[name] for name in ("bert", "predictions") if name in model.params}
     params["bert"] = {name: value for name, value in params["bert"].items() if name != "pooler"}
-    checksum = _checksum(params)
+    checksum = params_checksum(params)
     if config.checksum not in (None, checksum):
         raise UserError(
             f"distillation.teacher {config.teacher} is not the model that the run began with: restore it, or set "
@@ -102,14 +101,6 @@ def load_teacher(config: DistillationConfig, say: Log) -> Teacher | None:
         f"MLM head, checksum {checksum[:16]}"
     )
     return teacher
-
-
-def _checksum(params: Params) -> str:
-    digest = hashlib.sha256()
-    for name, array in sorted(traverse_util.flatten_dict(params, sep="/").items()):
-        digest.update(f"{name} {array.shape} {array.dtype}".encode())
-        digest.update(np.asarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def check_student(config: PretrainConfig, teacher: Teacher) -> None:

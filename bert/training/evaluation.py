@@ -180,18 +180,30 @@ class TaskEvaluator(BatchedEvaluator):
 
 
 class DevEvaluator:
-    """Scores of dev: parameters on the devices -> metrics.
+    """Scores of dev: the state's parameters on the devices -> metrics.
 
     Attributes:
         last_outputs: of the last evaluation; None before the first one.
     """
 
-    def __init__(self, evaluator: Evaluator, task: Task, dev: Split, interrupts: InterruptHandler) -> None:
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        task: Task,
+        dev: Split,
+        interrupts: InterruptHandler,
+        merge: Callable[[Any], Any] = lambda params: params,
+    ) -> None:
+        """
+        Args:
+            merge: the state's parameters -> the model's, both on the devices.
+        """
         self._evaluator, self._task, self._dev, self._interrupts = evaluator, task, dev, interrupts
+        self._merge = merge
         self.last_outputs: Outputs | None = None
 
     def __call__(self, params: Any) -> Metrics:
-        outputs, losses = self._evaluator(params, self._dev, self._interrupts.raise_if_requested)
+        outputs, losses = self._evaluator(self._merge(params), self._dev, self._interrupts.raise_if_requested)
         self.last_outputs = outputs
         predictions = self._task.predict(outputs, self._dev.features, self._dev.examples)
         return {**losses, **self._task.score(predictions, self._dev.examples)}

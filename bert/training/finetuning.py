@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from flax import traverse_util
 
 from bert.config import FinetuneConfig, TrainingConfig
 from bert.data.batching import FinetuningLoader
@@ -18,8 +17,9 @@ from bert.errors import UserError, require
 from bert.inference.pretrained import Params, Pretrained
 from bert.messages import LOGGER
 from bert.model.encoder_decoder import BertForSequenceToSequence
+from bert.model.lora import NOTHING_FROZEN, FrozenWeights
 from bert.parallel import multihost
-from bert.parallel.backends import PmapParallelism, make_parallelism
+from bert.parallel.backends import Parallelism, PmapParallelism, make_parallelism
 from bert.parallel.devices import local_devices
 from bert.runs import metrics_log, progress, shared_run
 from bert.runs.callbacks import Callback
@@ -29,7 +29,7 @@ from bert.runs.folder import RunFolder
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
 from bert.tasks.base import Outputs
-from bert.tasks.splits import cut_facts, label_facts, read_splits
+from bert.tasks.splits import read_splits
 from bert.training.assembly import build_task_model, make_apply
 from bert.training.averaging import with_average
 from bert.training.decoder_initialization import EncoderDecoderInit, decoder_source
@@ -41,9 +41,11 @@ from bert.training.evaluation import (
     scores_of_line,
 )
 from bert.training.finetuning_setup import Setup, make_evaluators, resolve_setup
+from bert.training.finetuning_summary import ParameterCounts, log_summary
 from bert.training.initialization import CheckpointReader, Initializable, Log, initialize_state
-from bert.training.loop import TrainLoop, TrainStep, count_parameters
-from bert.training.optimizer import ParameterPath, describe_decay, learning_rate_schedule, make_frozen_predicate
+from bert.training.loop import TrainLoop, TrainStep
+from bert.training.lora import take_frozen_weights, trained_params
+from bert.training.optimizer import STACKS, learning_rate_schedule, make_frozen_predicate
 from bert.training.step import TrainState, compile_bucketed_train_step
 from bert.training.timing import Timed, costs_of_training, seconds_of_scoring, time_train_step
 
@@ -74,13 +76,15 @@ class BestCheckpoint(NamedTuple):
 
     Attributes:
         step: its step.
-        params: on the host.
+        params: the model's, on the host.
+        counts: of its parameters.
         lines: all evaluation lines of metrics.jsonl.
         dev_outputs: if this process made its evaluation last, and as final predictions are made; else None.
     """
 
     step: int
     params: Params
+    counts: ParameterCounts
     lines: list[dict[str, Any]]
     dev_outputs: Outputs | None
 
@@ -100,19 +104,21 @@ def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestChe
         make_profiler(config.profile and run.is_writer, run.path, say) as profiler,
     ):
         states, average = with_average(checkpoints, config.training.average_checkpoints)
+        frozen = _take_frozen_weights(setup)
         state = _initialize(setup, states, say)
+        counts = ParameterCounts.of(state.params, frozen, setup)
         if run.is_writer:
-            _print_summary(state.params, setup)
+            log_summary(state.params, counts, setup)
         loader = FinetuningLoader(setup.train, config, parallel.process, setup.batches)
         train_step = compile_bucketed_train_step(
-            setup.objective, setup.optimizer, config.seed, config.training.dropout_rng, parallel
+            setup.objective, setup.optimizer, config.seed, config.training.dropout_rng, parallel, frozen
         )
-        evaluate = DevEvaluator(setup.evaluator, task, setup.dev, interrupts)
+        evaluate = DevEvaluator(setup.evaluator, task, setup.dev, interrupts, _merge_on_devices(frozen, parallel))
         subject = _curves_subject(setup)
         with shared_run.make_report(run, total_steps, int(state.step), subject, callbacks) as report:
             early_stopping = EarlyStopping(run.path, task.main_metric, task.higher_main_is_better, config.patience)
             if state.step < total_steps and not early_stopping.should_stop(int(state.step)):
-                report.on_start(_measure_costs(setup, loader, train_step, state))
+                report.on_start(_measure_costs(setup, loader, train_step, state, frozen))
             TrainLoop(
                 config=config.training,
                 end_step=total_steps,
@@ -135,67 +141,52 @@ def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestChe
     lines = multihost.broadcast_from_main(partial(read_eval_metrics, run.path))
     is_final = step == lines[-1]["step"] and setup.evaluator is setup.final_evaluator
     dev_outputs = evaluate.last_outputs if is_final else None
-    return BestCheckpoint(step, params, lines, dev_outputs)
+    return BestCheckpoint(step, frozen.merge(params), counts, lines, dev_outputs)
+
+
+def _take_frozen_weights(setup: Setup) -> FrozenWeights:
+    """The weights that the run leaves to its adapters."""
+    if setup.run.config.lora.rank is None:
+        return NOTHING_FROZEN
+    is_decoder = isinstance(setup.model, BertForSequenceToSequence)
+    source = _source(setup)
+    return take_frozen_weights(setup.run, None if source is None else source[1], STACKS if is_decoder else ("bert",))
+
+
+def _merge_on_devices(frozen: FrozenWeights, parallel: Parallelism) -> Callable[[Params], Params]:
+    """The state's parameters -> the model's, both on the devices."""
+    if not frozen.params:
+        return lambda params: params
+    return lambda params: parallel.put_state(frozen.merge(parallel.to_host(params)))
+
+
+def _source(setup: Setup) -> tuple[str, Params] | None:
+    """Name and parameters of the model to start from; None for random weights, and for a run that resumes."""
+    init = setup.init_model
+    if init.params is None:
+        return None
+    is_decoder = isinstance(setup.model, BertForSequenceToSequence)
+    return init.name, decoder_source(setup.run.config, init.params, init.name) if is_decoder else init.params
 
 
 def _initialize(setup: Setup, checkpoints: CheckpointReader, say: Log) -> TrainState:
-    init, train, config = setup.init_model, setup.train, setup.run.config
-    source = None if init.params is None else (init.name, init.params)
+    train, config = setup.train, setup.run.config
     model: Initializable = setup.model
     if isinstance(setup.model, BertForSequenceToSequence):
         model = EncoderDecoderInit(setup.model)
-        if source is not None:
-            source = init.name, decoder_source(config, source[1], init.name)
     return initialize_state(
         model,
         setup.optimizer,
         setup.objective.metrics,
         config.seed,
         checkpoints,
-        source,
+        _source(setup),
         ("bert", "decoder", "predictions"),
         say,
         # Parameters do not depend on the length; the data tells whether rows have choices.
         input_shape=(*train.batch(np.arange(1), int(train.lengths[0]), 1)["input_ids"].shape[:-1], 8),
+        trained=partial(trained_params, config=config.lora, seed=config.seed),
     )
-
-
-def _print_summary(params: Params, setup: Setup) -> None:
-    """Prints the table of sizes before training."""
-    task, config, total_steps = setup.task, setup.run.config, setup.total_steps
-    examples = {name: split.examples for name, split in setup.splits.items()}
-    rows = {name: split.features for name, split in setup.splits.items()}
-    trainable = _trainable(params, setup.frozen)
-    parameters = f"{count_parameters(params):,}"
-    if setup.frozen is not None:
-        parameters += f", of which {count_parameters(trainable):,} are trained"
-    longest = config.model.max_position_embeddings
-    progress.log_table(
-        [
-            ("task", f"{task.name}: {len(setup.train):,} training rows, {len(setup.dev.features):,} dev"),
-            *label_facts(task, examples, config.data),
-            *cut_facts(task, setup.init_model.tokenizer, examples, rows, config.data, longest),
-            ("parameters", parameters),
-            ("devices", setup.parallel.describe()),
-            ("tokens per step", _tokens_per_step(config)),
-            ("steps", f"{total_steps:,} ({total_steps / len(setup.batches):.1f} epochs)"),
-            ("optimizer", describe_decay(trainable, config.optimizer)),
-        ]
-    )
-
-
-def _tokens_per_step(config: FinetuneConfig) -> str:
-    """A cell of that table."""
-    training, length = config.training, config.data.max_length
-    if training.tokens_per_batch is not None:
-        return f"up to {training.tokens_per_batch:,}, in as many rows as fit"
-    return f"up to {training.batch_size * length:,} ({training.batch_size} x {length}, padded to buckets)"
-
-
-def _trainable(params: Params, frozen: Callable[[ParameterPath], bool] | None) -> Params:
-    flat = traverse_util.flatten_dict(params)
-    kept = {path: leaf for path, leaf in flat.items() if frozen is None or not frozen(path)}
-    return traverse_util.unflatten_dict(kept)
 
 
 def _curves_subject(setup: Setup) -> Subject:
@@ -212,7 +203,7 @@ def _curves_subject(setup: Setup) -> Subject:
 
 
 def _measure_costs(
-    setup: Setup, loader: FinetuningLoader, train_step: TrainStep, state: TrainState
+    setup: Setup, loader: FinetuningLoader, train_step: TrainStep, state: TrainState, frozen: FrozenWeights
 ) -> progress.StepCosts:
     """The time that a run has left, by timing steps of two lengths and a batch of dev."""
     config, parallel, evaluator = setup.run.config, setup.parallel, setup.evaluator
@@ -224,7 +215,7 @@ def _measure_costs(
         return time_train_step(train_step, state, loader.batch(step), parallel, micro_batches)
 
     costs = costs_of_training(loader.lengths(step), step, total_steps, measure)
-    length, scored = evaluator.time(parallel.put_state(state.params), setup.dev)
+    length, scored = evaluator.time(parallel.put_state(frozen.merge(state.params)), setup.dev)
     compiled = {length}
     first_evaluation, *ends = (
         seconds_of_scoring([padded for _, padded in evaluator.batches(split)], length, scored, compiled)
@@ -288,6 +279,8 @@ def _results(setup: Setup, best: BestCheckpoint, scores: Scores) -> dict[str, An
         "seed": config.seed,
         "steps": best.lines[-1]["step"],
         "best_step": best.step,
+        "parameters": best.counts.total,
+        "trained_parameters": best.counts.trained,
         **{**scores.by_split, "dev": {**logged, **scores.by_split["dev"]}},
         "last": scores_of_line(best.lines[-1]),
         "baseline": task.baseline,

@@ -47,6 +47,7 @@ def initialize_state(
     say: Log,
     prepare: Callable[[Params], Params] = lambda params: params,
     input_shape: Sequence[int] = (1, 8),
+    trained: Callable[[Params], Params] = lambda params: params,
 ) -> TrainState:
     """The run's own newest good checkpoint; else random weights, with those of ``source`` in their place.
 
@@ -56,6 +57,7 @@ def initialize_state(
         say: logs what came from where.
         prepare: what is done to random weights before those of ``source`` take their place.
         input_shape: of token ids that the model can read.
+        trained: parameters of the model, or their shapes -> those of the state.
 
     Returns:
         The state as NumPy arrays: the devices are left to the loop.
@@ -67,15 +69,16 @@ def initialize_state(
     def init(key: jax.Array) -> Params:
         return model.init(key, jnp.zeros(tuple(input_shape), jnp.int32))["params"]
 
-    like = jax.eval_shape(lambda key: TrainState.create(init(key), optimizer, metrics), jax.random.key(0))
+    expected = jax.eval_shape(init, jax.random.key(0))
+    like = jax.eval_shape(lambda params: TrainState.create(trained(params), optimizer, metrics), expected)
     restored = checkpoints.restore(like)
     if restored is not None:
         say(f"resumes at step {restored[0]:,}")
         return restored[1]
-    shapes = traverse_util.flatten_dict(_split_pooler(like.params))
+    shapes = traverse_util.flatten_dict(_split_pooler(expected))
     moved: set[ParameterPath] = set()
     if source is not None:
-        taken = _shared_modules(_split_pooler(like.params), _split_pooler(source[1]), modules)
+        taken = _shared_modules(_split_pooler(expected), _split_pooler(source[1]), modules)
         moved = {path for path in traverse_util.flatten_dict(_split_pooler(source[1])) if path[0] in taken}
 
     def fresh(key: jax.Array) -> dict[ParameterPath, jax.Array]:
@@ -89,7 +92,7 @@ def initialize_state(
         say("starts from random weights")
     else:
         params = load_pretrained_params(params, source[1], source[0], modules, say)
-    return jax.tree.map(np.asarray, TrainState.create(params, optimizer, metrics))
+    return jax.tree.map(np.asarray, TrainState.create(trained(params), optimizer, metrics))
 
 
 def load_pretrained_params(params: Params, source: Params, name: str, modules: Sequence[str], say: Log) -> Params:
@@ -108,8 +111,8 @@ def load_pretrained_params(params: Params, source: Params, name: str, modules: S
     expected, given = (
         traverse_util.flatten_dict({module: tree[module] for module in taken}) for tree in (params, source)
     )
-    given = {path: leaf for path, leaf in given.items() if path in expected or not _is_cross_attention(path)}
-    wrong = sorted(path for path in set(expected) ^ set(given) if not _is_cross_attention(path))
+    given = {path: leaf for path, leaf in given.items() if path in expected or not is_cross_attention(path)}
+    wrong = sorted(path for path in set(expected) ^ set(given) if not is_cross_attention(path))
     wrong += [key for key in expected if key in given and expected[key].shape != given[key].shape]
     if wrong:
         shown = ", ".join(map("/".join, wrong[:5]))
@@ -127,7 +130,7 @@ def load_pretrained_params(params: Params, source: Params, name: str, modules: S
     return _merge_pooler({**params, **traverse_util.unflatten_dict({**expected, **given})})
 
 
-def _is_cross_attention(path: ParameterPath) -> bool:
+def is_cross_attention(path: ParameterPath) -> bool:
     """Whether a parameter is one of a decoder that encoders lack."""
     return not {"cross_attention", "cross_norm"}.isdisjoint(path)
 

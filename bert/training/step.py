@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import optax
 from flax import struct, traverse_util
 
 from bert.model.dropout import Dropout
+from bert.model.lora import NOTHING_FROZEN, FrozenWeights
 from bert.parallel.backends import AXIS, Parallelism, psum_if_axis
 from bert.parallel.sharding import constrain_state
 from bert.training.losses import Objective, WeightedSums, total_loss
@@ -161,19 +163,38 @@ def compile_bucketed_train_step(
     seed: int,
     dropout_rng: str,
     parallel: Parallelism,
+    frozen: FrozenWeights = NOTHING_FROZEN,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, StepMetrics]]:
     """A compiled step for batches of several lengths: (state, batch) -> (state, metrics), donating the state.
 
     It is two programs, as more than half of what there is to compile is the update, which no length changes.
+
+    Args:
+        frozen: the weights that the state's adapters adapt.
     """
-    gradients = parallel.compile(make_grad_fn(objective, seed, dropout_rng, parallel.axis))
+    weights = parallel.put_state(frozen.params)
+
+    def gradients(params: Any, step: jax.Array, batch: dict[str, jax.Array], weights: Any) -> tuple[Any, WeightedSums]:
+        adapted = _adapt(objective, frozen, weights)
+        return make_grad_fn(adapted, seed, dropout_rng, parallel.axis)(params, step, batch)
+
+    differentiate = parallel.compile(gradients)
     update = parallel.compile(make_update_fn(optimizer, objective.factors), donate=(0,))
 
     def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, StepMetrics]:
-        after: tuple[TrainState, StepMetrics] = update(state, *gradients(state.params, state.step, batch))
+        after: tuple[TrainState, StepMetrics] = update(state, *differentiate(state.params, state.step, batch, weights))
         return after
 
     return train_step
+
+
+def _adapt(objective: Objective, frozen: FrozenWeights, weights: Any) -> Objective:
+    """The objective as a function of all that is trained; ``weights`` are the frozen ones on the devices."""
+
+    def forward(trained: Any, *inputs: Any) -> tuple[WeightedSums, WeightedSums]:
+        return objective.forward(frozen.merge_traced(weights, trained), *inputs)
+
+    return dataclasses.replace(objective, forward=forward)
 
 
 def _squared_norms_by_module(grads: Any) -> dict[str, jax.Array]:
