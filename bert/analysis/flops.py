@@ -74,7 +74,11 @@ def decoder_flops(config: ModelConfig, length: int) -> float:
 
 
 def training_flops(
-    forward: Mapping[str, float], num_hidden_layers: int, num_frozen_layers: int = 0, frozen: Collection[str] = ()
+    forward: Mapping[str, float],
+    num_hidden_layers: int,
+    num_frozen_layers: int = 0,
+    frozen: Collection[str] = (),
+    adapters: bool = False,
 ) -> float:
     """Operations a token of a training step: thrice the forward pass, once where nothing is learned.
 
@@ -83,8 +87,10 @@ def training_flops(
         num_hidden_layers: layers of the encoder.
         num_frozen_layers: how many of them stay as they are.
         frozen: other parts that stay as they are.
+        adapters: whether the layers stay as they are next to adapters: gradients pass through them, those of their own
+            weights are not counted.
     """
-    learned = 1 - num_frozen_layers / num_hidden_layers
+    learned = 0.5 if adapters else 1 - num_frozen_layers / num_hidden_layers
     total = 0.0
     for name, flops in forward.items():
         share = learned if name.startswith("layers/") else float(name not in frozen)

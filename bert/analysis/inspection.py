@@ -176,10 +176,10 @@ def _parts(
     if architecture == ENCODER_DECODER:
         forward |= {DECODER: decoder_flops(model.decoder, tokens)}
         forward[PREDICTIONS] *= model.decoder.known_vocab_size / model.known_vocab_size
-    num_frozen_layers = 0
+    num_frozen_layers, adapters = 0, False
     frozen: tuple[str, ...] = ()
     if isinstance(config, FinetuneConfig):
-        num_frozen_layers = config.num_frozen_layers or 0
+        num_frozen_layers, adapters = config.num_frozen_layers or 0, config.lora.rank is not None
         if config.num_feature_layers is not None:
             num_frozen_layers, frozen = model.num_hidden_layers, (POOLER,)
     return {
@@ -192,7 +192,7 @@ def _parts(
             "sequence_length": tokens,
             "predictions": predictions if {PREDICTIONS, GENERATOR} & set(parameters) else 0,
             "forward": sum(forward.values()),
-            "training": training_flops(forward, model.num_hidden_layers, num_frozen_layers, frozen),
+            "training": training_flops(forward, model.num_hidden_layers, num_frozen_layers, frozen, adapters),
             "formula": {part: text for part, text in FORMULA.items() if part in parameters},
         },
     }
@@ -241,5 +241,14 @@ def _initial_weights(config: RunConfig) -> str:
         return "random weights" + (f" of the sizes of {sizes_from}" if sizes_from else "")
     source, _ = run_and_step(config.init)
     if (source / "config.yaml").is_file():
-        return f"{config.init} ({KINDS[config_class_of_run(source)]} run)"
-    return f"{config.init} ({'a published model' if source.is_dir() else 'on the hub, or removed'})"
+        kind = f"{KINDS[config_class_of_run(source)]} run"
+    else:
+        kind = "a published model" if source.is_dir() else "on the hub, or removed"
+    return f"{config.init} ({kind}){_adapters(config)}"
+
+
+def _adapters(config: RunConfig) -> str:
+    """The adapters of a run with some, which its weights are merged with."""
+    if not isinstance(config, FinetuneConfig) or config.lora.rank is None:
+        return ""
+    return f", with adapters of rank {config.lora.rank} on {', '.join(config.lora.projections)} (LoRA)"

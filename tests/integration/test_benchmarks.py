@@ -188,6 +188,15 @@ def test_the_first_step_is_timed_cold_and_warm(corpus, tmp_path):
 
 
 @pytest.mark.slow
+def test_adapters_are_measured_beside_full_fine_tuning(model_of_128, mrpc, tmp_path):
+    (tmp_path / "MRPC").symlink_to(mrpc)
+    places = [tmp_path / "out", "--init", model_of_128, "--glue", tmp_path]
+    printed = run("lora.py", *places, "--tasks", "mrpc", "--num_seeds", 2)
+    assert all(f"| mrpc | {side} |" in printed for side in ("full", "lora"))
+    assert "(100.00%)" in printed
+
+
+@pytest.mark.slow
 def test_fine_tuning_is_timed_beside_pytorch(model_of_128, mrpc, tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "glue").mkdir()

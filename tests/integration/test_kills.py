@@ -210,7 +210,10 @@ def test_a_pretraining_run_killed_twenty_times_equals_an_uninterrupted_one(corpu
     assert_alike(killed, whole)
 
 
-@pytest.mark.parametrize("more", [[], ["--training.average_checkpoints=3", "--training.tokens_per_batch=256"]])
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--training.average_checkpoints=3", "--training.tokens_per_batch=256"], ["--lora.rank=2"]],
+)
 def test_a_finetuning_run_killed_ten_times_equals_an_uninterrupted_one(more, pretrained, sst2, tmp_path: Path) -> None:
     epochs = 60
     arguments = [*finetuning(pretrained, sst2, epochs), *more]

@@ -1,22 +1,34 @@
 """Low-rank adapters: what is trained, saved and merged."""
 
+import dataclasses
+import functools
 import json
 import shutil
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 import bert
+from bert.analysis.inspection import summarize
 from bert.commands.finetune import main
 from bert.commands.predict import main as predict
-from bert.config import LoraConfig
+from bert.config import LoraConfig, ModelConfig
+from bert.model.encoder_decoder import BertForSequenceToSequence
+from bert.model.execution import LayerExecution
+from bert.model.heads import HEADS
 from bert.model.lora import LORA_A, LORA_B, FrozenWeights
+from bert.parallel.backends import MeshParallel, PmapParallelism
 from bert.runs.folder import FROZEN_WEIGHTS
+from bert.training.decoder_initialization import EncoderDecoderInit
+from bert.training.initialization import Initializable
 from bert.training.lora import is_frozen, trained_params
-from tests.helpers import run, state_of
+from bert.training.step import TrainState, compile_bucketed_train_step
+from tests.helpers import OPTIONS, run, state_of
+from tests.tiny_training import CONFIG, OBJECTIVE, OPTIMIZER, PARAMS, assert_same_gradients, batch_of
 
 LORA = ("--lora.rank=2", "--lora.alpha=4", "--optimizer.learning_rate=1e-2", "--training.epochs=2")
 
@@ -97,6 +109,10 @@ def test_sizes_are_printed_and_kept(adapted: Path) -> None:
     width = model.config.hidden_size
     # Two matrices of two projections, the pooler, and a classifier of two labels.
     assert results["trained_parameters"] == 2 * 2 * 2 * width + width * (width + 1) + 2 * (width + 1)
+    facts = summarize(adapted)
+    assert facts["initial_weights"].endswith("with adapters of rank 2 on query, value (LoRA)")
+    forward, training = (facts["flops_per_token"][name] for name in ("forward", "training"))
+    assert 2 * forward < training < 2.1 * forward
 
 
 def test_a_split_and_an_export_answer_as_the_run(adapted: Path, tmp_path: Path) -> None:
@@ -147,3 +163,52 @@ def test_a_run_resumes_and_moves_but_not_without_its_weights(adapted: Path, sst2
 def test_what_cannot_be_adapted_is_refused(arguments, message, pretrained, sst2, tmp_path, fails) -> None:
     given = ["--config=sst2", f"--data.dir={sst2}", f"--output_dir={tmp_path / 'run'}", "--lora.rank=2"]
     assert message in fails(main, *given, f"--init={pretrained}", "--data.max_length=32", *arguments)
+
+
+def sequence_model(share: str) -> BertForSequenceToSequence:
+    config: ModelConfig = dataclasses.replace(CONFIG, share_decoder=share)
+    return BertForSequenceToSequence(config, jnp.dtype("float32"), LayerExecution())
+
+
+def test_every_head_and_every_decoder_has_its_adapters() -> None:
+    def shapes_of(model: Initializable) -> dict:
+        ids = jnp.zeros((1, 2, 8) if isinstance(model, HEADS["choices"]) else (1, 8), jnp.int32)
+        return jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
+
+    models = [HEADS[name](CONFIG, 1 if name == "choices" else 2, None, jnp.float32) for name in HEADS]
+    models += [HEADS["classification"](dataclasses.replace(CONFIG, **options), 2) for options in OPTIONS.values()]
+    sides = [EncoderDecoderInit(sequence_model(share)) for share in ("none", "embeddings", "all")]
+    for model in (*models, *sides):
+        shapes = shapes_of(model)
+        frozen = unflatten_dict({path: leaf for path, leaf in flatten_dict(shapes).items() if is_frozen(path)})
+        trained = jax.eval_shape(lambda params: trained_params(params, LoraConfig(rank=2), 0), shapes)
+        merged = jax.eval_shape(FrozenWeights(frozen, 1.0).merge_traced, frozen, trained)
+        assert jax.tree.map(jnp.shape, merged) == jax.tree.map(jnp.shape, shapes)
+        names = set(flatten_dict(trained))
+        stacks = [stack for stack in ("bert", "decoder") if "encoder" in shapes.get(stack, {})]
+        assert sum(path[-1] == LORA_A for path in names) == 2 * len(stacks)
+        assert {path[0] for path in names} == set(shapes)
+        others = [path for path in names if path[0] in stacks and path[-1] not in (LORA_A, LORA_B)]
+        assert all(path[1] == "pooler" or "cross_attention" in path or "cross_norm" in path for path in others)
+
+
+@functools.cache
+def first_moments(devices: int, mesh: tuple[int, int, int] | None) -> dict:
+    """A tenth of the gradients of a batch, and the loss."""
+    parallel = PmapParallelism(jax.devices()[:devices]) if mesh is None else MeshParallel(mesh, jax.devices())
+    frozen, trained = split(PARAMS, rank=2)
+    trained = jax.tree.map(lambda leaf: leaf + np.float32(0.1), trained)
+    step = compile_bucketed_train_step(OBJECTIVE, OPTIMIZER, 3, "hash", parallel, FrozenWeights(frozen, 2.0))
+    state = parallel.put_state(TrainState.create(trained, OPTIMIZER, OBJECTIVE.metrics))
+    after, metrics = step(state, parallel.shard_batch(batch_of(0), 1))
+    assert jax.tree.structure(after.params) == jax.tree.structure(trained)
+    [moments] = [part.mu for part in parallel.to_host(after.opt_state) if hasattr(part, "mu")]
+    return {"moments": moments, "loss": parallel.to_host(metrics.loss)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "mesh"), [(8, None), (8, (2, 2, 2))])
+def test_devices_do_not_matter(devices: int, mesh: tuple[int, int, int] | None) -> None:
+    expected, found = first_moments(1, None), first_moments(devices, mesh)
+    assert_same_gradients(found["moments"], expected["moments"])
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
