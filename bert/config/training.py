@@ -6,7 +6,17 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from bert.config.validation import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Range, check_fields
+from bert.config.validation import (
+    Fraction,
+    InnerFraction,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Range,
+    check_fields,
+    check_unused,
+)
 from bert.errors import UserError
 
 Remat = Literal["none", "dots", "full"]
@@ -17,19 +27,24 @@ LoggerName = Literal["tensorboard", "wandb", "mlflow"]
 class OptimizerConfig:
     """The optimizer and its learning rate over time."""
 
-    name: Literal["adamw", "lamb"] = "adamw"
-    """adamw (BERT's) or lamb (for batches of thousands)."""
+    name: Literal["adamw", "lamb", "lion", "adafactor", "muon"] = "adamw"
+    """adamw (BERT's), lamb (for batches of thousands), lion (one moment; beta2 0.99 in the paper), adafactor (little
+    memory, no betas), or muon (orthogonal updates of the layers' matrices, and adamw for the rest)."""
     learning_rate: PositiveFloat = 1e-4
-    """Peak learning rate."""
+    """Peak learning rate; of adafactor relative to the size of each tensor (1e-2 in the paper); of lion 3 to 10 times
+    below adamw's."""
     warmup_steps: NonNegative | None = None
     """Steps of linear warm-up; null takes warmup_ratio of all steps."""
     warmup_ratio: Fraction = 0.1
     """Share of the steps that warm up, where warmup_steps is null."""
-    schedule: Literal["linear", "cosine", "inverse_sqrt"] = "linear"
-    """How the learning rate falls after the warm-up: in a line (linear), along half a cosine (cosine), or in proportion
-    to 1 / sqrt(step), whatever the number of steps (inverse_sqrt, the Transformer's)."""
+    schedule: Literal["linear", "cosine", "inverse_sqrt", "constant", "warmup_stable_decay"] = "linear"
+    """How the learning rate falls after the warm-up: in a line (linear), along half a cosine (cosine), in proportion
+    to 1 / sqrt(step), whatever the number of steps (inverse_sqrt, the Transformer's), not at all (constant), or in a
+    line at the end of the run (warmup_stable_decay)."""
+    decay_ratio: InnerFraction = 0.1
+    """Share of the steps in which the learning rate falls; of the schedule warmup_stable_decay."""
     final_rate: Fraction = 0.0
-    """Learning rate at the end, as a share of the peak; of the schedules linear and cosine."""
+    """Learning rate at the end, as a share of the peak; of the schedules linear, cosine and warmup_stable_decay."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay; not applied to biases and LayerNorm."""
     beta1: Fraction = 0.9
@@ -48,11 +63,14 @@ class OptimizerConfig:
     def check(self) -> None:
         """Raises UserError for values that cannot train."""
         check_fields("optimizer.", self)
-        if self.final_rate and self.schedule == "inverse_sqrt":
+        if self.final_rate and self.schedule in ("inverse_sqrt", "constant"):
             raise UserError(
-                f"optimizer.final_rate is {self.final_rate}, and optimizer.schedule inverse_sqrt has no last rate: "
+                f"optimizer.final_rate is {self.final_rate}, and optimizer.schedule {self.schedule} has no last rate: "
                 "remove it, or set optimizer.schedule to linear or cosine"
             )
+        if self.schedule != "warmup_stable_decay":
+            reason = "which optimizer.schedule warmup_stable_decay alone uses: remove it"
+            check_unused("optimizer.", self, reason, ["decay_ratio"])
 
     def num_warmup_steps(self, total_steps: int) -> int:
         """Steps of warm-up of a run of ``total_steps``. Raises UserError if the rate would never fall."""

@@ -1,4 +1,4 @@
-"""AdamW as BERT's, LAMB, and the learning rate over time, as one visible optax chain."""
+"""AdamW as BERT's, LAMB, Lion, Adafactor, Muon, and the learning rate over time, as one visible optax chain."""
 
 from __future__ import annotations
 
@@ -57,6 +57,64 @@ def scale_by_bert_adam(
     return optax.GradientTransformation(init, update)
 
 
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of a X + b (X X^T) X + c (X X^T)^2 X (Jordan et al. 2024): five times, it takes singular values from
+about 0.01 to 1 to values near 1."""
+
+MUON_MOMENTUM = 0.95
+MUON_RMS = 0.2
+"""The root mean square of Muon's updates, which is that of AdamW's (Liu et al. 2025, section 2.2)."""
+
+
+def orthogonalize(matrix: jax.Array) -> jax.Array:
+    """The nearest orthogonal matrix, approximately, scaled to the root mean square `MUON_RMS`."""
+    rows, columns = matrix.shape
+    x = matrix.T if rows > columns else matrix
+    x, (a, b, c) = x / (jnp.linalg.norm(x) + 1e-7), NEWTON_SCHULZ
+    for _ in range(5):
+        square = x @ x.T
+        x = a * x + (b * square + c * square @ square) @ x
+    return (x.T if rows > columns else x) * MUON_RMS * math.sqrt(max(rows, columns))
+
+
+def is_matrix_of_layer(path: ParameterPath) -> bool:
+    """Whether Muon applies to a parameter: to the matrices of layers, not to embeddings, pooler and heads."""
+    return path[-1] == "kernel" and any(re.fullmatch(r"layer_\d+", str(name)) for name in path)
+
+
+def scale_by_muon(others: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Muon's direction (Jordan et al. 2024) for the matrices of layers: Nesterov momentum, orthogonalized.
+
+    Args:
+        others: the direction of all other parameters.
+    """
+
+    def mask(of_layers: bool) -> Callable[[Any], Any]:
+        return lambda tree: traverse_util.path_aware_map(lambda path, _: is_matrix_of_layer(path) == of_layers, tree)
+
+    orthogonal = optax.stateless(lambda updates, params: jax.tree.map(orthogonalize, updates))
+    momentum = optax.trace(MUON_MOMENTUM, nesterov=True)
+    return optax.chain(optax.masked(optax.chain(momentum, orthogonal), mask(True)), optax.masked(others, mask(False)))
+
+
+def scale_by_adafactor() -> optax.GradientTransformation:
+    """Adafactor's direction without momentum, relative to each tensor's size (Shazeer and Stern 2018, algorithm 4)."""
+    return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms())
+
+
+def make_direction(config: OptimizerConfig) -> optax.GradientTransformation:
+    """The direction of ``config.name``, before decay and learning rate."""
+    adam = scale_by_bert_adam(config.beta1, config.beta2, config.epsilon, config.bias_correction)
+    directions = {
+        "adamw": adam,
+        "lamb": adam,
+        "lion": optax.scale_by_lion(config.beta1, config.beta2),
+        "adafactor": scale_by_adafactor(),
+        "muon": scale_by_muon(adam),
+    }
+    return directions[config.name]
+
+
 def is_decayed(path: ParameterPath) -> bool:
     """Whether weight decay (and LAMB's trust ratio) applies to a parameter: not to biases, not to LayerNorm."""
     return path[-1] not in ("bias", "scale")
@@ -98,7 +156,27 @@ def inverse_sqrt_decay(config: OptimizerConfig, warmup: int, steps: int) -> opta
     return lambda count: config.learning_rate * jnp.sqrt(start / (jnp.maximum(count, 0) + start))
 
 
-DECAYS = {"linear": linear_decay, "cosine": cosine_decay, "inverse_sqrt": inverse_sqrt_decay}
+def no_decay(config: OptimizerConfig, warmup: int, steps: int) -> optax.Schedule:
+    """The peak."""
+    return optax.constant_schedule(config.learning_rate)
+
+
+def stable_decay(config: OptimizerConfig, warmup: int, steps: int) -> optax.Schedule:
+    """The peak, and in the last ``decay_ratio`` of the run a line down to ``final_rate`` of it (Hu et al. 2024, section
+    4, and Haegele et al. 2024)."""
+    num_decay_steps = min(max(round(config.decay_ratio * (warmup + steps)), 1), steps)
+    return optax.join_schedules(
+        [no_decay(config, warmup, steps), linear_decay(config, warmup, num_decay_steps)], [steps - num_decay_steps]
+    )
+
+
+DECAYS = {
+    "linear": linear_decay,
+    "cosine": cosine_decay,
+    "inverse_sqrt": inverse_sqrt_decay,
+    "constant": no_decay,
+    "warmup_stable_decay": stable_decay,
+}
 """The learning rate after a warm-up of some steps, by ``OptimizerConfig.schedule``: updates since -> rate."""
 
 
@@ -167,7 +245,7 @@ def make_frozen_predicate(
 def make_optimizer(
     config: OptimizerConfig, total_steps: int, frozen: Callable[[ParameterPath], bool] | None = None
 ) -> optax.GradientTransformation:
-    """Clip by global norm, Adam's direction, decay, (LAMB's trust ratio,) learning rate (by layer); in this order.
+    """Clip by global norm, direction, decay, (LAMB's trust ratio,) learning rate (by layer); in this order.
 
     LAMB is You et al. 2019 (algorithm 2): the trust ratio |w| / |update| of each tensor, the decay inside it; not on
     biases and LayerNorm, as in the authors' code (optax.lamb applies it to these as well).
@@ -179,7 +257,7 @@ def make_optimizer(
     chain = []
     if config.max_grad_norm > 0:
         chain.append(optax.clip_by_global_norm(config.max_grad_norm))
-    chain.append(scale_by_bert_adam(config.beta1, config.beta2, config.epsilon, config.bias_correction))
+    chain.append(make_direction(config))
     chain.append(optax.add_decayed_weights(config.weight_decay, decay_mask))
     if config.name == "lamb":
         chain.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))

@@ -194,7 +194,10 @@ def test_dump_of_both_configurations_is_plain_yaml():
         (["--phases.1.share", "0.5", "--phases", "null"], ["phases.1.share is set", "phases is null"]),
         ([*ENOUGH, "--phases.1.sequence_length", "9999"], ["phases.1.sequence_length (9999) is over model.max"]),
         ([*ENOUGH, "--loggers", "wandb,comet"], ["--loggers wandb,comet", "use some of tensorboard, wandb, mlflow"]),
-        ([*ENOUGH, "--optimizer.name", "sgd"], ["--optimizer.name sgd", "use one of adamw, lamb"]),
+        (
+            [*ENOUGH, "--optimizer.name", "sgd"],
+            ["--optimizer.name sgd", "use one of adamw, lamb, lion, adafactor, muon"],
+        ),
     ],
 )
 def test_mistakes_on_the_command_line(argv, parts):
@@ -328,10 +331,10 @@ def test_help_explains_every_key_with_its_default(config_class, capsys, monkeypa
             for key in vars(inner) if dataclasses.is_dataclass(inner) else [None]:
                 assert f"--{'.'.join(filter(None, (section, name, key)))} " in words
     assert ("--phases.K.share X Share of training.steps" in words) == (config_class is PretrainConfig)
-    assert "Peak learning rate. (default: 0.0001)" in words
+    assert "Decay of the first moment. (default: 0.9)" in words
     assert "Lower-case all text; of kind wordpiece. (default: true)" in words
     assert "--training.remat none|dots|full " in words
-    assert "--optimizer.name adamw|lamb " in words
+    assert "--optimizer.name adamw|lamb|lion|adafactor|muon " in words
     assert "null" in words
     assert "None" not in text
     assert max(map(len, text.splitlines())) <= 110

@@ -49,7 +49,7 @@ def test_what_it_names_is_there() -> None:
         objectives: ("OBJECTIVES",),
         bert.config: ("OBJECTIVES", "UserError"),
         bert.training.predictions: ("PREDICTIONS",),
-        bert.training.optimizer: ("make_optimizer", "scale_by_bert_adam"),
+        bert.training.optimizer: ("make_direction", "make_optimizer", "scale_by_bert_adam"),
     }.items():
         for name in names:
             assert hasattr(module, name), name

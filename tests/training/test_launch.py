@@ -144,6 +144,19 @@ def test_callbacks_stop_and_fail_and_the_run_resumes(tmp_path, pretrained, sst2)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
+def test_a_run_that_is_stopped_and_resumed_equals_one_that_is_not(optimizer, tmp_path, corpus):
+    values = dict(argument.removeprefix("--").split("=") for argument in SMALL_RUN)
+    values |= {"data.train": corpus, "transfer": None, "optimizer.name": optimizer}
+    values |= {"optimizer.schedule": "warmup_stable_decay", "training.log_every": 1}
+    whole = bert.pretrain(output_dir=tmp_path / "whole", overrides=values)
+    bert.pretrain(output_dir=tmp_path / "run", overrides=values, callbacks=[Recorder(stop_at=4)])
+    resumed = bert.pretrain(output_dir=tmp_path / "run", overrides=values)
+    jax.tree.map(np.testing.assert_array_equal, state_of(resumed.path), state_of(whole.path))
+    assert lines_of(resumed.path)[-1] == lines_of(whole.path)[-1]
+
+
+@pytest.mark.slow
 def test_a_stopped_phase_is_the_last_one(tmp_path, corpus):
     values = dict(argument.removeprefix("--").split("=") for argument in SMALL_RUN)
     values |= {"data.train": corpus, "phases": [{"share": 0.5}, {"batch_size": 4}]}

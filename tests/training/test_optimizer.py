@@ -1,14 +1,16 @@
 import dataclasses
+from typing import get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax.traverse_util import flatten_dict, path_aware_map
+from flax.traverse_util import flatten_dict, path_aware_map, unflatten_dict
 
 from bert.config import OptimizerConfig
 from bert.errors import UserError
+from bert.runs.checkpoint import Checkpointer
 from bert.training.optimizer import (
     decay_mask,
     describe_decay,
@@ -18,6 +20,8 @@ from bert.training.optimizer import (
     make_optimizer,
     scale_by_bert_adam,
 )
+
+NAMES = get_args(get_type_hints(OptimizerConfig)["name"])
 
 PARAMS = {
     "dense": {"kernel": jnp.array([[1.0, -2.0], [3.0, 0.5]]), "bias": jnp.array([0.5, -0.5])},
@@ -77,6 +81,79 @@ def test_four_steps_equal_the_formulas_by_hand(name: str, bias_correction: bool,
     )
 
 
+def by_formula(name: str, grad: np.ndarray, state: dict, param: np.ndarray, step: int) -> np.ndarray:
+    """The direction of an optimizer for one tensor as its paper has it; ``state`` is updated."""
+    if name == "lion":  # Chen et al. 2023, algorithm 2
+        m = state.get("m", np.zeros_like(grad))
+        state["m"] = 0.999 * m + 0.001 * grad
+        return np.sign(0.9 * m + 0.1 * grad)
+    if name == "adafactor":  # Shazeer and Stern 2018, algorithms 4 and 5, with their constants
+        beta, squares = 1 - step**-0.8, grad**2 + 1e-30
+        if min(grad.shape) >= 128:
+            state["row"] = beta * state.get("row", 0) + (1 - beta) * squares.mean(1)
+            state["column"] = beta * state.get("column", 0) + (1 - beta) * squares.mean(0)
+            moments = np.outer(state["row"], state["column"]) / state["row"].mean()
+        else:
+            moments = state["v"] = beta * state.get("v", 0) + (1 - beta) * squares
+        update = grad / np.sqrt(moments)
+        update /= max(1, np.sqrt((update**2).mean()))
+        return update * max(1e-3, np.sqrt((param**2).mean()))
+    m = state["m"] = 0.95 * state.get("m", 0) + grad  # Jordan et al. 2024, scaled as in Liu et al. 2025
+    x = grad + 0.95 * m
+    left, values, right = np.linalg.svd(x, full_matrices=False)
+    values /= np.sqrt((values**2).sum())
+    for _ in range(5):  # an odd polynomial of a matrix is that of its singular values
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    return left * values @ right * 0.2 * np.sqrt(max(grad.shape))
+
+
+@pytest.mark.parametrize("name", ["lion", "adafactor", "muon"])
+@pytest.mark.parametrize("shape", [(3, 5), (130, 128)])
+def test_three_steps_equal_the_formula_of_the_paper(name: str, shape: tuple[int, int]) -> None:
+    random = np.random.default_rng(0)
+    params = expected = {"layer_0": {"kernel": random.normal(size=shape)}}
+    config = OptimizerConfig(name, 0.1, 0, schedule="constant", max_grad_norm=0.0)
+    optimizer = make_optimizer(config, 10)
+    params, state, ours = jax.tree.map(jnp.float32, params), {}, None
+    expected = expected["layer_0"]["kernel"]
+    for step in (1, 2, 3):
+        grad = random.normal(size=shape)
+        ours = optimizer.init(params) if ours is None else ours
+        updates, ours = optimizer.update({"layer_0": {"kernel": jnp.float32(grad)}}, ours, params)
+        params = optax.apply_updates(params, updates)
+        expected = expected - 0.1 * (by_formula(name, grad, state, expected, step) + 0.01 * expected)
+    np.testing.assert_allclose(params["layer_0"]["kernel"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_muon_is_adam_but_for_the_matrices_of_layers() -> None:
+    changes = {}
+    for name in ("muon", "adamw"):
+        config = OptimizerConfig(name, 0.1, 0, max_grad_norm=0.0)
+        changes[name] = one_update(config, ENCODER, jax.tree.map(lambda p: 0.1 * p + 0.05, ENCODER))
+    same = {path for path, value in changes["muon"].items() if np.array_equal(value, changes["adamw"][path])}
+    assert changes["muon"].keys() - same == {f"bert/encoder/layer_{n}/output/kernel" for n in range(2)}
+
+
+@pytest.mark.parametrize("name", ["lion", "adafactor", "muon"])
+def test_a_state_is_checkpointed_bit_for_bit(name: str, tmp_path) -> None:
+    """Also that of factored moments and of masked parts."""
+    big = {**PARAMS, "layer_0": {"kernel": jnp.ones((128, 130))}}
+    optimizer = make_optimizer(OptimizerConfig(name, 0.1, 0), 10)
+
+    def take(params, state):
+        grads = jax.tree.map(lambda p: 0.3 * p + 0.05, params)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params, state = take(*take(big, optimizer.init(big)))
+    with Checkpointer(tmp_path, None, print) as checkpoints:
+        checkpoints.save(2, {"params": params, "opt_state": state})
+        checkpoints.wait()
+        _, restored = checkpoints.restore({"params": params, "opt_state": state})
+    assert jax.tree.structure(restored["opt_state"]) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, take(restored["params"], restored["opt_state"]), take(params, state))
+
+
 def test_with_correction_it_is_optax_adam() -> None:
     ours, theirs = scale_by_bert_adam(bias_correction=True, epsilon=1e-6), optax.scale_by_adam(eps=1e-6)
     states = ours.init(PARAMS), theirs.init(PARAMS)
@@ -124,9 +201,28 @@ def test_inverse_square_root_of_the_step() -> None:
     np.testing.assert_allclose([float(no_warmup(n)) for n in (0, 3, 8)], [1, 1 / 2, 1 / 3], rtol=1e-6)
 
 
-def test_a_last_rate_is_refused_where_the_schedule_has_none() -> None:
-    with pytest.raises(UserError, match=r"final_rate is 0\.1, and optimizer.schedule inverse_sqrt has no last rate"):
-        OptimizerConfig(schedule="inverse_sqrt", final_rate=0.1).check()
+def test_a_constant_rate_and_one_that_falls_at_the_end() -> None:
+    config = OptimizerConfig(learning_rate=2.0, warmup_steps=2, schedule="constant")
+    rate = learning_rate_schedule(config, 10)
+    np.testing.assert_allclose([float(rate(n)) for n in (0, 1, 2, 9, 10)], [0, 1, 2, 2, 2])
+    config = dataclasses.replace(config, schedule="warmup_stable_decay", decay_ratio=0.4, final_rate=0.5)
+    rate = learning_rate_schedule(config, 10)
+    expected = [0, 1, 2, 2, 2, 2, 2, 1.75, 1.5, 1.25, 1]
+    np.testing.assert_allclose([float(rate(n)) for n in range(11)], expected)
+    longest = learning_rate_schedule(dataclasses.replace(config, decay_ratio=0.9), 10)  # starts after the warm-up
+    np.testing.assert_allclose([float(longest(n)) for n in (1, 2, 6, 10)], [1, 2, 1.5, 1])
+
+
+@pytest.mark.parametrize("schedule", ["inverse_sqrt", "constant"])
+def test_a_last_rate_is_refused_where_the_schedule_has_none(schedule) -> None:
+    with pytest.raises(UserError, match=rf"final_rate is 0\.1, and optimizer.schedule {schedule} has no last rate"):
+        OptimizerConfig(schedule=schedule, final_rate=0.1).check()
+
+
+def test_a_share_of_decay_is_refused_where_the_schedule_has_none() -> None:
+    sentence = "optimizer.decay_ratio is 0.2, which optimizer.schedule warmup_stable_decay alone uses: remove it"
+    with pytest.raises(UserError, match=f"^{sentence}$"):
+        OptimizerConfig(decay_ratio=0.2).check()
 
 
 def test_warm_up_by_share_or_by_steps() -> None:
@@ -156,7 +252,7 @@ def one_update(config: OptimizerConfig, params: dict, grads: dict, frozen=None) 
     return flatten_dict(params, sep="/")
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize("name", NAMES)
 def test_rates_fall_from_layer_to_layer(name: str) -> None:
     grads = jax.tree.map(lambda p: 0.1 * p + 0.05, ENCODER)
 
@@ -184,7 +280,7 @@ def test_depths() -> None:
     assert layer_depth(("predictions", "bias")) is None
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("num_frozen_layers", "num_feature_layers", "names"),
     [
@@ -209,8 +305,11 @@ def test_what_is_frozen_stays_and_the_rest_is_trained_as_if_alone(
         if not names & set(path.split("/")):
             np.testing.assert_array_equal(value, everything[path])
     moments = jax.tree.leaves(make_optimizer(config, 10, frozen).init(ENCODER))
-    trained = sum(not names & set(path.split("/")) for path in before)
-    assert sum(leaf.ndim > 0 for leaf in moments) == 2 * trained
+    trained = unflatten_dict(
+        {path: value for path, value in before.items() if not names & set(path.split("/"))}, sep="/"
+    )
+    alone = jax.tree.leaves(make_optimizer(config, 10).init(trained))
+    assert [leaf.shape for leaf in moments] == [leaf.shape for leaf in alone]
 
 
 def test_nothing_is_frozen_unless_asked() -> None:
