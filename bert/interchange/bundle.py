@@ -88,4 +88,4 @@ def describe_labels(model: ModelBundle) -> str:
         return ", ".join(f"`{label}`" for label in model.labels)
     pairs = zip(model.labels, model.label_thresholds, strict=True)
     listed = ", ".join(f"`{label}` {threshold:.4g}" for label, threshold in pairs)
-    return f"{listed} (a label is predicted if the sigmoid of its logit reaches this threshold)"
+    return f"{listed} (a label is predicted if the sigmoid of its logit reaches the number next to it)"

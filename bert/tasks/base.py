@@ -85,6 +85,8 @@ class Task(ABC):
     """What `baseline_scores` are those of, such as ``majority_class``; "" for none."""
     windows: ClassVar[bool] = False
     """Whether long inputs become several rows; else they are cut to ``data.max_length``."""
+    tuned_at_each_evaluation: ClassVar[bool] = False
+    """Whether every evaluation of dev is scored as `tune` answers it; else only that of the best checkpoint is."""
     class_weights: tuple[float, ...] = ()
     """L factors of the loss of each label, which `bert.training.losses.with_class_weights` applies; () for none."""
     data_keys: ClassVar[tuple[str, ...]] = ()

@@ -34,8 +34,8 @@ def lexical_baseline(task: Task, train: Any, dev: Any) -> tuple[str, dict[str, f
     model = LogisticRegression(C=INVERSE_REGULARISATION, max_iter=1000)
     if isinstance(task, MultilabelTask):
         shares = OneVsRestClassifier(model).fit(inputs, train.known_labels).predict_proba(dev_inputs)
-        # Of a single label it gives the probabilities of its absence and its presence.
-        return "tf_idf_logistic_regression", task.score(task.decide(shares[:, -task.num_labels :], dev), dev)
+        shares = shares[:, -task.num_labels :]  # of a single label there is a column for its absence as well
+        return "tf_idf_logistic_regression", task.score(task.with_best_thresholds(shares, dev).decide(shares), dev)
     model.fit(inputs, train.known_labels)
     predictions = ClassificationPredictions(model.predict(dev_inputs), model.predict_proba(dev_inputs))
     return "tf_idf_logistic_regression", task.score(predictions, dev)

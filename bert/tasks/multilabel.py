@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -46,9 +46,10 @@ class MultilabelTask(LabelTask):
     """Any number of labels a row. A label is predicted if its probability reaches its threshold."""
 
     label_thresholds: tuple[float, ...] = ()
-    """One for each label, or one for all; () until they are tuned on dev, and for a published model without any."""
+    """One for each label, or one for all; () until they are tuned on dev, and in a model that has none: then 0.5."""
     loss: str = "binary_cross_entropy"
     baseline: str = "constant_labels"
+    tuned_at_each_evaluation: ClassVar[bool] = True
 
     @property
     def problem_type(self) -> str:
@@ -59,32 +60,32 @@ class MultilabelTask(LabelTask):
         return counts
 
     def predict(self, outputs: Outputs, features: Features, examples: Examples) -> MultilabelPredictions:
-        """[L] logits of each row -> its labels; a NaN counts as 0.
+        """[L] logits of each row -> its labels; a NaN counts as 0."""
+        return self.decide(self._probabilities(outputs))
 
-        Before the thresholds are tuned, which is while a run trains, dev is answered with the best ones for itself.
-        """
-        logits = np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels)))
-        return self.decide(metrics.sigmoid(logits), examples)
-
-    def decide(self, probabilities: np.ndarray, examples: Examples) -> MultilabelPredictions:
+    def decide(self, probabilities: np.ndarray) -> MultilabelPredictions:
         """The labels of [R, L] probabilities."""
-        thresholds: Sequence[float] | np.ndarray = self.label_thresholds or (DEFAULT_THRESHOLD,)
-        if not self.label_thresholds and examples.labelled:
-            thresholds = self._best_thresholds(probabilities, examples)
-        thresholds = np.broadcast_to(np.asarray(thresholds, np.float64), self.num_labels)
-        return MultilabelPredictions(probabilities >= thresholds, probabilities, thresholds)
+        thresholds = np.asarray(self.label_thresholds or (DEFAULT_THRESHOLD,))
+        return MultilabelPredictions(
+            probabilities >= thresholds, probabilities, np.broadcast_to(thresholds, self.num_labels)
+        )
 
     def tune(self, outputs: Outputs, features: Features, examples: Examples) -> MultilabelTask:
         """With the best thresholds for the main metric, unless it has some."""
-        thresholds = self.predict(outputs, features, examples).thresholds
-        return self if self.label_thresholds else dataclasses.replace(self, label_thresholds=tuple(thresholds.tolist()))
+        return self if self.label_thresholds else self.with_best_thresholds(self._probabilities(outputs), examples)
+
+    def with_best_thresholds(self, probabilities: np.ndarray, examples: Examples) -> MultilabelTask:
+        """The task with the thresholds that are best for the main metric of [R, L] probabilities."""
+        best = best_thresholds(probabilities, examples.known_labels, micro=self.main_metric == "micro_f1")
+        return dataclasses.replace(self, label_thresholds=tuple(best.tolist()))
 
     def score(self, predictions: MultilabelPredictions, examples: Examples) -> dict[str, float]:
         return metrics.compute_metrics(self.metrics, predictions.labels, examples.known_labels)
 
     def baseline_scores(self, examples: Examples) -> dict[str, float]:
         """Of giving every row the same labels, those that are best for the main metric."""
-        return self.score(self._constant_predictions(examples), examples)
+        same = np.zeros(examples.known_labels.shape)
+        return self.score(self.with_best_thresholds(same, examples).decide(same), examples)
 
     def is_degenerate(self, predictions: MultilabelPredictions, examples: Examples) -> bool:
         """The same labels for every row, or no metric better than those of the baseline."""
@@ -142,14 +143,8 @@ class MultilabelTask(LabelTask):
             for row, shares in zip(predictions.labels, predictions.probabilities, strict=True)
         ]
 
-    def _best_thresholds(self, probabilities: np.ndarray, examples: Examples) -> np.ndarray:
-        return best_thresholds(probabilities, examples.known_labels, micro=self.main_metric == "micro_f1")
-
-    def _constant_predictions(self, examples: Examples) -> MultilabelPredictions:
-        """The best labels to give to every row."""
-        same = np.zeros(examples.known_labels.shape)
-        thresholds = self._best_thresholds(same, examples)
-        return MultilabelPredictions(same >= thresholds, same, thresholds)
+    def _probabilities(self, outputs: Outputs) -> np.ndarray:
+        return metrics.sigmoid(np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels))))
 
     def _join(self, labels: np.ndarray) -> list[str]:
         """[R, L] -> the labels of each row in a cell."""

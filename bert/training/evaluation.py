@@ -205,5 +205,7 @@ class DevEvaluator:
     def __call__(self, params: Any) -> Metrics:
         outputs, losses = self._evaluator(self._merge(params), self._dev, self._interrupts.raise_if_requested)
         self.last_outputs = outputs
-        predictions = self._task.predict(outputs, self._dev.features, self._dev.examples)
-        return {**losses, **self._task.score(predictions, self._dev.examples)}
+        task, features, examples = self._task, self._dev.features, self._dev.examples
+        if task.tuned_at_each_evaluation:
+            task = task.tune(outputs, features, examples)
+        return {**losses, **task.score(task.predict(outputs, features, examples), examples)}

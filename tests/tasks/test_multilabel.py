@@ -86,18 +86,16 @@ def test_a_test_file_has_labels_if_any_row_has(tmp_path: Path) -> None:
 
 def test_thresholds_are_tuned_on_dev_and_kept_for_test(tmp_path: Path) -> None:
     task, dev = fitted(tmp_path)
-    untuned = task.predict(LOGITS, None, dev)
+    assert task.predict(LOGITS, None, dev).thresholds.tolist() == [0.5] * 3, "not those of the rows to score"
     tuned = task.tune(LOGITS, None, dev)
     assert tuned.label_thresholds[0] == 0.5
     assert tuned.label_thresholds[2] == pytest.approx((1 / (1 + np.e) + 1 / (1 + np.exp(2))) / 2)
     decided = tuned.predict(LOGITS, None, dev)
-    np.testing.assert_array_equal(decided.labels, untuned.labels)
+    assert decided.labels.astype(int).tolist() == ROWS
     assert tuned.score(decided, dev) == {"micro_f1": 1.0, "macro_f1": 1.0}
     others = dataclasses.replace(dev, labels=1 - dev.labels)
     assert tuned.predict(LOGITS, None, others).thresholds.tolist() == [*tuned.label_thresholds]
     assert tuned.tune(LOGITS, None, others) is tuned
-    unlabelled = dataclasses.replace(dev, labels=None)
-    assert task.predict(LOGITS, None, unlabelled).thresholds.tolist() == [0.5] * 3
     for given in ([0.2], [0.2, 0.2, 0.2]):
         assert own(label_thresholds=given, labels=[*NAMES]).predict(LOGITS, None, dev).thresholds.tolist() == [0.2] * 3
 
@@ -129,9 +127,8 @@ def test_the_baseline_gives_every_row_the_same_labels(tmp_path: Path) -> None:
     assert task.baseline_scores(dev) == {"micro_f1": pytest.approx(2 * 3 / (4 + 5)), "macro_f1": pytest.approx(2 / 7)}
     by_macro, _ = fitted(tmp_path, metrics=["macro_f1"])
     assert by_macro.baseline_scores(dev) == {"macro_f1": pytest.approx((6 / 7 + 2 / 5 + 2 / 5) / 3)}
-    assert not task.is_degenerate(task.predict(LOGITS, None, dev), dev)
-    assert task.is_degenerate(task.predict(np.zeros_like(LOGITS), None, dev), dev)
-    assert task.is_degenerate(task.predict(-LOGITS, None, dev), dev)
+    for logits, degenerate in ((LOGITS, False), (np.zeros_like(LOGITS), True), (-LOGITS, True)):
+        assert task.is_degenerate(task.tune(logits, None, dev).predict(logits, None, dev), dev) is degenerate
 
 
 def test_words_alone_make_a_baseline() -> None:
