@@ -174,7 +174,11 @@ def label_facts(task: Task, examples: dict[str, Any], data: TaskDataConfig) -> l
             none = 1 - examples[name].known_labels.any(axis=1).mean()
             more = [*([f"{rest} other labels"] if rest else []), f"no label {_percent(none)}"]
         described.append(f"{name} {', '.join([*words, *more])}")
-    return [("labels", "; ".join(described)), *_label_warnings(task, counts, shares, data)]
+    facts = [("labels", "; ".join(described))]
+    if task.class_weights:
+        weights = ", ".join(f"{task.label_names[label]} {task.class_weights[label]:.3g}" for label in shown)
+        facts.append(("class weights", weights + (", ..." if rest else "")))
+    return [*facts, *_label_warnings(task, counts, shares, data)]
 
 
 def _label_warnings(

@@ -141,7 +141,10 @@ def test_words_alone_make_a_baseline() -> None:
 
 def test_class_weights_are_balanced_or_given(tmp_path: Path) -> None:
     assert fitted(tmp_path)[0].class_weights == ()
-    assert fitted(tmp_path, class_weights="balanced")[0].class_weights == (1 / 3, 3.0, 3.0)
+    balanced, train = fitted(tmp_path, class_weights="balanced")
+    assert balanced.class_weights == (1 / 3, 3.0, 3.0)
+    facts = label_facts(balanced, {"train": train, "dev": train}, TaskDataConfig())
+    assert facts[1] == ("class weights", "bill 0.333, login 3, speed 3")
     assert fitted(tmp_path, class_weights=["speed=2.5"])[0].class_weights == (1.0, 1.0, 2.5)
     made_files(tmp_path, train_csv="text,label\na,x\nb,y\nc,y\nd,y\n")
     single = own("classification", class_weights="balanced")
