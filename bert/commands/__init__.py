@@ -12,6 +12,7 @@ from bert.errors import UserError
 COMMANDS = {
     "pretrain": ("bert.commands.pretrain", "trains an encoder on a corpus"),
     "finetune": ("bert.commands.finetune", "trains a task's head and the encoder on labelled data"),
+    "recipes": ("bert.commands.recipes", "lists the recipes that --config takes"),
     "plan": ("bert.commands.plan", "reports the device memory that a pretraining run needs"),
     "tokenizer": ("bert.commands.tokenizer", "trains a vocabulary on a corpus, or extends one"),
     "examples": ("bert.commands.examples", "builds the examples of a corpus in advance, and shows them"),

@@ -66,11 +66,14 @@ def parse(
     takes_value = {name: bool(value) for name, _, value in (usage.partition(" ") for usage in extra_options)}
     options = _options(argv, keys, takes_value)
     extra = {name: " ".join(options.pop(name)) for name in takes_value if name in options}
+    names = options.pop("config", [] if default_recipe is None else [default_recipe])
     if "help" in options:
-        print(config_help(config_class, prog, description, _config_text(default_recipe), extra_options), end="")
+        recipe = resolve_config(config_class, names, {}, f"{COMMAND_LINE}: --config", {}, say).config
+        label, config_text = ", ".join(Path(name).stem for name in names), _config_text(default_recipe)
+        has_all_keys = options["help"] == ["all"]
+        print(config_help(recipe, label, prog, description, config_text, extra_options, has_all_keys), end="")
         raise SystemExit(0)
     print_config = options.pop("print_config", None) is not None
-    names = options.pop("config", [] if default_recipe is None else [default_recipe])
     defaults = _values_on_command_line({key: [value] for key, value in defaults_for_check.items()}, keys)
     given = _values_on_command_line(options, keys)
     resolved = resolve_config(config_class, names, given, f"{COMMAND_LINE}: --config", defaults, say)
@@ -180,12 +183,12 @@ def _options(argv: list[str], keys: dict[str, ConfigField], extra: Mapping[str, 
             name = SHORT_FORMS[name] if SHORT_FORMS.get(name) in keys else name
             if name not in takes_value and key_of(name, keys) is None:
                 raise UserError(f"{COMMAND_LINE}: {unknown_key(name, sibling_keys(name, keys), prefix='--')}")
-            if equals and not takes_value.get(name, True):
+            if equals and not takes_value.get(name, True) and (name, value) != ("help", "all"):
                 raise UserError(f"{COMMAND_LINE}: --{name} takes no value: remove ={value}")
             words = [value] if equals else []
             options[name] = [*options.get(name, ()), words] if name == "config" else [words]
         elif name is None or not takes_value.get(name, True):
-            raise UserError(f"{COMMAND_LINE}: {word} belongs to no key: write --KEY VALUE (--help lists all keys)")
+            raise UserError(f"{COMMAND_LINE}: {word} belongs to no key: write --KEY VALUE (--help=all lists all keys)")
         elif words and not ((key := key_of(name, keys)) and key.takes_list):
             raise UserError(
                 f"{COMMAND_LINE}: --{name} takes one value, but {word} follows {words[0]}: "

@@ -1,45 +1,93 @@
-"""The ``--help`` of a command that takes a configuration: every key with its type, meaning and default."""
+"""The ``--help`` of a command that takes a configuration: its keys with type, meaning and default.
+
+``--help`` has the most used keys, ``--help=all`` every one.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from typing import Any, NamedTuple
 
-from bert.config.yaml_io import ConfigField, fields_of, help_texts
+from bert.config import FinetuneConfig, PretrainConfig
+from bert.config.yaml_io import ConfigField, fields_of, help_texts, keys_of
+
+COMMON_KEYS = {
+    PretrainConfig: (
+        *("output_dir", "init", "seed", "loggers", "data.train", "data.eval", "data.objective", "data.prediction"),
+        *("data.sequence_length", "tokenizer.path", "tokenizer.vocab_size", "model.hidden_size"),
+        *("model.num_hidden_layers", "model.num_attention_heads", "optimizer.name", "optimizer.learning_rate"),
+        *("optimizer.warmup_ratio", "optimizer.schedule", "training.steps", "training.batch_size"),
+        *("training.gradient_accumulation_steps", "training.dtype", "training.mesh", "training.checkpoint_every"),
+    ),
+    FinetuneConfig: (
+        *("task", "init", "output_dir", "seed", "num_seeds", "patience", "loggers", "data.dir", "data.train"),
+        *("data.dev", "data.test", "data.columns.text_a", "data.columns.label", "data.max_length", "lora.rank"),
+        *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule", "training.epochs"),
+        *("training.batch_size", "training.gradient_accumulation_steps", "training.dtype", "training.eval_every"),
+    ),
+}
+"""The keys that ``--help`` explains."""
 
 PLACEHOLDERS = {int: "N", float: "X", bool: "true|false"}
 
 
+class _Help(NamedTuple):
+    """What a help text is of.
+
+    Attributes:
+        parser: which formats it.
+        keys: that it explains.
+        recipe: whose values differ from the defaults.
+    """
+
+    parser: argparse.ArgumentParser
+    keys: Container[str]
+    recipe: str
+
+
 def config_help(
-    config_class: type, prog: str, description: str, config_text: str, extra_options: Mapping[str, str]
+    config: PretrainConfig | FinetuneConfig,
+    recipe: str,
+    prog: str,
+    description: str,
+    config_text: str,
+    extra_options: Mapping[str, str],
+    has_all_keys: bool,
 ) -> str:
     """The help text, as `argparse` formats it.
 
     Args:
-        config_class: its fields are the keys.
+        config: its fields are the keys, and its values the defaults.
+        recipe: its name.
         prog: name of the command.
         description: what the command does.
         config_text: help of ``--config``.
         extra_options: help of the options that are no keys, by usage such as ``NAME VALUE``.
+        has_all_keys: whether it explains every key, and not only `COMMON_KEYS`.
     """
+    every_key = keys_of(type(config))
+    more = "" if has_all_keys else f"{prog} --help=all explains all {len(every_key)} keys; "
     parser = argparse.ArgumentParser(
         prog=prog,
         usage="%(prog)s [--config FILE ...] [--KEY VALUE ...]",
         description=description,
+        epilog=f"{more}bert recipes lists the recipes.",
         formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=30),
         add_help=False,
     )
     options = parser.add_argument_group("Options")
-    _add(options, "help", None, "Show this text and stop; -h does the same.")
+    _add(options, "help[=all]", None, "Explain the most used keys, with --help=all every key, and stop; -h is --help.")
     _add(options, "config", "FILE", config_text)
     _add(options, "print_config", None, "Print the whole configuration as YAML and stop.")
     for usage, text in extra_options.items():
         name, _, placeholder = usage.partition(" ")
         _add(options, name, placeholder or None, text)
-    _add_section(parser, config_class, "", "the run")
+    _add_section(_Help(parser, every_key if has_all_keys else COMMON_KEYS[type(config)], recipe), config, "", "the run")
     return parser.format_help()
 
 
@@ -51,28 +99,36 @@ def _add(group: argparse._ArgumentGroup, name: str, placeholder: str | None, tex
         group.add_argument(f"--{name}", metavar=placeholder, help=text)
 
 
-def _add_section(parser: argparse.ArgumentParser, config_class: type, prefix: str, title: str) -> None:
-    """Adds the fields of a dataclass as one group, then its sections."""
-    group = parser.add_argument_group(title[0].upper() + title[1:])
-    fields, texts = fields_of(config_class), help_texts(config_class)
+def _add_section(text: _Help, config: Any, prefix: str, title: str) -> None:
+    """Adds the fields of a dataclass as one group, which is left out if it is empty, then its sections."""
+    group = text.parser.add_argument_group(title[0].upper() + title[1:])
+    fields, texts = fields_of(type(config)), help_texts(type(config))
     for name, field in fields.items():
-        if field.section is None:
-            default = field.default if isinstance(field.default, str) else json.dumps(field.default)
-            _add(group, prefix + name, _placeholder(field), f"{texts[name]} (default: {default})")
+        if field.section is None and (prefix + name in text.keys or ".K." in prefix):
+            value = getattr(config, name)
+            source = "default" if value == field.default else text.recipe
+            _add(group, prefix + name, _placeholder(field), f"{texts[name]} ({source}: {_shown(value)})")
     for name, field in fields.items():
         if field.section is not None:
-            _add_section(parser, field.section, f"{prefix}{name}.", texts[name])
-        elif field.item is not None:
+            _add_section(text, getattr(config, name), f"{prefix}{name}.", texts[name])
+        elif field.item is not None and prefix + name in text.keys:
             summary = (field.item.__doc__ or "").partition(";")[0]
-            _add_section(parser, field.item, f"{prefix}{name}.K.", f"{summary} (K = 1, 2, ...)")
+            _add_section(text, field.item(), f"{prefix}{name}.K.", f"{summary} (K = 1, 2, ...)")
+
+
+def _shown(value: Any) -> str:
+    """A value as in YAML on one line; of a list of sections their number."""
+    if isinstance(value, list) and any(map(dataclasses.is_dataclass, value)):
+        return f"{len(value)} of them"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _placeholder(field: ConfigField) -> str:
     if field.item is not None:
         return "null"
     member = field.members[0]
+    if field.choices:
+        return "|".join(field.choices) + (",..." if field.takes_list else "")
     if field.takes_list:
         return f"{PLACEHOLDERS.get(typing.get_args(member)[0], 'TEXT')} ..."
-    if typing.get_origin(member) is typing.Literal:
-        return "|".join(typing.get_args(member))
     return PLACEHOLDERS.get(member, "TEXT")

@@ -1,6 +1,6 @@
 """What a run is made of: frozen dataclasses, their checks, and where recipes lie. Imports no JAX.
 
-Field names follow Google's ``bert_config.json`` where it has one. The text under each field is its ``--help``.
+Field names follow Google's ``bert_config.json`` where it has one. The text under each field is its ``--help=all``.
 """
 
 from __future__ import annotations

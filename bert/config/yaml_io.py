@@ -226,7 +226,7 @@ def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
     elif near := difflib.get_close_matches(leaf, leaf_names, 1):
         nearest = leaf_names[near[0]]
     else:
-        return f"unknown key {prefix}{name}: --help lists all keys"
+        return f"unknown key {prefix}{name}: --help=all lists all keys"
     return f"unknown key {prefix}{name}: did you mean {prefix}{nearest}?"
 
 

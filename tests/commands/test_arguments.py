@@ -1,14 +1,16 @@
 """What a file and a command line say, what comes of it, and each sentence on what is wrong with them."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from bert.commands.arguments import parse
+from bert.commands.config_help import COMMON_KEYS
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.phases import PhaseConfig
-from bert.config.yaml_io import dump, load_config
+from bert.config.yaml_io import dump, keys_of, load_config
 from bert.errors import UTF8_HINT
 from tests.commands.parsing import finetune_yaml, pretrain, pretrain_yaml, sentence
 
@@ -164,7 +166,7 @@ def test_dump_of_both_configurations_is_plain_yaml():
         (["--steps", "3"], ["mean --training.steps?"]),
         (["--training.learning_rate", "3"], ["mean --optimizer.learning_rate?"]),
         (["--output-dir", "x"], ["mean --output_dir?"]),
-        (["--xyzzy", "1"], ["unknown key --xyzzy", "--help lists all keys"]),
+        (["--xyzzy", "1"], ["unknown key --xyzzy", "--help=all lists all keys"]),
         (["--training.steps", "abc"], ["--training.steps abc", "a whole number", "is expected"]),
         (["--training.steps", "1.5"], ["--training.steps 1.5", "a whole number"]),
         (["--training.steps", "true"], ["--training.steps true", "a whole number"]),
@@ -285,7 +287,7 @@ def test_recipe_of_another_command_is_said_to_be_one():
     error = sentence(parse, FinetuneConfig, ["--config", "long"], prog="", description="", default_recipe=None)
     assert error.endswith(" (long is a recipe of bert pretrain)")
     Path("own.yaml").write_text("task: sst2\n")
-    assert sentence(pretrain, "--config", "own.yaml").endswith("--help lists all keys")
+    assert sentence(pretrain, "--config", "own.yaml").endswith("--help=all lists all keys")
 
 
 def test_folder_of_a_run_points_at_its_configuration():
@@ -315,26 +317,54 @@ def test_print_config_prints_what_loads(capsys):
     assert pretrain("--config", "printed.yaml")[0] == pretrain("--config", "tiny", "--seed", "7")[0]
 
 
-@pytest.mark.parametrize("config_class", [PretrainConfig, FinetuneConfig])
-def test_help_explains_every_key_with_its_default(config_class, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "110")
+def help_text(config_class, capsys, *argv):
     with pytest.raises(SystemExit) as ended:
-        parse(config_class, ["-h"], prog="bert x", description="What it does.", default_recipe="tiny")
+        parse(config_class, argv, prog="bert x", description="What it does.", default_recipe=None)
     assert ended.value.code == 0
-    text = capsys.readouterr().out
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("config_class", [PretrainConfig, FinetuneConfig])
+def test_help_of_all_explains_every_key_with_its_default(config_class, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "110")
+    text = help_text(config_class, capsys, "--help=all")
     words = " ".join(text.split())
     assert text.startswith("usage: bert x [--config FILE ...] [--KEY VALUE ...]\n\nWhat it does.\n")
-    assert "Recipes: base, sst2, tiny. (default: tiny)" in words
-    for section, value in vars(config_class()).items():
-        for name in vars(value) if dataclasses.is_dataclass(value) else [None]:
-            inner = getattr(value, name) if name else None
-            for key in vars(inner) if dataclasses.is_dataclass(inner) else [None]:
-                assert f"--{'.'.join(filter(None, (section, name, key)))} " in words
+    assert "Recipes: base, sst2, tiny." in words
+    for key in keys_of(config_class):
+        assert f"--{key} " in words
     assert ("--phases.K.share X Share of training.steps" in words) == (config_class is PretrainConfig)
     assert "Decay of the first moment. (default: 0.9)" in words
     assert "Lower-case all text; of kind wordpiece. (default: true)" in words
     assert "--training.remat none|dots|full " in words
     assert "--optimizer.name adamw|lamb|lion|adafactor|muon " in words
+    assert "--loggers tensorboard|wandb|mlflow,... " in words
     assert "null" in words
     assert "None" not in text
     assert max(map(len, text.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("config_class", [PretrainConfig, FinetuneConfig])
+def test_help_explains_the_common_keys(config_class, capsys):
+    assert set(COMMON_KEYS[config_class]) <= keys_of(config_class).keys()
+    assert 18 <= len(COMMON_KEYS[config_class]) <= 24
+    text = help_text(config_class, capsys, "-h")
+    options = set(re.findall(r"^  --([a-z][\w.]*)", text, re.MULTILINE))
+    assert options == {"help", "config", "print_config", *COMMON_KEYS[config_class]}
+    last = f"bert x --help=all explains all {len(keys_of(config_class))} keys; bert recipes lists the recipes."
+    assert " ".join(text.split()).endswith(last)
+
+
+def test_help_has_the_values_of_the_recipe_in_use(capsys):
+    Path("mine.yaml").write_text("phases: [{share: 0.5}, {}]\ntraining.batch_size: 64\n")
+    words = " ".join(
+        help_text(PretrainConfig, capsys, "--config", "tiny", "--config", "mine.yaml", "--help=all").split()
+    )
+    assert "(tiny, mine: 1000)" in words
+    assert "over all devices. (tiny, mine: 64)" in words
+    assert "(tiny, mine: 2 of them)" in words
+    assert "Peak learning rate" in words
+
+
+def test_help_takes_no_other_value():
+    assert sentence(pretrain, "--help=some") == "command line: --help takes no value: remove =some"

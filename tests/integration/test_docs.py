@@ -43,6 +43,10 @@ TEXTS = (".py", ".md", ".yaml", ".ipynb", ".html", ".svg", "")
 FILES = ("safetensors", "onnx", "json", "txt", "digest", "py")
 
 
+CONFIGURED = ("pretrain", "finetune", "plan", "tokenizer", "examples")
+"""Commands that take a configuration."""
+
+
 class Block(NamedTuple):
     """A ```bash block: its page, the comment before it, its commands."""
 
@@ -82,7 +86,7 @@ def help_of(command: str) -> str:
     text = io.StringIO()
     with redirect_stdout(text):
         try:
-            importlib.import_module(COMMANDS[command][0]).main(["--help"])
+            importlib.import_module(COMMANDS[command][0]).main(["--help=all" if command in CONFIGURED else "--help"])
         except SystemExit as end:
             assert not end.code
     return text.getvalue()
