@@ -212,3 +212,33 @@ def test_devices_do_not_matter(devices: int, mesh: tuple[int, int, int] | None) 
     expected, found = first_moments(1, None), first_moments(devices, mesh)
     assert_same_gradients(found["moments"], expected["moments"])
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--training.scan_layers=true", "--training.remat=full", "--training.dtype=bfloat16"],
+        ["--training.gradient_accumulation_steps=2", "--training.average_checkpoints=2"],
+        ["--optimizer.name=lamb", "--optimizer.layerwise_lr_decay=0.9", "--num_seeds=2"],
+    ],
+)
+def test_adapters_go_with_other_settings(arguments, adapted, sst2, tmp_path, capsys) -> None:
+    """Also from a run with adapters, which are merged before others are trained."""
+    folder = tmp_path / "run"
+    assert run(folder, sst2, f"--init={adapted}", *LORA, *arguments) == 0
+    if "--num_seeds=2" in arguments:
+        folder /= "seed-1"
+    assert predict([str(folder), "dev", "--output", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out/dev.tsv").read_bytes() == (folder / "predictions/dev.tsv").read_bytes()
+    before, after = (flatten_dict(bert.load(place).params["bert"]["encoder"]) for place in (adapted, folder))
+    changed = {path[-2:] for path in after if not np.array_equal(before[path], after[path])}
+    assert changed == {("query", "kernel"), ("value", "kernel")}
+
+
+@pytest.mark.slow
+def test_a_left_to_right_model_has_adapters_too(continued, sst2, tmp_path) -> None:
+    assert run(tmp_path / "run", sst2, f"--init={continued}", *LORA, "--language_model_weight=0.5") == 0
+    before, after = (flatten_dict(bert.load(place).params["bert"]) for place in (continued, tmp_path / "run"))
+    changed = {path[-2:] for path in before if not np.array_equal(before[path], after[path])}
+    assert changed == {("query", "kernel"), ("value", "kernel")}
