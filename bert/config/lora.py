@@ -17,7 +17,7 @@ class LoraConfig:
 
     rank: Positive | None = None
     """Rank r of the adapters, 8 in the paper for GLUE: only these, the pooler and the head are trained, and checkpoints
-    hold only these; null trains all. Wants a higher learning rate, 4e-4 to 2e-3."""
+    hold only these; null trains all. Adapters want a higher learning rate: 4e-4 or more."""
     alpha: PositiveFloat = 8.0
     """An adapter is multiplied by alpha / rank, so that another rank needs no other learning rate."""
     projections: list[str] = field(default_factory=lambda: ["query", "value"])

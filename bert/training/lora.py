@@ -50,7 +50,8 @@ def take_frozen_weights(
     checksum = params_checksum(params)
     if lora.checksum not in (None, checksum):
         raise UserError(
-            f"init {run.config.init} is not the model that lora.checksum names: restore it, or remove lora.checksum"
+            f"init {run.config.init} is not the model that the run began with (lora.checksum): restore it, or pass "
+            "another output_dir and remove lora.checksum"
         )
     if run.is_writer:
         write_frozen_weights(run.path, params)

@@ -138,7 +138,7 @@ def test_a_run_resumes_and_moves_but_not_without_its_weights(adapted: Path, sst2
     message = "does not hold the weights that the run's adapters belong to"
     assert message in fails(predict, str(moved), "dev")
     assert message in fails(main, f"--config={moved / 'config.yaml'}")
-    assert "is not the model that lora.checksum names" in fails(main, *again)
+    assert "is not the model that the run began with (lora.checksum)" in fails(main, *again)
     (moved / FROZEN_WEIGHTS).write_bytes(b"x" * 99)
     assert f"{moved / FROZEN_WEIGHTS} cannot be read" in fails(predict, str(moved), "dev")
     (moved / FROZEN_WEIGHTS).unlink()
