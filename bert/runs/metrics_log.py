@@ -83,11 +83,13 @@ def scored_splits(results: dict[str, Any]) -> list[str]:
 
 
 def to_jsonable(value: Any) -> Any:
-    """The value as JSON has it: arrays as lists, NaN and infinities as None, paths as text."""
+    """The value as JSON has it: arrays as lists, sets as lists in order, NaN and infinities as None, paths as text."""
     if isinstance(value, dict):
         return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_jsonable(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(to_jsonable, value), key=str)
     if hasattr(value, "tolist"):  # NumPy's and JAX's arrays and scalars
         return to_jsonable(value.tolist())
     if isinstance(value, float):

@@ -1,5 +1,6 @@
 """The StableHLO export: what it answers at several sizes, and that nothing of this package is needed to ask."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from bert.commands.export import main
 from bert.errors import UserError
 from bert.interchange.names import ARCHITECTURES
 from bert.interchange.writers import stablehlo
+from bert.interchange.writers.signature import write_metadata_files
 
 
 def graph_in(folder):
@@ -115,6 +117,18 @@ def test_needs_nothing_of_this_package(make, answer, tmp_path, monkeypatch, caps
     assert ids[0].tolist() == [tokens[token] for token in ("[CLS]", "one", "text", "[SEP]", *["[PAD]"] * 6)]
     expected = answer(model, model.params, {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments})
     np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-5)
+
+
+def test_the_thresholds_of_labels_are_beside_the_graph(make, tmp_path):
+    settings = {"problem_type": "multi_label_classification", "label_thresholds": (0.25, 0.5, 0.5, 1.0)}
+    model = dataclasses.replace(make("BertForSequenceClassification"), **settings)
+    write_metadata_files(model, tmp_path, stablehlo.signature(model), "int32", [])
+    content = json.loads((tmp_path / "signature.json").read_text())
+    assert {key: content[key] for key in settings} == {**settings, "label_thresholds": [0.25, 0.5, 0.5, 1.0]}
+    assert (
+        "Labels, by number: `no` 0.25, `perhaps` 0.5, `yes` 0.5, `both` 1 (a label"
+        in (tmp_path / "README.md").read_text()
+    )
 
 
 def test_weights_are_beside_the_graph(make):

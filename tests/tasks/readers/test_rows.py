@@ -25,3 +25,7 @@ def test_lists_data_frames_and_data_sets_are_the_same_lines():
 
 def test_scalars_of_numpy_are_numbers():
     assert json_lines([{"label": np.int64(3), "score": np.float32(0.5)}], "train") == '{"label": 3, "score": 0.5}\n'
+
+
+def test_a_set_is_a_list_in_order():
+    assert json_lines([{"text": "a", "labels": {"y", "x"}}], "train") == '{"text": "a", "labels": ["x", "y"]}\n'
