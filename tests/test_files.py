@@ -60,10 +60,10 @@ def text_options(config_class: type, prefix: str = "") -> dict[str, object]:
 
 NO_PATHS = {
     "mlm_bias_init", "task", "data.language", "data.objective", "data.invalid_tags", "data.misaligned_answers",
-    "data.column_names", "data.labels", "data.metrics", "data.source", "data.target", "model.hidden_act",
-    "model.position_embedding_init",
-    "model.position_embedding_type", "optimizer.name", "training.dtype", "training.preset",
-    "distillation.checksum", "distillation.hidden_loss",
+    "data.class_weights", "data.column_names", "data.labels", "data.metrics", "data.source", "data.target",
+    "model.hidden_act", "model.position_embedding_init", "model.position_embedding_type", "lora.projections",
+    "lora.checksum", "optimizer.name", "training.dtype", "training.preset", "distillation.checksum",
+    "distillation.hidden_loss",
     "training.attention_implementation", "training.dropout_rng", "training.mesh", "training.remat",
 }  # fmt: skip
 
@@ -121,7 +121,7 @@ def test_every_command_refuses_a_path_with_a_scheme(arguments, tmp_path, fails, 
 
 def test_no_command_is_left_out() -> None:
     tried = test_every_command_refuses_a_path_with_a_scheme.pytestmark[0].args[1]
-    assert {arguments[0] for arguments in tried} | {"finetune"} == set(COMMANDS)
+    assert {arguments[0] for arguments in tried} | {"finetune", "recipes"} == set(COMMANDS)
 
 
 def test_from_python_too(tmp_path: Path, monkeypatch, pretrained: Path) -> None:
