@@ -20,6 +20,7 @@ from bert.data.sequence_pairs import SequencePairs
 from bert.errors import UserError
 from bert.inference.forward import BUCKETS, BatchedForward
 from bert.inference.language_model import ENCODER_DECODER, LanguageModel
+from bert.interchange import hub
 from bert.interchange.bundle import build_module
 from bert.interchange.names import ARCHITECTURES
 from bert.interchange.pooling import Pooling
@@ -377,6 +378,22 @@ class Pretrained(LanguageModel):
         if not shape and (length is not None or dynamic_length):
             raise UserError(f"length and dynamic_length are for stablehlo: leave them out for {format}")
         writers[format](self, Path(out), say, **shape)
+
+    def push_to_hub(self, name: str, *, private: bool = False, message: str = "Add a model of bert-jax") -> str:
+        """Writes the model as `save` does with the format ``hf``, and uploads it to the Hugging Face hub as one commit.
+
+        Args:
+            name: of the repository, ``organisation/name``; it is made if it is not there.
+            private: whether a new repository is.
+            message: of the commit.
+
+        Returns:
+            The URL of the commit.
+
+        Raises:
+            UserError: as `save`; or the repository cannot be written: no such name, no access, no network.
+        """
+        return hub.upload(self.save, name, private, message)
 
     def _features_to_pool(self, inputs: str | Sequence[Text]) -> tuple[Features, Pooling]:
         texts = [as_text_or_pair(given, index) for index, given in enumerate(as_list(inputs), 1)]

@@ -1,8 +1,10 @@
-"""Models of the Hugging Face hub, fetched only where a name of one is given."""
+"""Models of the Hugging Face hub, fetched only where a name of one is given, and uploaded."""
 
 from __future__ import annotations
 
 import re
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from bert.errors import UserError
@@ -112,3 +114,35 @@ def download(name: str, weights: bool = True) -> Path:
             "name an existing folder, or fix the name or the network"
         ) from None
     return folder
+
+
+def upload(save: Callable[[Path], None], name: str, private: bool, message: str) -> str:
+    """Uploads what ``save`` writes into a folder as one commit, and returns its URL.
+
+    Args:
+        save: writes the folder of a model, with the place PATH in its model card.
+        name: ``organisation/name``, or ``name`` below the user's own account; made if it is not there.
+        private: whether a new repository is.
+        message: of the commit.
+
+    Raises:
+        UserError: no name that the hub allows, no access, no network; and what ``save`` raises.
+    """
+    from huggingface_hub import HfApi
+
+    if not re.fullmatch(r"([\w-][\w.-]*/)?[\w-][\w.-]*", name):
+        raise UserError(f"{name!r} is no name of a repository on the hub: use organisation/name")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary, name.rpartition("/")[2])
+        save(folder)  # before the repository is made
+        try:
+            client = HfApi()
+            repository = client.create_repo(name, private=private, exist_ok=True).repo_id
+            card = folder / "README.md"
+            card.write_text(card.read_text(encoding="utf-8").replace('"PATH', f'"{repository}'), encoding="utf-8")
+            return client.upload_folder(repo_id=repository, folder_path=folder, commit_message=message).commit_url
+        except Exception as error:  # the client raises its own, httpx's and the system's
+            raise UserError(
+                f"{name} cannot be written on the Hugging Face hub ({first_line(error)}): sign in with hf auth login, "
+                "or fix the name or the network"
+            ) from None

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import huggingface_hub.constants
@@ -203,3 +204,49 @@ def test_the_client_itself_offline_is_one_sentence(tmp_path: Path, monkeypatch, 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     assert "cannot be had from the Hugging Face hub" in fails(export, "nobody/nothing", str(tmp_path / "out"))
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch) -> Path:
+    """A folder in place of the hub, where repositories are written."""
+    remote = tmp_path / "written"
+
+    class Client:
+        def create_repo(self, name: str, private: bool, exist_ok: bool) -> SimpleNamespace:
+            if name.startswith("others/"):
+                raise OSError("403 Forbidden\nYou have no access")
+            (remote / "me" / name.split("/")[-1]).mkdir(parents=True, exist_ok=exist_ok)
+            return SimpleNamespace(repo_id=f"me/{name.split('/')[-1]}")
+
+        def upload_folder(self, repo_id: str, folder_path: Path, commit_message: str) -> SimpleNamespace:
+            shutil.copytree(folder_path, remote / repo_id, dirs_exist_ok=True)
+            return SimpleNamespace(commit_url=f"https://hub/{repo_id}/commit/1: {commit_message}")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Client)
+    return remote
+
+
+def test_a_model_is_pushed_with_its_card_and_read_again(made, written: Path) -> None:
+    model = made("BertForMaskedLM")
+    assert model.push_to_hub("mine", message="Add it") == "https://hub/me/mine/commit/1: Add it"
+    card = (written / "me" / "mine" / "README.md").read_text()
+    assert 'from_pretrained("me/mine")' in card
+    assert "PATH" not in card
+    assert str(written) not in card
+    again = bert.load(written / "me" / "mine")
+    jax.tree.map(np.testing.assert_array_equal, again.params["bert"], model.params["bert"])
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("a/b/c", "'a/b/c' is no name of a repository on the hub: use organisation/name"),
+        ("others/x", "others/x cannot be written on the Hugging Face hub (403 Forbidden): sign in with hf auth login, "
+         "or fix the name or the network"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_pushed_is_one_sentence(made, written: Path, name: str, sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        made("BertForMaskedLM").push_to_hub(name)
+    assert str(error.value) == sentence
+    assert not written.exists()
