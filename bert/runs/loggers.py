@@ -33,6 +33,10 @@ FLUSH_SECONDS = 5
 PARAMS_PER_REQUEST = 100
 """MLflow's limit."""
 
+WANDB_SECONDS = 300
+"""How long a run waits at its end for Weights & Biases to take what is left; without a limit, for a server that is
+gone, it would wait without end. The files stay in wandb/ for ``wandb sync``."""
+
 MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 """Environment variables that are set unless they are there: MLflow would wait minutes for a server that is gone."""
 
@@ -121,21 +125,18 @@ class WandbLogger(Logger):
     def start(self, start: RunStart) -> None:
         import wandb
 
+        waits = {"finish_timeout": WANDB_SECONDS} if "finish_timeout" in wandb.Settings.model_fields else {}
         defaults = {
             "project": os.environ.get("WANDB_PROJECT", PROJECT),
             "name": _name(start.path),
             "reinit": "create_new",  # a run of the user's own stays open
+            "dir": str(start.path),
+            "settings": wandb.Settings(console="off", **waits),
         }
         # The id is kept before the service knows it: a run that is killed meanwhile has one as well.
         run_id = _read_run_ids(start.path).get(self.module) or uuid.uuid4().hex[:8]
         _keep_run_id(start.path, self.module, run_id)
-        self._run = wandb.init(
-            **{**defaults, **self._settings},
-            id=run_id,
-            resume="allow",
-            dir=str(start.path),
-            settings=wandb.Settings(console="off"),
-        )
+        self._run = wandb.init(**{**defaults, **self._settings}, id=run_id, resume="allow")
         config = {**dataclasses.asdict(start.config), "run_folder": str(start.path.resolve())}
         self._run.config.update(config, allow_val_change=True)
 
