@@ -43,7 +43,7 @@ def test_each_phase_has_a_plan_of_its_own_and_packed_rows_one_as_well(capsys) ->
         "--phases.1.batch_size=32",
         "--phases.2.batch_size=16",
     ]
-    packed = ["--data.packing=true", "--training.steps=1000"]
+    packed = ["--data.objective=nsp", "--data.packing=true", "--training.steps=1000"]
     assert main([*ARGUMENTS, *phases, *packed, "--memory=1GiB"]) == 0
     out = capsys.readouterr().out
     assert "phase 1: batches of 32 x 8 tokens" in out

@@ -36,7 +36,7 @@ LOSSES = {
     "domain": 3.95017,
     "electra_mini": 36.44196,
     "electra_small": 24.91517,
-    "gpt2": 5.40460,
+    "gpt2": 5.37816,
     "gpt_mini": 5.40950,
     "gpt_tiny": 5.39148,
     "large": 4.70844,
