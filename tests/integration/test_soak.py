@@ -22,8 +22,9 @@ def test_a_long_run_neither_grows_nor_slows_down() -> None:
 
 
 def windows(**last: float) -> list[Window]:
-    same = [Window(500 * number, 800.0, 2.0, 40) for number in range(1, 10)]
-    return [Window(500, 600.0, 3.0, 38), *same, Window(5500, 800.0, 2.0, 40)._replace(**last)]
+    early = [Window(500, 600.0, 3.0, 38), Window(1000, 700.0, 2.5, 39)]
+    same = [Window(500 * number, 800.0, 2.0, 40) for number in range(3, 11)]
+    return [*early, *same, Window(5500, 800.0, 2.0, 40)._replace(**last)]
 
 
 @pytest.mark.parametrize(
