@@ -37,6 +37,7 @@ def main(argv: list[str]) -> int:
         raise UserError(f"{arguments.file} does not exist or is not a file: name a file of text")
 
     from bert.data.corpus.files import read_documents
+    from bert.inference.language_model import LanguageModel
     from bert.inference.loading import load
     from bert.tokenizer.wordpiece import keeps_spaces
 
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
     if not any(texts):
         raise UserError(f"{arguments.file} holds no text: name a file that does")
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
-    scores = model.score(texts, stride=arguments.stride, batch_size=arguments.batch_size)
+    scores = LanguageModel.score(model, texts, stride=arguments.stride, batch_size=arguments.batch_size)
     nats, tokens = -sum(score.log_probability for score in scores), sum(score.num_tokens for score in scores)
     print(f"tokens: {tokens:,}")
     print(f"loss: {nats / tokens:.6f}")
