@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import jax
@@ -18,11 +17,10 @@ from bert.data.features import NO_LIMIT, Features, Rows, tokenize
 from bert.data.inputs import as_list, as_text_or_pair, check_count, shown
 from bert.data.sequence_pairs import SequencePairs
 from bert.errors import UserError
+from bert.inference.exportable import ExportableModel
 from bert.inference.forward import BUCKETS, BatchedForward
-from bert.inference.language_model import ENCODER_DECODER, LanguageModel
-from bert.interchange import hub
+from bert.inference.language_model import ENCODER_DECODER
 from bert.interchange.bundle import build_module
-from bert.interchange.names import ARCHITECTURES
 from bert.interchange.pooling import Pooling
 from bert.metrics import softmax
 from bert.model.electra import extract_generator
@@ -64,19 +62,17 @@ class MaskPrediction(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Pretrained(LanguageModel):
+class Pretrained(ExportableModel):
     """A model with its vocabulary, ready to be asked.
 
     Attributes:
         task: the task it was fine-tuned for, or None.
         data: how the task's rows were made.
-        num_feature_layers: of a head over a frozen encoder: how many last layers it reads; else None.
     """
 
     architecture: str = "BertForPreTraining"
     task: Task | None = None
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
-    num_feature_layers: int | None = None
 
     def __repr__(self) -> str:
         """A few lines: source, architecture, sizes, parameters, vocabulary, task and labels."""
@@ -335,65 +331,6 @@ class Pretrained(LanguageModel):
             )
             return [np.array(best.token_ids, np.int32) for best, *_ in found]
         return self._forward.apply_head(features, batch_size)
-
-    def save(
-        self,
-        out: str | Path,
-        format: str = "hf",
-        say: Callable[[str], None] = lambda text: None,
-        *,
-        length: int | None = None,
-        dynamic_length: bool = False,
-    ) -> None:
-        """Writes the model for others, as a whole or not at all, and checked against this one.
-
-        Args:
-            out: a folder that is not there yet, or an empty one.
-            format: ``hf``, a folder that Hugging Face transformers reads; ``stablehlo``, a function that JAX alone
-                calls; ``onnx``, a graph for ONNX Runtime and others, of any number of rows and tokens.
-            say: logs what was written and compared.
-            length: tokens T of the inputs of a ``stablehlo`` function; None for the longest that the model reads.
-            dynamic_length: leave T of a ``stablehlo`` function free, up to that longest.
-
-        Raises:
-            UserError: an unknown format, a head that others have no names for, settings that are not the format's own,
-                a library that is not installed, or ``out`` is there already and not an empty folder.
-        """
-        from bert.interchange.writers import hf, onnx, stablehlo  # which most programs do not need
-
-        writers = {"hf": hf.export, "stablehlo": stablehlo.export, "onnx": onnx.export}
-        if format not in writers:
-            raise UserError(f"format is {format!r}: choose one of {', '.join(writers)}")
-        if self.architecture not in ARCHITECTURES:
-            raise UserError(
-                f"{self.source} has the head {self.architecture}, which has no names outside of this toolkit: give it "
-                "some as CONTRIBUTING.md tells"
-            )
-        if self.num_feature_layers is not None:
-            raise UserError(
-                f"{self.source} has a head over {self.num_feature_layers} layers of a frozen encoder, which no export "
-                "format has: fine-tune without num_feature_layers"
-            )
-        shape: dict[str, Any] = {"length": length, "dynamic_length": dynamic_length} if format == "stablehlo" else {}
-        if not shape and (length is not None or dynamic_length):
-            raise UserError(f"length and dynamic_length are for stablehlo: leave them out for {format}")
-        writers[format](self, Path(out), say, **shape)
-
-    def push_to_hub(self, name: str, *, private: bool = False, message: str = "Add a model of bert-jax") -> str:
-        """Writes the model as `save` does with the format ``hf``, and uploads it to the Hugging Face hub as one commit.
-
-        Args:
-            name: of the repository, ``organisation/name``; it is made if it is not there.
-            private: whether a new repository is.
-            message: of the commit.
-
-        Returns:
-            The URL of the commit.
-
-        Raises:
-            UserError: as `save`; or the repository cannot be written: no such name, no access, no network.
-        """
-        return hub.upload(self.save, name, private, message)
 
     def _features_to_pool(self, inputs: str | Sequence[Text]) -> tuple[Features, Pooling]:
         texts = [as_text_or_pair(given, index) for index, given in enumerate(as_list(inputs), 1)]

@@ -125,13 +125,15 @@ class WandbLogger(Logger):
     def start(self, start: RunStart) -> None:
         import wandb
 
-        waits = {"finish_timeout": WANDB_SECONDS} if "finish_timeout" in wandb.Settings.model_fields else {}
+        wandb_settings: dict[str, Any] = {"console": "off"}
+        if "finish_timeout" in wandb.Settings.model_fields:
+            wandb_settings["finish_timeout"] = WANDB_SECONDS
         defaults = {
             "project": os.environ.get("WANDB_PROJECT", PROJECT),
             "name": _name(start.path),
             "reinit": "create_new",  # a run of the user's own stays open
             "dir": str(start.path),
-            "settings": wandb.Settings(console="off", **waits),
+            "settings": wandb.Settings(**wandb_settings),
         }
         # The id is kept before the service knows it: a run that is killed meanwhile has one as well.
         run_id = _read_run_ids(start.path).get(self.module) or uuid.uuid4().hex[:8]

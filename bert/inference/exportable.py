@@ -1,0 +1,83 @@
+"""What `bert.load` returns, as far as others can read it: in files of several formats, and on the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert.errors import UserError
+from bert.inference.language_model import LanguageModel
+from bert.interchange import hub
+from bert.interchange.names import ARCHITECTURES
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ExportableModel(LanguageModel):
+    """A model that is written for other programs.
+
+    Attributes:
+        num_feature_layers: of a head over a frozen encoder: how many last layers it reads; else None.
+    """
+
+    num_feature_layers: int | None = None
+
+    def save(
+        self,
+        out: str | Path,
+        format: str = "hf",
+        say: Callable[[str], None] = lambda text: None,
+        *,
+        length: int | None = None,
+        dynamic_length: bool = False,
+    ) -> None:
+        """Writes the model for others, as a whole or not at all, and checked against this one.
+
+        Args:
+            out: a folder that is not there yet, or an empty one.
+            format: ``hf``, a folder that Hugging Face transformers reads; ``stablehlo``, a function that JAX alone
+                calls; ``onnx``, a graph for ONNX Runtime and others, of any number of rows and tokens.
+            say: logs what was written and compared.
+            length: tokens T of the inputs of a ``stablehlo`` function; None for the longest that the model reads.
+            dynamic_length: leave T of a ``stablehlo`` function free, up to that longest.
+
+        Raises:
+            UserError: an unknown format, a head that others have no names for, settings that are not the format's own,
+                a library that is not installed, or ``out`` is there already and not an empty folder.
+        """
+        from bert.interchange.writers import hf, onnx, stablehlo  # which most programs do not need
+
+        writers = {"hf": hf.export, "stablehlo": stablehlo.export, "onnx": onnx.export}
+        if format not in writers:
+            raise UserError(f"format is {format!r}: choose one of {', '.join(writers)}")
+        if self.architecture not in ARCHITECTURES:
+            raise UserError(
+                f"{self.source} has the head {self.architecture}, which has no names outside of this toolkit: give it "
+                "some as CONTRIBUTING.md tells"
+            )
+        if self.num_feature_layers is not None:
+            raise UserError(
+                f"{self.source} has a head over {self.num_feature_layers} layers of a frozen encoder, which no export "
+                "format has: fine-tune without num_feature_layers"
+            )
+        shape: dict[str, Any] = {"length": length, "dynamic_length": dynamic_length} if format == "stablehlo" else {}
+        if not shape and (length is not None or dynamic_length):
+            raise UserError(f"length and dynamic_length are for stablehlo: leave them out for {format}")
+        writers[format](self, Path(out), say, **shape)
+
+    def push_to_hub(self, name: str, *, private: bool = False, message: str = "Add a model of bert-jax") -> str:
+        """Writes the model as `save` does with the format ``hf``, and uploads it to the Hugging Face hub as one commit.
+
+        Args:
+            name: of the repository, ``organisation/name``; it is made if it is not there.
+            private: whether a new repository is.
+            message: of the commit.
+
+        Returns:
+            The URL of the commit.
+
+        Raises:
+            UserError: as `save`; or the repository cannot be written: no such name, no access, no network.
+        """
+        return hub.upload(self.save, name, private, message)
