@@ -11,6 +11,7 @@ from typing import Any
 
 from bert.config import TaskDataConfig
 from bert.data.records import Records
+from bert.errors import UserError
 from bert.tasks.base import Task
 from bert.tasks.readers.columns import split_names, split_records
 from bert.tasks.readers.rows import json_lines
@@ -44,6 +45,8 @@ def labelled_examples(task: ColumnFilesTask, data: Any) -> Any:
         file = Path(folder) / "rows.jsonl"
         if isinstance(data, str | os.PathLike):
             file = Path(os.path.abspath(data))
+            if not file.is_file():
+                raise UserError(f"{data} is no file: pass the path of a labelled file, or a list of labelled rows")
         else:
             file.write_text(json_lines(data, "data"), encoding="utf-8")
         reader = dataclasses.replace(task, data=dataclasses.replace(task.data, dev=str(file)))

@@ -94,7 +94,7 @@ def test_a_loaded_run_gives_several_targets_with_scores(scratch: Path, capsys: p
     assert len({answer.token_ids for answer in found}) == 3
     with pytest.raises(bert.UserError, match=r"tokens, and .* reads at most \d+: pass a shorter one"):
         model.generate("eins " * 100)
-    with pytest.raises(bert.UserError, match="is not a left-to-right language model"):
+    with pytest.raises(bert.UserError, match="eins is no file: pass the path of a labelled file"):
         model.score("eins")
     with pytest.raises(bert.UserError, match="has no masked-LM head: use generate"):
         model.fill_mask("eins [MASK]")
