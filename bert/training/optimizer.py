@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 from flax import traverse_util
 
 from bert.config import OptimizerConfig
@@ -57,24 +58,8 @@ def scale_by_bert_adam(
     return optax.GradientTransformation(init, update)
 
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of a X + b (X X^T) X + c (X X^T)^2 X (Jordan et al. 2024): five times, it takes singular values from
-about 0.01 to 1 to values near 1."""
-
-MUON_MOMENTUM = 0.95
 MUON_RMS = 0.2
 """The root mean square of Muon's updates, which is that of AdamW's (Liu et al. 2025, section 2.2)."""
-
-
-def orthogonalize(matrix: jax.Array) -> jax.Array:
-    """The nearest orthogonal matrix, approximately, scaled to the root mean square `MUON_RMS`."""
-    rows, columns = matrix.shape
-    x = matrix.T if rows > columns else matrix
-    x, (a, b, c) = x / (jnp.linalg.norm(x) + 1e-7), NEWTON_SCHULZ
-    for _ in range(5):
-        square = x @ x.T
-        x = a * x + (b * square + c * square @ square) @ x
-    return (x.T if rows > columns else x) * MUON_RMS * math.sqrt(max(rows, columns))
 
 
 def is_matrix_of_layer(path: ParameterPath) -> bool:
@@ -92,9 +77,14 @@ def scale_by_muon(others: optax.GradientTransformation) -> optax.GradientTransfo
     def mask(of_layers: bool) -> Callable[[Any], Any]:
         return lambda tree: traverse_util.path_aware_map(lambda path, _: is_matrix_of_layer(path) == of_layers, tree)
 
-    orthogonal = optax.stateless(lambda updates, params: jax.tree.map(orthogonalize, updates))
-    momentum = optax.trace(MUON_MOMENTUM, nesterov=True)
-    return optax.chain(optax.masked(optax.chain(momentum, orthogonal), mask(True)), optax.masked(others, mask(False)))
+    def as_matrices(tree: Any) -> Any:
+        return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), tree)
+
+    def scale(updates: Any, params: Any) -> Any:
+        return jax.tree.map(lambda update: update * MUON_RMS * math.sqrt(max(update.shape)), updates)
+
+    orthogonal = optax.chain(optax.contrib.scale_by_muon(weight_dimension_numbers=as_matrices), optax.stateless(scale))
+    return optax.chain(optax.masked(orthogonal, mask(True)), optax.masked(others, mask(False)))
 
 
 def scale_by_adafactor() -> optax.GradientTransformation:

@@ -98,8 +98,8 @@ def by_formula(name: str, grad: np.ndarray, state: dict, param: np.ndarray, step
         update = grad / np.sqrt(moments)
         update /= max(1, np.sqrt((update**2).mean()))
         return update * max(1e-3, np.sqrt((param**2).mean()))
-    m = state["m"] = 0.95 * state.get("m", 0) + grad  # Jordan et al. 2024, scaled as in Liu et al. 2025
-    x = grad + 0.95 * m
+    m = state["m"] = 0.95 * state.get("m", 0) + 0.05 * grad  # Jordan et al. 2024, scaled as in Liu et al. 2025
+    x = 0.95 * m / (1 - 0.95 ** (step + 1)) + 0.05 * grad / (1 - 0.95**step)  # without the bias of the first steps
     left, values, right = np.linalg.svd(x, full_matrices=False)
     values /= np.sqrt((values**2).sum())
     for _ in range(5):  # an odd polynomial of a matrix is that of its singular values
