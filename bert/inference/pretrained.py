@@ -196,7 +196,9 @@ class Pretrained(ExportableModel):
     @cached_property
     def module(self) -> Any:
         """The Flax module that `params` fills."""
-        return build_module(self)
+        layers = self.num_feature_layers
+        more = {} if layers is None else {"num_feature_layers": layers}
+        return build_module(self).clone(dtype=jnp.dtype(self.dtype), **more)
 
     def apply(self, *inputs: Any, **named: Any) -> Any:
         """``module.apply`` of `params`: what the model computes of arrays, for instance of those of `tokenize`."""

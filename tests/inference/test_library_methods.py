@@ -17,6 +17,12 @@ from bert.runs.checkpoint import Checkpointer
 from bert.tasks.custom_sequence import CustomClassification
 from tests.helpers import REPOSITORY
 
+
+def encode(module, **rows):
+    """The encoder's outputs, for ``apply``."""
+    return module.bert(**rows)
+
+
 TEXTS = ["ba ko", "ri", ("ba", "tu ko ri")]
 
 
@@ -50,6 +56,8 @@ def test_bfloat16_computes_nearly_the_same(finetuned: Path) -> None:
     answers = [model.predict(["ba ko", "ri"]) for model in (exact, rounded)]
     likely = [[max(answer.probabilities.values()) for answer in found] for found in answers]
     np.testing.assert_allclose(*likely, atol=0.02)
+    encoded = [model.apply(**model.tokenize(TEXTS), method=encode) for model in (exact, rounded)]
+    assert [found.pooled_output.dtype for found in encoded] == [jnp.float32, jnp.bfloat16]
     with pytest.raises(bert.UserError, match="dtype is 'float64': use float32 or bfloat16"):
         bert.load(finetuned, dtype="float64")
 
@@ -65,7 +73,7 @@ def test_rows_and_outputs_are_those_of_encode(finetuned: Path) -> None:
     answers = [max(answer.probabilities.values()) for answer in model.predict(["ba ko", "ri"])]
     np.testing.assert_allclose(probabilities.max(axis=-1)[:2], answers, atol=1e-5)
     assert model.tokenize("ba ko ri tu", max_length=3)["input_ids"].shape == (1, 3)
-    encoder = model.apply(**rows, method=lambda module, *inputs, **named: module.bert(*inputs, **named))
+    encoder = model.apply(**rows, method=encode)
     np.testing.assert_allclose(encoder.pooled_output, model.encode(TEXTS).pooled_output, atol=1e-5)
     assert jnp.isfinite(encoder.last_hidden_state).all()
 
