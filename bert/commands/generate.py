@@ -39,7 +39,8 @@ def main(argv: list[str]) -> int:
         value = {"action": "store_true"} if kind is bool else value
         parser.add_argument(f"--{field.name}", default=field.default, help=texts[field.name] + default, **value)
     parser.add_argument("--output", type=local_path, metavar="PATH", help="Write what would be printed to this file.")
-    parser.add_argument("--batch_size", type=int, default=16, metavar="N", help="Rows at once. (default: 16)")
+    size = "Samples at once, or texts with all their beams. (default: 16)"
+    parser.add_argument("--batch_size", type=int, default=16, metavar="N", help=size)
     arguments = parser.parse_arguments(argv)
     settings = {name: getattr(arguments, name) for name in names}
     try:

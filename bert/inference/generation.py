@@ -7,7 +7,6 @@ candidates. Everything but shapes is an array, so that no setting compiles a pro
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,7 +16,7 @@ from jaxtyping import Float, Int
 
 from bert.inference.sampling import DecodingArrays, choose_tokens
 from bert.model.array_types import Array
-from bert.model.cache import KeysValues, LayerCache
+from bert.model.cache import LayerCache
 from bert.model.mask import Mask
 
 Cache = tuple[LayerCache, ...]
@@ -156,7 +155,7 @@ def beam_search(
     rows = len(prompts.tokens)
     context = context.repeat(beams)
     row = jnp.arange(rows)[:, None]
-    cache = _repeat(cache, jnp.repeat(row[:, 0], beams), rows)
+    cache = _reorder(cache, jnp.repeat(row[:, 0], beams), rows)
     limits = jnp.asarray(prompts.limits)
 
     def advance(state: _Beams) -> _Beams:
@@ -238,13 +237,7 @@ def _write(tokens: Int[Array, "B C M"], new: Int[Array, "B C"], count: Int[Array
     return jax.lax.dynamic_update_slice_in_dim(tokens, new[:, :, None], count, axis=2)
 
 
-def _repeat(cache: Cache, rows: Int[Array, "rows"], num_rows: int) -> Cache:
-    """Takes all keys and values from the given rows."""
-    take = partial(KeysValues.take_rows, rows=rows, num_rows=num_rows)
-    return jax.tree.map(take, cache, is_leaf=lambda x: isinstance(x, KeysValues))
-
-
 def _reorder(cache: Cache, rows: Int[Array, "rows"], num_rows: int) -> Cache:
-    """Takes the keys and values of self-attention from the given rows. Those of cross-attention are the same for all
-    hypotheses of a text."""
+    """Takes the keys and values of self-attention from the given rows. All hypotheses of a text share those of
+    cross-attention."""
     return tuple(layer.replace(own=layer.own.take_rows(rows, num_rows)) for layer in cache)

@@ -45,7 +45,7 @@ class LanguageModel(ModelBundle):
             prompts: texts; the empty one is the start of a text. Of an encoder-decoder, sources. A string is one text,
                 and its answer is not in a list.
             details: answers are `Continuation`, with scores and token ids, instead of strings.
-            batch_size: rows at once; each beam is one.
+            batch_size: samples at once, or texts with all their beams.
             numbers: of the texts, on which samples depend; 0, 1, ... if None.
             **settings: fields of `bert.config.Decoding`: max_tokens, beams, temperature, top_k, top_p, num_samples,
                 seed, length_penalty, length_norm, early_stopping.

@@ -60,9 +60,7 @@ def decode_targets(
     def step(tokens: Array, position_ids: Array, mask: Mask, cache: Cache) -> tuple[Array, Cache]:
         # Rows that have ended are computed on with the others, past the position table.
         positions = jnp.minimum(position_ids, longest - 1) + config.position_offset
-        repeats = len(tokens) // rows  # the beams of a row, which are side by side
-        rows_of = memory.replace(mask=jax.tree.map(lambda x: jnp.repeat(x, repeats, axis=0), memory.mask))
-        found = model.apply({"params": params}, tokens, positions, mask, cache, rows_of, method=model.step)
+        found = model.apply({"params": params}, tokens, positions, mask, cache, memory, method=model.step)
         return cast(tuple[Array, Cache], found)
 
     cache = make_cache(config.decoder, rows, max_tokens, model.dtype)
@@ -110,7 +108,7 @@ class SequenceGenerator:
         Args:
             texts: sources.
             decoding: settings, checked.
-            batch_size: rows at once, each beam being one.
+            batch_size: samples at once, or texts with all their beams.
             numbers: of the texts, on which samples depend.
 
         Raises:
@@ -139,8 +137,7 @@ class SequenceGenerator:
     ) -> Iterator[tuple[np.ndarray, Decoded]]:
         """(rows, results) of each batch; row r is sample r % ``samples`` of source r // ``samples``."""
         lengths = np.repeat(sources.lengths, samples)
-        rows_at_once = max(1, batch_size // decoding.beams)
-        size = min(rows_at_once, 1 << max(len(lengths) - 1, 0).bit_length())
+        size = min(batch_size, 1 << max(len(lengths) - 1, 0).bit_length())
         settings = DecodingArrays.make(decoding, self._end)
         most = most_tokens(decoding, self._config)
         for rows in evaluation_batches(lengths, size):

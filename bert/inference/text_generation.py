@@ -80,7 +80,7 @@ class TextGenerator:
         Args:
             texts: prompts; the empty one is the start of a text.
             decoding: settings, checked.
-            batch_size: rows at once, each beam being one.
+            batch_size: samples at once, or texts with all their beams.
             numbers: of the texts, on which samples depend.
 
         Raises:
@@ -103,8 +103,7 @@ class TextGenerator:
     ) -> Iterator[tuple[np.ndarray, Decoded]]:
         """(rows, results) of each batch; row r is sample r % ``samples`` of prompt r // ``samples``."""
         lengths = np.repeat([len(prompt) for prompt in prompts], samples)
-        rows_at_once = max(1, batch_size // decoding.beams)
-        size = min(rows_at_once, 1 << max(len(lengths) - 1, 0).bit_length())
+        size = min(batch_size, 1 << max(len(lengths) - 1, 0).bit_length())
         settings = DecodingArrays.make(decoding, self._end)
         most = self._bucket(min(decoding.max_tokens, self._config.max_position_embeddings))
         for rows in evaluation_batches(lengths, size):

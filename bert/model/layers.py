@@ -114,13 +114,17 @@ class Attention(nn.Module):
         """[B, T, D] queries over [B, S, D] keys and values -> [B, T, D], and the weights [B, N, T, S].
 
         Keys and values are hidden states or, without dropout and for any kernel, what `keys_values` has made of them.
-        Fused kernels return None for the weights.
+        That may have fewer rows, with the mask, each for several rows of queries side by side: the hypotheses of a text
+        read one source. Fused kernels return None for the weights.
         """
         query = self._split_heads(self.query(queries))
         if isinstance(keys_values, KeysValues):
+            rows, length, heads, size = query.shape
+            query = query.reshape(len(keys_values.values) // heads, -1, heads, size)
             pairs = mask.booleans(query.shape[1], keys_values.num_positions)
             mixed, weights = cached_attention(query, keys_values.keys, keys_values.values, pairs)
-            return self.output(mixed.reshape(queries.shape)), weights
+            weights = jnp.swapaxes(weights, 1, 2).reshape(rows, length, heads, -1)
+            return self.output(mixed.reshape(queries.shape)), jnp.swapaxes(weights, 1, 2)
         key, value = self._split_heads(self.key(keys_values)), self._split_heads(self.value(keys_values))
         if self.kernel != "written":
             mixed = fused_attention(query, key, value, mask, self.kernel)

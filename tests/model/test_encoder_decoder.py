@@ -124,8 +124,7 @@ def decode(params: dict, name: str, beams: int) -> Decoded:
     _, cache = model.apply(params, start, jnp.zeros((1, 1), jnp.int32), first, cache, memory, method="step")
 
     def step(tokens, position_ids, mask, cache):
-        rows = memory.replace(mask=jax.tree.map(lambda x: jnp.repeat(x, len(tokens) // 3, axis=0), memory.mask))
-        return model.apply(params, tokens, position_ids, mask, cache, rows, method="step")
+        return model.apply(params, tokens, position_ids, mask, cache, memory, method="step")
 
     prompts = Prompts(start, jnp.ones((3, 1), jnp.int32), jnp.full(3, 8), jnp.zeros((3, 2), jnp.int32))
     arrays = DecodingArrays.make(Decoding(max_tokens=8, beams=beams), END)
