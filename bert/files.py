@@ -125,5 +125,5 @@ def local_path(path: str | Path, name: str = "") -> str:
         raise UserError(f"{described!r} holds a null character: remove it")
     # One slash: Path has dropped the other one. Two letters at least: C:/ is a drive.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
-        raise UserError(f"{described} is not a local path, and no other kind is supported: pass a local path")
+        raise UserError(f"{described} is not a local path, and no other can be used there: pass a local path")
     return str(path)

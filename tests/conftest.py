@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import random
 import shutil
 from pathlib import Path
 
@@ -108,6 +109,19 @@ NEXT = [
     "--tokenizer.vocab_size=300",
 ]
 """Next tokens of blocks, with the settings of GPT-2."""
+
+
+def translation_options(folder: Path) -> list[str]:
+    """Options of a small `multi30k`, which turns around texts of one to four words; these are written to a folder."""
+    stream = random.Random(0)
+    words = ["red", "green", "blue", "black", "white", "brown"]
+    for split, count in (("train", 400), ("val", 16), ("test_a", 5)):
+        rows = [stream.choices(words, k=stream.randint(1, 4)) for _ in range(count)]
+        for end, order in (("de", 1), ("en", -1)):
+            (folder / f"{split}.{end}").write_text("".join(f"{' '.join(row[::order])}\n" for row in rows))
+    options = ["--config=multi30k", f"--data.dir={folder}", *SMALL_MODEL, "--tokenizer.vocab_size=100"]
+    options += ["--tokenizer.min_frequency=1", "--data.max_length=12", "--data.buckets=12", "--decoding.beams=2"]
+    return [*options, "--decoding.max_tokens=8", "--training.tokens_per_batch=96"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -6,7 +6,20 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "bert"
 ORDER = (
-    *("errors", "messages", "files", "locks", "metrics", "config", "parallel", "tokenizer", "runtime", "model", "runs"),
+    *(
+        "errors",
+        "messages",
+        "files",
+        "urls",
+        "locks",
+        "metrics",
+        "config",
+        "parallel",
+        "tokenizer",
+        "runtime",
+        "model",
+        "runs",
+    ),
     *("data", "tasks", "interchange", "inference", "training", "analysis", "commands"),
 )
 MODULES = {".".join(["bert", *path.relative_to(PACKAGE).with_suffix("").parts]): path for path in PACKAGE.rglob("*.py")}

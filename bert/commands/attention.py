@@ -8,6 +8,7 @@ from pathlib import Path
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError, without_surrogates
 from bert.files import local_path
+from bert.urls import readable_path
 
 DESCRIPTION = """Shows the attention of every layer and head over the tokens of a text, or of a pair of texts; with
 --target, that of a target to its source. A file that ends in .html is a page to explore in a browser, which needs
@@ -23,7 +24,7 @@ GENERATED = "generated"
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = CommandParser("bert attention", DESCRIPTION)
-    parser.add_argument("run", type=local_path, metavar="RUN", help=MODEL)
+    parser.add_argument("run", type=readable_path, metavar="RUN", help=MODEL)
     parser.add_argument("text", metavar="TEXT", help="The text, in quotation marks.")
     parser.add_argument("pair", metavar="PAIR", nargs="?", help="A second text, for models that read pairs.")
     parser.add_argument(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError
-from bert.files import local_path
+from bert.urls import fetch, readable_path
 
 DESCRIPTION = """Measures how well a left-to-right language model predicts a text: the loss of a token in nats, the
 perplexity (its exponential), and bits per character and per byte, by which models with different vocabularies are
@@ -22,9 +22,9 @@ windows that begin --stride tokens apart: a smaller stride gives each token more
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = CommandParser("bert evaluate", DESCRIPTION)
-    parser.add_argument("run", type=local_path, metavar="RUN", help=f"{MODEL} It must be a language model.")
+    parser.add_argument("run", type=readable_path, metavar="RUN", help=f"{MODEL} It must be a language model.")
     parser.add_argument(
-        "file", type=local_path, metavar="FILE", help="Text, .jsonl or Parquet, also packed (.gz and so on)."
+        "file", type=readable_path, metavar="FILE", help="Text, .jsonl or Parquet, also packed (.gz and so on)."
     )
     stride = "Tokens between the starts of windows. (default: half of what the model reads)"
     parser.add_argument("--stride", type=int, metavar="N", help=stride)
@@ -33,15 +33,16 @@ def main(argv: list[str]) -> int:
     for name in ("stride", "batch_size"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             raise UserError(f"command line: --{name} is {value}: it must be at least 1")
-    if not Path(arguments.file).is_file():
-        raise UserError(f"{arguments.file} does not exist or is not a file: name a file of text")
+    file = fetch(arguments.file)
+    if not Path(file).is_file():
+        raise UserError(f"{file} does not exist or is not a file: name a file of text")
 
     from bert.data.corpus.files import read_documents
     from bert.inference.language_model import LanguageModel
     from bert.inference.loading import load
     from bert.tokenizer.wordpiece import keeps_spaces
 
-    texts = ["\n".join(document) for document in read_documents(arguments.file, verbatim=True)]
+    texts = ["\n".join(document) for document in read_documents(file, verbatim=True)]
     if not any(texts):
         raise UserError(f"{arguments.file} holds no text: name a file that does")
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))

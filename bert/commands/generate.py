@@ -15,6 +15,7 @@ from bert.config.yaml_io import help_texts
 from bert.errors import UserError, without_surrogates
 from bert.files import local_path
 from bert.inference.new_inputs import Input, read_standard_input
+from bert.urls import readable_path
 
 DESCRIPTION = """Continues a text with a left-to-right language model, or writes the target of a source with an
 encoder-decoder: by the most likely token each, by samples (--temperature) or by beam search (--beams). The
@@ -29,7 +30,7 @@ as --length_penalty says. An empty prompt is the start of a text. A line without
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = CommandParser("bert generate", DESCRIPTION)
-    parser.add_argument("run", type=local_path, metavar="RUN", help=f"{MODEL} It must be a language model.")
+    parser.add_argument("run", type=readable_path, metavar="RUN", help=f"{MODEL} It must be a language model.")
     parser.add_argument("prompt", metavar="PROMPT", help="Text to continue, or - for the lines of standard input.")
     texts, names = help_texts(Decoding), [field.name for field in fields(Decoding)]
     for field in fields(Decoding):

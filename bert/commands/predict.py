@@ -14,6 +14,7 @@ from bert.config import FinetuneConfig
 from bert.errors import UserError
 from bert.files import atomic_directory, local_path
 from bert.inference.new_inputs import read_inputs
+from bert.urls import fetch, readable_path
 
 if TYPE_CHECKING:
     from bert.inference.pretrained import Pretrained
@@ -33,10 +34,10 @@ end. A model from elsewhere whose files do not name its inputs takes each line a
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = CommandParser("bert predict", DESCRIPTION)
-    parser.add_argument("run", type=local_path, metavar="RUN", help=f"{MODEL} It must be fine-tuned.")
+    parser.add_argument("run", type=readable_path, metavar="RUN", help=f"{MODEL} It must be fine-tuned.")
     parser.add_argument(
         "input",
-        type=local_path,
+        type=readable_path,
         metavar="INPUT",
         help="File of inputs, - for standard input, or the name of a split.",
     )
@@ -51,6 +52,8 @@ def main(argv: list[str]) -> int:
     if arguments.batch_size < 1:
         raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
     is_split = arguments.input != "-" and arguments.input.isidentifier() and not Path(arguments.input).exists()
+    if not is_split:
+        arguments.input = fetch(arguments.input)
     if arguments.input != "-" and not is_split and not Path(arguments.input).is_file():
         raise _no_input(arguments.input, "a split such as dev")
     if arguments.output and Path(arguments.output).exists():
@@ -85,7 +88,8 @@ def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
     if model.step is None:
         raise _no_input(name, "a split of its data where the model is a run")
     config = load_config(FinetuneConfig, Path(model.source) / "config.yaml")
-    splits = ["dev", *(split for split in task.splits(Path(config.data.dir or ".")) if split not in ("train", "dev"))]
+    there = task.splits(Path(fetch(config.data.dir or ".")))
+    splits = ["dev", *(split for split in there if split not in ("train", "dev"))]
     if name not in splits:
         raise _no_input(name, f"a split of the run's data ({', '.join(splits)})")
     if output is not None:

@@ -44,8 +44,8 @@ class DataConfig:
     train: list[str] | str = field(default_factory=list)
     """Corpus: files, globs or folders of .txt (an empty line ends a document), of .jsonl with a "text" field, either
     also as .gz, .bz2, .xz or .zst, of .parquet with a "text" column; folders that datasets saved;
-    hub:ORG/NAME[:CONFIG][:SPLIT]; docstrings:[PACKAGE,...][:SPLIT] is the prose in the docstrings of what is installed
-    (stdlib stands for the standard library), and its split dev one module in ten."""
+    URLs of these; hub:ORG/NAME[:CONFIG][:SPLIT]; docstrings:[PACKAGE,...][:SPLIT] is the prose in the docstrings of
+    what is installed (stdlib stands for the standard library), and its split dev one module in ten."""
     mixture_weights: list[PositiveFloat] | None = None
     """Share of the training text for each entry of data.train: those that have less are repeated; null takes each
     document once."""

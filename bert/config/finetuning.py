@@ -18,8 +18,8 @@ from bert.config.validation import (
     Range,
     Seed,
     check_fields,
+    check_paths,
     check_unused,
-    local_paths,
 )
 from bert.errors import UserError
 
@@ -206,7 +206,7 @@ class FinetuneConfig:
 
     def check(self) -> None:
         """Raises UserError at the first value, or pair of values, that cannot work."""
-        local_paths(self)
+        check_paths(self)
         check_fields("", self)
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.lora, self.training):
             part.check()

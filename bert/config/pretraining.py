@@ -13,7 +13,7 @@ from bert.config.electra import ElectraConfig
 from bert.config.model import DECODER_KEYS, ModelConfig, TokenizerConfig
 from bert.config.phases import PhaseConfig
 from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
-from bert.config.validation import Seed, check_fields, check_unused, local_paths
+from bert.config.validation import Seed, check_fields, check_paths, check_unused
 from bert.errors import UserError
 
 
@@ -60,7 +60,7 @@ class PretrainConfig:
 
     def check(self) -> None:
         """Raises UserError at the first value, or pair of values, that cannot work."""
-        local_paths(self)
+        check_paths(self)
         check_fields("", self)
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.distillation, self.training):
             part.check()

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from bert.errors import UserError
 from bert.files import local_path
+from bert.urls import readable_path
 
 MAX_LENGTH = 2**16 - 1
 """Tokens of a row: its places have 16 bits where masks are drawn (`bert.data.pretraining.masking`)."""
@@ -20,6 +21,9 @@ PATHS = (
     "data.train", "data.dev", "data.test", "data.eval", "data.cache_dir", "distillation.teacher",
 )  # fmt: skip
 """Options that take a path, of pretraining and of fine-tuning."""
+
+LOCAL = ("output_dir", "transfer", "data.cache_dir")
+"""Those that take no URL."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +103,12 @@ def check_unused(prefix: str, config: object, reason: str, names: Collection[str
             raise UserError(f"{prefix}{name} is {value}, {reason}")
 
 
-def local_paths(config: object) -> None:
-    """Raises UserError for the first of PATHS that holds a path with a scheme, alone or in a list."""
+def check_paths(config: object) -> None:
+    """Raises UserError for the first of PATHS that holds, alone or in a list, a URL that cannot be used there."""
     for key in PATHS:
         value: Any = config
         for name in key.split("."):
             value = getattr(value, name, None)
         for path in value if isinstance(value, list) else [value]:
             if path is not None:
-                local_path(path, key)
+                (local_path if key in LOCAL else readable_path)(path, key)

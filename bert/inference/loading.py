@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
 from bert.config.yaml_io import load_config
 from bert.errors import UserError
-from bert.files import local_path
 from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
@@ -33,6 +32,7 @@ from bert.tasks.multilabel import MultilabelTask
 from bert.tasks.question_answering import SquadTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tokenizer.wordpiece import load_tokenizer
+from bert.urls import fetch, is_url
 
 HEAD_BY_ARCHITECTURE = {module.__name__: name for name, module in HEADS.items()}
 """The head of each architecture of others that `Pretrained.predict` answers with."""
@@ -98,7 +98,7 @@ def _find(source: str | Path, weights: bool) -> tuple[Path, int | None]:
     Raises:
         UserError: there is neither.
     """
-    path, step = run_and_step(local_path(source))
+    path, step = _fetch_model(source)
     if not path.exists():
         if not hub.is_hub_name(source):
             raise UserError(f"{path} does not exist: name the folder of a run or of a model")
@@ -111,6 +111,14 @@ def _find(source: str | Path, weights: bool) -> tuple[Path, int | None]:
             "(no bert_config.json): name a folder that does"
         )
     return path, step
+
+
+def _fetch_model(source: str | Path) -> tuple[Path, int | None]:
+    """The folder and the step of ``RUN@STEP``, a copy if RUN is a URL; of any other path or URL, that and None."""
+    folder, _, step = str(source).rpartition("@")
+    if is_url(source) and step.isascii() and step.isdigit():
+        return Path(fetch(folder)), int(step)
+    return run_and_step(fetch(source))
 
 
 def _is_run(folder: Path) -> bool:

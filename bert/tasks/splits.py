@@ -18,6 +18,7 @@ from bert.data.features import Rows
 from bert.errors import UserError, require
 from bert.tasks.base import Task
 from bert.tasks.sequence import ClassificationTask, LabelTask
+from bert.urls import fetch
 
 DEV_SHARE = 0.1
 """Share of the training rows held out as dev if there is no file for it and ``data.dev_fraction`` is not set."""
@@ -61,7 +62,7 @@ def read_splits(task: Task, config: FinetuneConfig) -> Splits:
     Raises:
       UserError: a file cannot be used, or too little is left to train on.
     """
-    data, folder = config.data, Path(config.data.dir or ".")
+    data, folder = config.data, Path(fetch(config.data.dir or "."))
     seed = config.seed if data.sample_seed is None else data.sample_seed
     names = [name for name in task.splits(folder) if name not in ("train", "dev")]
     has_dev = "dev" in task.splits(folder)

@@ -23,6 +23,7 @@ from bert.files import write_atomic
 from bert.tokenizer.byte_level import SPACES, parse_byte_level, train_byte_level
 from bert.tokenizer.hf_settings import read_settings
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS, special_ids
+from bert.urls import fetch
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -111,7 +112,7 @@ def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> T
         token; or files next to it that are malformed or contradict it.
     """
     config = config or TokenizerConfig()
-    file = _vocabulary_file(Path(path).expanduser())
+    file = _vocabulary_file(Path(fetch(path)).expanduser())
     text, settings = _read_utf8(file), read_settings(file.parent)
     if file.name == "vocab.json":
         tokenizer = _parse_byte_level(text, file)

@@ -28,6 +28,7 @@ from bert.runtime.system_errors import system_errors_as_user_errors
 from bert.tasks import find_task
 from bert.tasks.readers.rows import json_lines
 from bert.training import finetuning, pretraining, seeds
+from bert.urls import is_url
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 PathLike = str | os.PathLike[str]
@@ -114,7 +115,8 @@ def _data_arguments(given: Mapping[str, Any], tables: Mapping[str, str]) -> dict
     keys: dict[str, PathLike | None] = {"data.dir": ROWS if tables else None}
     for name, rows in given.items():
         file = f"{name}.jsonl"
-        keys[f"data.{name}"] = file if file in tables else None if rows is None else os.path.abspath(rows)
+        path = rows if rows is None or is_url(rows) else os.path.abspath(rows)
+        keys[f"data.{name}"] = file if file in tables else path
     return keys
 
 

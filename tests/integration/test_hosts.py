@@ -13,7 +13,7 @@ import pytest
 
 from bert.commands.cluster import parse_hosts
 from bert.errors import UserError
-from tests.conftest import NEXT, SMALL_RUN
+from tests.conftest import NEXT, SMALL_RUN, translation_options
 from tests.helpers import REPOSITORY, lines_of, state_of
 
 
@@ -145,6 +145,19 @@ def test_fine_tuning_on_two_hosts_gives_the_scores_and_files_of_one(pretrained: 
     # Gone on with by one process: nothing is left to do.
     [again] = outputs([process_of("finetune.py", two, *options, devices=1)])
     assert "seed 0 has ended before" in again
+
+
+@pytest.mark.slow
+def test_translation_on_two_hosts_gives_the_losses_and_lines_of_one(tmp_path: Path) -> None:
+    options = [*translation_options(tmp_path), "--training.epochs=8", "--training.log_every=10"]
+    options += ["--training.average_checkpoints=2", "--optimizer.learning_rate=5e-3"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    outputs([process_of("finetune.py", one, *options, devices=1)])
+    first, _ = outputs([process_of("finetune.py", two, *options, *place) for place in places()])
+    assert "4 x cpu on 2 hosts" in first
+    assert_same_losses(two, one)
+    for file in ("dev.txt", "test_a.txt"):
+        assert (two / "predictions" / file).read_text() == (one / "predictions" / file).read_text()
 
 
 def test_how_hosts_are_named() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bert.runs.metrics_log import read_metrics
-from tests.conftest import NEXT, SMALL_MODEL, SMALL_RUN
+from tests.conftest import NEXT, SMALL_RUN, translation_options
 from tests.helpers import lines_of, state_of
 
 pytestmark = pytest.mark.slow
@@ -146,19 +146,8 @@ def finetuning(pretrained: Path, sst2: Path, epochs: int) -> list[str]:
 
 
 def translating(folder: Path, steps: int) -> list[str]:
-    """Texts of one to four words, backwards."""
-    stream = random.Random(0)
-    for split, count in (("train", 400), ("val", 16), ("test_a", 5)):
-        rows = [
-            stream.choices(["red", "green", "blue", "black", "white", "brown"], k=stream.randint(1, 4))
-            for _ in range(count)
-        ]
-        for end, order in (("de", 1), ("en", -1)):
-            (folder / f"{split}.{end}").write_text("".join(f"{' '.join(row[::order])}\n" for row in rows))
-    arguments = ["--config=multi30k", f"--data.dir={folder}", *SMALL_MODEL, "--tokenizer.vocab_size=100"]
-    arguments += ["--tokenizer.min_frequency=1", "--data.max_length=12", "--data.buckets=12", "--decoding.beams=2"]
-    arguments += ["--decoding.max_tokens=8", "--training.tokens_per_batch=96", "--training.epochs=null"]
-    arguments += [f"--training.steps={steps}", "--training.average_checkpoints=2", "--training.log_every=4"]
+    arguments = [*translation_options(folder), "--training.epochs=null", f"--training.steps={steps}"]
+    arguments += ["--training.average_checkpoints=2", "--training.log_every=4"]
     return [*arguments, "--training.checkpoint_every=7", "--training.eval_every=15"]
 
 

@@ -1,7 +1,7 @@
 """Text on disk -> documents -> sentences. Streaming: memory holds one document, never a file.
 
-A source is a file, a glob, a folder (searched through, in sorted order), a folder that ``datasets`` saved,
-``hub:NAME[:CONFIG][:SPLIT]`` or ``docstrings:``; several make a list. `bert.data.corpus.files` reads each.
+A source is a file, a glob, a folder (searched through, in sorted order), a folder that ``datasets`` saved, a URL of one
+of these, ``hub:NAME[:CONFIG][:SPLIT]`` or ``docstrings:``; several make a list. `bert.data.corpus.files` reads each.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from bert.data.corpus.files import (
 )
 from bert.errors import UserError
 from bert.files import atomic_write
+from bert.urls import fetch
 
 LONG_PARAGRAPH = 10_000
 """Characters of a paragraph that are searched for sentences at once."""
@@ -77,7 +78,7 @@ def resolve_sources(source: list[str] | str) -> list[list[str]]:
     for entry in [source] if isinstance(source, str) else source:
         no_file = entry.startswith((DOCSTRINGS_PREFIX, HUB_PREFIX))
         paths: dict[str, str] = {}
-        for path in [entry] if no_file else _expand(os.path.expanduser(entry)):
+        for path in [entry] if no_file else _expand(os.path.expanduser(fetch(entry))):
             paths.setdefault(entry if no_file else os.path.realpath(path), path)
         files.append([path for key, path in paths.items() if key not in seen])
         seen |= set(paths)

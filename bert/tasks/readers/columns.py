@@ -11,6 +11,7 @@ from bert.config import TaskDataConfig
 from bert.data.corpus.files import DECOMPRESSORS
 from bert.data.records import SUFFIXES, Records, dataset_records, is_dataset_dict, open_splits, read_records
 from bert.errors import UserError, without_surrogates
+from bert.urls import fetch
 
 KEYS = ("train", "dev", "test", "column_names", "columns")
 """The keys of ``data`` that say where the cells are."""
@@ -35,11 +36,10 @@ def split_path(folder: Path, split: str, data: TaskDataConfig, suffixes: Sequenc
     """The file of a split: the one that is named, else the one with its name. Raises UserError where it is missing."""
     named = getattr(data, split)
     if named is not None:
-        if not (folder / named).is_file():
-            raise UserError(
-                f"{folder / named} does not exist or is not a file: set data.{split} to the file of {split}"
-            )
-        return folder / named
+        path = folder / fetch(named)
+        if not path.is_file():
+            raise UserError(f"{path} does not exist or is not a file: set data.{split} to the file of {split}")
+        return path
     paths = _split_candidates(folder, split, suffixes)
     if len(paths) != 1:
         wrong = (

@@ -1,0 +1,153 @@
+"""Copies of what URLs name, so that all that reads files reads local ones."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from bert.errors import UserError
+from bert.files import local_path, user_cache_dir
+from bert.messages import LOGGER
+
+EXTRAS = {"gs": "gcs", "s3": "s3", "https": "https", "http": "https", "hf": None, "memory": None}
+"""Schemes that can be read, and the extra that brings the library; None where it is there anyway."""
+
+ATTEMPTS = 5
+"""Times that a file is asked for, with a second between the first two, then twice as long each time."""
+
+
+def is_url(path: str | Path) -> bool:
+    """Whether this has a scheme and two slashes. ``Path`` drops the second one."""
+    return isinstance(path, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) is not None
+
+
+def readable_path(path: str | Path, name: str = "") -> str:
+    """The path or URL as it is, which nothing is read from yet.
+
+    Raises:
+        UserError: no URL of this kind can be read, or its library is missing, or the path holds a null character.
+    """
+    if not is_url(path):
+        return local_path(path, name)
+    import fsspec  # which takes a tenth of a second that others need not wait for
+
+    described = f"{name} is {path}, which" if name else str(path)
+    scheme = str(path).partition("://")[0]
+    if scheme not in EXTRAS:
+        known = ", ".join(f"{known}://" for known in EXTRAS if known != "memory")
+        raise UserError(f"{described} is not a local path, nor a URL that can be read ({known}): pass one of these")
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ImportError:
+        fix = f"pip install 'bert-jax[{EXTRAS[scheme]}]'"
+        raise UserError(f"{described} needs a library that is not installed: install it with {fix}") from None
+    return str(path)
+
+
+def fetch(path: str | Path, name: str = "") -> str:
+    """The local path of what is to be read: a path as it is, or that of a copy of what a URL names.
+
+    A file, a folder with all below it, or the files that fit a glob, which come as a folder. They are copied into the
+    user's cache once, and again when they have changed.
+
+    Raises:
+        UserError: there is nothing, or it cannot be read, or as of `readable_path`.
+    """
+    path = readable_path(path, name)
+    if not is_url(path):
+        return path
+    cache = user_cache_dir()
+    if cache is None:
+        raise UserError(f"{path} has no place to be copied to: set XDG_CACHE_HOME to a folder")
+    with _as_user_errors(path):
+        return str(_copy(path, cache / "downloads"))
+
+
+def _copy(url: str, root: Path) -> Path:
+    import fsspec
+
+    system, place = fsspec.url_to_fs(url)
+    system.invalidate_cache()
+    kind = _retry(_kind, system, place)
+    files = _retry(_list, system, place, kind)
+    if not files:
+        raise FileNotFoundError(url)
+    state = json.dumps([url, files], default=str, sort_keys=True)
+    folder = root / hashlib.blake2b(state.encode(), digest_size=12).hexdigest()
+    if not folder.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=root))
+        try:
+            for relative, info in files.items():
+                local = draft / relative
+                local.parent.mkdir(parents=True, exist_ok=True)
+                _retry(system.get_file, info["name"], str(local))
+            size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
+            with contextlib.suppress(OSError):  # another process was faster
+                os.rename(draft, folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        LOGGER.info(f"{url}: {len(files):,} files, {size / 1e6:,.1f} MB, are copied to {folder}")
+    return folder / next(iter(files)) if kind == "file" else folder
+
+
+def _kind(system: Any, place: str) -> str:
+    if place.startswith(("http:", "https:")):  # a page with links would be a folder
+        return "file"
+    return "glob" if "*" in place else "folder" if system.isdir(place) else "file"
+
+
+def _list(system: Any, place: str, kind: str) -> dict[str, dict[str, Any]]:
+    """What is known of each file, by its path below the place."""
+    if kind == "file":
+        found, parent = {place: system.info(place)}, place.rpartition("/")[0]
+    elif kind == "folder":
+        found, parent = system.find(place, detail=True), place.rstrip("/")
+    else:
+        found, parent = system.glob(place, detail=True), place.partition("*")[0].rpartition("/")[0]
+    named = {name: info for name, info in found.items() if info["type"] == "file"}
+    return {_below(name, parent): info for name, info in sorted(named.items())}
+
+
+def _below(name: str, parent: str) -> str:
+    """The path of a file below another place. Raises UserError for a name that leads out of it."""
+    relative = PurePosixPath(name.split("?")[0].removeprefix(parent).lstrip("/"))
+    if ".." in relative.parts or relative.is_absolute():
+        raise UserError(f"{name} leads out of its folder: rename it")
+    return str(relative)
+
+
+def _retry(call: Any, *arguments: Any) -> Any:
+    for attempt in range(ATTEMPTS):
+        try:
+            return call(*arguments)
+        except (FileNotFoundError, PermissionError, IsADirectoryError):
+            raise
+        except Exception as error:
+            of_network = isinstance(error, OSError) or type(error).__module__.startswith("aiohttp")
+            if not of_network or attempt == ATTEMPTS - 1:
+                raise
+            time.sleep(2.0**attempt)
+    raise AssertionError("the last attempt returns or raises")
+
+
+@contextlib.contextmanager
+def _as_user_errors(url: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{url} does not exist or cannot be reached: fix the URL") from None
+    except Exception as error:  # each store has errors of its own
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{url} cannot be read ({reason}): fix the URL, your credentials or the network") from None
