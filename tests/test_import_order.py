@@ -20,7 +20,7 @@ ORDER = (
         "model",
         "runs",
     ),
-    *("data", "tasks", "interchange", "inference", "training", "analysis", "commands"),
+    *("data", "tasks", "interchange", "inference", "demo", "training", "analysis", "commands"),
 )
 MODULES = {".".join(["bert", *path.relative_to(PACKAGE).with_suffix("").parts]): path for path in PACKAGE.rglob("*.py")}
 

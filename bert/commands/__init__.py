@@ -22,6 +22,7 @@ COMMANDS = {
     "inspect": ("bert.commands.inspect", "prints parameters, FLOPs, vocabulary and origin of a run or model"),
     "compare": ("bert.commands.compare", "shows the curves, settings and scores of several runs side by side"),
     "attention": ("bert.commands.attention", "shows the attention weights of a model over a text"),
+    "demo": ("bert.commands.demo", "serves a page in the browser on which a model can be tried"),
     "export": ("bert.commands.export", "writes a model as a Hugging Face folder, StableHLO or ONNX"),
     "glue-zip": ("bert.commands.glue_zip", "puts test predictions into one zip for gluebenchmark.com"),
 }

@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -17,11 +18,14 @@ import jax
 import numpy as np
 from tokenizers import Tokenizer
 
+from bert.config import ModelConfig
+from bert.data.batching import bucket_length
 from bert.data.features import NO_LIMIT, Features, plain_ids, tokenize
 from bert.data.inputs import as_text_or_pair, as_texts
 from bert.data.sequence_pairs import target_boundaries
 from bert.errors import UserError
 from bert.files import atomic_write
+from bert.inference.forward import BUCKETS
 from bert.inference.pretrained import Params, Pretrained, Text
 from bert.inference.text_generation import Continuation
 from bert.interchange.names import has_decoder
@@ -107,18 +111,47 @@ def compute_attention_map(model: Pretrained, text: Text, target: str | Continuat
     if target is not None:
         return _compute_alignment(model, text, target)
     features, num_truncated = _cut(model, text)
-    batch = features.batch(np.arange(1), len(features.ids), 1)
-    encoder = Bert(model.config, add_pooling_layer=False)
+    length = len(features.ids)
+    batch = _pad_to_bucket(model, features)
     params = {name: part for name, part in model.params["bert"].items() if name != "pooler"}
+    weights = _self_attentions(
+        model.config, params, batch["input_ids"], batch["token_type_ids"], batch["attention_mask"]
+    )
+    segments = batch["token_type_ids"][0, :length]
+    tokens = AttentionTokens.from_ids(model.tokenizer, features.ids, segments, num_truncated)
+    return AttentionMap(model.origin, tokens, tokens, _stack(weights, length, length))
 
-    @jax.jit
-    def attentions(params: Params, input_ids: jax.Array, token_type_ids: jax.Array) -> tuple[jax.Array, ...]:
-        apply: Callable[..., Any] = encoder.apply
-        return apply({"params": params}, input_ids, token_type_ids, intermediates=True).attentions
 
-    weights = jax.device_get(attentions(params, batch["input_ids"], batch["token_type_ids"]))
-    tokens = AttentionTokens.from_ids(model.tokenizer, features.ids, batch["token_type_ids"][0], num_truncated)
-    return AttentionMap(model.origin, tokens, tokens, np.stack([layer[0] for layer in weights]))
+@partial(jax.jit, static_argnums=0)
+def _self_attentions(
+    config: ModelConfig, params: Params, input_ids: jax.Array, token_type_ids: jax.Array, attention_mask: jax.Array
+) -> tuple[jax.Array, ...]:
+    apply: Callable[..., Any] = Bert(config, add_pooling_layer=False).apply
+    return apply({"params": params}, input_ids, token_type_ids, attention_mask, intermediates=True).attentions
+
+
+@partial(jax.jit, static_argnums=0)
+def _cross_attentions(
+    config: ModelConfig, params: Params, input_ids: jax.Array, target_ids: jax.Array, attention_mask: jax.Array
+) -> tuple[jax.Array, ...]:
+    module = BertForSequenceToSequence(config)
+    apply: Callable[..., Any] = module.apply
+    inputs = (input_ids, target_ids, attention_mask)
+    return cast(tuple[jax.Array, ...], apply({"params": params}, *inputs, method=module.cross_attentions))
+
+
+def _pad_to_bucket(model: Pretrained, features: Features) -> dict[str, np.ndarray]:
+    """A row, padded to a length for which a program is compiled once."""
+    return features.batch(np.arange(1), _bucket(model, len(features.ids)), 1)
+
+
+def _bucket(model: Pretrained, length: int) -> int:
+    return bucket_length(length, BUCKETS, model.config.max_position_embeddings)
+
+
+def _stack(weights: tuple[jax.Array, ...], rows: int, columns: int) -> np.ndarray:
+    """The weights of all layers [layers, N, T, S], without those of padding."""
+    return np.stack([layer[0, :, :rows, :columns] for layer in jax.device_get(weights)])
 
 
 def _compute_alignment(model: Pretrained, source: Text, target: str | Continuation) -> AttentionMap:
@@ -132,21 +165,15 @@ def _compute_alignment(model: Pretrained, source: Text, target: str | Continuati
     longest = model.config.max_position_embeddings
     read, predicted = whole[:-1][:longest], whole[1:][:longest]
     features, num_truncated = _cut(model, source)
-    module = BertForSequenceToSequence(model.config)
-
-    @jax.jit
-    def attentions(params: Params, input_ids: jax.Array, target_ids: jax.Array) -> tuple[jax.Array, ...]:
-        apply: Callable[..., Any] = module.apply
-        return cast(
-            tuple[jax.Array, ...], apply({"params": params}, input_ids, target_ids, method=module.cross_attentions)
-        )
-
-    weights = jax.device_get(attentions(model.params, features.ids[None], read[None]))
+    batch = _pad_to_bucket(model, features)
+    # No token of the target attends to those after it: of what kind these are does not matter.
+    target_ids = np.pad(read, (0, _bucket(model, len(read)) - len(read)))[None]
+    weights = _cross_attentions(model.config, model.params, batch["input_ids"], target_ids, batch["attention_mask"])
     return AttentionMap(
         source=model.origin,
         rows=AttentionTokens.from_ids(tokenizer, predicted, num_truncated=len(whole) - 1 - len(read)),
         columns=AttentionTokens.from_ids(model.tokenizer, features.ids, num_truncated=num_truncated),
-        weights=np.stack([layer[0] for layer in weights]),
+        weights=_stack(weights, len(read), len(features.ids)),
     )
 
 
@@ -173,7 +200,14 @@ def _tokens(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
 
 
 def write_html(attention: AttentionMap, path: Path) -> None:
-    """Writes one HTML file that needs nothing else: data, script and style are in it, and it may load nothing."""
+    """Writes the page of `make_page` into a file."""
+    page = make_page(attention)
+    with atomic_write(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def make_page(attention: AttentionMap) -> str:
+    """One HTML page that needs nothing else: data, script and style are in it, and it may load nothing."""
     layers, heads, _, _ = attention.weights.shape
     # A byte a weight, relative to the largest of its row: a uniform row of 512 is as exact as the peak of a sharp one.
     largest = attention.weights.max(-1)
@@ -191,9 +225,7 @@ def write_html(attention: AttentionMap, path: Path) -> None:
     content = json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     page = resources.files("bert.inference").joinpath("attention_page.html").read_text(encoding="utf-8")
     filling = {"title": html.escape(f"attention of {attention.source}"), "data": content}
-    page = re.sub(r"\{\{(title|data)\}\}", lambda match: filling[match[1]], page)
-    with atomic_write(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    return re.sub(r"\{\{(title|data)\}\}", lambda match: filling[match[1]], page)
 
 
 def _page_data(side: AttentionTokens) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from tokenizers import Tokenizer, decoders, models
 
 import bert
 from bert.commands.attention import main
-from bert.config import ModelConfig
 from bert.inference.attention_maps import (
     AttentionMap,
     AttentionTokens,
@@ -34,7 +33,7 @@ from bert.inference.pretrained import Pretrained
 from bert.inference.text_generation import Continuation
 from bert.model.attention import dot_product_attention
 from bert.tokenizer.byte_level import TRAINED_SPECIAL_TOKENS
-from bert.tokenizer.wordpiece import load_tokenizer
+from tests import tiny_models
 
 HOSTILE = ["[CLS]", "</script><script>alert(1)</script>", "<!--", '"&amp;', "$x_$", "{{title}}", "\u2028", "[SEP]"]
 
@@ -173,22 +172,7 @@ def test_the_weights_are_the_models(pretrained) -> None:
 
 @pytest.fixture(scope="module")
 def encoder_decoder(tmp_path_factory) -> Pretrained:
-    """A model of random weights, with a vocabulary of its own for targets."""
-    config = ModelConfig(
-        vocab_size=12, decoder_vocab_size=9, decoder_layers=2, hidden_size=8, num_hidden_layers=1,
-        num_attention_heads=2, intermediate_size=8, max_position_embeddings=6, initializer_range=0.5,
-    )  # fmt: skip
-    tokenizers = []
-    for letters in ("abcdefg", "wxyz"):
-        file = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
-        file.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]))
-        tokenizers.append(load_tokenizer(file))
-    ids = np.zeros((1, 2), np.int32)
-    params = jax.jit(bert.BertForSequenceToSequence(config).init)(jax.random.key(0), ids, ids)["params"]
-    return Pretrained(
-        config=config, params=params, tokenizer=tokenizers[0], target_tokenizer=tokenizers[1],
-        architecture="BertForSequenceToSequence", source="made",
-    )  # fmt: skip
+    return tiny_models.encoder_decoder(tmp_path_factory.mktemp("vocabulary"))
 
 
 def test_an_alignment_has_the_weights_with_which_a_token_is_predicted(encoder_decoder) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import string
 from pathlib import Path
 from typing import Any
 
@@ -16,45 +15,10 @@ from hypothesis import strategies as st
 
 import bert
 from bert.commands.attention import main as attention
-from bert.config import ModelConfig, TaskDataConfig
 from bert.model.heads import HEADS, BertForPreTraining
-from bert.tasks import find_task
-from bert.tasks.base import Task
-from bert.tasks.custom_sequence import CustomClassification
-from bert.tasks.inference_only import published_task
-from bert.tasks.token_classification import TaggingTask
-from bert.tokenizer.wordpiece import load_tokenizer
 from tests.helpers import thoroughly
+from tests.tiny_models import CONFIG, DATA, PIECES, TASKS, model_of
 
-PIECES = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    *string.ascii_lowercase,
-    *(f"##{c}" for c in string.ascii_lowercase),
-]
-CONFIG = ModelConfig(
-    vocab_size=len(PIECES),
-    hidden_size=8,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=8,
-    max_position_embeddings=16,
-)
-DATA = TaskDataConfig(max_length=16, max_query_length=6, doc_stride=4)
-BINARY = {"labels": ("no", "yes"), "label_names": ("no", "yes")}
-TASKS: dict[str, Task] = {
-    "classification": CustomClassification(**BINARY),
-    "pairs": find_task("mrpc"),
-    "regression": find_task("stsb"),
-    "published": published_task("classification", "published", ("no", "yes"), None),
-    "choices": find_task("swag"),
-    "squad": find_task("squad"),
-    "squad2": find_task("squad2"),
-    "tagging": TaggingTask(name="conll2003", labels=("O", "B-X", "I-X")),
-}
 PAIR = ("ba ko", "ri tu")
 FITTING: dict[str, list[Any]] = {
     "classification": ["ba", ("ko",), ["ri"], "", " ", np.str_("tu"), "a \ud83d b", "\0", "ba " * 40],
@@ -92,26 +56,6 @@ UNFIT: dict[str, tuple[Any, ...]] = {
     "squad2": ("ba", ("", "ba"), ("who", "")),
     "tagging": (PAIR,),
 }
-
-
-def model_of(folder: Path, module: Any, task: Task | None, **settings: Any) -> bert.Pretrained:
-    """A model with every parameter random."""
-    random = np.random.default_rng(0)
-    row = np.zeros((1, 2, 8) if task is not None and task.head == "choices" else (1, 8), np.int32)
-    shapes = jax.eval_shape(module.init, jax.random.key(0), row, row, row)["params"]
-    params = jax.tree.map(lambda leaf: random.normal(scale=0.3, size=leaf.shape).astype(np.float32), shapes)
-    (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n")
-    tokenizer = load_tokenizer(folder / "vocab.txt")
-    return bert.Pretrained(
-        config=CONFIG,
-        params=params,
-        tokenizer=tokenizer,
-        task=task,
-        source="made",
-        architecture=type(module).__name__,
-        data=DATA,
-        **settings,
-    )
 
 
 @pytest.fixture(scope="module")

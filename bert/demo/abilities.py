@@ -1,0 +1,320 @@
+"""What a model can be asked on the page of `bert demo`: an ability for each tab, computed without Gradio."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from bert.demo.example_texts import CHOICES, PAIRS, PROMPTS, QUESTIONS, TEXTS, with_masks
+from bert.errors import UserError, without_surrogates
+from bert.inference.attention_maps import compute_attention_map, make_page
+from bert.inference.language_model import ENCODER_DECODER
+from bert.inference.pretrained import Pretrained, Text
+from bert.interchange.names import has_decoder
+from bert.tasks.base import Task
+from bert.tasks.multilabel import MultilabelTask
+from bert.tasks.multiple_choice import MultipleChoiceTask
+from bert.tasks.question_answering import SquadTask
+from bert.tasks.sequence import ClassificationTask, RegressionTask
+from bert.tasks.token_classification import TaggingTask
+from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.wordpiece import token_text
+
+MAX_CHARACTERS = 20_000
+"""Longest text that is read: a longer one would keep the others waiting."""
+
+MAX_ATTENTION_TOKENS = 128
+"""Most tokens whose attention is shown: the page of 12 layers of 12 heads has two megabytes."""
+
+MAX_CHOICES = 10
+"""Most choices of a question: a program is compiled for each number."""
+
+MAX_TOKENS = 40
+"""Tokens that a left-to-right language model adds to a text."""
+
+TOP_K = 8
+"""Tokens that are proposed for a mask."""
+
+Highlights = list[tuple[str, str | None]]
+"""A text in parts, each with the name that it is marked with, or None."""
+
+
+@dataclass(frozen=True)
+class Ability:
+    """One tab of the page, and one function of its API.
+
+    Attributes:
+        name: of the function in the API.
+        title: of the tab.
+        description: one sentence on what is computed.
+        answer: texts, by the names of its parameters -> a value for each of the outputs, or the value of the only one.
+        inputs: labels of the texts.
+        outputs: the kind of each output (a key of `bert.demo.page.OUTPUTS`) and its label.
+        examples: inputs to click on.
+        num_required: the texts that must not be empty, from the first one on.
+    """
+
+    name: str
+    title: str
+    description: str
+    answer: Callable[..., Any]
+    inputs: tuple[str, ...]
+    outputs: tuple[tuple[str, str], ...]
+    examples: tuple[tuple[str, ...], ...]
+    num_required: int
+
+    @property
+    def is_page(self) -> bool:
+        """Whether the answer is an HTML page."""
+        return self.outputs[0][0] == "page"
+
+    def __call__(self, *texts: str | None) -> Any:
+        """The answer.
+
+        Raises:
+            UserError: a text is empty or too long, or the model has no answer.
+        """
+        checked = [_checked(label, text) for label, text in zip(self.inputs, texts, strict=True)]
+        for label, text in zip(self.inputs[: self.num_required], checked, strict=False):
+            if not any(unicodedata.category(character)[0] not in "CZ" for character in text):
+                raise UserError(f"the {label} is empty: write at least one word")
+        return self.answer(*checked)
+
+
+def _checked(label: str, text: str | None) -> str:
+    text = without_surrogates(text or "")
+    if len(text) > MAX_CHARACTERS:
+        raise UserError(
+            f"the {label} has {len(text):,} characters, and this page reads {MAX_CHARACTERS:,}: pass a shorter text"
+        )
+    return text
+
+
+def abilities_of(model: Pretrained) -> list[Ability]:
+    """What the model can do, the task that it was fine-tuned for first."""
+    writes = model.architecture in (ENCODER_DECODER, "BertForCausalLM")
+    found = []
+    if model.task is not None and model.architecture != ENCODER_DECODER:
+        found.append(_task_ability(model, model.task))
+    if writes:
+        found.append(_generation(model))
+    elif "predictions" in model.params or "generator" in model.params:
+        found.append(_mask_filling(model))
+    if model.task is None and not writes:
+        found.append(_similarity(model))
+    return [*found, _attention(model)]
+
+
+def _task_ability(model: Pretrained, task: Task) -> Ability:
+    makers: dict[type[Task], Callable[[Pretrained, Any], Ability]] = {
+        SquadTask: _question_answering,
+        TaggingTask: _tagging,
+        MultipleChoiceTask: _multiple_choice,
+    }
+    for kind, make in makers.items():
+        if isinstance(task, kind):
+            return make(model, task)
+    return _prediction(model, task)
+
+
+def _mask_filling(model: Pretrained) -> Ability:
+    mask = token_text(model.tokenizer, special_ids(model.tokenizer).mask)
+    return Ability(
+        "fill_mask",
+        "Fill a mask",
+        f"Write {mask} in place of one word: the model proposes tokens for it.",
+        partial(fill_mask, model),
+        ("text",),
+        (("bars", "probability of each token"),),
+        with_masks(mask),
+        1,
+    )
+
+
+def fill_mask(model: Pretrained, text: str) -> dict[str, float]:
+    """The most likely tokens for the only mask of a text."""
+    found = model.fill_mask(text, TOP_K)
+    if len(found) > 1:
+        raise UserError(f"the text has {len(found)} masks, and this page fills one: remove the others")
+    # Several byte-level tokens may read alike: the most likely one counts.
+    return {prediction.token.replace(" ", "␣"): prediction.probability for prediction in reversed(found[0])}
+
+
+def _prediction(model: Pretrained, task: Task) -> Ability:
+    """The ability of a task that reads one text, two, or one that a second one may follow."""
+    num_required = len(task.input_columns)
+    takes_pair = num_required == 2 or ("text_a", "text_b") in task.table_columns
+    outputs: tuple[tuple[str, str], ...] = (("json", "answer"),)
+    if isinstance(task, ClassificationTask):
+        outputs = (("bars", "probability of each label"),)
+    elif isinstance(task, MultilabelTask):
+        outputs = (("text", "labels"), ("shares", "probability of each label"))
+    elif isinstance(task, RegressionTask):
+        outputs = (("number", "score"),)
+    second = "second text" if num_required == 2 else "second text (may be empty)"
+    return Ability(
+        "predict",
+        "Score" if isinstance(task, RegressionTask) else "Classify",
+        f"The model was fine-tuned for {task.name}.",
+        partial(predict_pair if takes_pair else predict, model),
+        ("first text", second) if takes_pair else ("text",),
+        outputs,
+        PAIRS if num_required == 2 else tuple((text, "") for (text,) in TEXTS) if takes_pair else TEXTS,
+        num_required,
+    )
+
+
+def predict(model: Pretrained, text: Text) -> Any:
+    """The answer of a model that was fine-tuned to score or to classify texts."""
+    [answer] = model.predict([text])
+    task = model.task
+    if isinstance(task, MultilabelTask):
+        return ", ".join(answer.labels) or "none", answer.probabilities
+    if isinstance(task, ClassificationTask):
+        return answer.probabilities
+    return answer.score if isinstance(task, RegressionTask) else answer._asdict()
+
+
+def predict_pair(model: Pretrained, text_a: str, text_b: str = "") -> Any:
+    """As `predict`, of a pair of texts if there is a second one."""
+    return predict(model, (text_a, text_b) if text_b.strip() else text_a)
+
+
+def _question_answering(model: Pretrained, task: SquadTask) -> Ability:
+    return Ability(
+        "answer_question",
+        "Answer a question",
+        "The answer is a part of the context" + (", or there is none." if task.may_be_impossible else "."),
+        partial(answer_question, model),
+        ("question", "context"),
+        (("bars", "answer"), ("highlights", "context")),
+        QUESTIONS,
+        2,
+    )
+
+
+def answer_question(model: Pretrained, question: str, context: str) -> tuple[dict[str, float], Highlights]:
+    """The answer with its probability, and the context with the answer marked."""
+    [found] = model.predict([(question, context)])
+    if found.start is None:
+        return {"no answer": found.probability}, [(context, None)]
+    return {found.answer: found.probability}, mark(context, [(found.start, found.end, "answer")])
+
+
+def _tagging(model: Pretrained, task: TaggingTask) -> Ability:
+    return Ability(
+        "tag",
+        "Find entities" if task.marks_entities else "Tag words",
+        "The model marks the entities of a text." if task.marks_entities else "The model gives each word a tag.",
+        partial(tag, model),
+        ("text",),
+        (("highlights", "entities" if task.marks_entities else "tags"),),
+        TEXTS[2:],
+        1,
+    )
+
+
+def tag(model: Pretrained, text: str) -> Highlights:
+    """The text with its entities marked by their types, or its words by their tags."""
+    [found] = model.predict([text])
+    [(kind, parts)] = found._asdict().items()
+    name = "type" if kind == "entities" else "tag"
+    return mark(text, [(part["start"], part["end"], part[name]) for part in parts])
+
+
+def mark(text: str, spans: list[tuple[int, int, str]]) -> Highlights:
+    """The text in parts, those of ``spans`` (start, end, name; in order, none within another) with their names."""
+    parts: Highlights = []
+    place = 0
+    for start, end, name in spans:
+        parts += [(text[place:start], None), (text[start:end], name)]
+        place = end
+    return [(part, name) for part, name in [*parts, (text[place:], None)] if part]
+
+
+def _multiple_choice(model: Pretrained, task: MultipleChoiceTask) -> Ability:
+    return Ability(
+        "choose",
+        "Choose",
+        f"The model chooses the best of two to {MAX_CHOICES} choices.",
+        partial(choose, model),
+        ("question", "choices, one on each line"),
+        (("bars", "probability of each choice"),),
+        CHOICES,
+        2,
+    )
+
+
+def choose(model: Pretrained, question: str, choices: str) -> dict[str, float]:
+    """The probability of each choice."""
+    given = list(dict.fromkeys(line.strip() for line in choices.splitlines() if line.strip()))
+    if not 2 <= len(given) <= MAX_CHOICES:
+        raise UserError(f"there are {len(given)} different choices: write two to {MAX_CHOICES}, one on each line")
+    [found] = model.predict([(question, *given)])
+    return dict(zip(given, found.probabilities, strict=True))
+
+
+def _similarity(model: Pretrained) -> Ability:
+    return Ability(
+        "similarity",
+        "Compare",
+        "The cosine of the embeddings of two texts: 1 for the same direction, 0 for unrelated ones.",
+        partial(similarity, model),
+        ("first text", "second text"),
+        (("number", "cosine"),),
+        PAIRS,
+        2,
+    )
+
+
+def similarity(model: Pretrained, text_a: str, text_b: str) -> float:
+    """The cosine of the embeddings of two texts."""
+    return float(model.similarity(text_a, text_b)[0, 0])
+
+
+def _generation(model: Pretrained) -> Ability:
+    continues = model.architecture != ENCODER_DECODER
+    return Ability(
+        "generate",
+        "Write",
+        f"The model continues the text by at most {MAX_TOKENS} tokens." if continues else "The model writes a target.",
+        partial(generate, model),
+        ("text",),
+        (("text", "written"),),
+        PROMPTS,
+        1,
+    )
+
+
+def generate(model: Pretrained, text: str) -> str:
+    """The continuation of a text, or the target of a source."""
+    settings: dict[str, Any] = {} if model.architecture == ENCODER_DECODER else {"max_tokens": MAX_TOKENS}
+    written: str = model.generate(text, num_samples=1, **settings)
+    return written
+
+
+def _attention(model: Pretrained) -> Ability:
+    aligned = has_decoder(model.architecture)
+    return Ability(
+        "attention",
+        "Attention",
+        "What each token that the model writes looks at in your text."
+        if aligned
+        else "What each token looks at, in every layer and head.",
+        partial(attention, model),
+        ("text",),
+        (("page", "attention"),),
+        PROMPTS if aligned else TEXTS,
+        1,
+    )
+
+
+def attention(model: Pretrained, text: str) -> str:
+    """The page of `bert attention` for a text, as HTML; of an encoder-decoder for what it writes as well."""
+    if (count := model.tokenize(text)["input_ids"].shape[1]) > MAX_ATTENTION_TOKENS:
+        raise UserError(f"the text has {count} tokens, and this page shows {MAX_ATTENTION_TOKENS}: pass a shorter text")
+    target = model.generate(text, details=True, num_samples=1) if has_decoder(model.architecture) else None
+    return make_page(compute_attention_map(model, text, target))

@@ -1,0 +1,90 @@
+"""Models of random weights with a vocabulary of letters, one for each kind of task, for several packages."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import bert
+from bert.config import ModelConfig, TaskDataConfig
+from bert.inference.pretrained import Pretrained
+from bert.model.encoder_decoder import BertForSequenceToSequence
+from bert.tasks import find_task
+from bert.tasks.base import Task
+from bert.tasks.custom_sequence import CustomClassification
+from bert.tasks.inference_only import published_task
+from bert.tasks.token_classification import TaggingTask
+from bert.tokenizer.wordpiece import load_tokenizer
+
+PIECES = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *string.ascii_lowercase,
+    *(f"##{c}" for c in string.ascii_lowercase),
+]
+CONFIG = ModelConfig(
+    vocab_size=len(PIECES),
+    hidden_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=8,
+    max_position_embeddings=16,
+)
+DATA = TaskDataConfig(max_length=16, max_query_length=6, doc_stride=4)
+BINARY = {"labels": ("no", "yes"), "label_names": ("no", "yes")}
+TASKS: dict[str, Task] = {
+    "classification": CustomClassification(**BINARY),
+    "pairs": find_task("mrpc"),
+    "regression": find_task("stsb"),
+    "published": published_task("classification", "published", ("no", "yes"), None),
+    "choices": find_task("swag"),
+    "squad": find_task("squad"),
+    "squad2": find_task("squad2"),
+    "tagging": TaggingTask(name="conll2003", labels=("O", "B-X", "I-X")),
+}
+
+
+def model_of(folder: Path, module: Any, task: Task | None, **settings: Any) -> bert.Pretrained:
+    """A model with every parameter random."""
+    random = np.random.default_rng(0)
+    row = np.zeros((1, 2, 8) if task is not None and task.head == "choices" else (1, 8), np.int32)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), row, row, row)["params"]
+    params = jax.tree.map(lambda leaf: random.normal(scale=0.3, size=leaf.shape).astype(np.float32), shapes)
+    (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    tokenizer = load_tokenizer(folder / "vocab.txt")
+    return bert.Pretrained(
+        config=module.config,
+        params=params,
+        tokenizer=tokenizer,
+        task=task,
+        source="made",
+        architecture=type(module).__name__,
+        data=DATA,
+        **settings,
+    )
+
+
+def encoder_decoder(folder: Path) -> Pretrained:
+    """A model of random weights, with a vocabulary of its own for targets."""
+    config = ModelConfig(
+        vocab_size=12, decoder_vocab_size=9, decoder_layers=2, hidden_size=8, num_hidden_layers=1,
+        num_attention_heads=2, intermediate_size=8, max_position_embeddings=6, initializer_range=0.5,
+    )  # fmt: skip
+    tokenizers = []
+    for letters in ("abcdefg", "wxyz"):
+        file = folder / "vocab.txt"
+        file.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]))
+        tokenizers.append(load_tokenizer(file))
+    ids = np.zeros((1, 2), np.int32)
+    params = jax.jit(BertForSequenceToSequence(config).init)(jax.random.key(0), ids, ids)["params"]
+    return Pretrained(
+        config=config, params=params, tokenizer=tokenizers[0], target_tokenizer=tokenizers[1],
+        architecture="BertForSequenceToSequence", source="made",
+    )  # fmt: skip
