@@ -1,4 +1,4 @@
-"""Copies of what URLs name, so that all that reads files reads local ones."""
+"""Copies of what URLs name, so that all that reads and writes files reads and writes local ones."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from bert.messages import LOGGER
 
 EXTRAS = {"gs": "gcs", "s3": "s3", "https": "https", "http": "https", "hf": None, "memory": None}
 """Schemes that can be read, and the extra that brings the library; None where it is there anyway."""
+
+WRITABLE = ("gs", "s3", "memory")
+"""Schemes of the stores that results can be written to."""
 
 ATTEMPTS = 5
 """Times that a file is asked for, with a second between the first two, then twice as long each time."""
@@ -53,6 +56,66 @@ def readable_path(path: str | Path, name: str = "") -> str:
     return str(path)
 
 
+def writable_path(path: str | Path, name: str = "") -> str:
+    """The path or URL as it is, which nothing is written to yet.
+
+    Raises:
+        UserError: as of `readable_path`, or nothing can be written to URLs of this kind.
+    """
+    if is_url(path) and str(path).partition("://")[0] in EXTRAS.keys() - set(WRITABLE):
+        raise UserError(f"{name or path} is read-only: pass a local path, or a URL of gs:// or s3://")
+    return readable_path(path, name)
+
+
+def exists(path: str | Path) -> bool:
+    """Whether there is something. Raises UserError if a URL cannot be read."""
+    if not is_url(path):
+        return Path(path).exists()
+    with _as_user_errors(str(path)):
+        system, place = _open(str(path))
+        return bool(_retry(system.exists, place))
+
+
+@contextlib.contextmanager
+def writable(path: str | Path) -> Iterator[Path]:
+    """A local path for a new file or folder: the path itself, or one that is copied to where a URL points at the end.
+
+    A model's or a run's configuration is copied last, so that an interrupted copy is taken for neither.
+
+    Raises:
+        UserError: there is something already, or it cannot be written, or as of `writable_path`.
+    """
+    path = writable_path(path)
+    if not is_url(path):
+        yield Path(path)
+        return
+    if exists(path):
+        raise UserError(f"{path} exists already: name another one or remove it")
+    with tempfile.TemporaryDirectory() as folder:
+        _, place = _open(path)
+        draft = Path(folder) / PurePosixPath(place).name
+        yield draft
+        with _as_user_errors(path):
+            _upload(draft, path)
+
+
+def _upload(draft: Path, url: str) -> None:
+    system, place = _open(url)
+    files = [path for path in draft.rglob("*") if path.is_file()] if draft.is_dir() else [draft]
+    for file in sorted(files, key=lambda file: (file.name.startswith("config."), file)):
+        relative = file.relative_to(draft).as_posix()
+        _retry(system.put_file, str(file), place if relative == "." else f"{place.rstrip('/')}/{relative}")
+
+
+def _open(url: str) -> tuple[Any, str]:
+    """The store of a URL, without what it has read of it before, and the place in it."""
+    import fsspec
+
+    system, place = fsspec.url_to_fs(url)
+    system.invalidate_cache()
+    return system, place
+
+
 def fetch(path: str | Path, name: str = "") -> str:
     """The local path of what is to be read: a path as it is, or that of a copy of what a URL names.
 
@@ -73,10 +136,7 @@ def fetch(path: str | Path, name: str = "") -> str:
 
 
 def _copy(url: str, root: Path) -> Path:
-    import fsspec
-
-    system, place = fsspec.url_to_fs(url)
-    system.invalidate_cache()
+    system, place = _open(url)
     kind = _retry(_kind, system, place)
     files = _retry(_list, system, place, kind)
     if not files:
@@ -150,4 +210,4 @@ def _as_user_errors(url: str) -> Iterator[None]:
         raise UserError(f"{url} does not exist or cannot be reached: fix the URL") from None
     except Exception as error:  # each store has errors of its own
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{url} cannot be read ({reason}): fix the URL, your credentials or the network") from None
+        raise UserError(f"{url} cannot be used ({reason}): fix the URL, your credentials or the network") from None

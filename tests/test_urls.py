@@ -13,9 +13,11 @@ import fsspec
 import pytest
 
 import bert
+from bert.commands import main as command
 from bert.data.corpus.documents import corpus_fingerprint, documents
 from bert.errors import UserError
-from bert.urls import fetch, is_url, readable_path
+from bert.tokenizer.wordpiece import load_tokenizer
+from bert.urls import exists, fetch, is_url, readable_path, writable, writable_path
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -99,9 +101,9 @@ def test_a_network_that_fails_now_and_then_is_asked_again(bucket, monkeypatch, n
 @pytest.mark.parametrize(
     ("error", "sentence", "waited"),
     [
-        (ConnectionResetError("connection reset"), "cannot be read (connection reset): fix the URL", [1, 2, 4, 8]),
-        (PermissionError("Access Denied"), "cannot be read (Access Denied): fix the URL, your credentials", []),
-        (ValueError(), "cannot be read (ValueError): fix", []),
+        (ConnectionResetError("connection reset"), "cannot be used (connection reset): fix the URL", [1, 2, 4, 8]),
+        (PermissionError("Access Denied"), "cannot be used (Access Denied): fix the URL, your credentials", []),
+        (ValueError(), "cannot be used (ValueError): fix", []),
     ],
 )
 def test_what_does_not_pass_is_one_sentence(bucket, monkeypatch, no_waiting, error, sentence, waited) -> None:
@@ -158,6 +160,35 @@ def test_a_model_in_a_bucket_answers_as_that_of_a_folder(bucket, pretrained: Pat
     assert (local.embed("one text") == remote.embed("one text")).all()
     step = local.step
     assert bert.load(f"memory://models/run@{step}").step == step
+
+
+def test_what_is_written_to_a_bucket_comes_back(bucket, pretrained: Path, tmp_path: Path, capsys) -> None:
+    model = bert.load(pretrained)
+    said: list[str] = []
+    model.save("memory://out/model", say=said.append)
+    assert not any("/tmp" in text or str(tmp_path) in text for text in said)
+    assert (bert.load("memory://out/model").embed("one text") == model.embed("one text")).all()
+    with pytest.raises(UserError, match="memory://out/model exists already: name another one or remove it"):
+        model.save("memory://out/model")
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("One word.\n\nTwo words.\n")
+    arguments = ["--data.train", str(corpus), "--tokenizer.min_frequency", "1"]
+    assert command(["tokenizer", *arguments, "--output", "memory://out/vocabulary"]) == 0
+    assert "use it with --tokenizer.path memory://out/vocabulary" in capsys.readouterr().out
+    assert load_tokenizer("memory://out/vocabulary").get_vocab_size() > 5
+    assert command(["tokenizer", *arguments, "--output", "memory://out/vocabulary"]) == 2
+
+
+def test_a_folder_is_no_model_before_all_of_it_is_there(bucket, monkeypatch) -> None:
+    names = []
+    monkeypatch.setattr(type(bucket), "put_file", lambda store, local, remote: names.append(remote))
+    with writable("memory://out/model") as folder:
+        for name in ("config.json", "model.safetensors", "sub/config.json", "vocab.txt"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("")
+    assert names[:2] == ["/out/model/model.safetensors", "/out/model/vocab.txt"]
+    with pytest.raises(UserError, match="out is read-only: pass a local path, or a URL of gs:// or s3://"):
+        writable_path("https://host/out", "out")
 
 
 @pytest.mark.slow
@@ -223,6 +254,15 @@ def test_a_real_s3_server(tmp_path: Path, monkeypatch, no_waiting) -> None:
             store.pipe({"bucket/corpus/a.txt": b"One.\n", "bucket/corpus/sub/b.txt": b"Two.\n"})
             assert list(documents("s3://bucket/corpus")) == [["One."], ["Two."]]
             assert list(documents("s3://bucket/corpus/*.txt")) == [["One."]]
+            with writable("s3://bucket/out/model") as folder:
+                folder.mkdir()
+                for name, text in (("config.json", "{}"), ("vocab.txt", "a")):
+                    (folder / name).write_text(text)
+            copied = Path(fetch("s3://bucket/out/model"))
+            assert sorted(path.name for path in copied.iterdir()) == ["config.json", "vocab.txt"]
+            with writable("s3://bucket/out/answers.jsonl") as file:
+                file.write_text("{}")
+            assert exists("s3://bucket/out/answers.jsonl")
             with pytest.raises(UserError, match="s3://bucket/none does not exist"):
                 fetch("s3://bucket/none")
             with pytest.raises(UserError, match=r"s3://other/a\.txt does not exist"):
@@ -230,5 +270,5 @@ def test_a_real_s3_server(tmp_path: Path, monkeypatch, no_waiting) -> None:
         finally:
             server.kill()
     s3fs.S3FileSystem.clear_instance_cache()
-    with pytest.raises(UserError, match="s3://bucket/corpus cannot be read"):
+    with pytest.raises(UserError, match="s3://bucket/corpus cannot be used"):
         fetch("s3://bucket/corpus")

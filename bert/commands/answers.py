@@ -6,12 +6,12 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import IO, Any
 
 from bert.errors import UserError
 from bert.files import atomic_write
 from bert.inference.new_inputs import Input
+from bert.urls import writable
 
 
 def write_answers(
@@ -80,7 +80,7 @@ def open_output(name: str | None) -> Iterator[IO[bytes]]:
         sys.stdout.buffer.flush()
         return
     try:
-        with atomic_write(Path(name)) as partial, partial.open("wb") as file:
+        with writable(name) as path, atomic_write(path) as partial, partial.open("wb") as file:
             yield file
     except OSError as error:
         raise UserError(f"{name} cannot be written ({error.strerror}): name another --output") from None

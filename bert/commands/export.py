@@ -6,9 +6,8 @@ import sys
 
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError
-from bert.files import local_path
 from bert.interchange import FORMATS
-from bert.urls import readable_path
+from bert.urls import readable_path, writable_path
 
 DESCRIPTION = """Writes a model for other programs. hf: a folder that Hugging Face transformers reads (config.json,
 safetensors, tokenizer files, a model card with the recipe and the scores). stablehlo: one function for CPU, CUDA and
@@ -22,7 +21,7 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = CommandParser("bert export", DESCRIPTION)
     parser.add_argument("run", type=readable_path, metavar="RUN", help=MODEL)
-    parser.add_argument("out", type=local_path, metavar="OUT", help="New folder to write.")
+    parser.add_argument("out", type=writable_path, metavar="OUT", help="New folder to write.")
     parser.add_argument("--format", choices=FORMATS, default="hf", help="Form to write. (default: hf)")
     lengths = parser.add_mutually_exclusive_group()
     lengths.add_argument(

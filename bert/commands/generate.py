@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from bert.commands.answers import open_output, write_answers
@@ -13,9 +12,8 @@ from bert.commands.config_help import PLACEHOLDERS
 from bert.config import Decoding
 from bert.config.yaml_io import help_texts
 from bert.errors import UserError, without_surrogates
-from bert.files import local_path
 from bert.inference.new_inputs import Input, read_standard_input
-from bert.urls import readable_path
+from bert.urls import exists, readable_path, writable_path
 
 DESCRIPTION = """Continues a text with a left-to-right language model, or writes the target of a source with an
 encoder-decoder: by the most likely token each, by samples (--temperature) or by beam search (--beams). The
@@ -39,7 +37,7 @@ def main(argv: list[str]) -> int:
         default = "" if field.default in (None, False) else f" (default: {field.default})"
         value = {"action": "store_true"} if kind is bool else value
         parser.add_argument(f"--{field.name}", default=field.default, help=texts[field.name] + default, **value)
-    parser.add_argument("--output", type=local_path, metavar="PATH", help="Write what would be printed to this file.")
+    parser.add_argument("--output", type=writable_path, metavar="PATH", help="File for what would be printed.")
     size = "Samples at once, or texts with all their beams. (default: 16)"
     parser.add_argument("--batch_size", type=int, default=16, metavar="N", help=size)
     arguments = parser.parse_arguments(argv)
@@ -52,7 +50,7 @@ def main(argv: list[str]) -> int:
         raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
     if arguments.prompt != without_surrogates(arguments.prompt):
         raise UserError("command line: the prompt is not UTF-8: pass it as UTF-8")
-    if arguments.output and Path(arguments.output).exists():
+    if arguments.output and exists(arguments.output):
         raise UserError(f"{arguments.output} exists already: name another --output or remove it")
 
     from bert.inference.loading import load

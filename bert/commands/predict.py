@@ -12,9 +12,9 @@ from bert.commands.answers import open_output, write_answers
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.config import FinetuneConfig
 from bert.errors import UserError
-from bert.files import atomic_directory, local_path
+from bert.files import atomic_directory
 from bert.inference.new_inputs import read_inputs
-from bert.urls import fetch, readable_path
+from bert.urls import exists, fetch, readable_path, writable, writable_path
 
 if TYPE_CHECKING:
     from bert.inference.pretrained import Pretrained
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument(
         "--output",
-        type=local_path,
+        type=writable_path,
         metavar="PATH",
         help="Write the answers to this file, a split's prediction files to this folder.",
     )
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         arguments.input = fetch(arguments.input)
     if arguments.input != "-" and not is_split and not Path(arguments.input).is_file():
         raise _no_input(arguments.input, "a split such as dev")
-    if arguments.output and Path(arguments.output).exists():
+    if arguments.output and exists(arguments.output):
         raise UserError(f"{arguments.output} exists already: name another --output or remove it")
 
     from bert.inference.loading import load
@@ -93,7 +93,7 @@ def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
     if name not in splits:
         raise _no_input(name, f"a split of the run's data ({', '.join(splits)})")
     if output is not None:
-        with atomic_directory(Path(output)) as draft:
+        with writable(output) as path, atomic_directory(path) as draft:
             predict_split(model, config, name, draft, _say)
         return
     with tempfile.TemporaryDirectory() as folder, open_output(None) as printed:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bert.commands.arguments import COMMAND_LINE, parse, run_command
 from bert.config import PretrainConfig, TokenizerConfig
 from bert.errors import UserError
-from bert.files import local_path
+from bert.urls import exists, writable, writable_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -29,7 +29,7 @@ EXTRA_OPTIONS = {
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     config, _, options = parse(PretrainConfig, argv, "bert tokenizer", DESCRIPTION, "quickstart", EXTRA_OPTIONS)
-    folder = _free_folder(options.get("output"))
+    output = _free_folder(options.get("output"))
 
     from bert.data.corpus.documents import documents
     from bert.tokenizer.wordpiece import embedding_rows, save_tokenizer, train_tokenizer
@@ -41,9 +41,10 @@ def main(argv: list[str]) -> int:
         raise UserError("tokenizer.path is set, so there is nothing to train: remove it, or pass --extend N")
     else:
         tokenizer = train_tokenizer(lines, config.tokenizer)
-    save_tokenizer(tokenizer, folder)
-    files = " and ".join(sorted(path.name for path in folder.iterdir()))
-    print(f"{folder} holds {files} with {embedding_rows(tokenizer):,} tokens; use it with --tokenizer.path {folder}")
+    with writable(output) as folder:
+        save_tokenizer(tokenizer, folder)
+        files = " and ".join(sorted(path.name for path in folder.iterdir()))
+    print(f"{output} holds {files} with {embedding_rows(tokenizer):,} tokens; use it with --tokenizer.path {output}")
     return 0
 
 
@@ -78,10 +79,10 @@ def _load_published(path: str, config: TokenizerConfig) -> Tokenizer:
     return load_vocabulary(path, print)
 
 
-def _free_folder(name: str | None) -> Path:
+def _free_folder(name: str | None) -> str:
     if name is None:
         raise UserError(f"{COMMAND_LINE}: --output is missing: name the folder for the vocabulary")
-    folder = Path(local_path(name, "--output"))
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists already and is not an empty folder: name another --output")
-    return folder
+    output, folder = writable_path(name, "--output"), Path(name)
+    if exists(output) and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{output} exists already and is not an empty folder: name another --output")
+    return output

@@ -11,6 +11,7 @@ from bert.errors import UserError
 from bert.inference.language_model import LanguageModel
 from bert.interchange import hub
 from bert.interchange.names import ARCHITECTURES
+from bert.urls import writable
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -35,7 +36,7 @@ class ExportableModel(LanguageModel):
         """Writes the model for others, as a whole or not at all, and checked against this one.
 
         Args:
-            out: a folder that is not there yet, or an empty one.
+            out: a folder that is not there yet, or an empty one, or the URL of a new one.
             format: ``hf``, a folder that Hugging Face transformers reads; ``stablehlo``, a function that JAX alone
                 calls; ``onnx``, a graph for ONNX Runtime and others, of any number of rows and tokens.
             say: logs what was written and compared.
@@ -64,7 +65,8 @@ class ExportableModel(LanguageModel):
         shape: dict[str, Any] = {"length": length, "dynamic_length": dynamic_length} if format == "stablehlo" else {}
         if not shape and (length is not None or dynamic_length):
             raise UserError(f"length and dynamic_length are for stablehlo: leave them out for {format}")
-        writers[format](self, Path(out), say, **shape)
+        with writable(out) as folder:
+            writers[format](self, folder, lambda text: say(text.replace(str(folder), str(out))), **shape)
 
     def push_to_hub(self, name: str, *, private: bool = False, message: str = "Add a model of bert-jax") -> str:
         """Writes the model as `save` does with the format ``hf``, and uploads it to the Hugging Face hub as one commit.
