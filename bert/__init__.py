@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from bert.runs.loggers import MlflowLogger, TensorBoardLogger, WandbLogger
     from bert.tasks import register_task
     from bert.training.launch import finetune, pretrain
+    from bert.training.sweep import sweep
 
 _HOMES = {
     "Bert": "bert.model.encoder",
@@ -57,6 +58,7 @@ _HOMES = {
     "metrics": "bert.metrics",
     "pretrain": "bert.training.launch",
     "register_task": "bert.tasks",
+    "sweep": "bert.training.sweep",
 }
 
 __all__ = [
@@ -83,6 +85,7 @@ __all__ = [
     "metrics",
     "pretrain",
     "register_task",
+    "sweep",
 ]
 
 

@@ -30,6 +30,7 @@ API = {
     "Train": (
         "pretrain",
         "finetune",
+        "sweep",
         "Run",
         "Callback",
         "bert.runs.callbacks.RunStart",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bert.commands.arguments import command_name, parse
 from bert.commands.cluster import CLUSTER_OPTIONS, connect_hosts, parse_hosts
+from bert.commands.sweep import SWEEP_OPTIONS, take_sweep_options
 from bert.config import FinetuneConfig, PretrainConfig
+from bert.config.sweep import option_text
+from bert.config.yaml_io import keys_of
 from bert.errors import UserError, require
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
@@ -37,31 +41,59 @@ def run_training(
         UserError: wrong arguments or data.
     """
     prog = command_name(command)
+    rest, sweep = take_sweep_options(argv, keys_of(config_class))
+    prepare = partial(_parse, config_class, rest, prog, description, default_recipe)
+    config, notes, options = prepare(sweep.any_values if sweep else {}, None)
+    if (hosts := parse_hosts(options)) is not None:
+        connect_hosts(*hosts)
+
+    from bert.parallel.multihost import is_main_process
+    from bert.runtime.interrupts import Interrupted
+    from bert.training.launch import RunRequest, start_or_resume
+    from bert.training.sweep import run_sweep
+
+    resume = f"resume with: {prog} --config {Path(require(config.output_dir, 'output_dir'), 'config.yaml')}"
+    try:
+        if sweep is not None:
+            resume = "the same command resumes the sweep"
+            run_sweep(sweep.space, sweep.num_trials, lambda *trial: RunRequest(*prepare(*trial)[:2]))
+            return 0
+        run = start_or_resume(RunRequest(config, notes))
+    except Interrupted as stop:
+        if is_main_process():
+            print(f"interrupted and saved at step {stop.step:,}; {resume}")
+        return stop.status
+    if is_main_process():
+        show(run.results, str(run.path))
+    return 0
+
+
+def _parse(
+    config_class: type[Config],
+    argv: list[str],
+    prog: str,
+    description: str,
+    default_recipe: str | None,
+    values: Mapping[str, Any],
+    output_dir: Path | None,
+) -> tuple[Config, list[str], dict[str, str]]:
+    """The configuration of the arguments, notes on it, and the options that are no keys.
+
+    Args:
+        values: those of a trial of a sweep, by dotted key.
+        output_dir: of the trial; None takes that of the arguments, or runs/ and the recipe's name.
+    """
+    swept: list[str] = [f"--{name}={option_text(value)}" for name, value in values.items()]
+    folder: list[str] = [] if output_dir is None else [f"--output_dir={output_dir}"]
     notes: list[str] = []
+    usage = {**SWEEP_OPTIONS, **CLUSTER_OPTIONS}
     config, recipe, options = parse(
-        config_class, argv, prog, description, default_recipe, CLUSTER_OPTIONS, say=notes.append
+        config_class, [*argv, *swept, *folder], prog, description, default_recipe, usage, say=notes.append
     )
-    hosts = parse_hosts(options)
     if config.output_dir is None:
         if recipe is None:
             raise UserError(
                 "command line: neither --config nor --output_dir is given: pass a recipe, for example --config sst2"
             )
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
-    if hosts is not None:
-        connect_hosts(*hosts)
-
-    from bert.parallel.multihost import is_main_process
-    from bert.runtime.interrupts import Interrupted
-    from bert.training.launch import start_or_resume
-
-    try:
-        run = start_or_resume(config, notes)
-    except Interrupted as stop:
-        if is_main_process():
-            resume = f"{prog} --config {Path(require(config.output_dir, 'output_dir'), 'config.yaml')}"
-            print(f"interrupted and saved at step {stop.step:,}; resume with: {resume}")
-        return stop.status
-    if is_main_process():
-        show(run.results, str(run.path))
-    return 0
+    return config, notes, options

@@ -253,6 +253,15 @@ def parse_list(text: str) -> list[str] | None:
     return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else None
 
 
+def parse_items(text: str) -> list[Any] | None:
+    """The items of a YAML list without its brackets: texts, lists of texts, None; None for anything else."""
+    try:
+        node = yaml.compose(f"[{text}]", Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        return None
+    return [_value(item) for item in node.value] if isinstance(node, yaml.SequenceNode) else None
+
+
 def _value(node: yaml.Node | None) -> Any:
     """A leaf as the text that the user wrote, so that `no` stays a language and 1e-4 is a number."""
     if isinstance(node, yaml.ScalarNode):

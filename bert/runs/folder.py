@@ -179,26 +179,37 @@ def _to_dict(run: RunFolder[Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _open_on_this_host(config: Config) -> Iterator[RunFolder[Config]]:
     path = Path(local_path(require(config.output_dir, "output_dir"), "output_dir"))
-    _check_is_run_or_empty(path)  # before the lock, which writes
+    with claim_folder(path, "run", "config.yaml"):
+        yield _resume_or_start(path, config)
+
+
+@contextlib.contextmanager
+def claim_folder(path: Path, kind: str, marker: str) -> Iterator[None]:
+    """Makes a folder, and holds it for this process alone; ``marker`` is the file that a folder of its kind has.
+
+    Raises:
+        UserError: the folder cannot be written, is in use by another process, or holds anything else.
+    """
+    _check_is_kind_or_empty(path, kind, marker)  # before the lock, which writes
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"output_dir {path} cannot be written ({error.strerror}): name another one") from None
     with exclusive_lock(path):
-        _check_is_run_or_empty(path)
+        _check_is_kind_or_empty(path, kind, marker)
         for leftover in _leftovers(path):
             leftover.unlink(missing_ok=True)
-        yield _resume_or_start(path, config)
+        yield
 
 
-def _check_is_run_or_empty(path: Path) -> None:
-    """Raises UserError for a file, and for a folder with anything in it but a run."""
+def _check_is_kind_or_empty(path: Path, kind: str, marker: str) -> None:
+    """Raises UserError for a file, and for a folder with anything in it but one of its kind."""
     if path.exists() and not path.is_dir():
         raise UserError(f"output_dir {path} is a file: name a folder")
-    if path.is_dir() and not (path / "config.yaml").is_file():
+    if path.is_dir() and not (path / marker).is_file():
         allowed = {path / LOCK, *_leftovers(path)}
         if any(entry not in allowed for entry in path.iterdir()):
-            raise UserError(f"{path} is not empty and holds no run (no config.yaml): name another --output_dir")
+            raise UserError(f"{path} is not empty and holds no {kind} (no {marker}): name another --output_dir")
 
 
 def _leftovers(path: Path) -> list[Path]:

@@ -7,9 +7,10 @@ import dataclasses
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.sources import resolve_config
@@ -17,10 +18,11 @@ from bert.config.yaml_io import keys_of, parse_dict
 from bert.errors import UserError, require
 from bert.inference.run import Run
 from bert.messages import LOGGER
-from bert.parallel.multihost import broadcast_from_main
+from bert.parallel.multihost import broadcast_from_main, main_process_only
 from bert.runs.callbacks import Callback
 from bert.runs.folder import ROWS, RunFolder, open_run
 from bert.runs.loggers import make_loggers
+from bert.runs.metrics_log import read_results
 from bert.runs.shared_run import call_and_end
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.interrupts import Interrupted
@@ -32,6 +34,22 @@ from bert.urls import is_url
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class RunRequest(Generic[Config]):
+    """A run before its folder is opened.
+
+    Attributes:
+        config: checked, with ``output_dir``.
+        notes: messages to log first.
+        tables: rows in memory, as JSON lines by the name of their file.
+    """
+
+    config: Config
+    notes: Sequence[str] = ()
+    tables: Mapping[str, str] = field(default_factory=dict)
+
 
 FUNCTIONS: dict[type, str] = {PretrainConfig: "bert.pretrain", FinetuneConfig: "bert.finetune"}
 
@@ -55,9 +73,19 @@ def pretrain(
         UserError: wrong keys, values or data: one sentence that says what to change.
         KeyboardInterrupt: the run was interrupted; its state is saved.
     """
-    with _as_library_call():
-        configured, notes = _configure(PretrainConfig, config, overrides, {"output_dir": output_dir})
-        return start_or_resume(configured, notes, callbacks)
+    with as_library_call():
+        return start_or_resume(prepare_pretraining(config, output_dir=output_dir, overrides=overrides), callbacks)
+
+
+def prepare_pretraining(
+    config: PathLike | PretrainConfig,
+    *,
+    output_dir: PathLike | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    swept: Mapping[str, Any] = MappingProxyType({}),
+) -> RunRequest[PretrainConfig]:
+    """What `pretrain` is asked for; ``swept`` has the values of a trial by dotted key."""
+    return RunRequest(*_configure(PretrainConfig, config, overrides, {"output_dir": output_dir}, swept))
 
 
 def finetune(
@@ -87,21 +115,38 @@ def finetune(
         UserError: wrong keys, values or data: one sentence that says what to change.
         KeyboardInterrupt: the run was interrupted; its state is saved.
     """
-    with _as_library_call():
-        given = {"train": train, "dev": dev}
-        tables = {f"{name}.jsonl": json_lines(rows, name) for name, rows in given.items() if not _is_path(rows)}
-        arguments = {"init": init, "output_dir": output_dir, **_data_arguments(given, tables)}
-        configured, notes = _configure(FinetuneConfig, config, overrides, arguments)
-        if tables:
-            task = find_task(configured.task)
-            if "train" not in task.data_keys:
-                raise UserError(
-                    f"train is given as rows, and the task {task.name} reads its own files: pass the recipe "
-                    "classification, or another one for custom data"
-                )
-            folder = os.path.join(require(configured.output_dir, "output_dir"), ROWS)
-            configured = dataclasses.replace(configured, data=dataclasses.replace(configured.data, dir=folder))
-        return start_or_resume(configured, notes, callbacks, tables)
+    with as_library_call():
+        request = prepare_finetuning(
+            config, init=init, train=train, dev=dev, output_dir=output_dir, overrides=overrides
+        )
+        return start_or_resume(request, callbacks)
+
+
+def prepare_finetuning(
+    config: PathLike | FinetuneConfig,
+    *,
+    init: PathLike | None = None,
+    train: Any = None,
+    dev: Any = None,
+    output_dir: PathLike | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    swept: Mapping[str, Any] = MappingProxyType({}),
+) -> RunRequest[FinetuneConfig]:
+    """What `finetune` is asked for; ``swept`` has the values of a trial by dotted key."""
+    given = {"train": train, "dev": dev}
+    tables = {f"{name}.jsonl": json_lines(rows, name) for name, rows in given.items() if not _is_path(rows)}
+    arguments = {"init": init, "output_dir": output_dir, **_data_arguments(given, tables)}
+    configured, notes = _configure(FinetuneConfig, config, overrides, arguments, swept)
+    if tables:
+        task = find_task(configured.task)
+        if "train" not in task.data_keys:
+            raise UserError(
+                f"train is given as rows, and the task {task.name} reads its own files: pass the recipe "
+                "classification, or another one for custom data"
+            )
+        folder = os.path.join(require(configured.output_dir, "output_dir"), ROWS)
+        configured = dataclasses.replace(configured, data=dataclasses.replace(configured.data, dir=folder))
+    return RunRequest(configured, notes, tables)
 
 
 def _is_path(rows: Any) -> bool:
@@ -120,33 +165,36 @@ def _data_arguments(given: Mapping[str, Any], tables: Mapping[str, str]) -> dict
     return keys
 
 
-def start_or_resume(
-    config: Config,
-    notes: Sequence[str] = (),
-    callbacks: Sequence[Callback] = (),
-    tables: Mapping[str, str] = MappingProxyType({}),
-) -> Run:
-    """Trains to the end in ``config.output_dir``, from the run's newest checkpoint if there is one.
+def start_or_resume(request: RunRequest[Config], callbacks: Sequence[Callback] = (), repeat: bool = True) -> Run:
+    """Trains to the end in ``output_dir``, from the run's newest checkpoint if there is one.
 
     Args:
-        config: checked.
-        notes: messages to log first.
+        request: the run.
         callbacks: are told how the run goes.
-        tables: rows in memory, as JSON lines by the name of their file.
+        repeat: whether a run that has ended is evaluated again.
 
     Raises:
         UserError: the folder, the data, the initial model or a checkpoint cannot be used.
         Interrupted: a signal came; the state is saved.
     """
-    make_loggers(config.loggers)  # raises before the folder is made
-    with open_run(config) as run:
-        if run.is_writer:
-            for note in notes:
-                LOGGER.info(note)
-        if tables:
-            broadcast_from_main(partial(run.save_rows, tables))
-        _train(run, callbacks)
+    make_loggers(request.config.loggers)  # raises before the folder is made
+    with open_run(request.config) as run:
+        say = main_process_only(LOGGER.info)
+        for note in request.notes:
+            say(note)
+        if request.tables:
+            broadcast_from_main(partial(run.save_rows, request.tables))
+        if not repeat and run.resumed and broadcast_from_main(partial(has_ended, run)):
+            say(f"{run.path} has ended before")
+        else:
+            _train(run, callbacks)
         return Run(run.path)
+
+
+def has_ended(run: RunFolder[Any]) -> bool:
+    """Whether all seeds of a run have results."""
+    results = read_results(run.path)
+    return results is not None and len(results.get("runs", [results])) == getattr(run.config, "num_seeds", 1)
 
 
 def _train(run: RunFolder[Any], callbacks: Sequence[Callback]) -> None:
@@ -162,6 +210,7 @@ def _configure(
     config: PathLike | Config,
     overrides: Mapping[str, Any] | None,
     arguments: Mapping[str, PathLike | None],
+    swept: Mapping[str, Any],
 ) -> tuple[Config, list[str]]:
     """The checked configuration of a call, and notes on it; ``arguments`` are keys that have their own argument."""
     keys = keys_of(config_class)
@@ -171,6 +220,9 @@ def _configure(
             if name in given:
                 raise UserError(f"{name} is set by an argument and by the overrides: remove one of the two")
             given |= parse_dict({name: value}, "arguments", keys)
+    if double := [name for name in swept if name in given]:
+        raise UserError(f"{double[0]} is set and swept: remove one of the two")
+    given |= parse_dict(swept, "space", keys)
     names, base = [], {}
     if isinstance(config, config_class):
         base = parse_dict(dataclasses.asdict(config), "config", keys)
@@ -191,7 +243,7 @@ def _configure(
 
 
 @contextlib.contextmanager
-def _as_library_call() -> Iterator[None]:
+def as_library_call() -> Iterator[None]:
     """Around a call from Python: a signal that came becomes KeyboardInterrupt, or what it is without this package."""
     use_compilation_cache()
     with system_errors_as_user_errors():

@@ -15,7 +15,7 @@ from bert.config import FinetuneConfig, PretrainConfig
 from bert.runs.environment import read_environment
 from bert.runs.loggers import Logger
 from bert.runtime.interrupts import Interrupted
-from bert.training.launch import _as_library_call
+from bert.training.launch import as_library_call
 from bert.training.loop import TrainLoop
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of, state_of
@@ -92,7 +92,7 @@ def test_a_sigterm_reaches_its_own_handler_once_the_state_is_saved(monkeypatch, 
     try:
         with (
             pytest.raises(KeyboardInterrupt, match="saved at step 1,000: make the same call again"),
-            _as_library_call(),
+            as_library_call(),
         ):
             raise Interrupted(1000, signal.SIGTERM)
     finally:

@@ -1,0 +1,211 @@
+"""A sweep: the trials of a space, each a run in a folder of its own, and the table of their scores."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bert.config import FinetuneConfig, PretrainConfig
+from bert.config.sweep import Space, corners, describe_space, grid, parse_space, short_names, trial_name, value_text
+from bert.config.yaml_io import keys_of
+from bert.errors import UserError, require
+from bert.files import local_path
+from bert.inference.run import Run
+from bert.messages import LOGGER
+from bert.parallel.multihost import broadcast_from_main, is_multihost, main_process_only
+from bert.runs.callbacks import Callback
+from bert.runs.metrics_log import read_results, to_jsonable
+from bert.runs.progress import align_columns
+from bert.runs.sweep_folder import SWEEP_FILE, open_sweep, write_sweep
+from bert.tasks import make_task
+from bert.training import launch, search
+
+PREPARE: dict[Callable[..., Run], tuple[type, Callable[..., launch.RunRequest[Any]]]] = {
+    launch.pretrain: (PretrainConfig, launch.prepare_pretraining),
+    launch.finetune: (FinetuneConfig, launch.prepare_finetuning),
+}
+
+
+Prepare = Callable[[Mapping[str, Any], Path | None], launch.RunRequest[Any]]
+"""(values by dotted key, its folder) -> the run of a trial; None for the folder of the sweep."""
+
+
+def sweep(
+    function: Callable[..., Run],
+    config: launch.PathLike | PretrainConfig | FinetuneConfig,
+    space: Mapping[str, Any],
+    /,
+    *,
+    num_trials: int | None = None,
+    output_dir: launch.PathLike | None = None,
+    callbacks: Sequence[Callback] = (),
+    **arguments: Any,
+) -> list[Run]:
+    """Trains with all combinations of some values, as ``--sweep`` does; the same call again resumes.
+
+    Each trial is a run in a folder of its own in ``output_dir``, which also has sweep.json. A trial that has ended is
+    not run again.
+
+    Args:
+        function: `bert.finetune` or `bert.pretrain`.
+        config: its first argument.
+        space: lists of values by dotted key, ``{"optimizer.learning_rate": [2e-5, 3e-5]}``, or with ``num_trials`` also
+            ranges on a logarithmic scale, ``{"optimizer.learning_rate": "1e-5..1e-4"}``.
+        num_trials: trials that Optuna suggests and, from the sixth on, ends early if they are not promising; None for
+            all combinations.
+        output_dir: folder of the sweep; None takes runs/ and the name of the recipe.
+        callbacks: are told how each trial goes.
+        arguments: all other arguments of the function.
+
+    Returns:
+        The runs, the best one first; those that were ended early come last and have no results.
+
+    Raises:
+        UserError: wrong keys, values or data: one sentence that says what to change, for a trial with its name.
+        KeyboardInterrupt: a trial was interrupted; its state is saved.
+    """
+    if function not in PREPARE:
+        raise UserError(f"{function!r:.60} is no function that trains: pass bert.finetune or bert.pretrain")
+    config_class, prepare_run = PREPARE[function]
+
+    def prepare(values: Mapping[str, Any], folder: Path | None) -> launch.RunRequest[Any]:
+        return prepare_run(config, output_dir=folder or output_dir, swept=values, **arguments)
+
+    with launch.as_library_call():
+        return run_sweep(parse_space(space, keys_of(config_class), "space"), num_trials, prepare, callbacks)
+
+
+def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks: Sequence[Callback] = ()) -> list[Run]:
+    """Runs or resumes the trials of a space, logs their table, and returns their runs, the best one first.
+
+    Raises:
+        UserError: a trial cannot run, or the folder holds something else.
+        Interrupted: a signal came; the state of the trial under way is saved.
+    """
+    say = main_process_only(LOGGER.info)
+    if num_trials is not None:
+        search.require_optuna()
+        if num_trials < 1:
+            raise UserError(f"num_trials is {num_trials}: use 1 or more")
+    known = list(grid(space)) if num_trials is None else corners(space)
+    first, *_ = [prepare(values, None) for values in known]  # finds mistakes in any trial before the first one runs
+    for note in first.notes:
+        say(note)
+    path = Path(local_path(require(first.config.output_dir, "output_dir"), "output_dir"))
+    metric, higher_is_better = main_metric(first.config)
+    total = len(known) if num_trials is None else num_trials
+    seed = None if num_trials is None else first.config.seed
+    plan = {"space": describe_space(space), "num_trials": num_trials, "seed": seed}
+    plan |= {"metric": metric, "higher_is_better": higher_is_better}
+    trials: list[dict[str, Any]] = []
+    with open_sweep(path, plan) as stored:
+        pruned = {trial["name"]: trial for trial in stored if trial["pruned"]}
+        for number in range(total):
+            suggest = partial(search.suggest, space, trials, higher_is_better, seed or 0)
+            values = known[number] if num_trials is None else broadcast_from_main(suggest)
+            trial = Trial(path / trial_name(values), values, metric, higher_is_better)
+            say(f"trial {number + 1} of {total}: {trial.path.name}")
+            if trial.path.name not in pruned:
+                prunes = partial(search.should_prune, space, list(trials), higher_is_better)
+                pruning = [] if num_trials is None else [search.Pruning(prunes, metric)]
+                trial.run(prepare(values, trial.path), callbacks, pruning)
+            trials.append(pruned.get(trial.path.name) or broadcast_from_main(trial.read))
+            ranked = rank([*stored, *trials], higher_is_better)
+            write_sweep(path, {**plan, "best": ranked[0]["name"], "trials": ranked})
+    for line in table(ranked, metric, first.config):
+        say(line)
+    say(f"\nbest: {path / ranked[0]['name']}\nall trials: {path / SWEEP_FILE}")
+    return [Run(path / trial["name"]) for trial in ranked]
+
+
+def main_metric(config: PretrainConfig | FinetuneConfig) -> tuple[str, bool]:
+    """The score that decides, and whether higher is better: a task's main one on dev; in pretraining the loss."""
+    if isinstance(config, PretrainConfig):
+        return "loss", False
+    task = make_task(config)
+    return task.main_metric, task.higher_main_is_better
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep.
+
+    Attributes:
+        path: its folder.
+        values: by dotted key.
+        metric: the score that decides.
+        higher_is_better: of this score.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+    metric: str
+    higher_is_better: bool
+
+    def run(self, request: launch.RunRequest[Any], callbacks: Sequence[Callback], pruning: Sequence[Callback]) -> None:
+        """Trains to the end, unless it has ended before. Raises UserError with the trial's name."""
+        is_pruned = getattr(request.config, "num_seeds", 1) == 1 and not is_multihost()
+        try:
+            launch.start_or_resume(replace(request, notes=()), [*callbacks, *pruning[:is_pruned]], repeat=False)
+        except search.PrunedTrial:
+            LOGGER.info(f"{self.path} is ended early: its {self.metric} is worse than the median of earlier trials")
+        except UserError as error:
+            raise UserError(f"trial {self.path.name}: {error}") from None
+        finally:
+            gc.collect()
+            jax.clear_caches()  # the programs of this trial, and what they hold in memory
+
+    def read(self) -> dict[str, Any]:
+        """What sweep.json has of the trial once it has ended."""
+        results = read_results(self.path) or {}
+        evaluations = search.read_scores(self.path, self.metric)
+        scores = results.get("dev") or results.get("eval") or {}
+        deviations = scores.get("standard_deviation", {})  # of several seeds
+        best = (max if self.higher_is_better else min)((x for x in evaluations if x is not None), default=None)
+        return to_jsonable(
+            {
+                "name": self.path.name,
+                "values": self.values,
+                "score": scores.get("mean", scores).get(self.metric) if results else best,
+                "standard_deviation": deviations.get(self.metric),
+                "loss": scores.get("mean", scores).get("loss"),
+                "evaluations": evaluations,
+                "pruned": not results,
+                "collapsed": bool(results.get("collapsed")),
+                "seconds": results.get("seconds"),
+            }
+        )
+
+
+def rank(trials: Sequence[dict[str, Any]], higher_is_better: bool) -> list[dict[str, Any]]:
+    """Each trial once, the best one first; those without a score, and those that were ended early, last."""
+    sign = -1 if higher_is_better else 1
+
+    def place(trial: dict[str, Any]) -> tuple[bool, float]:
+        return trial["pruned"], math.inf if trial["score"] is None else sign * trial["score"]
+
+    return sorted({trial["name"]: trial for trial in trials}.values(), key=place)
+
+
+def table(ranked: Sequence[dict[str, Any]], metric: str, config: PretrainConfig | FinetuneConfig) -> list[str]:
+    """The trials in lines, with a title."""
+    split, num_seeds = ("dev", config.num_seeds) if isinstance(config, FinetuneConfig) else ("held-out text", 1)
+    seeds = f", mean of {num_seeds} seeds" if num_seeds > 1 else ""
+    losses = ["loss"] * (metric != "loss")
+    rows: list[tuple[str, ...]] = [(*short_names(ranked[0]["values"]), metric, *losses, "seconds", "")]
+    for trial in ranked:
+        deviation = "" if trial["standard_deviation"] is None else f" +-{trial['standard_deviation']:.4f}"
+        score, *more = ("-" if trial[name] is None else f"{trial[name]:.4f}" for name in ("score", *losses))
+        seconds = "-" if trial["seconds"] is None else f"{trial['seconds']:.0f}"
+        note = "ended early" if trial["pruned"] else "collapsed" if trial["collapsed"] else ""
+        values = map(value_text, trial["values"].values())
+        rows.append((*values, score + deviation, *more, seconds, note))
+    title = f"\n{len(ranked)} trials, best first, by {metric} on {split}{seeds}:"
+    return [title, *(line.rstrip() for line in align_columns(rows))]

@@ -1,0 +1,282 @@
+"""Sweeps: a run for each trial, which is not repeated; the table; what Optuna suggests and ends early."""
+
+import importlib.util
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import bert
+from bert.commands.finetune import main
+from bert.commands.pretrain import main as pretrain
+from bert.config.sweep import Range
+from bert.errors import UserError
+from bert.runs.callbacks import RunStart
+from bert.runs.metrics_log import read_metrics
+from bert.runs.sweep_folder import open_sweep
+from bert.training.search import PrunedTrial, Pruning, should_prune, suggest
+from bert.training.sweep import rank, table
+from tests.conftest import SMALL_RUN
+from tests.helpers import lines_of, state_of
+
+RATE = "optimizer.learning_rate"
+
+
+@pytest.fixture(scope="module")
+def sst2_arguments(pretrained, sst2) -> list[str]:
+    sizes = ["--data.max_length=32", "--data.buckets=32", "--training.batch_size=8"]
+    return ["--config=sst2", f"--init={pretrained}", f"--data.dir={sst2}", "--training.epochs=1", *sizes]
+
+
+def test_a_sweep_has_a_run_for_each_trial_and_repeats_none(sst2_arguments, tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    arguments = [*sst2_arguments, f"--output_dir={folder}"]
+    assert main([*arguments, "--sweep", f"{RATE}=1e-3,3e-3"]) == 0
+    names = ["learning_rate=1e-3", "learning_rate=3e-3"]
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", *names, "sweep.json"]
+    sweep = json.loads((folder / "sweep.json").read_text())
+    assert (sweep["metric"], sweep["higher_is_better"]) == ("accuracy", True)
+    scores = {name: bert.Run(folder / name).results["dev"]["accuracy"] for name in names}
+    assert {trial["name"]: trial["score"] for trial in sweep["trials"]} == scores
+    assert scores[sweep["best"]] == max(scores.values())
+    printed = capsys.readouterr().out
+    assert "trial 1 of 2: learning_rate=1e-3\n" in printed and "trial 2 of 2: learning_rate=3e-3\n" in printed
+    assert "2 trials, best first, by accuracy on dev:" in printed and f"best: {folder / sweep['best']}\n" in printed
+
+    written = [(folder / name / "results.json").stat().st_mtime_ns for name in names]
+    assert main([*arguments, f"--sweep={RATE}=3e-3,0.001"]) == 0, "the same values"
+    assert [(folder / name / "results.json").stat().st_mtime_ns for name in names] == written
+    assert capsys.readouterr().out.count("has ended before") == 2
+    for wrong, sentence in (
+        ([f"--sweep={RATE}=1e-3", "--training.epochs=2"], r"trial learning_rate=1e-3: .* holds another run: its tr"),
+        (["--sweep=training.log_every=4"], r"holds another sweep, which sweeps over optimizer\.learning_rate, here"),
+        ([f"--sweep={RATE}=1..2", "--trials=1"], "holds another sweep, which was started without a number of trials"),
+        ([], r"sweep is not empty and holds no run \(no config\.yaml\)"),
+    ):
+        if "--trials=1" in wrong and importlib.util.find_spec("optuna") is None:
+            continue
+        with pytest.raises(UserError, match=sentence):
+            main([*arguments, *wrong])
+
+
+def test_mistakes_are_found_before_the_first_trial(sst2_arguments, tmp_path, monkeypatch):
+    folder = tmp_path / "sweep"
+    arguments = [*sst2_arguments, f"--output_dir={folder}"]
+    for wrong, sentence in (
+        (["--sweep=seed=0,1", "--seed=1"], r"^command line: seed is set and swept: remove one of the two$"),
+        (["--sweep"], r"^command line: --sweep has no value: use --sweep KEY=V1,V2,\.\.\.$"),
+        (["--sweep=seed=0", "x"], "--sweep x is no list of values"),
+        (["--trials=2"], "--trials is given without --sweep: pass --sweep"),
+        (["--sweep=seed=0,1", "--trials=0"], "--trials 0: use one whole number, 1 or more"),
+        ([f"--sweep={RATE}=1e-5..1e-4"], "has the range 1e-5..1e-4, but no number of trials"),
+        (["--sweep=training.gradient_accumulation_steps=1,3"], r"training\.gradient_accumulation_steps"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            main([*arguments, *wrong])
+    with pytest.raises(UserError, match="is no function that trains: pass bert"):
+        bert.sweep(print, "sst2", {RATE: [1]})
+    with pytest.raises(UserError, match=r"^optimizer\.learning_rate is set and swept: remove one of the two$"):
+        bert.sweep(bert.finetune, "sst2", {RATE: [1]}, init="none", overrides={RATE: 2, "data.dir": "x"})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"^--trials needs optuna, which is not installed: pip install 'bert-jax\[opt"):
+        main([*arguments, f"--sweep={RATE}=1e-5..1e-4", "--trials=2"])
+    assert not folder.exists()
+
+
+def test_a_trial_that_fails_names_itself(sst2_arguments, tmp_path):
+    rest = [argument for argument in sst2_arguments if not argument.startswith("--init")]
+    with pytest.raises(UserError, match=r"^trial init=.*gone-\w{6}: "):
+        main([*rest, f"--output_dir={tmp_path / 'sweep'}", f"--sweep=init={tmp_path / 'gone'}"])
+
+
+def test_a_folder_with_anything_else_is_left_alone(tmp_path):
+    plan = {"space": {RATE: [1]}, "num_trials": None, "seed": None}
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match="holds no sweep"), open_sweep(tmp_path, plan):
+        pass
+    (tmp_path / "sweep.json").write_text("{")
+    with pytest.raises(UserError, match=r"sweep\.json cannot be read: remove it"), open_sweep(tmp_path, plan):
+        pass
+
+
+def trial(name, score, **more):
+    values = {RATE: 1e-3, "training.batch_size": 16}
+    rest = {"standard_deviation": None, "loss": 0.5, "pruned": False, "collapsed": False, "seconds": 61.4}
+    return {"name": name, "values": values, "score": score, "evaluations": [score], **rest, **more}
+
+
+def test_the_table_has_the_best_trial_first_and_those_that_were_ended_last(sst2_arguments):
+    trials = [
+        trial("a", 0.5),
+        trial("b", None),
+        trial("c", 0.9, pruned=True, seconds=None),
+        trial("d", 0.75),
+        trial("d", 0.75),
+    ]
+    ranked = rank(trials, higher_is_better=True)
+    assert [one["name"] for one in ranked] == ["d", "a", "b", "c"]
+    assert [one["name"] for one in rank(trials, higher_is_better=False)] == ["a", "d", "b", "c"]
+    ranked[0] |= {"standard_deviation": 0.02, "collapsed": True}
+    config = bert.config.FinetuneConfig(num_seeds=3)
+    assert "\n".join(table(ranked, "f1", config)) == (
+        "\n4 trials, best first, by f1 on dev, mean of 3 seeds:\n"
+        "  learning_rate  batch_size               f1    loss  seconds\n"
+        "  1e-3                   16  0.7500 +-0.0200  0.5000       61    collapsed\n"
+        "  1e-3                   16           0.5000  0.5000       61\n"
+        "  1e-3                   16                -  0.5000       61\n"
+        "  1e-3                   16           0.9000  0.5000        -  ended early"
+    )
+
+
+SPACE = {RATE: Range(1e-5, 1e-2), "training.batch_size": Range(4, 64), "patience": [None, 2]}
+
+
+def finished(values, score, evaluations=(), pruned=False):
+    return {"values": values, "score": score, "evaluations": list(evaluations), "pruned": pruned}
+
+
+def test_suggestions_follow_from_the_trials_before_and_come_near_the_best():
+    pytest.importorskip("optuna", reason="needs the extra `optuna`")
+    history = []
+    for _ in range(25):
+        values = suggest(SPACE, history, True, seed=3)
+        assert values == suggest(SPACE, history, True, seed=3)
+        assert 1e-5 <= values[RATE] <= 1e-2 and float(f"{values[RATE]:.4g}") == values[RATE]
+        assert 4 <= values["training.batch_size"] <= 64 and values["patience"] in (None, 2)
+        history.append(finished(values, None if len(history) == 3 else -abs(np.log10(values[RATE]) + 3)))
+    distances = [abs(np.log10(one["values"][RATE]) + 3) for one in history]
+    assert np.mean(distances[15:]) < np.mean(distances[:10]) / 2
+    assert suggest(SPACE, [], True, seed=3) != suggest(SPACE, [], True, seed=4)
+
+
+def test_a_trial_below_the_median_of_five_is_ended(tmp_path):
+    pytest.importorskip("optuna", reason="needs the extra `optuna`")
+    values = {RATE: 1e-3, "training.batch_size": 8, "patience": None}
+    history = [finished(values, 0.9, [0.5 + index / 10, 0.9]) for index in range(5)]
+    assert not should_prune(SPACE, history[:4], True, [0.1])
+    assert should_prune(SPACE, history, True, [0.6]) and not should_prune(SPACE, history, True, [0.8])
+    assert should_prune(SPACE, history, True, [None]) and should_prune(SPACE, history, False, [0.8])
+
+    line = '{"step": %d, "split": "eval", "f1": %f}\n'
+    (tmp_path / "metrics.jsonl").write_text(line % (5, 0.8) + line % (10, 0.6))
+    pruning = Pruning(lambda scores: scores[-1] < 0.7, "f1")
+    pruning.on_start(RunStart(tmp_path, None, 5, 20))
+    pruning.on_metrics(10, "train", {})
+    with pytest.raises(PrunedTrial):
+        pruning.on_metrics(10, "eval", {})
+    with pytest.raises(PrunedTrial):  # a kill came before the exception
+        pruning.on_start(RunStart(tmp_path, None, 10, 20))
+    pruning.on_start(RunStart(tmp_path, None, 10, 10))  # nothing is left to do
+
+
+def assert_same_sweep(folder: Path, uninterrupted: Path) -> None:
+    ours, theirs = (json.loads((path / "sweep.json").read_text()) for path in (folder, uninterrupted))
+    for sweep in (ours, theirs):
+        for one in sweep["trials"]:
+            del one["seconds"]
+    assert ours == theirs
+    for one in ours["trials"]:
+        path, other = folder / one["name"], uninterrupted / one["name"]
+        assert lines_of(path) == lines_of(other)
+        jax.tree.map(np.testing.assert_array_equal, state_of(path)["params"], state_of(other)["params"])
+
+
+def live(arguments: list[str], log: Path) -> None:
+    """The body of a process of its own."""
+    os.environ["XLA_FLAGS"] = ""  # read when the first array is made
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    from bert.commands import main
+
+    sys.exit(main(["finetune", *arguments]))
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_and_interrupted_equals_one_that_is_not(sst2_arguments, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    arguments = [*sst2_arguments, "--training.epochs=3", "--training.log_every=1", "--training.checkpoint_every=2"]
+    arguments += ["--sweep", f"{RATE}=1e-3,3e-3", "--sweep", "optimizer.weight_decay=0,0.1"]
+
+    def start(folder: Path) -> multiprocessing.process.BaseProcess:
+        log = folder.with_name(f"{folder.name}.log")
+        process = context.Process(target=live, args=([*arguments, f"--output_dir={folder}"], log))
+        process.start()
+        return process
+
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    process = start(whole)
+    process.join()
+    assert process.exitcode == 0
+    second, third = "learning_rate=1e-3,weight_decay=0.1", "learning_rate=3e-3,weight_decay=0.0"
+    for number, status, name, step in ((signal.SIGKILL, -9, second, 4), (signal.SIGINT, 130, third, 3)):
+        process = start(broken)
+        while process.is_alive() and not any(line["step"] >= step for line in read_metrics(broken / name)):
+            time.sleep(0.002)
+        os.kill(process.pid, number)
+        process.join()
+        assert process.exitcode == status
+    process = start(broken)
+    process.join()
+    assert process.exitcode == 0
+    log = broken.with_name("broken.log").read_text()
+    assert "the same command resumes the sweep" in log and log.count("has ended before") == 1 + 2
+    assert_same_sweep(broken, whole)
+
+
+@pytest.mark.slow
+def test_a_search_ends_trials_early_and_resumes(corpus, tmp_path):
+    pytest.importorskip("optuna", reason="needs the extra `optuna`")
+    space = {RATE: "1e-6..1e-2", "optimizer.weight_decay": [0.0, 0.1]}
+    overrides = dict(argument.removeprefix("--").split("=") for argument in SMALL_RUN if RATE not in argument)
+    overrides |= {"data.train": corpus, "transfer": None}
+
+    class Interrupt(bert.Callback):
+        num_metrics = 0
+
+        def on_metrics(self, step, split, metrics):
+            self.num_metrics += 1
+            if self.num_metrics == 12:  # in the third trial
+                signal.raise_signal(signal.SIGINT)
+
+    def search(folder, num_trials, *callbacks):
+        more = {"output_dir": folder, "overrides": overrides, "callbacks": callbacks}
+        return bert.sweep(bert.pretrain, "quickstart", space, num_trials=num_trials, **more)
+
+    runs = search(tmp_path / "whole", 9)
+    sweep = json.loads((tmp_path / "whole" / "sweep.json").read_text())
+    assert [run.path.name for run in runs] == [one["name"] for one in sweep["trials"]]
+    assert len(runs) == 9 and runs[0].results["eval"]["loss"] == sweep["trials"][0]["score"]
+    pruned = [one for one in sweep["trials"] if one["pruned"]]
+    assert 0 < len(pruned) < 5 and all(len(one["evaluations"]) == 1 for one in pruned)
+    assert not (tmp_path / "whole" / pruned[0]["name"] / "results.json").exists()
+    with pytest.raises(KeyboardInterrupt, match="make the same call again to resume"):
+        search(tmp_path / "broken", 8, Interrupt())
+    search(tmp_path / "broken", 8)
+    search(tmp_path / "broken", 9)
+    assert_same_sweep(tmp_path / "broken", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_pretraining_and_several_seeds_are_swept(corpus, sst2_arguments, tmp_path, capsys):
+    arguments = [argument for argument in SMALL_RUN if "learning_rate" not in argument]
+    sweep = [f"--output_dir={tmp_path / 'p'}", "--sweep=optimizer.learning_rate=1e-3,1e-2"]
+    assert pretrain([f"--data.train={corpus}", *arguments, *sweep]) == 0
+    printed = capsys.readouterr().out
+    assert "2 trials, best first, by loss on held-out text:\n  learning_rate    loss  seconds\n" in printed
+    assert main([*sst2_arguments, f"--output_dir={tmp_path / 'f'}", f"--sweep={RATE}=1e-3,3e-3", "--num_seeds=2"]) == 0
+    assert "mean of 2 seeds" in capsys.readouterr().out
+    trials = json.loads((tmp_path / "f" / "sweep.json").read_text())["trials"]
+    for one in trials:
+        dev = bert.Run(tmp_path / "f" / one["name"]).results["dev"]
+        assert (one["score"], one["standard_deviation"]) == (
+            dev["mean"]["accuracy"],
+            dev["standard_deviation"]["accuracy"],
+        )
