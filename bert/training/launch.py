@@ -160,8 +160,9 @@ def _data_arguments(given: Mapping[str, Any], tables: Mapping[str, str]) -> dict
     keys: dict[str, PathLike | None] = {"data.dir": ROWS if tables else None}
     for name, rows in given.items():
         file = f"{name}.jsonl"
-        path = rows if rows is None or is_url(rows) else os.path.abspath(rows)
-        keys[f"data.{name}"] = file if file in tables else path
+        if file not in tables:
+            file = rows if rows is None or is_url(rows) else os.path.abspath(rows)
+        keys[f"data.{name}"] = file
     return keys
 
 
