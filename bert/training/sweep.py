@@ -185,11 +185,13 @@ class Trial:
 
 
 def rank(trials: Sequence[dict[str, Any]], higher_is_better: bool) -> list[dict[str, Any]]:
-    """Each trial once, the best one first; those without a score, and those that were ended early, last."""
+    """Each trial once, the best one first; equal scores are ordered by loss. Trials without a score, and trials that
+    were ended early, are last."""
     sign = -1 if higher_is_better else 1
 
-    def place(trial: dict[str, Any]) -> tuple[bool, float]:
-        return trial["pruned"], math.inf if trial["score"] is None else sign * trial["score"]
+    def place(trial: dict[str, Any]) -> tuple[bool, float, float]:
+        score = math.inf if trial["score"] is None else sign * trial["score"]
+        return trial["pruned"], score, math.inf if trial["loss"] is None else trial["loss"]
 
     return sorted({trial["name"]: trial for trial in trials}.values(), key=place)
 
