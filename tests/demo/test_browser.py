@@ -136,6 +136,14 @@ def test_texts_labels_and_names_are_never_run(models, chromium) -> None:
             page.get_by_test_id("toast-text").wait_for()
 
 
+def test_what_an_error_shows_of_a_text_is_text(models, chromium) -> None:
+    with served(models["mlm"]) as address, opened(chromium, address, 1280) as page:
+        ask(page, "Fill a mask", HOSTILE[2])
+        message = page.get_by_test_id("toast-text")
+        message.wait_for()
+        assert message.inner_text().startswith(f"no [MASK] in '{HOSTILE[2]}': ")
+
+
 def test_a_visitor_signs_in_where_a_password_is_asked(models, chromium) -> None:
     page = build(models["encoder"])
     address = serve(page, "127.0.0.1", free_port(), ("me", "a:b"))
