@@ -240,3 +240,10 @@ def test_the_encoder_decoder_is_measured_next_to_transformers(tmp_path):
     for side in ("step, ours", "step, transformers", "beams, ours", "beams, transformers"):
         assert f"| {side} | 1 |" in printed
     assert "beams: the same tokens on all sides" in printed
+
+
+@pytest.mark.slow
+def test_seeds_are_timed_in_turn_and_at_once():
+    printed = run("seeds_at_once.py", "--sizes", "2 x 128", "--rows", 2, "--length", 8, "--rounds", 1)
+    assert "| layers x width | 3 steps in turn, ms | one step of 3 seeds, ms | ratio |" in printed
+    assert "\n| 2 x 128 | " in printed
