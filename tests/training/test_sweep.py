@@ -106,6 +106,23 @@ def test_a_folder_with_anything_else_is_left_alone(tmp_path):
         pass
 
 
+def test_a_grid_takes_other_values_and_a_search_the_same_ones(tmp_path):
+    plan = {"space": {RATE: [1.0]}, "num_trials": None, "seed": None}
+    for space in ({RATE: [1.0]}, {RATE: [2.0, 3.0]}):
+        with open_sweep(tmp_path / "grid", {**plan, "space": space}) as stored:
+            assert stored == []
+    search = {**plan, "num_trials": 3, "seed": 0}
+    for changed in ({}, {"num_trials": 9}):
+        with open_sweep(tmp_path / "search", {**search, **changed}):
+            pass
+    for changed in ({"seed": 1}, {"space": {RATE: [2.0]}}):
+        with (
+            pytest.raises(UserError, match="searches other values, or with another seed: pass the same"),
+            open_sweep(tmp_path / "search", {**search, **changed}),
+        ):
+            pass
+
+
 def trial(name, score, **more):
     values = {RATE: 1e-3, "training.batch_size": 16}
     rest = {"standard_deviation": None, "loss": 0.5, "pruned": False, "collapsed": False, "seconds": 61.4}
