@@ -99,6 +99,7 @@ def test_a_path_with_a_null_character_is_refused(fails) -> None:
         ["evaluate", URL, "input.txt"],
         ["evaluate", "run", URL],
         ["inspect", URL],
+        ["demo", URL],
         ["compare", URL],
         ["compare", "run", "--output", URL],
         ["attention", URL, "text", "--output", "page.html"],

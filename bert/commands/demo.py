@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError
-from bert.files import local_path
+from bert.urls import readable_path
 
 if TYPE_CHECKING:
     from bert.inference.pretrained import Pretrained
@@ -32,7 +32,7 @@ LAST_PORT = 65535
 def main(argv: list[str]) -> int:
     """Runs the command, which ends with KeyboardInterrupt."""
     parser = CommandParser("bert demo", DESCRIPTION)
-    parser.add_argument("run", type=local_path, metavar="MODEL", help=MODEL)
+    parser.add_argument("run", type=readable_path, metavar="MODEL", help=MODEL)
     parser.add_argument(
         "--host",
         default="127.0.0.1",
