@@ -180,7 +180,9 @@ def _list(system: Any, place: str, kind: str) -> dict[str, dict[str, Any]]:
 
 def _below(name: str, parent: str) -> str:
     """The path of a file below another place. Raises UserError for a name that leads out of it."""
-    relative = PurePosixPath(name.split("?")[0].removeprefix(parent).lstrip("/"))
+    if name.startswith(("http:", "https:")):
+        name = name.partition("?")[0]  # of a store, it is a part of the name
+    relative = PurePosixPath(name.removeprefix(parent).lstrip("/"))
     if ".." in relative.parts or relative.is_absolute():
         raise UserError(f"{name} leads out of its folder: rename it")
     return str(relative)

@@ -52,6 +52,8 @@ def test_files_folders_and_globs_are_copied(bucket) -> None:
     ):
         folder = Path(fetch(url))
         assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == names, url
+    bucket.pipe({"/b/y/a?1.txt": b"one", "/b/y/a?2.txt": b"two"})
+    assert {path.name for path in Path(fetch("memory://b/y")).iterdir()} == {"a?1.txt", "a?2.txt"}
     assert fetch("a/b.txt") == "a/b.txt"
     assert fetch("docstrings:numpy") == "docstrings:numpy"
 
