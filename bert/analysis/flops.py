@@ -19,13 +19,14 @@ TRAINING = 3
 """Operations of a training step per operation of the forward pass: the backward pass has two products for each one."""
 
 FORMULA = {
-    ATTENTION: "a layer: 8 D^2 (query, key, value, output) + 4 T D (scores and mix)",
-    FEED_FORWARD: "a layer: 4 D F",
+    ATTENTION: "a layer: 8 D^2 (query, key, value, output) + 4 T D (scores and mix, beyond windows as well)",
+    FEED_FORWARD: "a layer: 4 D F, 6 D F if it is gated",
     POOLER: "2 D^2 / T: one token a row",
     PREDICTIONS: "(2 D E + 2 E V) P / T, without 2 D E if there is no transform: the P predicted positions alone are "
     "decoded",
     GENERATOR: "layers and predictions by these formulas, with the generator's D and F",
-    DECODER: "a layer: 16 D^2 + 8 T D (attention to the target and to the source, of T tokens each) + 4 D F",
+    DECODER: "a layer: 16 D^2 + 8 T D (attention to the target and to the source, of T tokens each) + 4 D F, "
+    "6 D F if it is gated",
 }
 """Operations a token of the forward pass, part by part."""
 
@@ -49,7 +50,7 @@ def forward_flops(
     width, layers = config.hidden_size, config.num_hidden_layers
     flops = {
         ATTENTION: layers * (8.0 * width**2 + 4.0 * length * width),
-        FEED_FORWARD: layers * 4.0 * width * config.intermediate_size,
+        FEED_FORWARD: layers * _feed_forward_flops(config),
     }
     if POOLER in components:
         flops[POOLER] = 2.0 * width**2 / length
@@ -62,6 +63,10 @@ def forward_flops(
     return flops
 
 
+def _feed_forward_flops(config: ModelConfig) -> float:
+    return (6.0 if config.gated_feed_forward else 4.0) * config.hidden_size * config.intermediate_size
+
+
 def decoder_flops(config: ModelConfig, length: int) -> float:
     """Operations a target token of the forward pass of a decoder's layers, over sources and targets of T tokens.
 
@@ -70,7 +75,7 @@ def decoder_flops(config: ModelConfig, length: int) -> float:
         length: T.
     """
     width = config.hidden_size
-    return config.num_hidden_layers * (16.0 * width**2 + 8.0 * length * width + 4.0 * width * config.intermediate_size)
+    return config.num_hidden_layers * (16.0 * width**2 + 8.0 * length * width + _feed_forward_flops(config))
 
 
 def training_flops(

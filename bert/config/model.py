@@ -53,12 +53,18 @@ class ModelConfig:
     """Activation: gelu (the erf form), gelu_tanh (as Google's code computes it), relu, silu, tanh."""
     pooler_act: Literal["tanh", "gelu"] = "tanh"
     """Activation of the pooled output: tanh (the paper's), or gelu as the classifiers of ELECTRA have it."""
+    pooler_type: Literal["dense", "transform"] = "dense"
+    """The pooled output is a dense layer and pooler_act (dense), or a dense layer, hidden_act and LayerNorm, as the MLM
+    head's transform (transform). Heads over every token read it, too, in this form, as in ModernBERT."""
+    pooler_input: Literal["first", "mean"] = "first"
+    """Hidden state that the pooled output is made of: that of the first token (first), or the mean over all tokens of
+    the row (mean)."""
     hidden_dropout_prob: Fraction = 0.1
     """Dropout after embeddings, attention output and feed-forward output."""
     attention_probs_dropout_prob: Fraction = 0.1
     """Dropout on the attention weights."""
     max_position_embeddings: Positive = 512
-    """Rows of the position table, less position_offset: the longest sequence the model can read."""
+    """The longest sequence the model can read: rows of the position table, if there is one, less position_offset."""
     position_offset: NonNegative = 0
     """Row of the position table that the first token takes: 0 in BERT, one after the padding id in RoBERTa."""
     type_vocab_size: NonNegative = 2
@@ -69,16 +75,39 @@ class ModelConfig:
     """How the learned position table starts: as random numbers (normal), or as sinusoids of the same deviation."""
     layer_norm_eps: PositiveFloat = 1e-12
     """Epsilon of LayerNorm."""
+    norm_type: Literal["layer", "rms"] = "layer"
+    """Normalization in all places of LayerNorm: LayerNorm itself (layer), or RMSNorm (rms), which subtracts no mean."""
+    norm_bias: bool = True
+    """A bias in each LayerNorm; false has none, as ModernBERT."""
+    use_bias: bool = True
+    """A bias in each dense layer but the last of a head; false has none, as ModernBERT."""
     tie_word_embeddings: bool = True
     """The MLM head decodes with the word embeddings, as published; false gives it its own matrix."""
     embedding_size: Positive | None = None
     """Width E of the embeddings and of the MLM head's decoder, with a projection to hidden_size (ALBERT); null makes
     it hidden_size, without one."""
-    position_embedding_type: Literal["learned", "sinusoidal"] = "learned"
-    """Positions by a learned table (learned), or by fixed sinusoids that are no parameters (sinusoidal)."""
+    position_embedding_type: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
+    """Positions by a learned table (learned), by fixed sinusoids that are no parameters (sinusoidal), by rotations of
+    queries and keys, so that attention sees distances alone (rotary; Su et al. 2021), or not at all (none)."""
+    rotary_base: PositiveFloat = 10_000.0
+    """Base of rotary positions: the slowest rotation takes 2 pi times this many positions."""
+    local_rotary_base: PositiveFloat | None = None
+    """Base of rotary positions in local layers, which attention_window makes; null takes rotary_base."""
+    attention_window: Positive | None = None
+    """Farthest position to each side that a token of a local layer attends to, itself included at distance 0; null has
+    no local layers (Beltagy et al. 2020). ModernBERT's windows of 128 tokens are 64 here."""
+    global_attention_every: Annotated[int, Range(least=2)] | None = None
+    """With attention_window: every so-many-th layer, from the first on, attends to the whole row, 3 in ModernBERT; null
+    makes all layers local."""
+    gated_feed_forward: bool = False
+    """The activated feed-forward layer is multiplied by a second one of the same width, elementwise (Shazeer 2020):
+    GeGLU with hidden_act gelu, SwiGLU with silu."""
     pre_layer_norm: bool = False
     """LayerNorm before attention and feed-forward, and one after the last layer; false has it after each (the paper's),
     which needs a longer warm-up."""
+    first_layer_norm: bool = True
+    """With pre_layer_norm: LayerNorm before the attention of the first layer; false has none, as ModernBERT, whose
+    embeddings have one."""
     scale_embeddings: bool = False
     """Word embeddings times the root of their width, and fixed sinusoids of amplitude 1, as in the Transformer (Vaswani
     et al. 2017); a tied decoder reads the table as it is."""
@@ -127,6 +156,16 @@ class ModelConfig:
         """H."""
         return self.hidden_size // self.num_attention_heads
 
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, attends to a window instead of the whole row."""
+        every = self.global_attention_every
+        return self.attention_window is not None and (every is None or layer % every != 0)
+
+    @property
+    def pools_tokens(self) -> bool:
+        """Whether heads over every token read the pooler's output; a causal model has no pooler."""
+        return self.pooler_type == "transform" and not self.causal
+
     @property
     def embedding_width(self) -> int:
         """E, as a number."""
@@ -157,7 +196,26 @@ class ModelConfig:
                 f"({self.hidden_size}) do not fit the decoder's model.embedding_size ({self.embedding_size}): set "
                 "model.prediction_transform to true, or remove model.embedding_size"
             )
+        self._check_positions()
         self._check_decoder()
+
+    def _check_positions(self) -> None:
+        if self.position_embedding_type == "rotary" and self.head_size % 2:
+            raise UserError(
+                f"model.position_embedding_type is rotary, which turns pairs of features, and a head has "
+                f"{self.head_size} (model.hidden_size / model.num_attention_heads): change one of them"
+            )
+        for key in ("global_attention_every", "local_rotary_base"):
+            if getattr(self, key) is not None and self.attention_window is None:
+                raise UserError(
+                    f"model.{key} is {getattr(self, key)}, and without model.attention_window there are no local "
+                    "layers: set model.attention_window, or remove it"
+                )
+        if not self.first_layer_norm and not self.pre_layer_norm:
+            raise UserError(
+                "model.first_layer_norm is false, and only pre-LN has LayerNorm before its first layer: set "
+                "model.pre_layer_norm to true, or remove it"
+            )
 
     def _check_decoder(self) -> None:
         if self.share_decoder == "all" and self.decoder_layers not in (None, self.num_hidden_layers):

@@ -18,7 +18,7 @@ from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Encoder, Packing, at_positions
 from bert.model.execution import LayerExecution
 from bert.model.heads import MaskedLMHead, PaddingMask
-from bert.model.layers import ACTIVATIONS, Dtype, dense
+from bert.model.layers import ACTIVATIONS, Dtype, dense, hidden_dense
 from bert.model.mask import Mask
 
 HEAD_SIZE = 64
@@ -37,7 +37,7 @@ class DetectionHead(nn.Module):
     @nn.compact
     def __call__(self, hidden_states: Float[Array, "B T D"]) -> Float[Array, "B T"]:
         """[B, T, D] -> [B, T] float32, above 0 where a token is taken for a replaced one."""
-        x = dense(self.config, self.config.hidden_size, self.dtype, "dense")(hidden_states)
+        x = hidden_dense(self.config, self.config.hidden_size, self.dtype, "dense")(hidden_states)
         x = dense(self.config, 1, self.dtype, "output")(ACTIVATIONS[self.config.hidden_act](x))
         return x[..., 0].astype(jnp.float32)
 
@@ -76,7 +76,7 @@ class Generator(nn.Module):
 
     def setup(self) -> None:
         if self.config.embedding_width != self.config.hidden_size:
-            self.projection = dense(self.config, self.config.hidden_size, self.dtype, "projection")
+            self.projection = hidden_dense(self.config, self.config.hidden_size, self.dtype, "projection")
         self.encoder = Encoder(self.config, self.dtype, self.execution)
         self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.pad_vocab_to_multiple_of)
 

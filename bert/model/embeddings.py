@@ -13,14 +13,14 @@ from bert.config import ModelConfig
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.initializers import position_initializer, sinusoidal_position_table, truncated_normal_init
-from bert.model.layers import Dtype, dense, layer_norm, maybe_dropout
+from bert.model.layers import Dtype, hidden_dense, layer_norm, maybe_dropout
 from bert.parallel.sharding import all_gather_fsdp, constrain_activation
 
 
 class Embeddings(nn.Module):
     """Sum of word, position and segment embeddings, LayerNorm, and dropout; then, where E is not D, a dense layer
-    (ALBERT, Lan et al. 2019, section 3.1). The config can leave segments and LayerNorm out,
-    and multiply the words by the root of E (Vaswani et al. 2017, section 3.4)."""
+    (ALBERT, Lan et al. 2019, section 3.1). The config can leave positions, segments and LayerNorm
+    out, and multiply the words by the root of E (Vaswani et al. 2017, section 3.4)."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -40,7 +40,7 @@ class Embeddings(nn.Module):
         if config.embedding_norm:
             self.norm = layer_norm(config, self.dtype, "norm")
         if config.embedding_width != config.hidden_size:
-            self.projection = dense(config, config.hidden_size, self.dtype, "projection")
+            self.projection = hidden_dense(config, config.hidden_size, self.dtype, "projection")
 
     def look_up(
         self,
@@ -57,12 +57,12 @@ class Embeddings(nn.Module):
         def rows(table: nn.Embed, ids: Int[Array, "B T"]) -> Float[Array, "B T E"]:
             return jnp.take(all_gather_fsdp(table.embedding, "tensor"), ids, axis=0)
 
-        if config.position_embedding_type == "learned":
-            position = rows(self.position, position_ids)
-        else:
-            position = sinusoidal_position_table(config)[position_ids]
         word = rows(self.word, input_ids)
-        x = (word * math.sqrt(config.embedding_width) if config.scale_embeddings else word) + position
+        x = word * math.sqrt(config.embedding_width) if config.scale_embeddings else word
+        if config.position_embedding_type == "learned":
+            x = x + rows(self.position, position_ids)
+        elif config.position_embedding_type == "sinusoidal":
+            x = x + sinusoidal_position_table(config)[position_ids]
         if config.type_vocab_size:
             x = x + rows(self.segment, token_type_ids)
         x = self.norm(x) if config.embedding_norm else x.astype(self.dtype)

@@ -21,8 +21,18 @@ from bert.model.cache import LayerCache, Memory
 from bert.model.dropout import Dropout
 from bert.model.embeddings import Embeddings
 from bert.model.execution import LayerExecution
-from bert.model.layers import ACTIVATIONS, LINEAR_OUTPUT, Dtype, Layer, LayerStates, dense, layer_norm
+from bert.model.layers import (
+    ACTIVATIONS,
+    LINEAR_OUTPUT,
+    Dtype,
+    Layer,
+    LayerStates,
+    Transform,
+    hidden_dense,
+    layer_norm,
+)
 from bert.model.mask import Mask
+from bert.model.rotary import Rotation
 
 # What the backward pass finds stored of a layer; the rest it computes again. The scores of attention are products with
 # a batch dimension: they grow with T squared, and are among the rest.
@@ -37,8 +47,8 @@ class EncoderOutput(struct.PyTreeNode):
 
     Attributes:
         last_hidden_state: [B, T, D].
-        pooled_output: [B, D], ``pooler_act`` of a dense layer over the first token, [B, K, D] over those of the
-            examples of packed rows; None without a pooling layer.
+        pooled_output: [B, D], the pooler's of the first token or of the mean, [B, K, D] of each of the examples of
+            packed rows; None without a pooling layer.
         hidden_states: the embeddings' output and each layer's, [B, T, D] each; () unless asked for.
         attentions: each layer's attention weights before dropout, [B, N, T, S]; () unless asked for.
         cache: with the keys and values of this call; () without a cache.
@@ -87,6 +97,13 @@ class EncoderStates(NamedTuple):
     cache: tuple[LayerCache, ...] = ()
 
 
+class Scope(NamedTuple):
+    """What self-attention of a layer reads: the mask, and the rotation of rotary positions or None."""
+
+    mask: Mask
+    rotation: Rotation | None
+
+
 class Encoder(nn.Module):
     """The stack of layers; with pre-LN another LayerNorm after the last one, whose output would else have none.
 
@@ -108,29 +125,31 @@ class Encoder(nn.Module):
         cache: tuple[LayerCache, ...] | None = None,
     ) -> EncoderStates:
         """[B, T, D] -> [B, T, D]; arguments as of `Layer`, a cache for each layer."""
+        config = self.config
         kernel = "written" if intermediates else self.execution.attention  # a kernel has no weights to look at
-        if kernel == "written":
-            length = x.shape[1]
-            mask = mask.to_pairs(length, length if cache is None else cache[0].own.num_positions)
-            if memory is not None:
-                memory = memory.replace(mask=memory.mask.to_pairs(length, memory.hidden_states.shape[1]))
+        length = x.shape[1]
         looped = self.execution.scan and not intermediates and cache is None and not self.is_initializing()
-        kind = Layer
-        if self.execution.remat != "none":
-            # Inside a loop the compiler cannot undo the recomputation by merging it with the forward pass.
-            kind = nn.remat(Layer, prevent_cse=not looped, policy=REMAT_POLICIES[self.execution.remat])
-        if looped:
-            x = self._scan_layers(kind(self.config, self.dtype, kernel, parent=None), x, mask, dropout, memory)
-            return EncoderStates(self._final_norm(x))
+        # A layer outside of the loop has a LayerNorm less than the others.
+        unrolled = config.num_hidden_layers if not looped else int(not config.first_layer_norm)
+        scopes = self._scopes(mask, length, length if cache is None else cache[0].own.num_positions, kernel, looped)
+        if kernel == "written" and memory is not None:
+            memory = memory.replace(mask=memory.mask.to_pairs(length, memory.hidden_states.shape[1]))
         hidden_states, layers = [x], list[LayerStates]()
-        for number in range(self.config.num_hidden_layers):
+        for number in range(unrolled):
             source = None if dropout is None else dropout.fold_in(number)
-            layer = kind(self.config, self.dtype, kernel, name=f"layer_{number}")
-            x, states = layer(x, mask, source, memory, None if cache is None else cache[number])
+            layer = self._layer_class(in_loop=False)(
+                config, self.dtype, kernel, number == 0 and not config.first_layer_norm, name=f"layer_{number}"
+            )
+            scope = scopes[config.is_local(number)]
+            layer_cache = None if cache is None else cache[number]
+            x, states = layer(x, scope.mask, source, memory, layer_cache, scope.rotation)
             layers.append(states)
-            if number == self.config.num_hidden_layers - 1:
+            if number == config.num_hidden_layers - 1:
                 x = self._final_norm(x)
             hidden_states.append(x)
+        if unrolled < config.num_hidden_layers:
+            layer = self._layer_class(in_loop=True)(config, self.dtype, kernel, parent=None)
+            x = self._final_norm(self._scan_layers(layer, unrolled, x, scopes, dropout, memory))
         caches = tuple(states.cache for states in layers if states.cache is not None)
         if not intermediates:
             return EncoderStates(x, cache=caches)
@@ -138,27 +157,66 @@ class Encoder(nn.Module):
         cross_attentions = tuple(states.cross_weights for states in layers if states.cross_weights is not None)
         return EncoderStates(x, tuple(hidden_states), attentions, cross_attentions, caches)
 
+    def _layer_class(self, in_loop: bool) -> type[Layer]:
+        if self.execution.remat == "none":
+            return Layer
+        # Inside a loop the compiler cannot undo the recomputation by merging it with the forward pass.
+        return nn.remat(Layer, prevent_cse=not in_loop, policy=REMAT_POLICIES[self.execution.remat])
+
     def _final_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return layer_norm(self.config, self.dtype, "norm")(x) if self.config.pre_layer_norm else x
+
+    def _scopes(self, mask: Mask, num_queries: int, num_keys: int, kernel: str, looped: bool) -> dict[bool, Scope]:
+        """The scopes of the layers that attend to the whole row (False) and of the local ones (True), as far as there
+        are such layers."""
+        config = self.config
+        kinds = {config.is_local(number) for number in range(config.num_hidden_layers)}
+        # A loop over both kinds selects the mask of each layer from two arrays.
+        written = kernel == "written" or (looped and len(kinds) > 1)
+
+        def scope(local: bool) -> Scope:
+            base = config.rotary_base
+            if local and config.local_rotary_base is not None:
+                base = config.local_rotary_base
+            rotation = None
+            if config.position_embedding_type == "rotary":
+                rotation = Rotation.of_positions(num_queries, config.head_size, base, mask.start)
+            narrowed = mask.replace(window=config.attention_window) if local else mask
+            return Scope(narrowed.to_pairs(num_queries, num_keys) if written else narrowed, rotation)
+
+        return {local: scope(local) for local in sorted(kinds)}
 
     def _scan_layers(
         self,
         layer: nn.Module,
+        first: int,
         x: Float[Array, "B T D"],
-        mask: Mask,
+        scopes: dict[bool, Scope],
         dropout: Dropout | None,
         memory: Memory | None,
     ) -> Float[Array, "B T D"]:
-        """All layers as one `jax.lax.scan` over their stacked parameters."""
-        params, numbers = self.variables["params"], range(self.config.num_hidden_layers)
+        """The layers from ``first`` on as one `jax.lax.scan` over their stacked parameters."""
+        params, numbers = self.variables["params"], range(first, self.config.num_hidden_layers)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[f"layer_{number}"] for number in numbers))
+        local = jnp.array([self.config.is_local(number) for number in numbers])
 
-        def one(x: Float[Array, "B T D"], of_layer: tuple[Int[Array, ""], Any]) -> tuple[Float[Array, "B T D"], None]:
-            number, params = of_layer
+        def one(
+            x: Float[Array, "B T D"], of_layer: tuple[Int[Array, ""], Bool[Array, ""], Any]
+        ) -> tuple[Float[Array, "B T D"], None]:
+            number, is_local, params = of_layer
             source = None if dropout is None else dropout.fold_in(number)
-            return layer.apply({"params": params}, x, mask, source, memory)[0], None
+            scope = next(iter(scopes.values())) if len(scopes) == 1 else _select(is_local, scopes)
+            return layer.apply({"params": params}, x, scope.mask, source, memory, None, scope.rotation)[0], None
 
-        return jax.lax.scan(one, x, (jnp.arange(len(numbers)), stacked))[0]
+        return jax.lax.scan(one, x, (jnp.array(numbers), local, stacked))[0]
+
+
+def _select(is_local: Bool[Array, ""], scopes: dict[bool, Scope]) -> Scope:
+    """One of two scopes, whose masks are written out."""
+    local, whole = scopes[True], scopes[False]
+    pairs = jnp.where(is_local, local.mask.pairs, True if whole.mask.pairs is None else whole.mask.pairs)
+    rotation = jax.tree.map(lambda *angles: jnp.where(is_local, *angles), local.rotation, whole.rotation)
+    return Scope(Mask(pairs=pairs), rotation)
 
 
 class Bert(nn.Module):
@@ -179,8 +237,10 @@ class Bert(nn.Module):
     def setup(self) -> None:
         self.embeddings = Embeddings(self.config, self.dtype)
         self.encoder = Encoder(self.config, self.dtype, self.execution)
-        if self.add_pooling_layer:
-            self.pooler = dense(self.config, self.config.hidden_size, self.dtype, "pooler")
+        if self.add_pooling_layer and self.config.pooler_type == "transform":
+            self.pooler = Transform(self.config, self.dtype)
+        elif self.add_pooling_layer:
+            self.pooler = hidden_dense(self.config, self.config.hidden_size, self.dtype, "pooler")
 
     def __call__(
         self,
@@ -201,7 +261,8 @@ class Bert(nn.Module):
             input_ids: [B, T] integers.
             token_type_ids: [B, T] segments; all 0 if None.
             attention_mask: [B, T], 1 for a token and 0 for padding, which is at the end of each row; all 1 if None.
-            position_ids: [B, T] rows of the position table; the first T from ``position_offset`` on if None.
+            position_ids: [B, T] rows of the position table; the first T from ``position_offset`` on if None. Rotary
+                positions are places in the row.
             packing: where the examples of packed rows lie, in place of attention_mask and position_ids; the pooled
                 output is then that of each example, [B, K, D].
             dropout: source of dropout; None for none (evaluation).
@@ -210,14 +271,13 @@ class Bert(nn.Module):
             cache: keys and values of earlier positions, for each layer; needs a ``mask`` (`bert.model.layers.Layer`).
 
         Raises:
-            ValueError: T is over the position table.
+            ValueError: T is over ``max_position_embeddings``.
         """
         x = self.embeddings.project(self.embed(input_ids, token_type_ids, position_ids, packing, dropout))
         mask = self.make_mask(attention_mask, packing) if mask is None else mask
         states = self.encoder(x, mask, dropout, intermediates, cache=cache)
         x = states.last_hidden_state
-        first = x[:, 0] if packing is None else at_positions(x, packing.cls_positions)
-        pooled = self.pool(first) if self.add_pooling_layer else None
+        pooled = self.pool(self.pooler_input(x, attention_mask, packing)) if self.add_pooling_layer else None
         return EncoderOutput(x, pooled, states.hidden_states, states.attentions, states.cache)
 
     def embed(
@@ -252,9 +312,26 @@ class Bert(nn.Module):
             return Mask(examples=packing.example_ids, causal=self.config.causal)
         return Mask(keys=attention_mask, causal=self.config.causal, right_padded=True)
 
-    def pool(self, first: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
-        """[..., D] the first tokens' hidden states -> [..., D] pooled output."""
-        return ACTIVATIONS[self.config.pooler_act](self.pooler(first))
+    def pooler_input(
+        self,
+        hidden_states: Float[Array, "B T D"],
+        attention_mask: Num[Array, "B T"] | Bool[Array, "B T"] | None,
+        packing: Packing | None = None,
+    ) -> Float[Array, "B D"] | Float[Array, "B K D"]:
+        """[B, T, D] -> what the pooler reads of each row, [B, D], or of each example of packed rows, [B, K, D]."""
+        if self.config.pooler_input == "first":
+            return hidden_states[:, 0] if packing is None else at_positions(hidden_states, packing.cls_positions)
+        if packing is not None:
+            numbers = 1 + jnp.arange(packing.cls_positions.shape[1])
+            return mean_over(hidden_states, packing.example_ids[:, None, :] == numbers[:, None])
+        mask = jnp.ones(hidden_states.shape[:2]) if attention_mask is None else attention_mask
+        return mean_over(hidden_states, mask[:, None, :])[:, 0]
+
+    def pool(self, hidden_states: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
+        """[..., D] -> [..., D] pooled output."""
+        if self.config.pooler_type == "transform":
+            return self.pooler(hidden_states)
+        return ACTIVATIONS[self.config.pooler_act](self.pooler(hidden_states))
 
     def embedding_table(self) -> Float[Array, "V E"]:
         """[V, E], which the MLM head is tied to."""
@@ -264,3 +341,12 @@ class Bert(nn.Module):
 def at_positions(hidden_states: Float[Array, "B T D"], positions: Int[Array, "B P"]) -> Float[Array, "B P D"]:
     """[B, T, D] at [B, P] -> [B, P, D]."""
     return jnp.take_along_axis(hidden_states, positions[:, :, None], axis=1)
+
+
+def mean_over(
+    hidden_states: Float[Array, "B T D"], tokens: Num[Array, "B K T"] | Bool[Array, "B K T"]
+) -> Float[Array, "B K D"]:
+    """[B, T, D] -> the means [B, K, D] over K sets of tokens [B, K, T]; 0 over none. Sums are in float32."""
+    weights = tokens.astype(jnp.float32)
+    sums = jnp.einsum("BKT,BTD->BKD", weights, hidden_states.astype(jnp.float32))
+    return (sums / jnp.maximum(weights.sum(-1, keepdims=True), 1)).astype(hidden_states.dtype)

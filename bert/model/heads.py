@@ -14,7 +14,7 @@ from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Packing, at_positions
 from bert.model.execution import LayerExecution
 from bert.model.initializers import truncated_normal_init
-from bert.model.layers import ACTIVATIONS, Dtype, dense, layer_norm
+from bert.model.layers import ACTIVATIONS, Dtype, dense, hidden_dense, layer_norm
 from bert.model.linear import tied_logits
 from bert.parallel.sharding import constrain_activation
 
@@ -39,7 +39,7 @@ class MaskedLMHead(nn.Module):
     def setup(self) -> None:
         config = self.config
         if config.prediction_transform:
-            self.transform = dense(config, config.embedding_width, self.dtype, "transform")
+            self.transform = hidden_dense(config, config.embedding_width, self.dtype, "transform")
             self.norm = layer_norm(config, self.dtype, "norm")
         shape = (config.known_vocab_size, config.embedding_width)
         if config.prediction_bias:
@@ -206,8 +206,9 @@ class BertForSequenceClassification(nn.Module):
         inputs = (input_ids, token_type_ids, attention_mask)
         twice = (self.config.position_offset or self.config.pooler_act == "gelu") and not self.config.causal
         if dropout is not None and twice and self.num_feature_layers is None:
-            first = self.bert(*inputs, dropout=dropout).last_hidden_state[:, 0]
-            read = self.bert.pool(drop_classifier_input(self, first, dropout, "pooler"))
+            hidden = self.bert(*inputs, dropout=dropout).last_hidden_state
+            unpooled = self.bert.pooler_input(hidden, attention_mask)
+            read = self.bert.pool(drop_classifier_input(self, unpooled, dropout, "pooler"))
         else:
             read = sentence_features(self, inputs, dropout)
         return self.classifier(drop_classifier_input(self, read, dropout)).astype(jnp.float32)
@@ -249,9 +250,13 @@ def last_tokens(hidden_states: Float[Array, "B T D"], attention_mask: PaddingMas
 
 
 def token_features(head: nn.Module, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B T features"]:
-    """What the head of every token reads: hidden states [B, T, D], or features [B, T, layers * D]."""
+    """What the head of every token reads: hidden states [B, T, D], or features [B, T, layers * D].
+
+    With ``pooler_type`` transform, the pooler is between the hidden states and the head.
+    """
     if head.num_feature_layers is None:
-        return head.bert(*inputs, dropout=dropout).last_hidden_state
+        hidden = head.bert(*inputs, dropout=dropout).last_hidden_state
+        return head.bert.pool(hidden) if head.config.pools_tokens else hidden
     return concat_last_layers(head.bert, inputs, head.num_feature_layers)
 
 
@@ -282,7 +287,7 @@ class BertForTokenClassification(nn.Module):
     execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=self.config.pools_tokens, execution=self.execution)
         self.classifier = dense(self.config, self.num_labels, self.dtype, "classifier")
 
     def __call__(
@@ -316,7 +321,7 @@ class BertForQuestionAnswering(nn.Module):
     execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=self.config.pools_tokens, execution=self.execution)
         self.qa_outputs = dense(self.config, self.num_labels, self.dtype, "qa_outputs")
 
     def __call__(

@@ -20,6 +20,7 @@ from bert.model.dropout import Dropout
 from bert.model.initializers import residual_initializer, truncated_normal_init
 from bert.model.linear import gelu, linear
 from bert.model.mask import Mask
+from bert.model.rotary import Rotation
 from bert.parallel.sharding import constrain_activation
 
 Dtype = Any
@@ -59,31 +60,57 @@ def dense(config: ModelConfig, features: int, dtype: Dtype, name: str, use_bias:
     return Dense(features, truncated_normal_init(config), dtype, use_bias, name=name)
 
 
+def hidden_dense(config: ModelConfig, features: int, dtype: Dtype, name: str) -> Dense:
+    """A dense layer whose output is a hidden one, so that the config can leave its bias out."""
+    return dense(config, features, dtype, name, config.use_bias)
+
+
 def residual_dense(config: ModelConfig, dtype: Dtype, name: str) -> Dense:
     """A dense layer to D features that are added to the residual."""
-    return Dense(config.hidden_size, residual_initializer(config), dtype, name=name)
+    return Dense(config.hidden_size, residual_initializer(config), dtype, config.use_bias, name=name)
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation over the last axis, statistics in float32."""
+    """Layer normalisation over the last axis, statistics in float32.
+
+    Attributes:
+        subtract_mean: false for RMSNorm (Zhang and Sennrich 2019).
+        use_bias: whether a bias is added.
+    """
 
     epsilon: float
     dtype: Dtype = jnp.float32
+    subtract_mean: bool = True
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
         x = x.astype(jnp.float32)
-        mean = x.mean(-1, keepdims=True)
-        centred = x - mean
+        centred = x - x.mean(-1, keepdims=True) if self.subtract_mean else x
         variance = jnp.square(centred).mean(-1, keepdims=True)
-        return (centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias).astype(self.dtype)
+        y = centred * jax.lax.rsqrt(variance + self.epsilon) * scale
+        if self.use_bias:
+            y = y + self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
+        return y.astype(self.dtype)
 
 
 def layer_norm(config: ModelConfig, dtype: Dtype, name: str) -> LayerNorm:
-    """A LayerNorm with the model's one epsilon."""
-    return LayerNorm(config.layer_norm_eps, dtype, name=name)
+    """The model's normalization, with its one epsilon."""
+    return LayerNorm(config.layer_norm_eps, dtype, config.norm_type == "layer", config.norm_bias, name=name)
+
+
+class Transform(nn.Module):
+    """A dense layer, the model's activation and LayerNorm: the pooler of ModernBERT."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
+        """[..., D] -> [..., D]."""
+        x = hidden_dense(self.config, self.config.hidden_size, self.dtype, "dense")(x)
+        return layer_norm(self.config, self.dtype, "norm")(ACTIVATIONS[self.config.hidden_act](x))
 
 
 class Attention(nn.Module):
@@ -99,9 +126,9 @@ class Attention(nn.Module):
 
     def setup(self) -> None:
         width = self.config.hidden_size
-        self.query = dense(self.config, width, self.dtype, "query")
-        self.key = dense(self.config, width, self.dtype, "key")
-        self.value = dense(self.config, width, self.dtype, "value")
+        self.query = hidden_dense(self.config, width, self.dtype, "query")
+        self.key = hidden_dense(self.config, width, self.dtype, "key")
+        self.value = hidden_dense(self.config, width, self.dtype, "value")
         self.output = residual_dense(self.config, self.dtype, "output")
 
     def __call__(
@@ -110,14 +137,16 @@ class Attention(nn.Module):
         keys_values: Float[Array, "B S D"] | KeysValues,
         mask: Mask,
         dropout: Dropout | None = None,
+        rotation: Rotation | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"] | None]:
         """[B, T, D] queries over [B, S, D] keys and values -> [B, T, D], and the weights [B, N, T, S].
 
         Keys and values are hidden states or, without dropout and for any kernel, what `keys_values` has made of them.
         That may have fewer rows, with the mask, each for several rows of queries side by side: the hypotheses of a text
-        read one source. Fused kernels return None for the weights.
+        read one source. Fused kernels return None for the weights. Of self-attention, ``rotation`` is that of the T
+        positions.
         """
-        query = self._split_heads(self.query(queries))
+        query = _rotate(self._split_heads(self.query(queries)), rotation)
         if isinstance(keys_values, KeysValues):
             rows, length, heads, size = query.shape
             query = query.reshape(len(keys_values.values) // heads, -1, heads, size)
@@ -125,7 +154,7 @@ class Attention(nn.Module):
             mixed, weights = cached_attention(query, keys_values.keys, keys_values.values, pairs)
             weights = jnp.swapaxes(weights, 1, 2).reshape(rows, length, heads, -1)
             return self.output(mixed.reshape(queries.shape)), jnp.swapaxes(weights, 1, 2)
-        key, value = self._split_heads(self.key(keys_values)), self._split_heads(self.value(keys_values))
+        key, value = self._project(keys_values, rotation)
         if self.kernel != "written":
             mixed = fused_attention(query, key, value, mask, self.kernel)
             return self.output(mixed.reshape(queries.shape)), None
@@ -133,13 +162,23 @@ class Attention(nn.Module):
         mixed, weights = dot_product_attention(query, key, value, pairs, dropout=dropout, dropout_rate=rate)
         return self.output(mixed.reshape(queries.shape)), weights
 
-    def keys_values(self, x: Float[Array, "B S D"]) -> KeysValues:
+    def keys_values(self, x: Float[Array, "B S D"], rotation: Rotation | None = None) -> KeysValues:
         """[B, S, D] hidden states -> the keys and values of all heads, to be computed once and used again."""
-        return KeysValues.from_heads(self._split_heads(self.key(x)), self._split_heads(self.value(x)))
+        return KeysValues.from_heads(*self._project(x, rotation))
+
+    def _project(
+        self, x: Float[Array, "B S D"], rotation: Rotation | None
+    ) -> tuple[Float[Array, "B S N H"], Float[Array, "B S N H"]]:
+        """[B, S, D] hidden states -> keys and values, [B, S, N, H] each."""
+        return _rotate(self._split_heads(self.key(x)), rotation), self._split_heads(self.value(x))
 
     def _split_heads(self, x: Float[Array, "B S D"]) -> Float[Array, "B S N H"]:
         heads = self.config.num_attention_heads
         return constrain_activation(x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads), None, "tensor")
+
+
+def _rotate(x: Float[Array, "B T N H"], rotation: Rotation | None) -> Float[Array, "B T N H"]:
+    return x if rotation is None else rotation(x)
 
 
 class LayerStates(struct.PyTreeNode):
@@ -163,11 +202,16 @@ class Layer(nn.Module):
 
     Each has dropout, a residual and LayerNorm: after it (post-LN, the paper's), or before it, inside the residual
     (pre-LN; Xiong et al. 2020).
+
+    Attributes:
+        kernel: as `LayerExecution.attention`.
+        reads_normed: whether the config leaves out the LayerNorm before attention, as ``first_layer_norm`` can.
     """
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
     kernel: str = "written"
+    reads_normed: bool = False
 
     @nn.compact
     def __call__(
@@ -177,6 +221,7 @@ class Layer(nn.Module):
         dropout: Dropout | None = None,
         memory: Memory | None = None,
         cache: LayerCache | None = None,
+        rotation: Rotation | None = None,
     ) -> tuple[Float[Array, "B T D"], LayerStates]:
         """[B, T, D] -> [B, T, D].
 
@@ -187,13 +232,14 @@ class Layer(nn.Module):
             memory: the states that cross-attention reads; None for a layer without cross-attention.
             cache: keys and values of earlier positions. Those of ``x`` are put in at the mask's ``start``, and the mask
                 has to leave out the positions behind them, as a causal one does.
+            rotation: of queries and keys of self-attention, for rotary positions; None for none.
         """
         config = self.config
         norm = layer_norm(config, self.dtype, "attention_norm")
         attention = Attention(config, self.dtype, self.kernel, name="attention")
-        read = _before(config, norm, x)
-        own = None if cache is None else cache.own.write(attention.keys_values(read), mask.start)
-        attended, weights = attention(read, read if own is None else own, mask, dropout)
+        read = x if self.reads_normed else _before(config, norm, x)
+        own = None if cache is None else cache.own.write(attention.keys_values(read, rotation), mask.start)
+        attended, weights = attention(read, read if own is None else own, mask, dropout, rotation)
         x = _after(config, norm, x, maybe_dropout(attended, dropout, config.hidden_dropout_prob, "attention_output"))
         cross_weights = remembered = None
         if memory is not None:
@@ -212,8 +258,12 @@ class Layer(nn.Module):
     def _feed_forward(self, x: Float[Array, "B T D"], dropout: Dropout | None) -> Float[Array, "B T D"]:
         config = self.config
         norm = layer_norm(config, self.dtype, "output_norm")
-        inner = dense(config, config.intermediate_size, self.dtype, "intermediate")(_before(config, norm, x))
+        read = _before(config, norm, x)
+        inner = hidden_dense(config, config.intermediate_size, self.dtype, "intermediate")(read)
         inner = ACTIVATIONS[config.hidden_act](constrain_activation(inner, None, "tensor"))
+        if config.gated_feed_forward:
+            gate = hidden_dense(config, config.intermediate_size, self.dtype, "gate")(read)
+            inner = inner * constrain_activation(gate, None, "tensor")
         outer = residual_dense(config, self.dtype, "output")(inner)
         outer = maybe_dropout(outer, dropout, config.hidden_dropout_prob, "output")
         return constrain_activation(_after(config, norm, x, outer))

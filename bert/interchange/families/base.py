@@ -36,7 +36,21 @@ class Limit(NamedTuple):
 INITIAL = {"position_embedding_init": "normal", "residual_init": "plain"}
 """Settings of how BERT's parameters start, of which config.json says nothing."""
 
+CLASSIC_LIMITS = {
+    "position_embedding_type": Limit("learned", "its positions are a table"),
+    "norm_type": Limit("layer", "it has LayerNorm"),
+    "norm_bias": Limit(True, "its LayerNorm has biases"),
+    "use_bias": Limit(True, "its dense layers have biases"),
+    "attention_window": Limit(None, "all of its layers attend to the whole row"),
+    "gated_feed_forward": Limit(False, "its feed-forward layers have no gate"),
+    "first_layer_norm": Limit(True, "all of its layers have the same LayerNorm"),
+    "pooler_type": Limit("dense", "its pooler is a dense layer"),
+    "pooler_input": Limit("first", "its pooler reads the first token"),
+}
+"""The limits of BERT and GPT-2. Biases and positions that a model lacks are written as zeros."""
+
 BERT_LIMITS = {
+    **CLASSIC_LIMITS,
     "causal": Limit(False, "its tokens attend to the whole row"),
     "pre_layer_norm": Limit(False, "it has LayerNorm after attention and feed-forward"),
     "scale_embeddings": Limit(False, "it adds the word embeddings as they are"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.interchange.families.base import Family, Limit
+from bert.interchange.families.base import CLASSIC_LIMITS, Family, Limit
 from bert.interchange.names import HF_ARRAYS, LAYER, Names
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
@@ -86,6 +86,7 @@ GPT2 = Family(
         "layer_norm_eps": "layer_norm_epsilon",
     },
     limits={
+        **CLASSIC_LIMITS,
         "causal": Limit(True, "its tokens attend to those before them"),
         "pre_layer_norm": Limit(True, "it has LayerNorm before attention and feed-forward"),
         "scale_embeddings": Limit(False, "it adds the word embeddings as they are"),

@@ -29,6 +29,7 @@ from bert.interchange.generation_files import (
 )
 from bert.interchange.pooling import pooling_config_files
 from bert.interchange.readers import hf
+from bert.interchange.shapes import expected_shapes
 from bert.interchange.tensor_files import write_tensors
 from bert.interchange.writers.hf_config import published_config
 from bert.interchange.writers.model_card import model_card
@@ -39,6 +40,9 @@ from bert.tokenizer.special_tokens import special_ids
 TOLERANCE = 1e-4
 """Most that a logit may differ from transformers'."""
 
+
+SCALED = ("kernel", "scale")
+"""Parameters that a bias may follow."""
 
 SAMPLES = (
     "Don't stop: it's 3.14, e.g. at café Müller's!",
@@ -71,8 +75,8 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
 def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     """The same model in the parts that transformers' classes are made of.
 
-    Fixed positions become a table of positions; segments and a bias that the model lacks become zeros; what a decoder
-    shares with its encoder is there twice.
+    Fixed positions become a table of positions; positions, segments and biases that the model lacks become zeros; what
+    a decoder shares with its encoder is there twice.
 
     The generator of replaced-token detection is left out: it is a model of its own (`Pretrained.generator`).
 
@@ -89,11 +93,12 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     has_head = names.PREDICTIONS in names.ARCHITECTURES[model.architecture]
     segments, bias = "bert/embeddings/segment" in family.names.modules, "predictions/bias" in family.names.modules
     # What transformers has no field for, and what it would not read back
-    absent = [] if "pooler" in model.params["bert"] else ["pooler_act"]
+    absent = [] if "pooler" in model.params["bert"] else ["pooler_act", "pooler_type", "pooler_input"]
     absent += [] if has_head else ["prediction_transform", "prediction_bias"]
+    absent += ["use_bias", "norm_bias"]
     values = {
         "embedding_size": None if config.embedding_width == config.hidden_size else config.embedding_width,
-        "position_embedding_type": "learned",
+        "position_embedding_type": "rotary" if config.position_embedding_type == "rotary" else "learned",
         "type_vocab_size": config.type_vocab_size or int(segments),
         "prediction_bias": config.prediction_bias or bias,
         **{key: family.limits[key].value for key in absent if key in family.limits},
@@ -105,8 +110,14 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     for side in {names.ENCODER, names.part_of(names.word_embeddings(model.architecture))}:
         if model.config.position_embedding_type == "sinusoidal":
             params[f"{side}/embeddings/position/embedding"] = np.asarray(sinusoidal_position_table(model.config))
+        elif model.config.position_embedding_type == "none":
+            rows = config.position_offset + config.max_position_embeddings
+            params[f"{side}/embeddings/position/embedding"] = np.zeros((rows, config.embedding_width), np.float32)
         if segments and not model.config.type_vocab_size:
             params[f"{side}/embeddings/segment/embedding"] = np.zeros((1, config.embedding_width), np.float32)
+    for path, shape in expected_shapes(config, model.architecture, len(model.labels)).items():
+        if path.endswith("/bias") and not params.keys().isdisjoint(path.replace("/bias", f"/{x}") for x in SCALED):
+            params.setdefault(path, np.zeros(shape, np.float32))
     if has_head and bias:
         params.setdefault("predictions/bias", np.zeros(config.decoder.known_vocab_size, np.float32))
     params = traverse_util.unflatten_dict(params, sep="/")

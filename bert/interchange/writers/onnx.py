@@ -40,6 +40,13 @@ LARGEST = 2**31 - 2**24
 """Bytes of weights that fit into the graph's own file, whose format ends at 2 GiB; more lie in a file next to it."""
 
 
+LACKS = (
+    *("causal", "norm_type", "norm_bias", "use_bias", "attention_window", "gated_feed_forward", "first_layer_norm"),
+    *("pooler_type", "pooler_input"),
+)
+"""Keys of `ModelConfig` that the graph has in their default alone; of positions it lacks rotary ones."""
+
+
 def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
     """Writes ``out`` as a whole or not at all: the graph, config.json, tokenizer files, signature.json and README.md.
 
@@ -52,10 +59,14 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
         import onnxruntime  # noqa: F401
     except ImportError as error:
         raise UserError(f"{error.name} is not installed: pip install 'bert-jax[onnx]'") from None
-    if model.config.causal:
-        raise UserError(f"{model.source} has model.causal true, which the ONNX graph lacks: use format stablehlo")
     if names.has_decoder(model.architecture):
         raise UserError(f"{model.source} is an encoder-decoder, which the ONNX graph lacks: use format stablehlo")
+    lacking = [key for key in LACKS if getattr(model.config, key) != getattr(ModelConfig, key)]
+    if model.config.position_embedding_type == "rotary":
+        lacking.append("position_embedding_type")
+    for key in lacking:
+        value = str(getattr(model.config, key)).lower()
+        raise UserError(f"{model.source} has model.{key} {value}, which the ONNX graph lacks: use format stablehlo")
     given, longest = signature(model), model.config.max_position_embeddings
     with atomic_directory(out) as draft:
         file = draft / GRAPH
@@ -230,15 +241,14 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
     ids = inputs["input_ids"]
     first, axis = graph.constant([config.position_offset]), graph.constant([0])
     end = node("Add", node("Shape", ids, start=1), first)
-    if config.position_embedding_type == "learned":
-        table = graph.weight(f"{path}/position/embedding")
-    else:
-        table = graph.array("sinusoids", np.asarray(sinusoidal_position_table(config)))
-    positions = node("Slice", table, first, end, axis)
     x = node("Gather", graph.weight(f"{path}/word/embedding"), ids)
     if config.scale_embeddings:
         x = node("Mul", x, graph.constant(math.sqrt(config.embedding_width)))
-    x = node("Add", x, positions)
+    if config.position_embedding_type == "learned":
+        x = node("Add", x, node("Slice", graph.weight(f"{path}/position/embedding"), first, end, axis))
+    elif config.position_embedding_type == "sinusoidal":
+        sinusoids = graph.array("sinusoids", np.asarray(sinusoidal_position_table(config)))
+        x = node("Add", x, node("Slice", sinusoids, first, end, axis))
     if config.type_vocab_size:
         segments = graph.weight(f"{path}/segment/embedding")  # of one row without an input to choose by
         if "token_type_ids" in inputs:
