@@ -41,6 +41,7 @@ ENCODER_MODULES = {
     f"{LAYER}/attention/output": "dense",
     f"{LAYER}/attention_norm": "norm",
     f"{LAYER}/intermediate": "dense",
+    f"{LAYER}/gate": "dense",
     f"{LAYER}/output": "dense",
     f"{LAYER}/output_norm": "norm",
     "bert/encoder/norm": "norm",
@@ -53,6 +54,8 @@ MODULES = {
     **{f"{DECODER_LAYER}/{CROSS}attention/{part}": "dense" for part in ("query", "key", "value", "output")},
     f"{DECODER_LAYER}/{CROSS}norm": "norm",
     POOLER: "dense",
+    f"{POOLER}/dense": "dense",
+    f"{POOLER}/norm": "norm",
     f"{PREDICTIONS}/transform": "dense",
     f"{PREDICTIONS}/norm": "norm",
     f"{PREDICTIONS}/bias": "array",
@@ -131,12 +134,12 @@ class Names:
     Attributes:
         modules: names of those of `MODULES` that the file may hold. Those of one name are one module there, whose
             arrays hold theirs side by side.
-        heads: names that differ in an architecture, a key of `ARCHITECTURES`.
+        heads: names that differ in an architecture, a key of `ARCHITECTURES`; None for what it does not have.
         arrays: how it stores them.
     """
 
     modules: Mapping[str, str]
-    heads: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    heads: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     arrays: Arrays = field(default_factory=lambda: HF_ARRAYS)
 
     def tensors(self, layers: int, architecture: str, decoder_layers: int = 0) -> list[Tensor]:
@@ -147,7 +150,7 @@ class Names:
         parts = {ENCODER, POOLER, PREDICTIONS, SEQ_RELATIONSHIP, DETECTION, *ARCHITECTURES[architecture]}
         modules: dict[str, list[str]] = {}
         for ours, theirs in {**self.modules, **self.heads.get(architecture, {})}.items():
-            if part_of(ours) in parts:
+            if part_of(ours) in parts and theirs is not None:
                 modules.setdefault(theirs, []).append(ours)
         return [
             Tensor(tuple(path.format(layer) + our_end for path in ours), theirs.format(layer) + their_end, transposed)
@@ -183,13 +186,16 @@ def parts_of(architecture: str, config: ModelConfig) -> tuple[str, ...]:
     """The parts of `ARCHITECTURES` that have parameters in a model of these settings.
 
     The head of GPT-2 has none, and a model that reads left to right no pooler: its first token has seen no other. A
-    decoder that shares all has its parameters within the encoder's.
+    decoder that shares all has its parameters within the encoder's. Heads over every token may read the pooler.
     """
     has_head = config.prediction_transform or config.prediction_bias or not config.tie_word_embeddings
     absent: set[str] = {POOLER} if config.causal else set()
     absent |= set() if has_head else {PREDICTIONS}
     absent |= {DECODER} if config.share_decoder == "all" else set()
-    return tuple(part for part in ARCHITECTURES[architecture] if part not in absent)
+    parts = ARCHITECTURES[architecture]
+    if config.pools_tokens and POOLER not in parts and not {CLASSIFIER, QA_OUTPUTS}.isdisjoint(parts):
+        parts = (POOLER, *parts)
+    return tuple(part for part in parts if part not in absent)
 
 
 def check_layers(layers: int, held: int, source: Path | str, config: Path | str) -> None:

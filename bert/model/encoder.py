@@ -16,6 +16,7 @@ from flax import struct
 from jaxtyping import Bool, Float, Int, Num
 
 from bert.config import ModelConfig
+from bert.errors import require
 from bert.model.array_types import Array
 from bert.model.cache import LayerCache, Memory
 from bert.model.dropout import Dropout
@@ -31,7 +32,7 @@ from bert.model.layers import (
     hidden_dense,
     layer_norm,
 )
-from bert.model.mask import Mask
+from bert.model.mask import Length, Mask
 from bert.model.rotary import Rotation
 
 # What the backward pass finds stored of a layer; the rest it computes again. The scores of attention are products with
@@ -166,7 +167,9 @@ class Encoder(nn.Module):
     def _final_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return layer_norm(self.config, self.dtype, "norm")(x) if self.config.pre_layer_norm else x
 
-    def _scopes(self, mask: Mask, num_queries: int, num_keys: int, kernel: str, looped: bool) -> dict[bool, Scope]:
+    def _scopes(
+        self, mask: Mask, num_queries: Length, num_keys: Length, kernel: str, looped: bool
+    ) -> dict[bool, Scope]:
         """The scopes of the layers that attend to the whole row (False) and of the local ones (True), as far as there
         are such layers."""
         config = self.config
@@ -214,7 +217,9 @@ class Encoder(nn.Module):
 def _select(is_local: Bool[Array, ""], scopes: dict[bool, Scope]) -> Scope:
     """One of two scopes, whose masks are written out."""
     local, whole = scopes[True], scopes[False]
-    pairs = jnp.where(is_local, local.mask.pairs, True if whole.mask.pairs is None else whole.mask.pairs)
+    pairs = jnp.where(
+        is_local, require(local.mask.pairs, "the window"), True if whole.mask.pairs is None else whole.mask.pairs
+    )
     rotation = jax.tree.map(lambda *angles: jnp.where(is_local, *angles), local.rotation, whole.rotation)
     return Scope(Mask(pairs=pairs), rotation)
 
@@ -237,10 +242,8 @@ class Bert(nn.Module):
     def setup(self) -> None:
         self.embeddings = Embeddings(self.config, self.dtype)
         self.encoder = Encoder(self.config, self.dtype, self.execution)
-        if self.add_pooling_layer and self.config.pooler_type == "transform":
-            self.pooler = Transform(self.config, self.dtype)
-        elif self.add_pooling_layer:
-            self.pooler = hidden_dense(self.config, self.config.hidden_size, self.dtype, "pooler")
+        if self.add_pooling_layer:
+            self.pooler = self._make_pooler()
 
     def __call__(
         self,
@@ -311,6 +314,11 @@ class Bert(nn.Module):
         if packing is not None:
             return Mask(examples=packing.example_ids, causal=self.config.causal)
         return Mask(keys=attention_mask, causal=self.config.causal, right_padded=True)
+
+    def _make_pooler(self) -> nn.Module:
+        if self.config.pooler_type == "transform":
+            return Transform(self.config, self.dtype)
+        return hidden_dense(self.config, self.config.hidden_size, self.dtype, "pooler")
 
     def pooler_input(
         self,

@@ -78,8 +78,9 @@ def initialize_state(
     shapes = traverse_util.flatten_dict(_split_pooler(expected))
     moved: set[ParameterPath] = set()
     if source is not None:
-        taken = _shared_modules(_split_pooler(expected), _split_pooler(source[1]), modules)
-        moved = {path for path in traverse_util.flatten_dict(_split_pooler(source[1])) if path[0] in taken}
+        given = _split_source(source[1], expected)
+        taken = _shared_modules(_split_pooler(expected), given, modules)
+        moved = {path for path in traverse_util.flatten_dict(given) if path[0] in taken}
 
     def fresh(key: jax.Array) -> dict[ParameterPath, jax.Array]:
         flat = traverse_util.flatten_dict(_split_pooler(init(key)))
@@ -104,7 +105,7 @@ def load_pretrained_params(params: Params, source: Params, name: str, modules: S
         UserError: the encoder is missing, or a module differs in a name or a shape.
     """
     # The pooler is a module of its own here: models that answer for every token have none.
-    params, source = _split_pooler(params), _split_pooler(source)
+    params, source = _split_pooler(params), _split_source(source, params)
     taken = _shared_modules(params, source, modules)
     if "bert" not in taken:
         raise UserError(f"{name} has no encoder to start from: name another model or run")
@@ -146,6 +147,18 @@ def _split_pooler(params: Params) -> Params:
     pooler = bert.pop("pooler", None)
     apart = {**params, **({"bert": bert} if bert else {})}
     return apart if pooler is None else {**apart, POOLER: pooler}
+
+
+def _split_source(source: Params, params: Params) -> Params:
+    """`_split_pooler` of what a model starts from. A pooler of the MLM head's form starts as that head's transform, as
+    in ModernBERT, if the source has no pooler."""
+    apart, pooler = _split_pooler(source), _split_pooler(params).get(POOLER, {})
+    head = source.get("predictions", {})
+    if POOLER in apart or "dense" not in pooler or "transform" not in head:
+        return apart
+    transform = {"dense": head["transform"], "norm": head["norm"]}
+    fits = jax.tree.map(jnp.shape, transform) == jax.tree.map(jnp.shape, pooler)
+    return {**apart, POOLER: transform} if fits else apart
 
 
 def _merge_pooler(params: Params) -> Params:

@@ -24,6 +24,7 @@ PRETRAINING = sorted(set(recipe_names()) - set(TASKS))
 PARAMETERS = {"tiny": 4_433_468, "mini": 11_267_900, "small": 29_058_876, "medium": 41_668_412, "base": 110_106_428,
               "large": 336_226_108}  # fmt: skip
 ROBERTA = {"roberta": 124_697_433, "roberta_mini": 5_463_040}
+MODERN = {"modern_base": 149_655_232, "modern_mini": 5_516_800}
 GPT = {"gpt_tiny": 834_944, "gpt_mini": 6_901_760, "gpt2": 124_439_808}
 ELECTRA = {"electra_small": 14_196_219, "electra_mini": 4_020_161}
 BASE = ModelConfig(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
@@ -41,7 +42,7 @@ def pretraining(name: str) -> PretrainConfig:
 
 
 def test_there_is_a_recipe_for_every_size_and_task() -> None:
-    assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *ELECTRA, *ROBERTA, *GPT, *PARAMETERS}
+    assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *ELECTRA, *ROBERTA, *MODERN, *GPT, *PARAMETERS}
     # Benchmarks and custom tasks have recipes, kinds of file have none.
     assert set(FINETUNING) == set(TASKS) - {"ner", "multiple_choice"}
 
@@ -103,7 +104,7 @@ def test_pretraining_recipes(name: str) -> None:
     label = OBJECTIVES[config.data.objective].label
     model, _ = build_model_and_objective(config)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
-    counts = PARAMETERS | ELECTRA | ROBERTA | GPT
+    counts = PARAMETERS | ELECTRA | ROBERTA | MODERN | GPT
     if name in counts:
         assert count_parameters(params) == counts[name]
     for phase in resolve_phases(config, int(config.training.steps)):
@@ -192,6 +193,21 @@ def test_roberta_has_the_published_settings() -> None:
     assert (training.steps, training.batch_size, optimizer.num_warmup_steps(500_000)) == (500_000, 8192, 24_000)
     assert (optimizer.learning_rate, optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (6e-4, 0.9, 0.98, 1e-6)
     assert (optimizer.weight_decay, optimizer.max_grad_norm, config.model.hidden_dropout_prob) == (0.01, 0, 0.1)
+
+
+def test_modern_base_has_the_published_settings() -> None:
+    """Those of answerdotai/ModernBERT-base and of the authors' recipe; its parameters are counted above."""
+    config = pretraining("modern_base")
+    data, model, optimizer, training = config.data, config.model, config.optimizer, config.training
+    assert (model.num_hidden_layers, model.hidden_size, model.num_attention_heads) == (22, 768, 12)
+    assert (model.intermediate_size, config.tokenizer.vocab_size, model.max_position_embeddings) == (1152, 50368, 8192)
+    assert (model.attention_window, model.global_attention_every) == (128 // 2, 3)
+    assert (model.rotary_base, model.local_rotary_base, model.layer_norm_eps) == (160_000, 10_000, 1e-5)
+    assert (data.sequence_length, data.masked_lm_prob, training.batch_size) == (1024, 0.3, 4608)
+    assert training.steps * 4608 * 1024 == pytest.approx(1.719e12, rel=1e-3)
+    assert optimizer.num_warmup_steps(364_300) * 4608 * 1024 == pytest.approx(3e9, rel=0.01)
+    assert (optimizer.learning_rate, optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (8e-4, 0.9, 0.98, 1e-6)
+    assert optimizer.weight_decay * optimizer.learning_rate == pytest.approx(1e-5)
 
 
 def test_gpt2_has_the_published_settings() -> None:

@@ -12,6 +12,7 @@ from bert.commands.finetune import main as finetune
 from bert.commands.pretrain import main
 from bert.config import ModelConfig, OptimizerConfig
 from bert.errors import UserError
+from bert.inference.attention_maps import compute_attention_map
 from bert.model.heads import BertForPreTraining
 from bert.parallel.backends import PmapParallelism
 from bert.training.losses import pretraining_objective
@@ -61,23 +62,26 @@ def learns_by_heart(option: str) -> None:
     assert losses[-1] < 0.1
 
 
-def options_of(model: bert.Pretrained) -> dict:
-    return {name: getattr(model.config, name) for name in OPTIONS["all at once"]}
+def options_of(model: bert.Pretrained, option: str) -> dict:
+    return {name: getattr(model.config, name) for name in OPTIONS[option]}
 
 
 @pytest.mark.slow
-def test_a_run_with_all_options_is_loaded_and_fine_tuned(corpus: Path, sst2: Path, tmp_path: Path) -> None:
-    run, arguments = tmp_path / "run", [f"--data.train={corpus}", *SMALL_RUN]
-    assert main([*arguments, f"--output_dir={run}", *flags("all at once")]) == 0
+@pytest.mark.parametrize("option", ["all at once", "modern"])
+def test_a_run_with_all_options_is_loaded_and_fine_tuned(option: str, corpus: Path, sst2: Path, tmp_path: Path) -> None:
+    run, objective = tmp_path / "run", "nsp" if "type_vocab_size" not in OPTIONS[option] else "full_sentences"
+    arguments = [f"--data.train={corpus}", *SMALL_RUN, "--model.num_hidden_layers=3", f"--data.objective={objective}"]
+    assert main([*arguments, f"--output_dir={run}", *flags(option)]) == 0
     model = bert.load(run)
-    assert options_of(model) == OPTIONS["all at once"]
+    assert options_of(model, option) == OPTIONS[option]
+    assert compute_attention_map(model, "ba ko").weights.shape[0] == 3
     assert model.encode(["ba ko"]).last_hidden_state.shape[-1] == 16
     assert len(model.fill_mask("Ba [MASK].")[0]) == 5
     with pytest.raises(UserError, match="cannot express"):
         model.save(tmp_path / "hf")
     task = [f"--data.dir={sst2}", f"--output_dir={tmp_path / 'task'}", "--data.max_length=32", "--data.buckets=32"]
     assert finetune(["--config=sst2", f"--init={run}", *task, "--training.batch_size=8", "--training.epochs=1"]) == 0
-    assert options_of(bert.load(tmp_path / "task")) == OPTIONS["all at once"]
+    assert options_of(bert.load(tmp_path / "task"), option) == OPTIONS[option]
     assert bert.load(tmp_path / "task").predict(["ba ri"])[0].label
 
 

@@ -32,6 +32,12 @@ GPT2 = dataclasses.replace(
     CONFIG, type_vocab_size=0, causal=True, pre_layer_norm=True, embedding_norm=False, prediction_transform=False,
     prediction_bias=False, residual_init="scaled",
 )  # fmt: skip
+MODERNBERT = dataclasses.replace(
+    CONFIG, hidden_size=24, num_hidden_layers=4, hidden_act="gelu", type_vocab_size=0, position_embedding_type="rotary",
+    rotary_base=1000.0, local_rotary_base=100.0, attention_window=2, global_attention_every=3, gated_feed_forward=True,
+    use_bias=False, norm_bias=False, pre_layer_norm=True, first_layer_norm=False, pooler_type="transform",
+    pooler_input="mean",
+)  # fmt: skip
 LABELS = ("no", "yes", "both")
 
 
@@ -43,7 +49,8 @@ def random_model(
     labels = LABELS if architecture in ("BertForSequenceClassification", "BertForTokenClassification") else ()
     shapes = expected_shapes(config, architecture, len(labels))
     parts = {names.ENCODER, *names.parts_of(architecture, config)}
-    if architecture == "Bert" and config.pooler_act == "gelu":  # transformers' ELECTRA has no pooler
+    # transformers' ELECTRA and ModernBERT have no pooler
+    if architecture == "Bert" and (config.pooler_act == "gelu" or config.pooler_type == "transform"):
         parts -= {names.POOLER}
     flat = {
         path: random.normal(size=shape).astype(np.float32)

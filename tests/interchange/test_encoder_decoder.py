@@ -190,7 +190,7 @@ def test_a_folder_without_a_decoders_settings_is_refused(value, folder: Path) ->
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        ("decoder.", "lacks decoder.bert.encoder.layer.0.attention.self.query.weight"),
+        ("decoder.", "lacks decoder.bert.embeddings.word_embeddings.weight"),
         ("decoder.cls", "lacks decoder.cls.predictions.transform.dense.weight"),
         ("decoder.bert.encoder.layer.0.crossattention", "lacks decoder.bert.encoder.layer.0.crossattention.self.query"),
         ("encoder.embeddings", "lacks encoder.embeddings.word_embeddings.weight"),

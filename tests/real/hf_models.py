@@ -28,6 +28,18 @@ AUTO = {
 }
 ARGUMENTS = ("input_ids", "token_type_ids", "attention_mask")
 LABELS = ("wrong", "right", "neither")
+HOSTILE = [
+    "",
+    " leading  and trailing ",
+    "\n\n \t a\r\nb",
+    "e\u0301cole E\u0301COLE n\u0303 \u0300 alone ẞtraße İstanbul",
+    "東京は日本の首都です。 한국어 ไทย עברית العَرَبِيَّة हिन्दी",
+    "a\x00b\x01c\x7fd\u200be\ufefff\ufffdg\u2028h\u00a0i\u3000j\x85k",
+    "😀 👩‍👩‍👧‍👦 🇫🇷 text😀text ☃ ♥️ \U0010ffff",
+    "x" * 300 + " " + "é" * 150,
+    "a<|endoftext|>b <|endoftext|> <|end [MASK] <mask>",
+    "it's don't U.S.A. 3,000.50 $5 <b>tag</b> a_b @user http://x.y/?z=1&w=2 ^~`|",
+]
 
 
 def drawn(folder, architecture: str, family: str = "bert", **settings):

@@ -13,6 +13,7 @@ from bert.data.features import tokenize
 from bert.interchange.bundle import build_module
 from tests.helpers import REPOSITORY
 from tests.interchange.hf_folders import edit
+from tests.real.hf_models import HOSTILE
 
 pytestmark = pytest.mark.real
 
@@ -20,18 +21,6 @@ torch = pytest.importorskip("torch", reason="needs the extra `torch`")
 transformers = pytest.importorskip("transformers", reason="needs the extra `torch`")
 
 VOCABULARY = 700
-HOSTILE = [
-    "",
-    " leading  and trailing ",
-    "\n\n \t a\r\nb",
-    "e\u0301cole E\u0301COLE n\u0303 \u0300 alone ẞtraße İstanbul",
-    "東京は日本の首都です。 한국어 ไทย עברית العَرَبِيَّة हिन्दी",
-    "a\x00b\x01c\x7fd\u200be\ufefff\ufffdg\u2028h\u00a0i\u3000j\x85k",
-    "😀 👩‍👩‍👧‍👦 🇫🇷 text😀text ☃ ♥️ \U0010ffff",
-    "x" * 300 + " " + "é" * 150,
-    "a<|endoftext|>b <|endoftext|> <|end [MASK] <mask>",
-    "it's don't U.S.A. 3,000.50 $5 <b>tag</b> a_b @user http://x.y/?z=1&w=2 ^~`|",
-]
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,7 @@ BERT_LIMITS = {
     "scale_embeddings": Limit(False, "it adds the word embeddings as they are"),
     "embedding_norm": Limit(True, "its embeddings have LayerNorm"),
     "prediction_transform": Limit(True, "its MLM head has a dense layer before its decoder"),
+    "prediction_bias": Limit(True, "its MLM head has a bias"),
 }
 """The limits that BERT's descendants share."""
 

@@ -326,14 +326,11 @@ def _check_tensors(
     parts = {tensor.part for tensor in table if tensor.paths[0] in arrays}
     needed = {names.ENCODER, *parts, *(names.ARCHITECTURES[architecture] if names.has_decoder(architecture) else ())}
     pooled = names.POOLER in names.parts_of(architecture, config)
-    if names.SEQ_RELATIONSHIP in parts or (names.CLASSIFIER in parts and pooled):
+    if names.SEQ_RELATIONSHIP in parts or (not {names.CLASSIFIER, names.QA_OUTPUTS}.isdisjoint(parts) and pooled):
         needed.add(names.POOLER)
-    # Before the shapes are worked out: a number of layers that is wrong may be so by thousands.
-    layers = (names.LAYER[:-2], names.DECODER_LAYER[:-2])
-    missing = [t.theirs for t in table if t.paths[0].startswith(layers) and t.paths[0] not in arrays]
-    shapes = {} if missing else expected_shapes(config, architecture, len(labels))
+    shapes = expected_shapes(config, architecture, len(labels))
     lacking = set(shapes) - set(arrays)
-    missing += [tensor.theirs for tensor in table if tensor.part in needed and tensor.paths[0] in lacking]
+    missing = [tensor.theirs for tensor in table if tensor.part in needed and tensor.paths[0] in lacking]
     if missing:
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise UserError(f"{source} lacks {', '.join(missing[:4])}{more}: copy it again, or fix config.json")

@@ -33,6 +33,7 @@ from bert.interchange.shapes import expected_shapes
 from bert.interchange.tensor_files import write_tensors
 from bert.interchange.writers.hf_config import published_config
 from bert.interchange.writers.model_card import model_card
+from bert.interchange.writers.onnx import lacking_key
 from bert.interchange.writers.tokenizer_files import published_tokenizer, published_tokenizers, save_published_tokenizer
 from bert.model.initializers import sinusoidal_position_table
 from bert.tokenizer.special_tokens import special_ids
@@ -91,7 +92,8 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
             f"{_other_formats(model)}" + (", or pretrain with data.objective full_sentences" if two_parts else "")
         )
     has_head = names.PREDICTIONS in names.ARCHITECTURES[model.architecture]
-    segments, bias = "bert/embeddings/segment" in family.names.modules, "predictions/bias" in family.names.modules
+    segments = "bert/embeddings/segment" in family.names.modules
+    bias = "prediction_bias" in family.limits and family.limits["prediction_bias"].value
     # What transformers has no field for, and what it would not read back
     absent = [] if "pooler" in model.params["bert"] else ["pooler_act", "pooler_type", "pooler_input"]
     absent += [] if has_head else ["prediction_transform", "prediction_bias"]
@@ -126,7 +128,7 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
 
 def _other_formats(model: ModelBundle) -> str:
     """The end of a message about a model that transformers does not have."""
-    has_onnx = not model.config.causal and not names.has_decoder(model.architecture)
+    has_onnx = lacking_key(model.config) is None and not names.has_decoder(model.architecture)
     return "export it as stablehlo or onnx" if has_onnx else "export it as stablehlo"
 
 
@@ -179,7 +181,8 @@ def _write(model: ModelBundle, folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for tokenizer, place in published_tokenizers(model, folder):
-        save_published_tokenizer(tokenizer, place, model.config.max_position_embeddings)
+        segments = model.config.type_vocab_size > 0
+        save_published_tokenizer(tokenizer, place, model.config.max_position_embeddings, segments)
     architecture = family_of(model.config, model.architecture).classes[model.architecture]
     (folder / "README.md").write_text(model_card(model, architecture), encoding="utf-8")
     shutil.copymode(folder / "README.md", file)  # the library gives its file to the owner alone

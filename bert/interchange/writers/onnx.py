@@ -61,10 +61,7 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
         raise UserError(f"{error.name} is not installed: pip install 'bert-jax[onnx]'") from None
     if names.has_decoder(model.architecture):
         raise UserError(f"{model.source} is an encoder-decoder, which the ONNX graph lacks: use format stablehlo")
-    lacking = [key for key in LACKS if getattr(model.config, key) != getattr(ModelConfig, key)]
-    if model.config.position_embedding_type == "rotary":
-        lacking.append("position_embedding_type")
-    for key in lacking:
+    if (key := lacking_key(model.config)) is not None:
         value = str(getattr(model.config, key)).lower()
         raise UserError(f"{model.source} has model.{key} {value}, which the ONNX graph lacks: use format stablehlo")
     given, longest = signature(model), model.config.max_position_embeddings
@@ -85,6 +82,13 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
             )
         )
     say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+def lacking_key(config: ModelConfig) -> str | None:
+    """A key whose value the graph lacks; None if it has all."""
+    if config.position_embedding_type == "rotary":
+        return "position_embedding_type"
+    return next((key for key in LACKS if getattr(config, key) != getattr(ModelConfig, key)), None)
 
 
 def _session(model: ModelBundle, file: Path) -> onnxruntime.InferenceSession:

@@ -191,7 +191,8 @@ def write_metadata_files(model: ModelBundle, folder: Path, given: Signature, dty
         content["generation"] = generation_config(model)
     write_atomic(folder / "signature.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     for tokenizer, place in published_tokenizers(model, folder):
-        save_published_tokenizer(tokenizer, place, model.config.max_position_embeddings)
+        segments = model.config.type_vocab_size > 0
+        save_published_tokenizer(tokenizer, place, model.config.max_position_embeddings, segments)
     rows = [
         f"| `{port['name']}` | {kind.removesuffix('s')} | {port['dtype']} | {' x '.join(map(str, port['shape']))} |"
         for kind in ("inputs", "outputs")

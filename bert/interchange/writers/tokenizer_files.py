@@ -38,8 +38,13 @@ def published_tokenizers(model: ModelBundle, folder: Path) -> list[tuple[Tokeniz
     return [(published_tokenizer(model), folder), *target]
 
 
-def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """Writes tokenizer.json, the vocabulary, tokenizer_config.json and special_tokens_map.json."""
+def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, segments: bool = True) -> None:
+    """Writes tokenizer.json, the vocabulary, tokenizer_config.json and special_tokens_map.json.
+
+    Args:
+        max_length: most tokens of a row.
+        segments: whether the model reads token_type_ids, which most of transformers' tokenizers make.
+    """
     save_tokenizer(tokenizer, folder)
     content = json.loads(tokenizer.to_str())
     if content["model"]["type"] == "BPE":
@@ -49,6 +54,8 @@ def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int
     roles = [role for role in ("pad", "unk", "cls", "sep", "mask", *of_text) if role in special]
     names = {f"{role}_token": tokenizer.id_to_token(special[role]) for role in roles}
     config = {**_class(content), **names, "model_max_length": max_length}
+    if not segments:
+        config["model_input_names"] = ["input_ids", "attention_mask"]
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
         write_atomic(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
@@ -58,7 +65,8 @@ def _class(content: dict[str, Any]) -> dict[str, Any]:
     steps, words = content["normalizer"] or {}, content["pre_tokenizer"] or {}
     if not _has_standard_template(content["post_processor"]):
         return {"tokenizer_class": "PreTrainedTokenizerFast"}
-    if content["model"]["type"] == "BPE" and not steps and words.get("type") == "ByteLevel":
+    own_rows = (content["post_processor"] or {}).get("type") == "RobertaProcessing"  # the class makes these alone
+    if content["model"]["type"] == "BPE" and not steps and words.get("type") == "ByteLevel" and own_rows:
         return {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": words["add_prefix_space"]}
     plain = steps.get("type") == "BertNormalizer" and steps["clean_text"] and words.get("type") == "BertPreTokenizer"
     if content["model"]["type"] == "WordPiece" and plain:

@@ -42,6 +42,8 @@ def test_the_table_names_every_parameter(architecture: str, tied: bool, made) ->
     for family in families.FAMILIES:
         if architecture not in family.classes or family.limits["causal"].value != sizes.causal:
             continue
+        if family.limits["position_embedding_type"].value != sizes.position_embedding_type:
+            continue
         if architecture == "Bert" and names.POOLER not in family.names.modules:
             continue
         table = family.names.tensors(2, architecture, 2)

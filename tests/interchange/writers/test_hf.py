@@ -107,13 +107,38 @@ def test_a_card_names_what_is_on_the_hub_and_nothing_else(made, tmp_path: Path, 
         ),
         ({"pooler_act": "gelu"}, "tiny has model.pooler_act gelu, which transformers' BERT cannot express"),
         ({"embedding_size": 6}, "tiny has model.embedding_size 6, which transformers' BERT cannot express, as its"),
+        (
+            {"norm_type": "rms"},
+            "tiny has model.norm_type rms, which transformers' BERT cannot express, as it has Layer",
+        ),
+        ({"attention_window": 3}, "tiny has model.attention_window 3, which transformers' BERT cannot express, as all"),
+        ({"gated_feed_forward": True}, "tiny has model.gated_feed_forward true, which transformers' BERT cannot"),
+        ({"pooler_type": "transform"}, "tiny has model.pooler_type transform, which transformers' BERT cannot express"),
+        ({"pooler_input": "mean"}, "tiny has model.pooler_input mean, which transformers' BERT cannot express, as its"),
     ],
 )
 def test_what_transformers_cannot_express_is_not_exported(make, tmp_path: Path, sizes: dict, said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)) as error:
         make("BertForPreTraining", **sizes).save(tmp_path / "out")
-    assert "stablehlo or onnx" in str(error.value)
+    in_onnx = not {"norm_type", "attention_window", "gated_feed_forward", "pooler_type", "pooler_input"} & set(sizes)
+    assert ("stablehlo or onnx" in str(error.value)) == in_onnx
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("architecture", ["BertForPreTraining", "BertForTokenClassification"])
+def test_positions_and_biases_that_a_model_lacks_are_written_as_zeros(make, tmp_path: Path, architecture: str) -> None:
+    model = make(architecture, position_embedding_type="none", use_bias=False, norm_bias=False)
+    model.save(tmp_path / "out")
+    again = bert.load(tmp_path / "out")
+    assert (again.config.position_embedding_type, again.config.use_bias, again.config.norm_bias) == (
+        "learned",
+        True,
+        True,
+    )
+    assert not again.params["bert"]["embeddings"]["position"]["embedding"].any()
+    ids = np.arange(5, 17)[None]
+    ours, theirs = (jax.jit(bundle.build_module(m).apply)({"params": m.params}, ids) for m in (model, again))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), ours, theirs)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from bert.commands.export import main
 from bert.errors import UserError
 from bert.interchange.names import ARCHITECTURES
 from bert.model.heads import HEADS
+from tests.helpers import OPTIONS
 
 onnx = pytest.importorskip("onnx", reason="needs the extra `onnx`")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
@@ -42,6 +43,7 @@ CASES = {
     "tanh": ("BertForMaskedLM", {"hidden_act": "tanh"}),
     "replaced tokens": ("BertForReplacedTokenDetection", {"embedding_size": 6}),
     "gelu pooler": ("BertForSequenceClassification", {"pooler_act": "gelu"}),
+    "no positions": ("BertForMaskedLM", {"position_embedding_type": "none"}),
     "roberta": ("BertForMaskedLM", ROBERTA),
     "roberta choices": ("BertForMultipleChoice", ROBERTA),
 }
@@ -96,6 +98,12 @@ def test_a_left_to_right_model_is_refused(make, tmp_path):
         make("BertForCausalLM", causal=True).save(tmp_path / "out", format="onnx")
     assert not (tmp_path / "out").exists()
     assert {head.__name__ for head in HEADS.values()} <= set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("option", ["rotary positions", "local attention", "no biases", "pooler of the mean"])
+def test_options_of_modern_encoders_are_refused(option: str, make, tmp_path):
+    with pytest.raises(UserError, match=r"tiny has model\.\w+ \w+, which the ONNX graph lacks: use format stablehlo"):
+        make("BertForMaskedLM", **OPTIONS[option]).save(tmp_path / "out", format="onnx")
 
 
 def test_an_encoder_decoder_is_refused(make, tmp_path):
