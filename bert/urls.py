@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,15 +16,13 @@ from typing import Any
 from bert.errors import UserError
 from bert.files import local_path, user_cache_dir
 from bert.messages import LOGGER
+from bert.object_store import as_user_errors, open_store, retry
 
 EXTRAS = {"gs": "gcs", "s3": "s3", "https": "https", "http": "https", "hf": None, "memory": None}
 """Schemes that can be read, and the extra that brings the library; None where it is there anyway."""
 
 WRITABLE = ("gs", "s3", "memory")
 """Schemes of the stores that results can be written to."""
-
-ATTEMPTS = 5
-"""Times that a file is asked for, with a second between the first two, then twice as long each time."""
 
 
 def is_url(path: str | Path) -> bool:
@@ -71,9 +68,9 @@ def exists(path: str | Path) -> bool:
     """Whether there is something. Raises UserError if a URL cannot be read."""
     if not is_url(path):
         return Path(path).exists()
-    with _as_user_errors(str(path)):
-        system, place = _open(str(path))
-        return bool(_retry(system.exists, place))
+    with as_user_errors(str(path)):
+        system, place = open_store(str(path))
+        return bool(retry(system.exists, place))
 
 
 @contextlib.contextmanager
@@ -92,28 +89,19 @@ def writable(path: str | Path) -> Iterator[Path]:
     if exists(path):
         raise UserError(f"{path} exists already: name another one or remove it")
     with tempfile.TemporaryDirectory() as folder:
-        _, place = _open(path)
+        _, place = open_store(path)
         draft = Path(folder) / PurePosixPath(place).name
         yield draft
-        with _as_user_errors(path):
+        with as_user_errors(path):
             _upload(draft, path)
 
 
 def _upload(draft: Path, url: str) -> None:
-    system, place = _open(url)
+    system, place = open_store(url)
     files = [path for path in draft.rglob("*") if path.is_file()] if draft.is_dir() else [draft]
     for file in sorted(files, key=lambda file: (file.name.startswith("config."), file)):
         relative = file.relative_to(draft).as_posix()
-        _retry(system.put_file, str(file), place if relative == "." else f"{place.rstrip('/')}/{relative}")
-
-
-def _open(url: str) -> tuple[Any, str]:
-    """The store of a URL, without what it has read of it before, and the place in it."""
-    import fsspec
-
-    system, place = fsspec.url_to_fs(url)
-    system.invalidate_cache()
-    return system, place
+        retry(system.put_file, str(file), place if relative == "." else f"{place.rstrip('/')}/{relative}")
 
 
 def fetch(path: str | Path, name: str = "") -> str:
@@ -131,14 +119,14 @@ def fetch(path: str | Path, name: str = "") -> str:
     cache = user_cache_dir()
     if cache is None:
         raise UserError(f"{path} has no place to be copied to: set XDG_CACHE_HOME to a folder")
-    with _as_user_errors(path):
+    with as_user_errors(path):
         return str(_copy(path, cache / "downloads"))
 
 
 def _copy(url: str, root: Path) -> Path:
-    system, place = _open(url)
-    kind = _retry(_kind, system, place)
-    files = _retry(_list, system, place, kind)
+    system, place = open_store(url)
+    kind = retry(_kind, system, place)
+    files = retry(_list, system, place, kind)
     if not files:
         raise FileNotFoundError(url)
     state = json.dumps([url, files], default=str, sort_keys=True)
@@ -150,7 +138,7 @@ def _copy(url: str, root: Path) -> Path:
             for relative, info in files.items():
                 local = draft / relative
                 local.parent.mkdir(parents=True, exist_ok=True)
-                _retry(system.get_file, info["name"], str(local))
+                retry(system.get_file, info["name"], str(local))
             size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
             with contextlib.suppress(OSError):  # another process was faster
                 os.rename(draft, folder)
@@ -186,30 +174,3 @@ def _below(name: str, parent: str) -> str:
     if ".." in relative.parts or relative.is_absolute():
         raise UserError(f"{name} leads out of its folder: rename it")
     return str(relative)
-
-
-def _retry(call: Any, *arguments: Any) -> Any:
-    for attempt in range(ATTEMPTS):
-        try:
-            return call(*arguments)
-        except (FileNotFoundError, PermissionError, IsADirectoryError):
-            raise
-        except Exception as error:
-            of_network = isinstance(error, OSError) or type(error).__module__.startswith("aiohttp")
-            if not of_network or attempt == ATTEMPTS - 1:
-                raise
-            time.sleep(2.0**attempt)
-    raise AssertionError("the last attempt returns or raises")
-
-
-@contextlib.contextmanager
-def _as_user_errors(url: str) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    except FileNotFoundError:
-        raise UserError(f"{url} does not exist or cannot be reached: fix the URL") from None
-    except Exception as error:  # each store has errors of its own
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{url} cannot be used ({reason}): fix the URL, your credentials or the network") from None

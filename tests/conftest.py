@@ -51,6 +51,7 @@ TYPED = (
 install_import_hook(TYPED, "beartype.beartype")
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,6 +165,19 @@ def _runs_of_a_fast_test_are_not_drawn(request: pytest.FixtureRequest) -> Iterat
         if is_fast_tier(request.config) and "drawn" not in request.fixturenames:
             patch.setattr("bert.runs.curves._draw", lambda path, *_: path.touch() or True)
         yield
+
+
+@pytest.fixture
+def bucket() -> Iterator[Any]:
+    """An empty store in memory."""
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    store.pseudo_dirs[:] = [""]
+    yield store
+    store.store.clear()
+    store.pseudo_dirs[:] = [""]
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ ORDER = (
         "errors",
         "messages",
         "files",
+        "object_store",
         "urls",
         "locks",
         "metrics",

@@ -4,7 +4,6 @@ import http.server
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,21 +22,10 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "A
 
 
 @pytest.fixture
-def bucket() -> Iterator[Any]:
-    """An empty store in memory."""
-    store = fsspec.filesystem("memory")
-    store.store.clear()
-    store.pseudo_dirs[:] = [""]
-    yield store
-    store.store.clear()
-    store.pseudo_dirs[:] = [""]
-
-
-@pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Times that would have been waited."""
     waited: list[float] = []
-    monkeypatch.setattr("bert.urls.time.sleep", waited.append)
+    monkeypatch.setattr("bert.object_store.time.sleep", waited.append)
     return waited
 
 

@@ -8,7 +8,8 @@ from bert.errors import UserError
 
 CLUSTER_OPTIONS = {
     "coordinator HOST:PORT": "On several hosts, with the same command on each: name and a free port of the first one. "
-    "On Cloud TPU, Slurm, Open MPI and Kubernetes, auto is enough. All hosts must see output_dir.",
+    "On Cloud TPU, Slurm, Open MPI and Kubernetes, auto is enough. All hosts must see output_dir: a shared "
+    "folder, or a URL.",
     "num_processes N": "How many hosts there are.",
     "process_id I": "Which of them this one is, counted from 0.",
 }

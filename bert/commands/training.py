@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -52,7 +53,8 @@ def run_training(
     from bert.training.launch import RunRequest, start_or_resume
     from bert.training.sweep import run_sweep
 
-    resume = f"resume with: {prog} --config {Path(require(config.output_dir, 'output_dir'), 'config.yaml')}"
+    folder = require(config.output_dir, "output_dir")
+    resume = f"resume with: {prog} --config {os.path.join(folder, 'config.yaml')}"
     try:
         if sweep is not None:
             resume = "the same command resumes the sweep"
@@ -64,7 +66,7 @@ def run_training(
             print(f"interrupted and saved at step {stop.step:,}; {resume}")
         return stop.status
     if is_main_process():
-        show(run.results, str(run.path))
+        show(run.results, folder)
     return 0
 
 

@@ -158,7 +158,8 @@ class FinetuneConfig:
     multi30k and aeslc among them; packages, the installed package that a docstring is from; for custom data
     classification, multilabel, regression, tagging or span (docs/own_task.md)."""
     output_dir: str | None = None
-    """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
+    """Folder of the run, or its URL in a bucket (gs://, s3://); null takes runs/ and the name of the recipe. Run
+    again, it resumes."""
     init: str | None = None
     """Run, Hugging Face folder, folder of google-research/bert or hub name to start from; "none" trains from random
     weights, the control that shows what pretraining gave."""

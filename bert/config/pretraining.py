@@ -22,7 +22,8 @@ class PretrainConfig:
     """A pretraining run."""
 
     output_dir: str | None = None
-    """Folder of the run; null takes runs/ and the name of the recipe. Run again, it resumes."""
+    """Folder of the run, or its URL in a bucket (gs://, s3://); null takes runs/ and the name of the recipe. Run
+    again, it resumes."""
     init: str | None = None
     """Run, Hugging Face folder, folder of google-research/bert or hub name to start from: weights and vocabulary; null
     starts from random weights."""

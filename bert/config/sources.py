@@ -14,7 +14,7 @@ from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
 from bert.config.overrides import override
 from bert.config.yaml_io import NULLS, ConfigField, UserValue, build_config, display_path, keys_of, read_yaml
 from bert.errors import UserError
-from bert.files import local_path
+from bert.urls import fetch
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
@@ -80,7 +80,7 @@ def find_config(name: str, option: str) -> Path:
     """The file of a recipe's name or a path. Raises UserError if there is none."""
     if name in recipe_names():
         return recipe_folder() / f"{name}.yaml"
-    path = Path(local_path(name, option))
+    path = Path(fetch(name, option))
     if path.is_file():
         return path
     where = f"{option} {name}"

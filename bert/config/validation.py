@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from bert.errors import UserError
 from bert.files import local_path
-from bert.urls import readable_path
+from bert.urls import readable_path, writable_path
 
 MAX_LENGTH = 2**16 - 1
 """Tokens of a row: its places have 16 bits where masks are drawn (`bert.data.pretraining.masking`)."""
@@ -22,8 +22,11 @@ PATHS = (
 )  # fmt: skip
 """Options that take a path, of pretraining and of fine-tuning."""
 
-LOCAL = ("output_dir", "transfer", "data.cache_dir")
+LOCAL = ("transfer", "data.cache_dir")
 """Those that take no URL."""
+
+WRITTEN = ("output_dir",)
+"""Those that take a URL of a store that can be written."""
 
 
 @dataclass(frozen=True)
@@ -111,4 +114,5 @@ def check_paths(config: object) -> None:
             value = getattr(value, name, None)
         for path in value if isinstance(value, list) else [value]:
             if path is not None:
-                (local_path if key in LOCAL else readable_path)(path, key)
+                check = local_path if key in LOCAL else writable_path if key in WRITTEN else readable_path
+                check(path, key)

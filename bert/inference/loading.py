@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ DEFAULT_QA_LENGTH = 384
 
 
 def load(
-    source: str | Path,
+    source: str | os.PathLike[str],
     say: Callable[[str], None] = lambda text: None,
     *,
     step: int | None = None,
@@ -58,9 +59,9 @@ def load(
     so that the first answer of the next process does not wait for the compiler.
 
     Args:
-        source: folder of a run, folder as transformers or sentence-transformers writes it, or a name on the hub
-            (``organisation/name``), which is downloaded if the first part is no file or folder here. ``RUN@STEP`` and
-            ``organisation/name@revision`` say the step or the revision as well.
+        source: folder of a run or the `bert.Run`, folder as transformers or sentence-transformers writes it, a URL of
+            either, or a name on the hub (``organisation/name``), which is downloaded if the first part is no file or
+            folder here. ``RUN@STEP`` and ``organisation/name@revision`` have the step or the revision as well.
         say: logs what was read, what is randomly initialized, and damaged checkpoints that were passed over.
         step: the checkpoint of a run to read.
         revision: branch, tag or commit of a model on the hub.
@@ -71,10 +72,11 @@ def load(
     """
     if dtype not in COMPUTE_TYPES:
         raise UserError(f"dtype is {dtype!r}: use {' or '.join(COMPUTE_TYPES)}")
+    source = os.fspath(source)
     if revision is not None and not hub.is_hub_name(source):
         raise UserError(f"{source} is no model on the hub, and has no revision: remove revision")
     use_compilation_cache()
-    name = str(source) if revision is None else f"{source}@{revision}"
+    name = source if revision is None else f"{source}@{revision}"
     folder, own_step = _find(name, weights=True)
     step = own_step if step is None else step
     if _is_run(folder):

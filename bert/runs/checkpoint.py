@@ -29,15 +29,23 @@ class Checkpointer:
     Close it, or use it in a ``with``: a save that the end of the interpreter overtakes is lost.
     """
 
-    def __init__(self, folder: Path, max_to_keep: int | None, say: Callable[[str], None]):
+    def __init__(
+        self,
+        folder: Path,
+        max_to_keep: int | None,
+        say: Callable[[str], None],
+        after_save: Callable[[], None] = lambda: None,
+    ):
         """Opens ``folder`` (RUN/checkpoints), which the first save makes.
 
         Args:
           max_to_keep: how many of the newest checkpoints stay; None is 1.
           say: logs which damaged ones were passed over, and what is used instead.
+          after_save: is called in the background once a checkpoint is in place.
         """
         self._directory = CheckpointDirectory(folder, max_to_keep)
         self._say = say
+        self._after_save = after_save
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
         self._while_saving = contextlib.ExitStack()
@@ -146,6 +154,7 @@ class Checkpointer:
                 + (f"step {good[-1]} is the last good one: " if good else "there is none yet: ")
                 + "fix this and run the same command again to resume from there"
             ) from error
+        self._after_save()
 
     # Reading
 

@@ -20,6 +20,8 @@ from bert.config.yaml_io import build_config, dump, keys_of, load_config, parse_
 from bert.errors import UserError, require
 from bert.files import is_temporary, local_path, write_atomic
 from bert.locks import LOCK, exclusive_lock
+from bert.runs.mirror import Mirror, local_folder
+from bert.urls import is_url, writable_path
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
@@ -88,12 +90,14 @@ class RunFolder(Generic[Config]):
         config: of the run; of a resumed one as it was resolved at its start.
         resumed: whether the run was started before.
         is_writer: whether this process writes into the folder; of several hosts, the first one does.
+        mirror: its copy in an object store, if ``output_dir`` is a URL.
     """
 
     path: Path
     config: Config
     resumed: bool
     is_writer: bool = True
+    mirror: Mirror | None = None
 
     def check_data(self, digest: str) -> None:
         """Remembers what the run is trained on, by its digest.
@@ -134,6 +138,17 @@ class RunFolder(Generic[Config]):
         folder.mkdir(exist_ok=True)
         for name, lines in tables.items():
             write_atomic(folder / name, lines)
+        self.push()
+
+    def push(self) -> None:
+        """Copies what has changed into the object store, if the run is in one. Raises UserError."""
+        if self.mirror is not None and self.is_writer:
+            self.mirror.push()
+
+    def pull(self) -> None:
+        """Copies what the main process has pushed, on a host that does not write."""
+        if self.mirror is not None and not self.is_writer:
+            self.mirror.pull()
 
     @property
     def checkpoints(self) -> Path:
@@ -147,40 +162,73 @@ class RunFolder(Generic[Config]):
 
 
 @contextlib.contextmanager
-def open_run(config: Config) -> Iterator[RunFolder[Config]]:
+def open_run(config: Config, within: RunFolder[Any] | None = None) -> Iterator[RunFolder[Config]]:
     """Claims ``config.output_dir`` for this process alone, or finds the same run there already.
 
-    Of several hosts (`jax.distributed`), the first one claims the folder and writes; all get the same run.
+    Of several hosts (`jax.distributed`), the first one claims the folder and writes; all get the same run. A URL names
+    a folder in an object store, of which each host has a local copy (`bert.runs.mirror`).
 
     Args:
         config: as asked for.
+        within: the run that this one is a part of; its folder is the parent of ``output_dir``.
 
     Raises:
         UserError: the folder cannot be written, is in use by another process, or holds something that is not this run.
     """
     jax = sys.modules.get("jax")  # without JAX there is one host
     if jax is None or not jax.distributed.is_initialized():
-        with _open_on_this_host(config) as run:
+        with _open_on_this_host(config, within) as run:
             yield run
         return
-    from bert.parallel.multihost import broadcast_from_main, is_main_process
+    from bert.parallel.multihost import call_on_main
 
     with contextlib.ExitStack() as stack:
-        run_dict = broadcast_from_main(lambda: _to_dict(stack.enter_context(_open_on_this_host(config))))
-        keys = keys_of(type(config))
-        resolved = build_config(type(config), parse_yaml(run_dict["config"], "config.yaml", keys))
-        yield RunFolder(Path(run_dict["path"]), resolved, run_dict["resumed"], is_main_process())
+        run, run_dict = call_on_main(lambda: stack.enter_context(_open_on_this_host(config, within)), _to_dict)
+        if run is None:
+            keys = keys_of(type(config))
+            resolved = build_config(type(config), parse_yaml(run_dict["config"], "config.yaml", keys))
+            run = RunFolder(Path(run_dict["path"]), resolved, run_dict["resumed"], is_writer=False)
+            if is_url(require(config.output_dir, "output_dir")):
+                run = _with_own_copy(run, within, jax.process_index())
+        yield run
 
 
 def _to_dict(run: RunFolder[Any]) -> dict[str, Any]:
     return {"path": str(run.path), "config": dump(run.config), "resumed": run.resumed}
 
 
+def _with_own_copy(run: RunFolder[Config], within: RunFolder[Any] | None, process_index: int) -> RunFolder[Config]:
+    """The run of a URL on a host that does not write, which has a local copy of its own."""
+    url = require(run.config.output_dir, "output_dir")
+    path = _path_within(within, url) if within else local_folder(url, process_index)
+    mirror = within.mirror if within and within.mirror else Mirror(path, url)
+    mirror.pull()
+    return dataclasses.replace(run, path=path, mirror=mirror)
+
+
 @contextlib.contextmanager
-def _open_on_this_host(config: Config) -> Iterator[RunFolder[Config]]:
-    path = Path(local_path(require(config.output_dir, "output_dir"), "output_dir"))
-    with claim_folder(path, "run", "config.yaml"):
-        yield _resume_or_start(path, config)
+def _open_on_this_host(config: Config, within: RunFolder[Any] | None) -> Iterator[RunFolder[Config]]:
+    output_dir, mirror = require(config.output_dir, "output_dir"), None
+    with contextlib.ExitStack() as stack:
+        if not is_url(output_dir):
+            path = Path(local_path(output_dir, "output_dir"))
+            stack.enter_context(claim_folder(path, "run", "config.yaml"))
+        elif within is not None:
+            path, mirror = _path_within(within, output_dir), within.mirror
+            path.mkdir(parents=True, exist_ok=True)
+        else:
+            path = local_folder(writable_path(output_dir, "output_dir"))
+            stack.enter_context(exclusive_lock(path))
+            mirror = Mirror(path, output_dir)
+            stack.enter_context(mirror.claim())
+        run = dataclasses.replace(_resume_or_start(path, config), mirror=mirror)
+        yield run
+        run.push()
+
+
+def _path_within(run: RunFolder[Any], url: str) -> Path:
+    """The local folder of a run that is a part of another one."""
+    return run.path / url.removeprefix(run.config.output_dir).strip("/")
 
 
 @contextlib.contextmanager

@@ -21,8 +21,13 @@ Restored = tuple[int, Any]
 class MultihostCheckpointer:
     """A `Checkpointer` for all hosts: the main process writes, and all read the step that it has verified."""
 
-    def __init__(self, checkpoints: Checkpointer) -> None:
+    def __init__(self, checkpoints: Checkpointer, pull: Callable[[], None]) -> None:
+        """
+        Args:
+            pull: gets what the main process has written, on a host that does not see its disk.
+        """
         self._checkpoints = checkpoints
+        self._pull = pull
 
     def __enter__(self) -> MultihostCheckpointer:
         return self
@@ -51,23 +56,28 @@ class MultihostCheckpointer:
 
     def restore_best_params(self) -> Restored | None:
         """The parameters of the best step, or of the newest good one: the same on every host."""
-        return _read_everywhere(self._checkpoints.restore_best_params, self._checkpoints.restore_params)
+        return self._read_everywhere(self._checkpoints.restore_best_params, self._checkpoints.restore_params)
 
     def restore(self, like: Any = None) -> Restored | None:
         """The newest good checkpoint, the same on every host."""
-        return _read_everywhere(partial(self._checkpoints.restore, like), partial(self._checkpoints.restore, like))
+        restore = partial(self._checkpoints.restore, like)
+        return self._read_everywhere(restore, restore)
 
-
-def _read_everywhere(choose: Callable[[], Restored | None], read: Callable[[int], Restored | None]) -> Restored | None:
-    """(step, state) that ``choose`` finds on the main process; the others ``read`` the checkpoint of that step."""
-    restored, step = call_on_main(choose, lambda restored: None if restored is None else restored[0])
-    return read(step) if restored is None and step is not None else restored
+    def _read_everywhere(
+        self, choose: Callable[[], Restored | None], read: Callable[..., Restored | None]
+    ) -> Restored | None:
+        """(step, state) that ``choose`` finds on the main process; the others ``read`` the checkpoint of that step."""
+        restored, step = call_on_main(choose, lambda restored: None if restored is None else restored[0])
+        if restored is not None or step is None:
+            return restored
+        self._pull()
+        return read(step=step)
 
 
 def make_checkpointer(run: RunFolder[Any], say: Callable[[str], None]) -> Checkpointer | MultihostCheckpointer:
     """The checkpoints of a run, for one host or for several."""
-    checkpoints = Checkpointer(run.checkpoints, run.config.training.max_to_keep, say)
-    return MultihostCheckpointer(checkpoints) if is_multihost() else checkpoints
+    checkpoints = Checkpointer(run.checkpoints, run.config.training.max_to_keep, say, run.push)
+    return MultihostCheckpointer(checkpoints, run.pull) if is_multihost() else checkpoints
 
 
 def call_and_end(

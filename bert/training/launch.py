@@ -186,9 +186,11 @@ def start_or_resume(request: RunRequest[Config], callbacks: Sequence[Callback] =
         if request.tables:
             broadcast_from_main(partial(run.save_rows, request.tables))
         if not repeat and run.resumed and broadcast_from_main(partial(has_ended, run)):
-            say(f"{run.path} has ended before")
+            say(f"{run.config.output_dir} has ended before")
         else:
             _train(run, callbacks)
+        broadcast_from_main(run.push)
+        run.pull()
         return Run(run.path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bert.config import FinetuneConfig
+from bert.errors import require
 from bert.messages import LOGGER
 from bert.parallel import multihost
 from bert.runs import metrics_log, shared_run
@@ -41,11 +43,11 @@ def finetune_seeds(
     if data.sample_seed is None:  # all seeds are scored on the same dev rows
         data = dataclasses.replace(data, sample_seed=run.config.seed)
     for seed in range(run.config.seed, run.config.seed + run.config.num_seeds):
-        folder = run.path / f"seed-{seed}"
-        with open_run(
-            dataclasses.replace(run.config, seed=seed, num_seeds=1, output_dir=str(folder), data=data)
-        ) as one:
-            finished = multihost.broadcast_from_main(partial(metrics_log.read_results, folder)) if one.resumed else None
+        folder = os.path.join(require(run.config.output_dir, "output_dir"), f"seed-{seed}")
+        config = dataclasses.replace(run.config, seed=seed, num_seeds=1, output_dir=folder, data=data)
+        with open_run(config, within=run) as one:
+            read_results = partial(metrics_log.read_results, one.path)
+            finished = multihost.broadcast_from_main(read_results) if one.resumed else None
             if finished is not None:
                 say(f"seed {seed} has ended before: {folder}")
                 runs.append(finished)

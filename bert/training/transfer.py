@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import statistics
 from collections.abc import Mapping
 from functools import partial
@@ -35,10 +36,10 @@ def transfer_config(config: PretrainConfig) -> FinetuneConfig:
     Raises:
         UserError: there is no such recipe or file, or a value in it cannot work.
     """
-    name, run = require(config.transfer, "transfer"), Path(require(config.output_dir, "output_dir"))
+    name, run = require(config.transfer, "transfer"), require(config.output_dir, "output_dir")
     path = recipe_folder() / f"{name}.yaml" if name in recipe_names() else Path(name)
     recipe = load_config(FinetuneConfig, path)
-    recipe = dataclasses.replace(recipe, init=str(run), output_dir=str(run / FOLDER / PRETRAINED))
+    recipe = dataclasses.replace(recipe, init=run, output_dir=os.path.join(run, FOLDER, PRETRAINED))
     recipe.check()
     make_task(recipe)
     if recipe.data.max_length > config.model.max_position_embeddings:
@@ -67,14 +68,13 @@ def measure_transfer(run: RunFolder[PretrainConfig], say: Log) -> dict[str, Any]
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, sample_seed=recipe.seed))
     splits = read_splits(make_task(recipe), recipe)
     task, train, dev = splits.task, splits.examples["train"], splits.examples["dev"]
-    random = dataclasses.replace(
-        recipe, init="none", architecture_from=recipe.init, output_dir=str(run.path / FOLDER / RANDOM)
-    )
+    folder = os.path.join(require(run.config.output_dir, "output_dir"), FOLDER, RANDOM)
+    random = dataclasses.replace(recipe, init="none", architecture_from=recipe.init, output_dir=folder)
     results: dict[str, Any] = {"task": task.name, "metric": task.main_metric}
     results |= {"train_rows": len(train), "dev_rows": len(dev)}
     for name, config in ((PRETRAINED, recipe), (RANDOM, random)):
         say(f"transfer: {task.name} from {name.replace('_', ' ')}, {config.num_seeds} seeds on {len(train):,} rows")
-        results[name] = _summarize(_finetune(config, run.path / FOLDER / "log.txt"))
+        results[name] = _summarize(_finetune(config, run))
     if lexical := lexical_baseline(task, train, dev):
         results[lexical[0]] = _summarize([lexical[1][task.main_metric]])
     if task.baseline:
@@ -82,10 +82,11 @@ def measure_transfer(run: RunFolder[PretrainConfig], say: Log) -> dict[str, Any]
     return results
 
 
-def _finetune(config: FinetuneConfig, log: Path) -> list[float]:
+def _finetune(config: FinetuneConfig, within: RunFolder[PretrainConfig]) -> list[float]:
     """The main metric of each seed; what the runs print is appended to a file."""
+    log = within.path / FOLDER / "log.txt"
     log.parent.mkdir(exist_ok=True)
-    with open_run(config) as run, open(log, "a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+    with open_run(config, within) as run, open(log, "a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
         results = multihost.broadcast_from_main(lambda: metrics_log.read_results(run.path)) if run.resumed else None
         if results is None:
             several = config.num_seeds > 1

@@ -1,0 +1,106 @@
+"""Object stores through fsspec: failing calls are repeated, and errors are one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bert.errors import UserError
+
+ATTEMPTS = 5
+"""Times that a call is made, with a second between the first two, then twice as long each time."""
+
+
+class ObjectStore:
+    """The folder that a URL names. Names of files are relative to it. All methods raise UserError."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        with as_user_errors(url):
+            self._system, place = open_store(url)
+        self._place = place.rstrip("/")
+
+    def files(self) -> list[str]:
+        """The names of all files, sorted; none if there is no such folder."""
+        with as_user_errors(self.url):
+            self._system.invalidate_cache()
+            found = retry(self._system.find, self._place)
+        return sorted(name.removeprefix(self._place).lstrip("/") for name in found)
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file, or None without one."""
+        with as_user_errors(f"{self.url}/{name}"):
+            try:
+                return bytes(retry(self._system.cat_file, self._path(name)))
+            except FileNotFoundError:
+                return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file, or replaces it: whole or not at all."""
+        with as_user_errors(f"{self.url}/{name}"):
+            retry(self._system.pipe_file, self._path(name), content)
+
+    def create(self, name: str, content: bytes) -> None:
+        """Writes a file unless there is one. Of several processes that call this at once, one succeeds."""
+        with as_user_errors(f"{self.url}/{name}"), contextlib.suppress(FileExistsError):
+            retry(lambda path: self._system.pipe_file(path, content, mode="create"), self._path(name))
+
+    def upload(self, path: Path, name: str) -> None:
+        """Copies a local file into the store."""
+        with as_user_errors(f"{self.url}/{name}"):
+            retry(self._system.put_file, str(path), self._path(name))
+
+    def download(self, name: str, path: Path) -> None:
+        """Copies a file of the store to a local path, whose folder is made."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with as_user_errors(f"{self.url}/{name}"):
+            retry(self._system.get_file, self._path(name), str(path))
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if there is one."""
+        with as_user_errors(f"{self.url}/{name}"), contextlib.suppress(FileNotFoundError):
+            retry(self._system.rm_file, self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._place}/{name}"
+
+
+def open_store(url: str) -> tuple[Any, str]:
+    """The file system of a URL, without what it has read of it before, and the place in it."""
+    import fsspec  # which takes a tenth of a second that others need not wait for
+
+    system, place = fsspec.url_to_fs(url)
+    system.invalidate_cache()
+    return system, place
+
+
+def retry(call: Any, *arguments: Any) -> Any:
+    """Calls a function of a file system, `ATTEMPTS` times if the network fails."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return call(*arguments)
+        except (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError):
+            raise
+        except Exception as error:
+            of_network = isinstance(error, OSError) or type(error).__module__.startswith("aiohttp")
+            if not of_network or attempt == ATTEMPTS - 1:
+                raise
+            time.sleep(2.0**attempt)
+    raise AssertionError("the last attempt returns or raises")
+
+
+@contextlib.contextmanager
+def as_user_errors(url: str) -> Iterator[None]:
+    """Raises what goes wrong with a URL as UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{url} does not exist or cannot be reached: fix the URL") from None
+    except Exception as error:  # each store has errors of its own
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{url} cannot be used ({reason}): fix the URL, your credentials or the network") from None

@@ -1,0 +1,178 @@
+"""Runs in a bucket of a real S3 server that fails one request in ten: kills, empty disks, hosts with a disk each."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.conftest import SMALL_RUN
+from tests.helpers import REPOSITORY, lines_of, state_of
+
+pytestmark = pytest.mark.slow
+
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server with an empty bucket.
+
+    Attributes:
+        environment: of processes that use it.
+        store: its file system.
+        log: file with its requests, one a line.
+    """
+
+    environment: dict[str, str]
+    store: Any
+    log: Path
+
+    def requests(self) -> list[str]:
+        return self.log.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    s3fs = pytest.importorskip("s3fs", reason="the extra s3 is not installed")
+    pytest.importorskip("moto.server", reason="moto is not installed")
+    log = tmp_path / "requests.log"
+    command = [sys.executable, str(REPOSITORY / "tests" / "s3_server.py"), str(log)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            environment = {**CREDENTIALS, "AWS_ENDPOINT_URL": process.stdout.readline().strip()}
+            for name, value in environment.items():
+                monkeypatch.setenv(name, value)
+            store = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+            store.mkdir("bucket")
+            yield Server(environment, store, log)
+        finally:
+            process.kill()
+
+
+def start(cache: Path, run: str, corpus: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "pretrain.py", f"--output_dir={run}", f"--data.train={corpus}", *SMALL_RUN, *options]
+    environment = {**os.environ, "XLA_FLAGS": "", "BERT_NUM_DEVICES": "", "XDG_CACHE_HOME": str(cache)}
+    return subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str], status: int = 0) -> str:
+    text = process.communicate(timeout=600)[0]
+    assert process.returncode == status, text[-3000:]
+    return text
+
+
+def manifests(requests: list[str]) -> int:
+    return sum(bool(re.fullmatch(r"PUT .*/checkpoints/\d+/MANIFEST.json", line)) for line in requests)
+
+
+def kill_in_an_upload(server: Server, process: subprocess.Popen[str], complete: int, delay: float) -> None:
+    """Kills a run that has uploaded some more checkpoints, after it has begun with the next one."""
+    seen = len(server.requests())
+    while process.poll() is None:
+        new = server.requests()[seen:]
+        last = max((number for number, line in enumerate(new) if manifests([line])), default=-1)
+        if manifests(new) >= complete and any("PUT" in line and "/checkpoints/" in line for line in new[last + 1 :]):
+            break
+        time.sleep(0.005)
+    time.sleep(delay)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL, "the run ended before it was killed"
+
+
+def half_uploaded(server: Server) -> bool:
+    names = server.store.find("bucket/run")
+    folders = {match[0] for name in names if (match := re.match(r".*/checkpoints/\d+/", name))}
+    return any(f"{folder}MANIFEST.json" not in names for folder in folders)
+
+
+def test_a_run_killed_twenty_times_in_uploads_equals_a_local_one(server: Server, corpus: Path, tmp_path: Path) -> None:
+    options = ["--training.steps=160", "--training.checkpoint_every=4", "--training.eval_every=20"]
+    local, cache, draw = tmp_path / "run", tmp_path / "cache", random.Random(0)
+    finish(start(cache, str(local), corpus, *options))
+    halves = 0
+    for number in range(20):
+        process = start(cache, "s3://bucket/run", corpus, *options)
+        kill_in_an_upload(server, process, complete=number % 2 + 1, delay=draw.uniform(0, 0.1))
+        halves += half_uploaded(server)
+        if number % 3 == 0:  # an empty disk, but for the examples
+            shutil.rmtree(next(path for path in (cache / "bert-jax" / "runs").iterdir() if path.is_dir()))
+    print(f"{halves} of 20 kills left half a checkpoint")
+    assert halves >= 5
+    output = finish(start(cache, "s3://bucket/run", corpus, *options))
+    assert "resumes at step" in output
+    copy = tmp_path / "copy"
+    server.store.get("bucket/run", str(copy), recursive=True)
+    assert lines_of(copy) == lines_of(local)
+    jax.tree.map(np.testing.assert_array_equal, state_of(copy), state_of(local))
+    ours, theirs = (json.loads((run / "results.json").read_text()) for run in (copy, local))
+    assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+    assert {path.name for path in copy.iterdir()} == {path.name for path in local.iterdir()} - {".lock"}
+
+
+def test_a_second_machine_waits_for_the_lease_and_resumes(server: Server, corpus: Path, tmp_path: Path) -> None:
+    options = ["--training.steps=40", "--training.checkpoint_every=4"]
+    first = start(tmp_path / "one", "s3://bucket/run", corpus, *options, "--training.steps=4000")
+    while not manifests(server.requests()):
+        time.sleep(0.05)
+    refused = start(tmp_path / "two", "s3://bucket/run", corpus, *options, "--training.steps=4000")
+    assert f"s3://bucket/run is in use by process {first.pid} on" in finish(refused, status=2)
+    first.kill()
+    first.communicate()
+    second = start(tmp_path / "two", "s3://bucket/run", corpus, "--training.steps=4000", *options[1:])
+    output = []
+    assert second.stdout is not None
+    for line in second.stdout:
+        output.append(line)
+        if "resumes at step" in line:
+            break
+    second.kill()
+    second.communicate()
+    assert any("waiting up to 60 seconds" in line for line in output)
+    assert "resumes at step" in output[-1]
+
+
+def test_two_hosts_without_a_shared_disk_train_as_one(server: Server, corpus: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    options = ["--training.steps=12", "--training.checkpoint_every=4"]
+    one = tmp_path / "run"
+    finish(start(tmp_path / "cache", str(one), corpus, *options))
+    place = [f"--coordinator=localhost:{port}", "--num_processes=2"]
+    hosts = [
+        start(tmp_path / f"host{number}", "s3://bucket/run", corpus, *options, *place, f"--process_id={number}")
+        for number in range(2)
+    ]
+    for process in hosts:
+        finish(process)
+    copy = tmp_path / "copy"
+    server.store.get("bucket/run", str(copy), recursive=True)
+    for ours, theirs in zip(lines_of(copy), lines_of(one), strict=True):
+        assert ours.pop("split") == theirs.pop("split")
+        assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def test_wrong_credentials_are_one_sentence(server: Server, corpus: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:1")
+    output = finish(start(tmp_path / "cache", "s3://bucket/run", corpus), status=2)
+    assert "s3://bucket/run cannot be used" in output
+    assert "Traceback" not in output

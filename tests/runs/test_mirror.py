@@ -1,0 +1,212 @@
+"""Runs in an object store: the copy of the local folder, and the lease that keeps others out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bert
+from bert.errors import UserError
+from bert.object_store import ObjectStore
+from bert.runs import lease as leases
+from bert.runs.callbacks import Callback, RunStart
+from bert.runs.lease import LEASE, Lease
+from bert.runs.metrics_log import read_metrics
+from bert.runs.mirror import Mirror, local_folder
+
+SMALL = {
+    "model": {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 32,
+    },
+    "data": {"sequence_length": 32, "max_predictions_per_sequence": 5, "num_workers": 1, "eval_fraction": 0.05},
+    "tokenizer.vocab_size": 200,
+    "transfer": None,
+    "training": {"steps": 6, "batch_size": 8, "log_every": 1, "eval_every": 3, "checkpoint_every": 2},
+    "optimizer.warmup_steps": 1,
+}
+URL = "memory://bucket/runs/a"
+
+
+@pytest.fixture
+def quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("PERIOD", 0.05), ("EXPIRY", 0.5), ("SETTLING", 0.05)):
+        monkeypatch.setattr(leases, name, seconds)
+
+
+@pytest.fixture
+def mirror(bucket, tmp_path: Path) -> Mirror:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return Mirror(folder, URL)
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def pretrain(corpus: Path, url: str = URL, **arguments: Any) -> bert.Run:
+    return bert.pretrain("quickstart", output_dir=url, overrides={**SMALL, "data.train": str(corpus)}, **arguments)
+
+
+class Start(Callback):
+    """Remembers the step that a run starts at."""
+
+    def on_start(self, start: RunStart) -> None:
+        self.step = start.start_step
+
+
+def without_times(results: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in results.items() if name != "seconds"}
+
+
+def test_manifests_are_written_last_and_removed_first(mirror, bucket, monkeypatch) -> None:
+    calls: list[str] = []
+    for method in ("write", "remove"):
+        original = getattr(ObjectStore, method)
+
+        def record(
+            store: ObjectStore, name: str, *content: bytes, method: str = method, original: Any = original
+        ) -> None:
+            calls.append(f"{method} {name}")
+            original(store, name, *content)
+
+        monkeypatch.setattr(ObjectStore, method, record)
+    with mirror.claim():
+        calls.clear()
+        write(mirror.folder, config="", **{"checkpoints__1__MANIFEST.json": "", "checkpoints__1__params__a": "1"})
+        write(mirror.folder, **{"checkpoints__2.saving__params__a": "half", "checkpoints__BEST": "1"})
+        mirror.push()
+        names = ["checkpoints/1/params/a", "checkpoints/BEST", "config", "checkpoints/1/MANIFEST.json"]
+        assert calls == [f"write {name}" for name in names]
+        calls.clear()
+        mirror.push()
+        assert not calls
+        shutil.rmtree(mirror.folder / "checkpoints")
+        write(mirror.folder, config="changed")
+        mirror.push()
+        assert calls[:2] == ["write config", "remove checkpoints/1/MANIFEST.json"]
+        assert sorted(bucket.find("/bucket/runs/a")) == [f"/bucket/runs/a/{name}" for name in (LEASE, "config")]
+    assert bucket.find("/bucket/runs/a") == ["/bucket/runs/a/config"]
+
+
+def test_incomplete_checkpoints_are_not_copied_back_and_are_removed(mirror, bucket) -> None:
+    whole = {
+        "checkpoints/1/MANIFEST.json",
+        "checkpoints/1/params/a",
+        "seed-0/checkpoints/4/MANIFEST.json",
+        "config.yaml",
+    }
+    half = {"checkpoints/2/params/a", "seed-0/checkpoints/5/params/a"}
+    bucket.pipe({f"/bucket/runs/a/{name}": name.encode() for name in whole | half})
+    write(mirror.folder, outdated="")
+    with mirror.claim():
+        local = {path.relative_to(mirror.folder).as_posix() for path in mirror.folder.rglob("*") if path.is_file()}
+        assert local == whole
+    assert set(bucket.find("/bucket/runs/a")) == {f"/bucket/runs/a/{name}" for name in whole}
+
+
+def test_a_folder_of_something_else_stays_as_it_is(mirror, bucket) -> None:
+    bucket.pipe("/bucket/runs/a/corpus.txt", b"text")
+    with (
+        pytest.raises(UserError, match=r"a is not empty and holds no run \(no config\.yaml\): name another"),
+        mirror.claim(),
+    ):
+        pass
+    assert bucket.find("/bucket/runs/a") == ["/bucket/runs/a/corpus.txt"]
+
+
+def test_a_lease_keeps_others_out_until_it_expires(bucket, quick_leases, monkeypatch) -> None:
+    store = ObjectStore(URL)
+    with Lease(store, "first"):
+        with pytest.raises(UserError, match=r"a is in use by process \d+ on .*: wait until that has ended"):
+            Lease(store, "second").__enter__()
+        with Lease(store, "first"):  # this machine's, whose process is dead: its local lock was free
+            pass
+    assert store.read(LEASE) is None
+    store.write(LEASE, json.dumps({"holder": "dead", "process": "process 1 on h"}).encode())
+    with Lease(store, "second") as lease:
+        lease.check()
+        assert json.loads(store.read(LEASE) or b"")["holder"] == "second"
+    store.write(LEASE, b"\xff")
+    with Lease(store, "second") as lease:
+        store.write(LEASE, json.dumps({"holder": "third", "process": "process 3 on h"}).encode())
+        with pytest.raises(UserError, match="a was taken over by process 3 on h: wait until"):
+            lease.check()
+    assert json.loads(store.read(LEASE) or b"")["holder"] == "third"
+
+
+def test_a_holder_that_cannot_renew_its_lease_stops_writing(bucket, quick_leases, monkeypatch) -> None:
+    store = ObjectStore(URL)
+    with Lease(store, "first") as lease:
+        lease._ended.set()
+        lease._thread.join()
+        lease._renewed -= leases.EXPIRY
+        with pytest.raises(UserError, match=r"could not be reached for 0\.5 seconds, and another process may have"):
+            lease.check()
+
+
+def test_a_run_in_a_store_equals_a_local_one(bucket, corpus: Path, tmp_path: Path, monkeypatch) -> None:
+    local = pretrain(corpus, str(tmp_path / "run"))
+    remote = pretrain(corpus)
+    assert not Path("memory:").exists()
+    assert remote.metrics and losses(remote.metrics) == losses(local.metrics)
+    names = {name.removeprefix("/bucket/runs/a/") for name in bucket.find("/bucket/runs/a")}
+    assert {"config.yaml", "metrics.jsonl", "results.json", "tokenizer.json", "checkpoints/6/MANIFEST.json"} <= names
+    assert LEASE not in names and ".lock" not in names
+    assert remote.config.output_dir == URL
+    assert without_times(pretrain(corpus).results) == without_times(remote.results) == without_times(local.results)
+    assert (bert.load(URL).embed("one text") == bert.load(local).embed("one text")).all()
+
+
+def test_another_machine_resumes_from_the_newest_checkpoint(bucket, corpus: Path, tmp_path: Path, monkeypatch) -> None:
+    local = pretrain(corpus, str(tmp_path / "run"))
+    write_once = ObjectStore.write
+
+    def fail_at_step_4(store: ObjectStore, name: str, content: bytes) -> None:
+        if name == "checkpoints/4/MANIFEST.json":
+            raise UserError("the network is down")
+        write_once(store, name, content)
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="the network is down"):
+        patch.setattr(ObjectStore, "write", fail_at_step_4)
+        pretrain(corpus)
+    shutil.rmtree(local_folder(URL))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    start = Start()
+    resumed = pretrain(corpus, callbacks=[start])
+    assert start.step == 2
+    assert losses(resumed.metrics) == losses(local.metrics)
+
+
+def losses(lines: list[dict[str, Any]]) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss"]) for line in lines]
+
+
+def test_seeds_in_a_store_are_those_of_a_folder(bucket, pretrained: Path, tmp_path: Path) -> None:
+    rows = [{"text": f"{word} text", "label": label} for word, label in [("good", "yes"), ("bad", "no")] * 8]
+    overrides = {"training.epochs": 1, "training.batch_size": 4, "data.max_length": 16, "num_seeds": 2}
+
+    def finetune(url: str) -> bert.Run:
+        return bert.finetune(
+            "classification", init=str(pretrained), train=rows, dev=rows[:4], output_dir=url, overrides=overrides
+        )
+
+    local, remote = finetune(str(tmp_path / "run")), finetune(URL)
+    for seed in ("seed-0", "seed-1"):
+        assert losses(read_metrics(remote.path / seed)) == losses(read_metrics(local.path / seed))
+    names = {name.removeprefix("/bucket/runs/a/") for name in bucket.find("/bucket/runs/a")}
+    assert {"results.json", "seed-1/results.json", "rows/train.jsonl"} <= names
+    assert f"output_dir: {URL}/seed-1" in bucket.cat_file("/bucket/runs/a/seed-1/config.yaml").decode()
+    shutil.rmtree(remote.path)
+    assert finetune(URL).results["best_seed"] == local.results["best_seed"]
