@@ -53,6 +53,9 @@ class DataConfig:
     """Held-out corpus in the same forms; null holds out a share of data.train instead."""
     eval_fraction: Fraction = 0.05
     """Share of the documents of data.train that is held out when data.eval is null."""
+    near_duplicates: Annotated[float, Range(above=0, most=1)] | None = None
+    """Documents of data.train are left out if this share of their runs of five words, and of those of an earlier
+    document, occurs in both (about; by MinHash, extra dedup); null keeps all."""
     verbatim: bool = False
     """Read documents as they are, with white space and empty lines: a .txt file is then one document (needs
     data.objective blocks)."""

@@ -33,6 +33,7 @@ def print_summary(params: Any, config: PretrainConfig, parallel: Parallelism, ph
             ("devices", parallel.describe()),
             ("vocabulary", f"{config.model.vocab_size:,} tokens"),
             ("corpus", f"{corpus['train']} for training, {corpus['eval']} held out"),
+            *_describe_near_duplicates(examples.counts),
             ("fingerprint", examples.corpus[:16]),
             *(line for phase in phases for line in _describe_phase(phase, len(phases))),
             ("optimizer", describe_decay(params, config.optimizer)),
@@ -42,6 +43,11 @@ def print_summary(params: Any, config: PretrainConfig, parallel: Parallelism, ph
 
 def _describe_corpus(counts: Mapping[str, int], split: str) -> str:
     return f"{counts[f'{split}_documents']:,} documents, {counts[f'{split}_tokens']:,} tokens"
+
+
+def _describe_near_duplicates(counts: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The line of `data.near_duplicates`, if it is set."""
+    return [("near-duplicates", f"{count:,} left out")] if (count := counts.get("near_duplicates")) is not None else []
 
 
 def _describe_phase(data: PhaseData, num_phases: int) -> list[tuple[str, str]]:

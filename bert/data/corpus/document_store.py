@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bert.data.corpus.near_duplicates import NearDuplicateFilter
 from bert.errors import UserError
 
 MAX_REPEATS = 1000
@@ -33,6 +34,8 @@ class DocumentStore:
     folder: Path
     number_of_documents: int
     number_of_bytes: int
+    near_duplicates: int = 0
+    """Documents that were left out."""
 
     def offsets(self) -> np.ndarray:
         """Byte offsets, int64 [N + 1], mapped."""
@@ -115,9 +118,16 @@ class DocumentStore:
 
 
 def write_store(
-    documents: Iterable[tuple[int, list[str]]], folder: Path, progress: Callable[[int], None]
+    documents: Iterable[tuple[int, list[str]]],
+    folder: Path,
+    progress: Callable[[int], None],
+    new_only: NearDuplicateFilter | None = None,
 ) -> DocumentStore:
-    """Writes (number of the source, document) in their order. ``progress`` is called now and then with their number."""
+    """Writes (number of the source, document) in their order. ``progress`` is called now and then with their number.
+
+    Args:
+        new_only: leaves documents out.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _DONE).unlink(missing_ok=True)
     count, offset = 0, 0
@@ -127,7 +137,7 @@ def write_store(
         open(folder / _SOURCES, "wb") as sources,
     ):
         offsets.write(np.int64(0).tobytes())
-        for count, (source, document) in enumerate(documents, start=1):
+        for count, (source, document) in enumerate(new_only(documents) if new_only else documents, start=1):
             data = "\n".join(document).encode("utf-8")
             offset += len(data)
             text.write(data)
@@ -140,9 +150,11 @@ def write_store(
             os.fsync(file.fileno())
     # Last, so that a store that was cut short is not taken for a whole one.
     temporary = folder / (_DONE + ".tmp")
-    temporary.write_text(json.dumps({"documents": count, "bytes": offset}), encoding="utf-8")
+    left_out = new_only.count if new_only else 0
+    done = {"documents": count, "bytes": offset, "near_duplicates": left_out}
+    temporary.write_text(json.dumps(done), encoding="utf-8")
     os.replace(temporary, folder / _DONE)
-    return DocumentStore(folder, count, offset)
+    return DocumentStore(folder, count, offset, left_out)
 
 
 def open_store(folder: Path) -> DocumentStore | None:
@@ -151,4 +163,4 @@ def open_store(folder: Path) -> DocumentStore | None:
         done = json.loads((folder / _DONE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return DocumentStore(folder, done["documents"], done["bytes"])
+    return DocumentStore(folder, done["documents"], done["bytes"], done.get("near_duplicates", 0))

@@ -26,6 +26,7 @@ from bert.config import DataConfig
 from bert.data.corpus import document_store
 from bert.data.corpus.document_store import DocumentStore
 from bert.data.corpus.documents import corpus_fingerprint, numbered_documents, resolve_sources
+from bert.data.corpus.near_duplicates import NearDuplicateFilter
 from bert.data.pretraining import workers
 from bert.data.pretraining.dataset import (
     COUNTS,
@@ -175,6 +176,8 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
     }
     if config.objective != "nsp":
         settings["objective"] = config.objective
+    if config.near_duplicates is not None:
+        settings["near_duplicates"] = config.near_duplicates
     if config.verbatim:
         settings["verbatim"] = True
     if config.mixture_weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
@@ -250,7 +253,7 @@ def _merge(tasks: list[ShardSpec], folder: Path, config: DataConfig, settings: d
     index = {
         "settings": settings,
         "vocab_size": len(counts),
-        "counts": _counts(splits, config.dupe_factor),
+        "counts": _counts(splits, config.dupe_factor) | _left_out(tasks, config),
         "unigram_counts": {
             "file": COUNTS,
             "size": (folder / COUNTS).stat().st_size,
@@ -313,7 +316,8 @@ def _split_documents(
     Raises:
       UserError: fewer than ``minimum`` documents for one of the splits.
     """
-    train = _open_or_write_store(work / "spool", config.train, "data.train", config.verbatim, progress)
+    new_only = None if config.near_duplicates is None else NearDuplicateFilter(config.near_duplicates)
+    train = _open_or_write_store(work / "spool", config.train, "data.train", config.verbatim, progress, new_only)
     order = train.order(config.seed)
     if config.eval is not None:
         held_out = _open_or_write_store(work / "spool-eval", config.eval, "data.eval", config.verbatim, progress)
@@ -337,12 +341,19 @@ def _separation(config: DataConfig) -> str:
 
 
 def _open_or_write_store(
-    folder: Path, source: list[str] | str, key: str, verbatim: bool, progress: Progress
+    folder: Path,
+    source: list[str] | str,
+    key: str,
+    verbatim: bool,
+    progress: Progress,
+    new_only: NearDuplicateFilter | None = None,
 ) -> DocumentStore:
     if store := document_store.open_store(folder):
         return store
     documents = numbered_documents(source, verbatim)
-    return document_store.write_store(documents, folder, lambda count: progress(f"reading {key}", count, None))
+    return document_store.write_store(
+        documents, folder, lambda count: progress(f"reading {key}", count, None), new_only
+    )
 
 
 def _counts(splits: dict[str, list[dict[str, Any]]], dupe_factor: int) -> dict[str, int]:
@@ -353,6 +364,13 @@ def _counts(splits: dict[str, list[dict[str, Any]]], dupe_factor: int) -> dict[s
     for name in ("documents", "sentences", "tokens"):  # every duplicate is made of the same text
         counts[f"train_{name}"] //= dupe_factor
     return counts
+
+
+def _left_out(tasks: list[ShardSpec], config: DataConfig) -> dict[str, int]:
+    """The number of near-duplicates, if they were looked for."""
+    if config.near_duplicates is None:
+        return {}
+    return {"near_duplicates": next(task.store.near_duplicates for task in tasks if task.name.startswith("train"))}
 
 
 def _count_of_documents(store: DocumentStore) -> str:

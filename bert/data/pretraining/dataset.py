@@ -28,7 +28,8 @@ class PretrainingDataset:
       sequence_length: T.
       vocab_size: V.
       counts: train_rows and eval_rows, their positive_rows and unused_tokens, duplicates included; and documents,
-        sentences and tokens of the text behind either.
+        sentences and tokens of the text behind either; near_duplicates, documents that were left out, if they were
+        looked for.
       corpus: fingerprint of the training text and its order.
     """
 
