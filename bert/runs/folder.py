@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -183,14 +184,16 @@ def open_run(config: Config, within: RunFolder[Any] | None = None) -> Iterator[R
     from bert.parallel.multihost import call_on_main
 
     with contextlib.ExitStack() as stack:
-        run, run_dict = call_on_main(lambda: stack.enter_context(_open_on_this_host(config, within)), _to_dict)
-        if run is None:
-            keys = keys_of(type(config))
-            resolved = build_config(type(config), parse_yaml(run_dict["config"], "config.yaml", keys))
-            run = RunFolder(Path(run_dict["path"]), resolved, run_dict["resumed"], is_writer=False)
-            if is_url(require(config.output_dir, "output_dir")):
-                run = _with_own_copy(run, within, jax.process_index())
-        yield run
+        claimed = call_on_main(partial(stack.enter_context, _open_on_this_host(config, within)), _to_dict)
+        opened, run_dict = claimed
+        if opened is not None:
+            yield opened
+            return
+        keys = keys_of(type(config))
+        resolved = build_config(type(config), parse_yaml(run_dict["config"], "config.yaml", keys))
+        run = RunFolder(Path(run_dict["path"]), resolved, run_dict["resumed"], is_writer=False)
+        in_store = is_url(require(config.output_dir, "output_dir"))
+        yield _with_own_copy(run, within, jax.process_index()) if in_store else run
 
 
 def _to_dict(run: RunFolder[Any]) -> dict[str, Any]:
