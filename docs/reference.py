@@ -50,6 +50,9 @@ API = {
         "bert.tasks.token_classification.Words",
         "bert.tasks.multiple_choice.Choice",
         "bert.tasks.sequence_to_sequence.TargetText",
+        "bert.tasks.embedding.Embedding",
+        "bert.inference.search.SearchResults",
+        "bert.inference.search.RankedDocument",
     ),
     "Flax modules": (
         *(name for name in bert.__all__ if name.startswith("Bert")),

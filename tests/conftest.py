@@ -40,6 +40,8 @@ TYPED = (
     "bert.model.electra",
     "bert.model.language_model",
     "bert.model.encoder_decoder",
+    "bert.model.text_embedding",
+    "bert.training.embedding_losses",
     "bert.training.losses",
     "bert.training.token_losses",
     "bert.training.distillation",

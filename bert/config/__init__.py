@@ -10,6 +10,7 @@ from pathlib import Path
 from bert.config.data import DOCSTRINGS_PREFIX, HUB_PREFIX, OBJECTIVES, DataConfig
 from bert.config.decoding import Decoding
 from bert.config.distillation import DistillationConfig
+from bert.config.embedding import EmbeddingConfig
 from bert.config.finetuning import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.config.lora import LoraConfig
 from bert.config.model import ModelConfig, TokenizerConfig
@@ -26,6 +27,7 @@ __all__ = [
     "DataConfig",
     "Decoding",
     "DistillationConfig",
+    "EmbeddingConfig",
     "FinetuneConfig",
     "LoraConfig",
     "ModelConfig",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from bert.config.decoding import Decoding
+from bert.config.embedding import EmbeddingConfig
 from bert.config.lora import LoraConfig
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
@@ -53,6 +54,12 @@ class ColumnsConfig:
     """Sequence to sequence: the text that is read."""
     target: str = "target"
     """Sequence to sequence: the text that is written; a test file may do without."""
+    query: str = "query"
+    """Embedding: the text that is searched for."""
+    positive: str = "positive"
+    """Embedding: the document that answers it."""
+    negatives: str = "negatives"
+    """Embedding: a document that does not, or in JSONL a list of these; a row, or all rows, may do without."""
     references: str | None = None
     """Sequence to sequence: in JSONL of dev and test, a list of further targets that are as good; null for none."""
 
@@ -84,7 +91,8 @@ class TaskDataConfig:
     """Multilabel: least probability of a label that is predicted, one for each label or one for all; null tunes them on
     dev for the first of metrics and writes them into results.json."""
     score_range: list[Annotated[float, Range()]] | None = None
-    """Least and greatest score of a regression: others are refused in files, and predictions are cut to them."""
+    """Least and greatest score of a regression, or of pairs for embeddings: others are refused in files. Predictions of
+    a regression are cut to them."""
     source: str | None = None
     """Sequence to sequence: the end of the names of parallel files with a text on each line, such as de for train.de,
     val.de and test*.de; null reads columns."""
@@ -156,7 +164,7 @@ class FinetuneConfig:
     CoNLL columns, conll2003 and wnut17 among them; multiple_choice for SWAG's CSV or CommonsenseQA's JSONL, swag and
     commonsenseqa among them; translation and summarization, which write a text for a text (sequence to sequence),
     multi30k and aeslc among them; packages, the installed package that a docstring is from; for custom data
-    classification, multilabel, regression, tagging or span (docs/own_task.md)."""
+    classification, multilabel, regression, tagging or span (docs/own_task.md), and embedding (docs/embeddings.md)."""
     output_dir: str | None = None
     """Folder of the run, or its URL in a bucket (gs://, s3://); null takes runs/ and the name of the recipe. Run
     again, it resumes."""
@@ -198,6 +206,8 @@ class FinetuneConfig:
     """the encoder, where init is none and architecture_from is not set"""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """the optimizer"""
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    """the task embedding"""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """low-rank adapters (LoRA)"""
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -209,7 +219,7 @@ class FinetuneConfig:
         """Raises UserError at the first value, or pair of values, that cannot work."""
         check_paths(self)
         check_fields("", self)
-        for part in (self.model, self.tokenizer, self.data, self.optimizer, self.lora, self.training):
+        for part in (self.model, self.tokenizer, self.data, self.embedding, self.optimizer, self.lora, self.training):
             part.check()
         self.training.check_warmup(self.optimizer)
         if self.training.tokens_per_batch is not None and self.training.tokens_per_batch < self.data.max_length:
@@ -300,6 +310,7 @@ class FinetuneConfig:
                 "(model.causal is false): remove it, or set init to a left-to-right model"
             )
         self.model.check_length("data.max_length", self.data.max_length)
+        self.embedding.check_width(self.model.hidden_size)
         if (self.lora.rank or 0) > self.model.hidden_size:
             raise UserError(
                 f"lora.rank is {self.lora.rank}, but the model is {self.model.hidden_size} wide (model.hidden_size): "

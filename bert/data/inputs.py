@@ -58,6 +58,15 @@ def as_text_or_pair(given: Any, index: int, wanted: str = TEXT_OR_PAIR) -> Text:
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
+def as_filled_texts(name: str, given: Any) -> list[Text]:
+    """Texts, or pairs of texts, of which none is empty. Raises UserError; ``name`` is that of one, for messages."""
+    texts = [as_text_or_pair(text, index) for index, text in enumerate(as_list(given), 1)]
+    for index, text in enumerate(texts, 1):
+        if not "".join(text).strip():
+            raise UserError(f"{name} {index} is empty: write it or remove it")
+    return texts
+
+
 def check_count(name: str, value: Any) -> None:
     """Raises UserError for an argument that is not a whole number of at least 1."""
     if not isinstance(value, (int, np.integer)) or value < 1:

@@ -15,6 +15,7 @@ from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.pretrained import Pretrained, Text
 from bert.interchange.names import has_decoder
 from bert.tasks.base import Task
+from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.multilabel import MultilabelTask
 from bert.tasks.multiple_choice import MultipleChoiceTask
 from bert.tasks.question_answering import SquadTask
@@ -97,13 +98,14 @@ def abilities_of(model: Pretrained) -> list[Ability]:
     """What the model can do, the task that it was fine-tuned for first."""
     writes = model.architecture in (ENCODER_DECODER, "BertForCausalLM")
     found = []
-    if model.task is not None and model.architecture != ENCODER_DECODER:
+    compares = model.task is None or isinstance(model.task, EmbeddingTask)
+    if model.task is not None and not compares and model.architecture != ENCODER_DECODER:
         found.append(_task_ability(model, model.task))
     if writes:
         found.append(_generation(model))
     elif "predictions" in model.params or "generator" in model.params:
         found.append(_mask_filling(model))
-    if model.task is None and not writes:
+    if compares and not writes:
         found.append(_similarity(model))
     return [*found, _attention(model)]
 

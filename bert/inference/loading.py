@@ -17,7 +17,7 @@ from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
 from bert.interchange.names import PROJECTIONS, pretraining_architecture
-from bert.interchange.pooling import read_pooling
+from bert.interchange.pooling import Pooling, read_pooling
 from bert.interchange.readers import google, hf
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
 from bert.model.heads import HEADS
@@ -28,6 +28,7 @@ from bert.runs.metrics_log import read_results
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.tasks import make_task
 from bert.tasks.base import Task
+from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.inference_only import published_task
 from bert.tasks.multilabel import MultilabelTask
 from bert.tasks.question_answering import SquadTask
@@ -195,11 +196,18 @@ def _task_of_run(path: Path, config: FinetuneConfig) -> tuple[Task, dict[str, An
         tokenizer = load_tokenizer(path / TARGET_TOKENIZER) if config.has_target_tokenizer else None
         settings |= {"target_tokenizer": tokenizer, "decoding": config.decoding}
         task = dataclasses.replace(task, target_tokenizer=tokenizer)
+    if isinstance(task, EmbeddingTask):
+        own = task.settings
+        settings["pooling"] = Pooling(
+            own.pooling or "mean", bool(own.normalize), config.data.max_length, bool(own.lowercase)
+        )
     return task, settings
 
 
 def _architecture(task: Task) -> str:
     """The module of the model that answers a task."""
+    if isinstance(task, EmbeddingTask):
+        return "Bert"
     return ENCODER_DECODER if isinstance(task, SequenceToSequenceTask) else HEADS[task.head].__name__
 
 

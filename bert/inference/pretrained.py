@@ -16,25 +16,23 @@ from bert.config import Decoding, TaskDataConfig
 from bert.data.features import NO_LIMIT, Features, Rows, tokenize
 from bert.data.inputs import as_list, as_text_or_pair, check_count, shown
 from bert.data.sequence_pairs import SequencePairs
+from bert.data.text_groups import TextGroups
 from bert.errors import UserError
-from bert.inference.exportable import ExportableModel
 from bert.inference.forward import BUCKETS, BatchedForward
 from bert.inference.language_model import ENCODER_DECODER
+from bert.inference.searchable import LABELS_SHOWN, SearchableModel
 from bert.interchange.bundle import build_module
 from bert.interchange.pooling import Pooling
 from bert.metrics import softmax
 from bert.model.electra import extract_generator
 from bert.tasks.base import Outputs, Task
 from bert.tasks.column_files import ColumnFilesTask, labelled_examples
+from bert.tasks.embedding import EmbeddingTask
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.wordpiece import embedding_rows, token_text
 
 Text = str | tuple[str, str]
 Params = dict[str, Any]
-
-
-LABELS_SHOWN = 8
-"""Labels that the summary of a model lists."""
 
 
 class EncodeOutput(NamedTuple):
@@ -62,7 +60,7 @@ class MaskPrediction(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Pretrained(ExportableModel):
+class Pretrained(SearchableModel):
     """A model with its vocabulary, ready to be asked.
 
     Attributes:
@@ -156,25 +154,16 @@ class Pretrained(ExportableModel):
         """
         if isinstance(texts, str):
             return self.embed([texts], batch_size)[0]
-        features, pooling = self._features_to_pool(texts)
+        return self._pool(*self._features_to_pool(texts), batch_size)
+
+    def _pool(self, features: Features, pooling: Pooling, batch_size: int) -> np.ndarray:
+        """The embeddings of rows, [B, D] float32."""
         embeddings = np.zeros((len(features), self.config.hidden_size), np.float32)
         for rows, output in self._forward.encode(features, batch_size):
             hidden = output.last_hidden_state[: len(rows)]
             mask = (np.arange(hidden.shape[1]) < features.lengths[rows, None]).astype(np.int32)
             embeddings[rows] = pooling(hidden, mask)
         return embeddings
-
-    def similarity(self, texts: str | Sequence[Text], others: str | Sequence[Text], batch_size: int = 32) -> np.ndarray:
-        """The cosine of the embeddings of each text with those of the others, [A, B] float32; a string is one text.
-
-        Raises:
-            UserError: as `embed`.
-        """
-        first, second = (
-            self.embed([given] if isinstance(given, str) else given, batch_size) for given in (texts, others)
-        )
-        norms = np.linalg.norm(first, axis=1)[:, None] * np.linalg.norm(second, axis=1)[None, :]
-        return first @ second.T / np.maximum(norms, np.finfo(np.float32).tiny)
 
     def tokenize(self, texts: str | Sequence[Text], max_length: int | None = None) -> dict[str, np.ndarray]:
         """Rows as the model reads them, padded to the longest: arguments of `apply`, [B, T] int32 each.
@@ -332,7 +321,20 @@ class Pretrained(ExportableModel):
                 features.sources, self.decoding or Decoding(), batch_size, range(len(features))
             )
             return [np.array(best.token_ids, np.int32) for best, *_ in found]
+        if isinstance(features, TextGroups):
+            return self._embed_groups(features, batch_size)
+        if isinstance(self.task, EmbeddingTask) and isinstance(features, Features):
+            return list(self._pool(features, self.pooling or Pooling(), batch_size))
         return self._forward.apply_head(features, batch_size)
+
+    def _embed_groups(self, features: TextGroups, batch_size: int) -> Outputs:
+        """The embeddings of each row's query and documents side by side, 0 for a document that it lacks."""
+        pooling, documents = self.pooling or Pooling(), features.documents
+        queries, flat = (self._pool(rows, pooling, batch_size) for rows in (features.queries, documents.sequences))
+        texts = np.zeros((len(features), 1 + documents.choices.max(), self.config.hidden_size), np.float32)
+        texts[:, 0] = queries
+        texts[:, 1:][np.arange(texts.shape[1] - 1) < documents.choices[:, None]] = flat
+        return list(texts.reshape(len(texts), -1))
 
     def _features_to_pool(self, inputs: str | Sequence[Text]) -> tuple[Features, Pooling]:
         texts = [as_text_or_pair(given, index) for index, given in enumerate(as_list(inputs), 1)]
@@ -368,7 +370,8 @@ class Pretrained(ExportableModel):
     @cached_property
     def _forward(self) -> BatchedForward:
         dtype = jnp.dtype(self.dtype)
-        return BatchedForward(self.config, self._device_params, self.task, self.num_feature_layers, dtype)
+        task = None if isinstance(self.task, EmbeddingTask) else self.task  # which has no head
+        return BatchedForward(self.config, self._device_params, task, self.num_feature_layers, dtype)
 
 
 def _lower(text: Text) -> Text:

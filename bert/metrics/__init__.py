@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bert.metrics import retrieval
 from bert.metrics.tagging_schemes import extract_entities
 
 
@@ -85,7 +86,7 @@ METRICS = {
 SQUAD_V2 = tuple(f"{answers}{name}" for answers in ("", "HasAns_", "NoAns_", "best_") for name in ("exact", "f1"))
 
 HIGHER_IS_BETTER = {
-    **dict.fromkeys(METRICS, True),
+    **dict.fromkeys((*METRICS, *retrieval.NAMES), True),
     **dict.fromkeys(("exact_match", *SQUAD_V2, "exact_span"), True),
     **dict.fromkeys(("precision", "recall", "weighted_f1"), True),
     **dict.fromkeys(("bleu", "chrf", "rouge1", "rouge2", "rougeL", "rougeLsum"), True),

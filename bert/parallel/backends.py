@@ -90,6 +90,11 @@ def psum_if_axis(tree: Any, axis: str | None) -> Any:
     return tree if axis is None else jax.lax.psum(tree, axis)
 
 
+def gather_rows_if_axis(tree: Any, axis: str | None) -> Any:
+    """The rows [b, ...] of all devices of an axis, [B, ...], on each; of a mesh (None) an array has them already."""
+    return tree if axis is None else jax.tree.map(lambda x: jax.lax.all_gather(x, axis, tiled=True), tree)
+
+
 class PmapParallelism:
     """`jax.pmap`: one copy of the state on each local device, and a share of each batch.
 

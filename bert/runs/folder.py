@@ -77,9 +77,12 @@ DERIVED_KEYS = (
     "data.labels",
     "data.dev_fraction",
     "distillation.checksum",
+    "embedding.pooling",
+    "embedding.normalize",
+    "embedding.lowercase",
     "lora.checksum",
 )
-"""Keys that default to null and are filled in from the data; config.yaml records the resolved value."""
+"""Keys that default to null and are filled in from the data or the initial model; config.yaml records the value."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.config.model import DECODER_KEYS
@@ -12,6 +13,7 @@ from bert.tasks import (
     custom_question_answering,
     custom_sequence,
     custom_token_classification,
+    embedding,
     glue,
     multiple_choice,
     packages,
@@ -30,6 +32,7 @@ MODULES = (
     custom_token_classification,
     custom_question_answering,
     sequence_to_sequence,
+    embedding,
     packages,
 )
 
@@ -50,6 +53,13 @@ NOT_FOR_A_DECODER = {
     "num_feature_layers": "has no head over a frozen encoder",
 }
 """Keys that tasks with a decoder do not read, and why."""
+
+NOT_FOR_EMBEDDINGS = {
+    "language_model_weight": "neither classifies nor scores single texts",
+    "classifier_dropout": "has no classifier",
+    "num_feature_layers": "has no head over a frozen encoder",
+}
+"""Keys that embeddings do not read, and why."""
 
 
 def register_task(task: Task) -> None:
@@ -83,15 +93,26 @@ def make_task(config: FinetuneConfig) -> Task:
             readers = ", ".join(task.name for task in BUILT_IN if key in task.data_keys)
             raise UserError(f"data.{key} is set, but it is for {readers}, and the task is {task.name}: leave it out")
     _check_decoder_keys(task, config)
-    return task.from_config(config.data)
+    made = task.from_config(config.data)
+    if isinstance(made, embedding.EmbeddingTask):
+        _check_unread(made, config, NOT_FOR_EMBEDDINGS)
+        return made.with_settings(config)
+    reason = f"but it is for {embedding.HEAD}, and the task is {task.name}: remove it"
+    check_unused("embedding.", config.embedding, reason)
+    return made
+
+
+def _check_unread(task: Task, config: FinetuneConfig, reasons: Mapping[str, str]) -> None:
+    """Raises UserError for the first of some keys that is set; ``reasons`` say why the task does not read them."""
+    for key, reason in reasons.items():
+        if value := getattr(config, key):
+            raise UserError(f"{key} is {value}, but {task.name} {reason}: remove it")
 
 
 def _check_decoder_keys(task: Task, config: FinetuneConfig) -> None:
     """Raises UserError for settings of a decoder in a task without one, and the other way round."""
     if task.head == sequence_to_sequence.HEAD:
-        for key, reason in NOT_FOR_A_DECODER.items():
-            if value := getattr(config, key):
-                raise UserError(f"{key} is {value}, but {task.name} {reason}: remove it")
+        _check_unread(task, config, NOT_FOR_A_DECODER)
         if config.model.causal:
             raise UserError(
                 f"model.causal is true, but the encoder of {task.name} sees the whole source: set it to false, or init "

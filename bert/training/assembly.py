@@ -17,10 +17,13 @@ from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.model.execution import LayerExecution
 from bert.model.heads import HEADS
 from bert.model.language_model import ClassifierWithLanguageModel
+from bert.model.text_embedding import BertForEmbedding
 from bert.parallel.backends import Parallelism
 from bert.tasks.base import Task
+from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.sequence_to_sequence import HEAD
 from bert.training.distillation import Distillation, Teacher, with_projections
+from bert.training.embedding_losses import embed_rows, embedding_loss
 from bert.training.initialization import Initializable, Params
 from bert.training.losses import LOSSES, Apply, Batch, Objective, TaskLoss, with_class_weights
 from bert.training.optimizer import ParameterPath
@@ -93,6 +96,9 @@ def build_task_model(task: Task, config: FinetuneConfig) -> nn.Module:
     execution = LayerExecution.from_config(config.training, config.model.head_size)
     if task.head == HEAD:
         return BertForSequenceToSequence(config.model, jnp.dtype(config.training.dtype), execution)
+    if isinstance(task, EmbeddingTask):
+        pooling = task.settings.pooling or "mean"
+        return BertForEmbedding(config.model, jnp.dtype(config.training.dtype), pooling, execution)
     # Without the default, so that custom heads need no field `execution`.
     options = {} if execution == LayerExecution() else {"execution": execution}
     return HEADS[task.head](
@@ -105,8 +111,14 @@ def build_task_model(task: Task, config: FinetuneConfig) -> nn.Module:
     )
 
 
-def task_loss(task: Task, config: FinetuneConfig) -> TaskLoss:
-    """The loss of a task, of what `make_apply` gives."""
+def task_loss(task: Task, config: FinetuneConfig, axis: str | None = None) -> TaskLoss:
+    """The loss of a task, of what `make_apply` gives.
+
+    Args:
+        axis: that of `Parallelism`, for a loss that compares the rows of all devices.
+    """
+    if isinstance(task, EmbeddingTask):
+        return embedding_loss(config.embedding, axis)
     if task.head == HEAD:
         return sequence_loss(config.training.label_smoothing, config.model.decoder.known_vocab_size)
     return with_class_weights(task.loss, task.class_weights) if task.class_weights else LOSSES[task.loss]
@@ -129,8 +141,8 @@ def build_classifier_with_language_model(task: Task, config: FinetuneConfig) -> 
 
 
 def make_apply(model: nn.Module, frozen: Callable[[ParameterPath], bool] | None) -> Apply:
-    """(params, batch, dropout) -> the head's outputs, or what a decoder's loss reads, without gradients of ``frozen``
-    parameters."""
+    """(params, batch, dropout) -> the head's outputs, the embeddings of all texts of a row, or what a decoder's loss
+    reads, without gradients of ``frozen`` parameters."""
     is_decoder = isinstance(model, BertForSequenceToSequence)
 
     def stop_gradients(params: Params) -> Any:
@@ -142,6 +154,8 @@ def make_apply(model: nn.Module, frozen: Callable[[ParameterPath], bool] | None)
         variables = {"params": stop_gradients(params)}
         if is_decoder:
             return model.apply(variables, batch, dropout, method=_read_targets)
+        if isinstance(model, BertForEmbedding):
+            return embed_rows(model, variables, batch, dropout)
         inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
         return model.apply(variables, *inputs, dropout=dropout)
 

@@ -11,13 +11,14 @@ import flax.linen as nn
 import optax
 from tokenizers import Tokenizer
 
-from bert.config import Decoding, FinetuneConfig, ModelConfig, TokenizerConfig
+from bert.config import Decoding, EmbeddingConfig, FinetuneConfig, ModelConfig, TokenizerConfig
 from bert.data.batching import TrainingBatches, make_batches
 from bert.data.features import Rows
 from bert.data.sequence_pairs import target_boundaries
 from bert.errors import UserError, require
 from bert.inference.loading import load
 from bert.inference.pretrained import Params
+from bert.interchange.pooling import Pooling
 from bert.model.execution import LayerExecution
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
@@ -25,6 +26,7 @@ from bert.runs.checkpoint_directory import CheckpointDirectory
 from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tasks import make_task
 from bert.tasks.base import Examples, Task
+from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tasks.splits import read_splits
 from bert.tokenizer.byte_level import separate_pairs
@@ -36,6 +38,7 @@ from bert.tokenizer.wordpiece import (
     train_tokenizer,
 )
 from bert.training.assembly import build_classifier_with_language_model, build_task_model, make_apply, task_loss
+from bert.training.embedding_losses import embedding_objective
 from bert.training.evaluation import Evaluator, Split, TaskEvaluator
 from bert.training.initialization import Log, model_config_from_source, with_vocab_size
 from bert.training.loop import num_train_steps
@@ -50,6 +53,7 @@ class InitialModel(NamedTuple):
 
     Attributes:
         target_tokenizer: of the targets of a decoder; None if they have that of the sources.
+        pooling: that the model declares; None for a model that declares none.
     """
 
     config: ModelConfig
@@ -57,6 +61,7 @@ class InitialModel(NamedTuple):
     params: Params | None
     name: str
     target_tokenizer: Tokenizer | None = None
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,10 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
     require_embedding_rows(init_model.tokenizer, init_model.config.known_vocab_size, init_model.name)
     if isinstance(task, SequenceToSequenceTask):
         task = dataclasses.replace(task, target_tokenizer=init_model.target_tokenizer)
+    embedding = run.config.embedding
+    if isinstance(task, EmbeddingTask):
+        embedding = _resolve_pooling(embedding, init_model.pooling)
+        task = dataclasses.replace(task, settings=embedding)
     data = task.to_config(data)
     if data.max_length > init_model.config.max_position_embeddings:
         raise UserError(
@@ -122,11 +131,11 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
         )
     splits = {name: Split(split, task.features(init_model.tokenizer, split, data)) for name, split in examples.items()}
     train = splits["train"].features
-    config = dataclasses.replace(run.config, data=data, model=init_model.config)
+    config = dataclasses.replace(run.config, data=data, model=init_model.config, embedding=embedding)
     config.check_model()
     frozen = make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers)
-    model, apply, objective = _build_model_and_objective(task, config, frozen)
     parallel = make_parallelism(config.training, config.model)
+    model, apply, objective = _build_model_and_objective(task, config, frozen, parallel.axis)
     tokenizer = init_model.target_tokenizer or init_model.tokenizer
     _check_batches(parallel, config)
     by_length = task_loss(task, config).by_length and not config.language_model_weight
@@ -164,7 +173,7 @@ def make_evaluators(
     Args:
         tokenizer: of what the task writes, if it writes.
     """
-    loss = task_loss(task, config)
+    loss = task_loss(task, config, parallel.axis)
     if not isinstance(task, SequenceToSequenceTask):
         evaluator = TaskEvaluator(apply, loss, parallel, config)
         return evaluator, evaluator
@@ -175,16 +184,27 @@ def make_evaluators(
 
 
 def _build_model_and_objective(
-    task: Task, config: FinetuneConfig, frozen: Callable[[ParameterPath], bool] | None
+    task: Task, config: FinetuneConfig, frozen: Callable[[ParameterPath], bool] | None, axis: str | None
 ) -> tuple[nn.Module, Apply, Objective]:
     """The model that is trained, the task's outputs of its parameters, and what is minimised. Raises UserError."""
-    model, loss = build_task_model(task, config), task_loss(task, config)
+    model, loss = build_task_model(task, config), task_loss(task, config, axis)
     apply = make_apply(model, frozen)
+    if isinstance(task, EmbeddingTask):
+        return model, apply, embedding_objective(loss, apply)
     if not config.language_model_weight:
         return model, apply, task_objective(loss, apply)
     both = build_classifier_with_language_model(task, config)
     factor, vocab_size = config.language_model_weight, config.model.known_vocab_size
     return both, apply, classifier_objective(loss, make_apply(both, frozen), factor, vocab_size)
+
+
+def _resolve_pooling(settings: EmbeddingConfig, declared: Pooling | None) -> EmbeddingConfig:
+    """The settings with what the initial model declares in place of null."""
+    pooling = Pooling(normalize=True) if declared is None else declared
+    values = {"pooling": pooling.mode, "normalize": pooling.normalize, "lowercase": pooling.lowercase}
+    return dataclasses.replace(
+        settings, **{key: value for key, value in values.items() if getattr(settings, key) is None}
+    )
 
 
 def _resolve_defaults(config: FinetuneConfig, steps_per_epoch: int) -> FinetuneConfig:
@@ -241,7 +261,7 @@ def _given_init_model(run: RunFolder[FinetuneConfig], train: Any, say: Log) -> I
     if init != "none":
         source = load(init, say)
         model = model_config_from_source(config.model, source.config, source.source)
-        return InitialModel(model, source.tokenizer, source.params, source.origin)
+        return InitialModel(model, source.tokenizer, source.params, source.origin, pooling=source.pooling)
     if config.architecture_from is not None:
         source = load(config.architecture_from, say)
         model = model_config_from_source(config.model, source.config, source.source)

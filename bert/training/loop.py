@@ -167,7 +167,8 @@ class TrainLoop:
     def _load_batch(self) -> None:
         with self._saved_on_error():
             batch = self.loader.batch(self._step)
-        self._num_tokens = int(batch["attention_mask"].sum()) * self.parallel.process[1]
+        masks = [batch[name] for name in ("attention_mask", "document_mask") if name in batch]
+        self._num_tokens = sum(int(mask.sum()) for mask in masks) * self.parallel.process[1]
         self._batch = self.parallel.shard_batch(batch, self.config.gradient_accumulation_steps)
 
     def _advance(self) -> None:

@@ -37,12 +37,15 @@ class Objective:
             arrays are [k, b, ...] of k micro-batches there.
         metrics: the names ``forward`` yields; those of losses end in ``_loss``.
         factors: factor of a loss in the sum, by name; 1 for those that are not named.
+        over_micro_batches: whether ``forward`` takes all micro-batches at once, arrays [k, b, ...], for a loss that
+            compares their rows with each other.
     """
 
     forward: Callable[[Any, Batch, Dropout | None], tuple[WeightedSums, WeightedSums]]
     weights: Callable[[Batch], dict[str, Array]]
     metrics: tuple[str, ...]
     factors: Mapping[str, float] = field(default_factory=dict)
+    over_micro_batches: bool = False
 
 
 def total_loss(means: Mapping[str, Any], factors: Mapping[str, float]) -> Any:

@@ -86,6 +86,8 @@ def compute_gradients(
         (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(params, micro)
         return constrain_state(grads), sums
 
+    if objective.over_micro_batches:
+        return psum_if_axis(one(batch), axis)
     micro_batches = len(batch["rows"])
     first = one(jax.tree.map(lambda x: x[0], batch))
     if micro_batches > 1:

@@ -145,6 +145,21 @@ def finetuning(pretrained: Path, sst2: Path, epochs: int) -> list[str]:
     return [*arguments, "--training.log_every=4", "--training.checkpoint_every=7", "--training.eval_every=5"]
 
 
+def embedding(pretrained: Path, folder: Path, epochs: int) -> list[str]:
+    """Epochs of five steps, in two micro-batches each."""
+    folder.mkdir()
+    for split, count in (("train", 40), ("dev", 12)):
+        rows = [
+            {"query": f"ba {row}", "positive": f"ri {row}", "negatives": ["tu"] * (row % 2)} for row in range(count)
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [
+        *finetuning(pretrained, folder, epochs)[1:],
+        "--config=embedding",
+        "--training.gradient_accumulation_steps=2",
+    ]
+
+
 def translating(folder: Path, steps: int) -> list[str]:
     arguments = [*translation_options(folder), "--training.epochs=null", f"--training.steps={steps}"]
     arguments += ["--training.average_checkpoints=2", "--training.log_every=4"]
@@ -214,6 +229,16 @@ def test_a_finetuning_run_killed_ten_times_equals_an_uninterrupted_one(more, pre
     finish("finetune", killed, arguments)
     assert_alike(killed, whole)
     assert (killed / "predictions" / "dev.tsv").is_file()
+
+
+def test_an_embedding_run_killed_ten_times_equals_an_uninterrupted_one(pretrained: Path, tmp_path: Path) -> None:
+    epochs, (whole, killed) = 60, (tmp_path / name for name in ("whole", "killed"))
+    arguments = embedding(pretrained, tmp_path / "data", epochs)
+    finish("finetune", whole, arguments)
+    print(kill_again_and_again("finetune", killed, arguments, 10, epochs * 5))
+    assert logged(killed) < epochs * 5
+    finish("finetune", killed, arguments)
+    assert_alike(killed, whole)
 
 
 def test_a_translating_run_killed_ten_times_equals_an_uninterrupted_one(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ LOSSES = {
     "domain": 3.95017,
     "electra_mini": 36.44196,
     "electra_small": 24.91517,
+    "embedding": 0.61934,
     "gpt2": 5.37816,
     "gpt_mini": 5.40950,
     "gpt_tiny": 5.39148,
@@ -159,6 +160,9 @@ def files(folder: Path, task: str) -> None:
     elif task in PAIRS:
         source, target = PAIRS[task]
         jsonl(folder, [{source: text, target: text, "references": []} for text in texts])
+    elif task == "embedding":
+        jsonl(folder, [{"query": f"{MARKS[n % 3]} {text}", "positive": text, "negatives": [f"ba {text}"] * (n % 2)}
+                       for n, text in zip(numbers, texts, strict=True)])  # fmt: skip
     elif task == "tagging":
         jsonl(folder, [{"words": [*text.split(), "Xena"], "tags": ["O"] * 5 + ["B-PER"]} for text in texts])
     else:

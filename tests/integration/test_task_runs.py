@@ -363,6 +363,12 @@ OWN: dict[str, tuple[str, list[str], list[dict[str, Any]]]] = {
     "span": ("span", ["--data.columns.id=id"], [
         {"id": str(n), "question": "who ?", "context": f"{LONG if n % 3 else 'ba'} Xena", "answer": "Xena",
          "answer_start": len(f"{LONG if n % 3 else 'ba'} ")} for n in range(24)]),
+    "embedding": ("embedding", [], [
+        {"query": f"ba {FILLERS[n % 5]}", "positive": f"{LONG if n % 3 else 'ba'} {n}", "negatives": ["tu"] * (n % 2)}
+        for n in range(24)]),
+    "scored pairs": ("embedding", ["--embedding.loss=cosent"], [
+        {"text_a": "ba ri" if n % 3 else LONG, "text_b": LONG if n % 5 == 0 else "tu", "score": n % 4}
+        for n in range(24)]),
     "tagging": ("tagging", [], [
         {"words": ["Xena", *words(n, 60 if n % 3 else 4)], "tags": ["B-PER", *["O"] * (60 if n % 3 else 4)]}
         for n in range(24)]),

@@ -1,0 +1,90 @@
+"""Exact search: the documents of the highest cosine with each query, in blocks of bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+TEXTS_AT_ONCE = 4096
+"""Documents, and queries, that are compared at once: 64 MiB of cosines."""
+
+
+class SearchResults(NamedTuple):
+    """What a search finds, the best document first.
+
+    Attributes:
+        indices: [Q, K] int64 number of each document in the corpus.
+        scores: [Q, K] float32 cosine with the query.
+    """
+
+    indices: np.ndarray
+    scores: np.ndarray
+
+
+class RankedDocument(NamedTuple):
+    """A document in the order of its score for a query: its number among those that were given."""
+
+    number: int
+    score: float
+
+
+def find_nearest(queries: np.ndarray, blocks: Iterable[np.ndarray], top_k: int) -> SearchResults:
+    """The ``top_k`` documents of the highest cosine; of equal ones the first ones.
+
+    Args:
+        queries: [Q, D] vectors.
+        blocks: [n, D] vectors of the documents, in their order.
+        top_k: K, at most the number of all documents.
+    """
+    queries = _unit(queries)
+    indices = np.zeros((len(queries), 0), np.int64)
+    scores = np.zeros((len(queries), 0), np.float32)
+    start = 0
+    for documents in blocks:
+        documents = _unit(documents)
+        numbers = np.arange(start, start + len(documents))
+        found = [_merge(indices[rows], scores[rows], numbers, queries[rows] @ documents.T, top_k)
+                 for rows in _slices(len(queries))]  # fmt: skip
+        indices, scores = (np.concatenate([part[side] for part in found]) for side in range(2))
+        start += len(documents)
+    return SearchResults(indices, scores)
+
+
+def _merge(
+    indices: np.ndarray, scores: np.ndarray, numbers: np.ndarray, cosines: np.ndarray, top_k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The best of those found before, [q, k], and of a block's cosines [q, n]."""
+    candidates = np.concatenate([indices, np.broadcast_to(numbers, cosines.shape)], axis=1)
+    cosines = np.concatenate([scores, cosines], axis=1)
+    if cosines.shape[1] > top_k:
+        # Those above the least of the best, and as many of its equals as fit, the first ones: a partition may take any.
+        least = np.partition(cosines, -top_k, axis=1)[:, -top_k, None]
+        above = cosines > least
+        equal = cosines == least
+        chosen = above | (equal & (np.cumsum(equal, axis=1) <= top_k - above.sum(axis=1, keepdims=True)))
+        candidates, cosines = (array[chosen].reshape(len(cosines), top_k) for array in (candidates, cosines))
+    order = np.argsort(-cosines, axis=1, kind="stable")
+    return np.take_along_axis(candidates, order, axis=1), np.take_along_axis(cosines, order, axis=1)
+
+
+def _slices(count: int) -> list[slice]:
+    return [slice(start, start + TEXTS_AT_ONCE) for start in range(0, max(count, 1), TEXTS_AT_ONCE)]
+
+
+def blocks_of(vectors: np.ndarray) -> list[np.ndarray]:
+    """[N, D] vectors in blocks."""
+    return [vectors[rows] for rows in _slices(len(vectors))]
+
+
+def rank_by_score(scores: Iterable[float]) -> list[RankedDocument]:
+    """The numbers of scores, the highest first; of equal ones in their order."""
+    ranked = [RankedDocument(number, score) for number, score in enumerate(scores)]
+    return sorted(ranked, key=lambda document: -document.score)
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    """Vectors of length 1 in float32; a zero vector stays, and what is not finite becomes 0."""
+    vectors = np.nan_to_num(np.asarray(vectors, np.float32), posinf=0, neginf=0)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)

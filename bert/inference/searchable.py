@@ -1,0 +1,122 @@
+"""What `bert.load` returns, as far as texts are compared: cosines, search, and the scores of a cross-encoder."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bert.data.inputs import as_filled_texts, check_count
+from bert.data.windows import Text
+from bert.errors import UserError
+from bert.inference.exportable import ExportableModel
+from bert.inference.search import (
+    TEXTS_AT_ONCE,
+    RankedDocument,
+    SearchResults,
+    blocks_of,
+    find_nearest,
+    rank_by_score,
+)
+from bert.tasks.base import Task
+from bert.tasks.sequence import ClassificationTask, RegressionTask
+
+LABELS_SHOWN = 8
+"""Labels that a message or the summary of a model lists."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SearchableModel(ExportableModel):
+    """A model whose embeddings, or scores of pairs, are compared."""
+
+    @abstractmethod
+    def embed(self, texts: str | Sequence[Text], batch_size: int = 32) -> np.ndarray:
+        """The embeddings of texts."""
+
+    @abstractmethod
+    def predict(self, inputs: Any, batch_size: int = 32) -> Any:
+        """The answers of the task."""
+
+    @abstractmethod
+    def require_task(self) -> Task:
+        """The task that `predict` answers. Raises UserError."""
+
+    def similarity(self, texts: str | Sequence[Text], others: str | Sequence[Text], batch_size: int = 32) -> np.ndarray:
+        """The cosine of the embeddings of each text with those of the others, [A, B] float32; a string is one text.
+
+        Raises:
+            UserError: as `embed`.
+        """
+        first, second = (
+            self.embed([given] if isinstance(given, str) else given, batch_size) for given in (texts, others)
+        )
+        norms = np.linalg.norm(first, axis=1)[:, None] * np.linalg.norm(second, axis=1)[None, :]
+        return first @ second.T / np.maximum(norms, np.finfo(np.float32).tiny)
+
+    def search(
+        self, queries: str | Sequence[Text], corpus: Sequence[Text] | np.ndarray, top_k: int = 10, batch_size: int = 32
+    ) -> SearchResults:
+        """The documents whose embeddings have the highest cosine with that of each query, found exactly.
+
+        Documents are embedded and compared in blocks, so that a corpus of texts takes no memory for its embeddings.
+
+        Args:
+            queries: texts. A string is one query, and its result has no axis of queries.
+            corpus: texts, or their embeddings [N, D] if they are searched more than once.
+            top_k: documents of each query; all of a smaller corpus.
+            batch_size: texts embedded at once.
+
+        Raises:
+            UserError: as `embed`; or there is no document, a text is empty, or the embeddings have another width.
+        """
+        if isinstance(queries, str):
+            indices, scores = self.search([queries], corpus, top_k, batch_size)
+            return SearchResults(indices[0], scores[0])
+        check_count("top_k", top_k)
+        queries = as_filled_texts("query", queries)
+        if isinstance(corpus, np.ndarray) and np.issubdtype(corpus.dtype, np.number):
+            if corpus.ndim != 2 or corpus.shape[1] != self.config.hidden_size:
+                raise UserError(
+                    f"the corpus has the shape {list(corpus.shape)}, and embeddings of {self.source} have "
+                    f"{self.config.hidden_size} numbers: pass [N, {self.config.hidden_size}], or texts"
+                )
+            documents: Any = corpus
+            blocks: Iterable[np.ndarray] = blocks_of(corpus)
+        else:
+            documents = as_filled_texts("document", corpus)
+            starts = range(0, len(documents), TEXTS_AT_ONCE)
+            blocks = (self.embed(documents[start : start + TEXTS_AT_ONCE], batch_size) for start in starts)
+        if not len(documents):
+            raise UserError("the corpus has no documents: pass at least one")
+        return find_nearest(self.embed(queries, batch_size), blocks, min(top_k, len(documents)))
+
+    def rank(
+        self, query: str, documents: Sequence[str], label: str = "1", batch_size: int = 32
+    ) -> list[RankedDocument]:
+        """The documents in the order in which a cross-encoder, which reads a query together with a document, scores
+        them: a `RankedDocument` each, the best one first.
+
+        Args:
+            query: a text.
+            documents: texts.
+            label: of a classifier: whose probability is the score. A regression needs none.
+            batch_size: pairs at once.
+
+        Raises:
+            UserError: the model neither classifies nor scores pairs of texts, or has no such label; or a text is empty.
+        """
+        task = self.require_task()
+        if not isinstance(task, (ClassificationTask, RegressionTask)):
+            raise UserError(
+                f"{self.source} gives pairs of texts no score ({task.name}): use a classifier or regression"
+            )
+        if isinstance(task, ClassificationTask) and label not in task.label_names:
+            names = ", ".join(map(repr, task.label_names[:LABELS_SHOWN]))
+            raise UserError(f"label is {label!r}, and the labels of {self.source} are {names}: pass one of these")
+        [query] = as_filled_texts("query", [query])
+        answers = self.predict([(query, document) for document in as_filled_texts("document", documents)], batch_size)
+        is_regression = isinstance(task, RegressionTask)
+        return rank_by_score(answer.score if is_regression else answer.probabilities[label] for answer in answers)

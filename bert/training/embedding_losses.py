@@ -1,0 +1,172 @@
+"""Losses of embeddings, each over the whole batch: all of its micro-batches, on all devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from bert.config import EmbeddingConfig
+from bert.model.array_types import Array
+from bert.model.dropout import Dropout
+from bert.parallel.backends import gather_rows_if_axis
+from bert.training.losses import Apply, Batch, Objective, TaskLoss, WeightedSum, WeightedSums
+
+LEAST = jnp.finfo(jnp.float32).min
+"""Logit of what has no share in a softmax."""
+
+
+def embedding_loss(settings: EmbeddingConfig, axis: str | None) -> TaskLoss:
+    """The loss of a run, of the outputs of `embed_rows`.
+
+    Args:
+        axis: name of the axis of devices, over whose rows a batch is spread; None if an array has all rows.
+    """
+    name, one = {
+        "in_batch": ("in_batch_loss", partial(in_batch_loss, temperature=settings.temperature, axis=axis)),
+        "cosent": ("cosent_loss", partial(cosent_loss, temperature=settings.temperature, axis=axis)),
+        "cosine": ("cosine_loss", cosine_loss),
+    }[settings.loss]
+    widths = settings.matryoshka or ()
+    has_accuracy = settings.loss == "in_batch"
+
+    def sums(outputs: Float[Array, "B numbers"], batch: Batch) -> tuple[WeightedSum, ...]:
+        texts = 1 + batch["document_numbers"].shape[-1]
+        embeddings = outputs.reshape(len(outputs), texts, -1)
+        (total, weight), *counts = one(_normalized(embeddings), batch)
+        cut = [one(_normalized(embeddings[..., :width]), batch)[0][0] for width in widths]
+        return (sum(cut, total) / (1 + len(cut)), weight), *counts
+
+    return TaskLoss(
+        sums,
+        lambda batch: jnp.sum(batch["weights"]),
+        (name, "accuracy") if has_accuracy else (name,),
+        # Of rows of similar lengths, the negatives would be no sample of all documents.
+        by_length=settings.loss == "cosine",
+    )
+
+
+def _normalized(embeddings: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
+    """Vectors of length 1; 0 for a zero vector, and no gradient."""
+    squares = jnp.sum(jnp.square(embeddings), axis=-1, keepdims=True)
+    return embeddings * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
+
+
+def in_batch_loss(
+    embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float, axis: str | None
+) -> tuple[WeightedSum, ...]:
+    """Cross-entropy of each query's positive among it and the negatives: all other documents of the batch (InfoNCE;
+    van den Oord et al. 2018, equation 4). And the share of queries whose positive is nearest.
+
+    No negatives of a query are the documents with the text of its positive, and the positives of rows with the same
+    query.
+
+    Args:
+        embeddings: [B, 1 + C, D] of length 1: the query, its positive and its negatives.
+        batch: with ``query_numbers`` [B], ``document_numbers`` [B, C], -1 for none, and ``weights`` [B].
+    """
+    queries, positives = embeddings[:, 0], embeddings[:, 1]
+    query_numbers, document_numbers = batch["query_numbers"], batch["document_numbers"]
+    is_there = (document_numbers >= 0) & (batch["weights"] > 0)[:, None]
+    # The number of the query whose positive a document is.
+    answered = jnp.full_like(document_numbers, -1).at[:, 0].set(query_numbers)
+    mine = (embeddings[:, 1:], document_numbers, answered, is_there)
+    documents, numbers, answered, is_there = gather_rows_if_axis(mine, axis)
+    documents = documents.reshape(-1, documents.shape[-1])
+    numbers, answered, is_there = (array.reshape(-1) for array in (numbers, answered, is_there))
+    is_negative = is_there & (numbers != document_numbers[:, :1]) & (answered != query_numbers[:, None])
+    cosines = jnp.einsum("bd,nd->bn", queries, documents)
+    logits = jnp.where(is_negative, cosines / temperature, LEAST)
+    right = jnp.sum(queries * positives, axis=-1) / temperature
+    losses = jax.nn.logsumexp(jnp.concatenate([right[:, None], logits], axis=1), axis=1) - right
+    hits = (right > jnp.max(logits, axis=1)).astype(jnp.float32)
+    weights = batch["weights"]
+    return (jnp.sum(losses * weights), jnp.sum(weights)), (jnp.sum(hits * weights), jnp.sum(weights))
+
+
+def cosent_loss(
+    embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float, axis: str | None
+) -> tuple[WeightedSum, ...]:
+    """log(1 + sum of exp((c_j - c_i) / temperature)) over all pairs of rows of which i has the higher score, c being
+    cosines (Su 2022, "CoSENT: a more effective sentence vector scheme than Sentence-BERT").
+
+    It is one number for the batch. The rows of each device count it by their share of all.
+    """
+    cosines = jnp.sum(embeddings[:, 0] * embeddings[:, 1], axis=-1)
+    weights = batch["weights"]
+    cosines, scores, is_there = gather_rows_if_axis((cosines, batch["labels"], weights > 0), axis)
+    wanted = (scores[:, None] > scores[None, :]) & is_there[:, None] & is_there[None, :]
+    logits = jnp.where(wanted, (cosines[None, :] - cosines[:, None]) / temperature, LEAST)
+    loss = jax.nn.logsumexp(jnp.append(logits.reshape(-1), 0.0))
+    rows = jnp.sum(weights)
+    return ((loss * rows, rows),)
+
+
+def cosine_loss(embeddings: Float[Array, "B texts D"], batch: Batch) -> tuple[WeightedSum, ...]:
+    """Squared error of the cosine from the score, which is 0 to 1 (Reimers and Gurevych 2019, section 3)."""
+    cosines = jnp.sum(embeddings[:, 0] * embeddings[:, 1], axis=-1)
+    weights = batch["weights"]
+    return ((jnp.sum(jnp.square(cosines - batch["labels"]) * weights), jnp.sum(weights)),)
+
+
+def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None) -> Float[Array, "B numbers"]:
+    """The embeddings of the query and of the C documents of each row side by side, [B, (1 + C) * D].
+
+    Args:
+        model: `bert.model.text_embedding.BertForEmbedding`.
+        batch: as `bert.data.text_groups.TextGroups` makes it.
+    """
+    rows, count, length = batch["document_ids"].shape
+
+    def embed(inputs: tuple[Array, ...], texts: Array) -> Array:
+        """``texts`` [rows, ...] number the texts of the batch, each of which draws as a row."""
+        source = None if dropout is None else dropout.replace(rows=texts.reshape(-1))
+        return model.apply(variables, *inputs, dropout=source)
+
+    first = jnp.arange(rows) if dropout is None else dropout.rows
+    numbers = first[:, None] * (1 + count) + jnp.arange(1 + count)
+    queries = embed((batch["input_ids"], batch["token_type_ids"], batch["attention_mask"]), numbers[:, 0])
+    documents = tuple(batch[f"document_{name}"].reshape(-1, length) for name in ("ids", "types", "mask"))
+    return jnp.concatenate([queries, embed(documents, numbers[:, 1:]).reshape(rows, -1)], axis=1)
+
+
+def embedding_objective(loss: TaskLoss, apply: Apply) -> Objective:
+    """The loss over all micro-batches at once, of ``apply``: (params, micro-batch, dropout or None) -> embeddings.
+
+    Micro-batches are encoded one after the other, and again where their gradients are computed, so that memory is that
+    of one, and the gradients are those of the whole batch (GradCache; Gao et al. 2021).
+    """
+
+    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
+        def encode(micro: Batch) -> Array:
+            source = None if dropout is None else dropout.replace(rows=micro["rows"])
+            return apply(params, micro, source)
+
+        outputs = _map_micro_batches(encode, batch)
+        (name, first), *counts = zip(loss.metrics, loss.sums(outputs, _joined(batch)), strict=True)
+        return {name: first}, dict(counts)
+
+    return Objective(
+        forward, lambda batch: {loss.metrics[0]: loss.weight(batch)}, loss.metrics, over_micro_batches=True
+    )
+
+
+def _map_micro_batches(encode: Callable[[Batch], Array], batch: Batch) -> Array:
+    """The outputs [k * b, ...] of k micro-batches [k, b, ...], of which none but the outputs is kept."""
+    if len(batch["rows"]) == 1:
+        return encode(_joined(batch))
+    return _join(jax.lax.map(jax.checkpoint(encode, prevent_cse=False), dict(batch)))
+
+
+def _joined(batch: Batch) -> dict[str, Array]:
+    return {name: _join(array) for name, array in batch.items()}
+
+
+def _join(array: Array) -> Array:
+    """[k, b, ...] -> [k * b, ...]."""
+    return array.reshape(-1, *array.shape[2:])

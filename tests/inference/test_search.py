@@ -1,0 +1,110 @@
+"""Search and ranking: the documents of the highest cosine or score, in blocks, and sentences on what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bert
+from bert.inference import search
+from bert.inference.search import blocks_of, find_nearest
+from bert.model.heads import HEADS, BertForPreTraining
+from bert.tasks.sequence import Score
+from tests.tiny_models import CONFIG, TASKS, model_of
+
+TEXTS = ["ba ko", "ri", "tu lo mi", "a b c d", "ba", "ko ri", "lo", "mi ba"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bert.Pretrained]:
+    folder = tmp_path_factory.mktemp("models")
+    made = {name: model_of(folder, HEADS[TASKS[name].head](CONFIG, TASKS[name].num_labels), TASKS[name])
+            for name in ("pairs", "regression", "tagging", "classification")}  # fmt: skip
+    return {**made, "encoder": model_of(folder, BertForPreTraining(CONFIG), None)}
+
+
+@pytest.mark.parametrize("size", [3, 7, 100])
+@pytest.mark.parametrize("top_k", [1, 5, 50])
+def test_blocks_give_what_sorting_everything_gives(size: int, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With equal cosines, of which the first documents come first."""
+    monkeypatch.setattr(search, "TEXTS_AT_ONCE", size)
+    random = np.random.default_rng(0)
+    queries, corpus = random.integers(-1, 2, (20, 3)).astype(np.float32), random.integers(-1, 2, (50, 3))
+    unit = [array / np.maximum(np.linalg.norm(array, axis=1, keepdims=True), 1e-9) for array in (queries, corpus)]
+    cosines = (unit[0] @ unit[1].T.astype(np.float32)).astype(np.float32)
+    expected = np.argsort(-cosines.round(5), axis=1, kind="stable")[:, :top_k]
+    indices, scores = find_nearest(queries, blocks_of(corpus.astype(np.float32)), top_k)
+    assert (indices.shape, scores.dtype) == ((20, top_k), np.float32)
+    np.testing.assert_allclose(scores, np.take_along_axis(cosines, expected, axis=1), atol=1e-6)
+    np.testing.assert_allclose(np.take_along_axis(cosines, indices, axis=1), scores, atol=1e-6)
+    assert all(len(set(row)) == top_k for row in indices.tolist())
+
+
+def test_of_equal_documents_the_first_ones_are_found() -> None:
+    corpus = np.array([[1, 0], [0, 1], [1, 0], [1, 0], [1, 0]], np.float32)
+    found = find_nearest(np.array([[1.0, 0]]), [corpus[:2], corpus[2:4], corpus[4:]], 3)
+    assert found.indices.tolist() == [[0, 2, 3]]
+    broken = find_nearest(np.full((1, 2), np.nan), [corpus], 2)
+    assert broken.indices.tolist() == [[0, 1]]
+
+
+def test_texts_are_searched_as_their_embeddings_are(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, queries = models["encoder"], ["ba ko", "lo mi"]
+    whole = model.search(queries, TEXTS, top_k=3)
+    cosines = model.similarity(queries, TEXTS)
+    np.testing.assert_array_equal(whole.indices, np.argsort(-cosines, axis=1)[:, :3])
+    np.testing.assert_allclose(whole.scores, -np.sort(-cosines, axis=1)[:, :3], atol=1e-6)
+    assert whole.indices[0, 0] == 0 and whole.scores[0, 0] == pytest.approx(1, abs=1e-5)
+    vectors = model.search(queries, model.embed(TEXTS), top_k=3)
+    monkeypatch.setattr("bert.inference.searchable.TEXTS_AT_ONCE", 3)
+    for found in (vectors, model.search(queries, iter(TEXTS), top_k=3)):
+        np.testing.assert_array_equal(found.indices, whole.indices)
+        np.testing.assert_allclose(found.scores, whole.scores, atol=1e-5)
+    alone = model.search("ba ko", TEXTS, top_k=100)
+    assert alone.indices.shape == alone.scores.shape == (8,)
+    assert model.search([], TEXTS).indices.shape == (0, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((["a"], []), "the corpus has no documents: pass at least one"),
+        ((["a"], ["b", " "]), "document 2 is empty: write it or remove it"),
+        (([""], ["b"]), "query 1 is empty: write it or remove it"),
+        ((["a"], ["b", 3]), "input 2 is 3, and a text or a pair"),
+        ((["a"], ["b"], 0), "top_k is 0: pass a whole number of at least 1"),
+        ((["a"], np.zeros((4, 3))), r"the corpus has the shape \[4, 3\], and embeddings of made have 8 numbers"),
+        ((["a"], np.zeros((0, 8))), "the corpus has no documents"),
+    ],
+)
+def test_a_search_without_sense_is_one_sentence(models: dict[str, Any], arguments: Any, told: str) -> None:
+    with pytest.raises(bert.UserError, match=told):
+        models["encoder"].search(*arguments)
+
+
+def test_documents_are_ranked_by_the_score_or_the_probability_of_a_label(models: dict[str, Any]) -> None:
+    for name, label in (("regression", "1"), ("pairs", "equivalent"), ("pairs", "not_equivalent")):
+        answers = models[name].predict([("ba", text) for text in TEXTS])
+        scores = [answer.score if isinstance(answer, Score) else answer.probabilities[label] for answer in answers]
+        ranked = models[name].rank("ba", TEXTS, label)
+        assert [document.number for document in ranked] == np.argsort(-np.array(scores), kind="stable").tolist()
+        assert [document.score for document in ranked] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
+    assert models["pairs"].rank("ba", [], "equivalent") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("encoder", ("a", ["b"]), "made is not fine-tuned for a task"),
+        ("tagging", ("a", ["b"]), r"made gives pairs of texts no score \(conll2003\)"),
+        ("pairs", ("a", ["b"], "good"), "label is 'good', and the labels of made are 'not_equivalent', 'equivalent'"),
+        ("classification", ("a", ["b"], "no"), "classification takes a single text"),
+        ("pairs", ("a", ["b", ""], "equivalent"), "document 2 is empty: write it or remove it"),
+        ("pairs", (" ", ["b"], "equivalent"), "query 1 is empty"),
+    ],
+)
+def test_a_ranking_without_sense_is_one_sentence(models: dict[str, Any], name: str, arguments: Any, told: str) -> None:
+    with pytest.raises(bert.UserError, match=told):
+        models[name].rank(*arguments)

@@ -1,0 +1,58 @@
+"""Exported embedding runs read by sentence-transformers, and a cross-encoder of its own ranked here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bert
+
+pytestmark = pytest.mark.real
+
+TEXTS = [
+    "A man plays the guitar.",
+    "someone makes Music",
+    "The shares fell by 2%. " * 30,
+    "ünïcödé, 中文",
+    "a",
+]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_a_trained_folder_gives_the_same_embeddings(pooling: str, shared: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    rows = [{"query": f"number {n}", "positive": f"the digits {n} of a number"} for n in range(16)]
+    overrides = {"training.batch_size": 8, "training.steps": 2, "training.epochs": None, "data.max_length": 64,
+                 "embedding.pooling": pooling, "embedding.normalize": pooling != "max"}  # fmt: skip
+    model = str(shared / "models" / "all-MiniLM-L6-v2")
+    run = bert.finetune("embedding", init=model, train=rows, output_dir=tmp_path / "run", overrides=overrides)
+    run.model.save(tmp_path / "out")
+    theirs = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert theirs.max_seq_length == 64
+    ours = run.model.embed(TEXTS)
+    np.testing.assert_allclose(theirs.encode(TEXTS), ours, atol=1e-5)
+    untrained = bert.load(model).embed(TEXTS)
+    assert pooling != "mean" or np.abs(ours - untrained).max() > 1e-4
+    names = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.json")}
+    assert {"modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "config.json"} <= names
+    assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == ["BertModel"]
+
+
+def test_an_exported_cross_encoder_ranks_alike(shared: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    rows = [{"text_a": f"number {n}", "text_b": f"the digits {n}", "label": n % 2} for n in range(16)]
+    overrides = {"training.batch_size": 8, "training.steps": 2, "training.epochs": None, "data.max_length": 64,
+                 "data.columns.text_a": "text_a", "data.columns.text_b": "text_b"}  # fmt: skip
+    model = str(shared / "models" / "all-MiniLM-L6-v2")
+    run = bert.finetune("regression", init=model, train=rows, output_dir=tmp_path / "run", overrides=overrides)
+    run.model.save(tmp_path / "out")
+    theirs = library.CrossEncoder(str(tmp_path / "out"), device="cpu", max_length=64)
+    import torch
+
+    expected = theirs.predict([("number 3", text) for text in TEXTS], activation_fn=torch.nn.Identity())
+    ranked = run.model.rank("number 3", TEXTS)
+    assert [document.number for document in ranked] == np.argsort(-expected, kind="stable").tolist()
+    np.testing.assert_allclose([document.score for document in ranked], -np.sort(-expected), atol=1e-5)
