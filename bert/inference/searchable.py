@@ -116,7 +116,7 @@ class SearchableModel(ExportableModel):
         if isinstance(task, ClassificationTask) and label not in task.label_names:
             names = ", ".join(map(repr, task.label_names[:LABELS_SHOWN]))
             raise UserError(f"label is {label!r}, and the labels of {self.source} are {names}: pass one of these")
-        [query] = as_filled_texts("query", [query])
-        answers = self.predict([(query, document) for document in as_filled_texts("document", documents)], batch_size)
+        [text] = as_filled_texts("query", [query])
+        answers = self.predict([(text, document) for document in as_filled_texts("document", documents)], batch_size)
         is_regression = isinstance(task, RegressionTask)
         return rank_by_score(answer.score if is_regression else answer.probabilities[label] for answer in answers)

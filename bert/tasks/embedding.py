@@ -288,7 +288,7 @@ class EmbeddingTask(ColumnFilesTask):
         found first, the worst ranks first, with that which is."""
         if predictions.ranks is None:
             return []
-        rows = [("query", "positive", "first", "rank")]
+        rows: list[tuple[str, ...]] = [("query", "positive", "first", "rank")]
         for row in np.argsort(-predictions.ranks, kind="stable"):
             if predictions.ranks[row] > 1:
                 first = examples.documents[require(predictions.first, "the first documents")[row]]

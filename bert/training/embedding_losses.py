@@ -27,11 +27,12 @@ def embedding_loss(settings: EmbeddingConfig, axis: str | None) -> TaskLoss:
     Args:
         axis: name of the axis of devices, over whose rows a batch is spread; None if an array has all rows.
     """
-    name, one = {
+    losses: dict[str, tuple[str, Callable[..., tuple[WeightedSum, ...]]]] = {
         "in_batch": ("in_batch_loss", partial(in_batch_loss, temperature=settings.temperature, axis=axis)),
         "cosent": ("cosent_loss", partial(cosent_loss, temperature=settings.temperature, axis=axis)),
         "cosine": ("cosine_loss", cosine_loss),
-    }[settings.loss]
+    }
+    name, one = losses[settings.loss]
     widths = settings.matryoshka or ()
     has_accuracy = settings.loss == "in_batch"
 
@@ -123,7 +124,7 @@ def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout 
     """
     rows, count, length = batch["document_ids"].shape
 
-    def embed(inputs: tuple[Array, ...], texts: Array) -> Array:
+    def embed(inputs: tuple[Array, ...], texts: Array) -> Any:
         """``texts`` [rows, ...] number the texts of the batch, each of which draws as a row."""
         source = None if dropout is None else dropout.replace(rows=texts.reshape(-1))
         return model.apply(variables, *inputs, dropout=source)

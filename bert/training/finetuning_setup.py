@@ -201,10 +201,10 @@ def _build_model_and_objective(
 def _resolve_pooling(settings: EmbeddingConfig, declared: Pooling | None) -> EmbeddingConfig:
     """The settings with what the initial model declares in place of null."""
     pooling = Pooling(normalize=True) if declared is None else declared
-    values = {"pooling": pooling.mode, "normalize": pooling.normalize, "lowercase": pooling.lowercase}
-    return dataclasses.replace(
-        settings, **{key: value for key, value in values.items() if getattr(settings, key) is None}
-    )
+    declares: dict[str, Any] = {key: getattr(pooling, key) for key in ("normalize", "lowercase")}
+    declares["pooling"] = pooling.mode
+    unset = {key: value for key, value in declares.items() if getattr(settings, key) is None}
+    return dataclasses.replace(settings, **unset)
 
 
 def _resolve_defaults(config: FinetuneConfig, steps_per_epoch: int) -> FinetuneConfig:

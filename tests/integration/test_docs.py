@@ -216,6 +216,36 @@ def test_sentences_are_short() -> None:
     assert np.mean([length for found in lengths.values() for length in found]) <= 18
 
 
+def run_python(page: str, mark: str, replaced: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
+    """Runs the block below a mark in a folder with the pages, and returns its names."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    code = text.split(f"<!-- {mark} -->\n```python\n")[1].split("```")[0]
+    for old, new in replaced.items():
+        assert old in code
+        code = code.replace(old, new)
+    (folder / "docs").symlink_to(ROOT / "docs")
+    monkeypatch.chdir(folder)
+    names: dict = {}
+    exec(compile(code, page, "exec"), names)
+    return names
+
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def test_the_search_in_the_documentation_runs(pretrained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    names = run_python("search.md", "search", {MINILM: str(pretrained)}, tmp_path, monkeypatch)
+    assert names["found"].indices.shape == (3, 2)
+    assert len(capsys.readouterr().out.splitlines()) == 9
+    assert len(names["titles"]) > 100
+
+
+def test_the_training_on_the_documentation_runs(pretrained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    small = {MINILM: str(pretrained), '"training.epochs": 2': '"training.epochs": 1, "data.max_length": 32'}
+    names = run_python("embeddings.md", "train", small, tmp_path, monkeypatch)
+    assert set(names["run"].results["dev"]) == {"loss", "ndcg_at_10", "mrr_at_10", "recall_at_10"}
+
+
 @pytest.mark.slice
 @pytest.mark.slow
 @pytest.mark.parametrize("page", sorted({block.page for block in BLOCKS if block.mark == RUNS}), ids=lambda p: p.stem)
