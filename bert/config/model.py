@@ -51,8 +51,9 @@ class ModelConfig:
     """Width F of the feed-forward layer; 4 x hidden_size in the paper."""
     hidden_act: Activation = "gelu"
     """Activation: gelu (the erf form), gelu_tanh (as Google's code computes it), relu, silu, tanh."""
-    pooler_act: Literal["tanh", "gelu"] = "tanh"
-    """Activation of the pooled output: tanh (the paper's), or gelu as the classifiers of ELECTRA have it."""
+    pooler_act: Literal["tanh", "gelu", "relu"] = "tanh"
+    """Activation of the pooled output: tanh (the paper's), gelu as the classifiers of ELECTRA have it, or relu as those
+    of DistilBERT."""
     pooler_type: Literal["dense", "transform"] = "dense"
     """The pooled output is a dense layer and pooler_act (dense), or a dense layer, hidden_act and LayerNorm, as the MLM
     head's transform (transform). Heads over every token read it, too, in this form, as in ModernBERT."""

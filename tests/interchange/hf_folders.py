@@ -28,6 +28,7 @@ CONFIG = ModelConfig(
 )
 ROBERTA = ModelConfig(**{**vars(CONFIG), "hidden_act": "gelu", "position_offset": 2, "type_vocab_size": 1})
 ELECTRA = ModelConfig(**{**vars(CONFIG), "hidden_act": "gelu", "pooler_act": "gelu", "embedding_size": 8})
+DISTILBERT = dataclasses.replace(CONFIG, pooler_act="relu", type_vocab_size=0, layer_norm_eps=1e-12)
 GPT2 = dataclasses.replace(
     CONFIG, type_vocab_size=0, causal=True, pre_layer_norm=True, embedding_norm=False, prediction_transform=False,
     prediction_bias=False, residual_init="scaled",
@@ -49,8 +50,8 @@ def random_model(
     labels = LABELS if architecture in ("BertForSequenceClassification", "BertForTokenClassification") else ()
     shapes = expected_shapes(config, architecture, len(labels))
     parts = {names.ENCODER, *names.parts_of(architecture, config)}
-    # transformers' ELECTRA and ModernBERT have no pooler
-    if architecture == "Bert" and (config.pooler_act == "gelu" or config.pooler_type == "transform"):
+    # transformers' ELECTRA, DistilBERT and ModernBERT have no pooler
+    if architecture == "Bert" and (config.pooler_act != "tanh" or config.pooler_type == "transform"):
         parts -= {names.POOLER}
     flat = {
         path: random.normal(size=shape).astype(np.float32)

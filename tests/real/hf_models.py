@@ -58,8 +58,7 @@ def drawn(folder, architecture: str, family: str = "bert", **settings):
     if architecture in ("BertForSequenceClassification", "BertForTokenClassification"):
         sizes["id2label"] = dict(enumerate(LABELS))
         sizes["label2id"] = {label: number for number, label in enumerate(LABELS)}
-    config_class = getattr(transformers, f"{family.capitalize()}Config")
-    config = config_class(**{**sizes, **settings})
+    config = transformers.AutoConfig.for_model(family, **{**sizes, **settings})
     model = getattr(transformers, families.family_of_type(family).classes[architecture])(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # biases and LayerNorm as well: fresh ones are zeros and ones

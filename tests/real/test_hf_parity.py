@@ -197,6 +197,31 @@ def test_electra_in_and_out(architecture: str, width: int, tmp_path, mrpc_texts)
         assert_export(model, reference, AUTO[architecture], tmp_path / f"ours-{act}")
 
 
+@pytest.mark.parametrize("architecture", families.DISTILBERT.classes)
+def test_distilbert_in_and_out(architecture: str, tmp_path, mrpc_texts) -> None:
+    for act in ("gelu", "relu"):
+        folder = tmp_path / act
+        sizes = {
+            "dim": 96,
+            "n_layers": 5,
+            "n_heads": 3,
+            "hidden_dim": 200,
+            "activation": act,
+            "seq_classif_dropout": 0.3,
+        }
+        reference = drawn(folder, architecture, "distilbert", **sizes)
+        model = bert.load(folder)
+        assert (model.architecture, model.config.type_vocab_size, model.config.pooler_act) == (architecture, 0, "relu")
+        rows = architecture.endswith(("SequenceClassification", "MultipleChoice"))
+        assert model.classifier_dropout == (0.3 if rows else None)
+        batches = [inputs(architecture, padded) for padded in (False, True)]
+        batches += [real_inputs(folder, model, texts, architecture) for texts in mrpc_texts]
+        for batch in batches:
+            given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+            assert_alike(our_answers(model, batch), answers(reference, given), batch["attention_mask"])
+        assert_export(model, reference, AUTO[architecture], tmp_path / f"ours-{act}")
+
+
 def test_both_models_of_a_run_of_replaced_tokens_load_in_transformers(detected, tmp_path) -> None:
     model = bert.load(detected)
     for part, auto, name in (

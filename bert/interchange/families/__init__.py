@@ -5,6 +5,7 @@ from __future__ import annotations
 from bert.config import ModelConfig
 from bert.interchange.families.base import Family
 from bert.interchange.families.bert import BERT, GOOGLE_NAMES
+from bert.interchange.families.distilbert import DISTILBERT
 from bert.interchange.families.electra import ELECTRA
 from bert.interchange.families.encoder_decoder import ENCODER_DECODER
 from bert.interchange.families.gpt2 import GPT2
@@ -13,7 +14,7 @@ from bert.interchange.families.roberta import ROBERTA
 
 __all__ = ["FAMILIES", "GOOGLE_NAMES", "Family", "family_of", "family_of_classes", "family_of_type"]
 
-FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, ELECTRA, GPT2, MODERNBERT, ENCODER_DECODER)
+FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ELECTRA, GPT2, MODERNBERT, ENCODER_DECODER)
 """Later ones take precedence: every model has the form of the first."""
 
 
