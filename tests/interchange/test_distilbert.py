@@ -47,7 +47,7 @@ def test_names_and_settings_are_distilberts(made, tmp_path: Path) -> None:
             "type_vocab_size 2, which transformers' DistilBERT cannot express, as it has no segments",
         ),
         ({"layer_norm_eps": 1e-5}, "layer_norm_eps 1e-05, .*as its LayerNorm has no other epsilon"),
-        ({"pre_layer_norm": True}, "pre_layer_norm true, .*as it has LayerNorm after attention and feed-forward"),
+        ({"embedding_norm": False}, "embedding_norm false, .*as its embeddings have LayerNorm"),
     ],
 )
 def test_what_distilbert_lacks_is_refused(changes: dict, reason: str, made, tmp_path: Path) -> None:

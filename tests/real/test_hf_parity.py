@@ -222,6 +222,39 @@ def test_distilbert_in_and_out(architecture: str, tmp_path, mrpc_texts) -> None:
         assert_export(model, reference, AUTO[architecture], tmp_path / f"ours-{act}")
 
 
+@pytest.mark.parametrize("architecture", families.ROBERTA_PRELAYERNORM.classes)
+def test_roberta_prelayernorm_in_and_out(architecture: str, tmp_path, byte_level, mrpc_texts) -> None:
+    folder = tmp_path / "theirs"
+    settings = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1}
+    reference = drawn(folder, architecture, "roberta-prelayernorm", **settings)
+    (folder / "vocab.txt").unlink()
+    byte_level(folder)
+    model = bert.load(folder)
+    assert (model.architecture, model.config.position_offset, model.config.pre_layer_norm) == (architecture, 2, True)
+    batches = [inputs(architecture, padded, segments=1, first=2) for padded in (False, True)]
+    batches += [real_inputs(folder, model, texts, architecture) for texts in mrpc_texts]
+    for batch in batches:
+        ours, theirs = our_answers(model, batch), answers(reference, batch)
+        # transformers' last hidden state of its list is that before the final LayerNorm
+        last = model.config.num_hidden_layers
+        assert_alike(ours[:last] + ours[last + 1 :], theirs[:last] + theirs[last + 1 :], batch["attention_mask"])
+    assert_export(model, reference, AUTO[architecture], tmp_path / "ours")
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_pre_ln_runs_load_in_transformers(positions: str, corpus, tmp_path) -> None:
+    """A WordPiece vocabulary and positions from row 0: [PAD] gets a row of zeros in front."""
+    arguments = [f"--data.train={corpus}", *SMALL_RUN, f"--model.position_embedding_type={positions}"]
+    arguments += ["--data.objective=full_sentences", "--model.pre_layer_norm=true"]
+    assert pretrain([*arguments, f"--output_dir={tmp_path / 'run'}"]) == 0
+    said: list[str] = []
+    bert.load(tmp_path / "run").save(tmp_path / "out", say=said.append)
+    assert "logits within" in said[0] and said[0].endswith("token ids equal")
+    again, found = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert type(again).__name__ == "RobertaPreLayerNormForMaskedLM"
+    assert not any(found.values()), found
+
+
 def test_both_models_of_a_run_of_replaced_tokens_load_in_transformers(detected, tmp_path) -> None:
     model = bert.load(detected)
     for part, auto, name in (

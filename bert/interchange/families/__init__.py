@@ -11,10 +11,13 @@ from bert.interchange.families.encoder_decoder import ENCODER_DECODER
 from bert.interchange.families.gpt2 import GPT2
 from bert.interchange.families.modernbert import MODERNBERT
 from bert.interchange.families.roberta import ROBERTA
+from bert.interchange.families.roberta_prelayernorm import ROBERTA_PRELAYERNORM
 
 __all__ = ["FAMILIES", "GOOGLE_NAMES", "Family", "family_of", "family_of_classes", "family_of_type"]
 
-FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ELECTRA, GPT2, MODERNBERT, ENCODER_DECODER)
+FAMILIES: tuple[Family, ...] = (
+    *(BERT, ROBERTA_PRELAYERNORM, ROBERTA, DISTILBERT, ELECTRA, GPT2, MODERNBERT, ENCODER_DECODER),
+)
 """Later ones take precedence: every model has the form of the first."""
 
 

@@ -55,7 +55,7 @@ ROBERTA = Family(
     },
     prediction_act="gelu",
     single_segment_input=False,
-    has_form=lambda config, architecture: config.position_offset > 0,
+    has_form=lambda config, architecture: config.position_offset > 0 and not config.pre_layer_norm,
     read_config=_read_config,
     write_config=_write_config,
 )

@@ -107,14 +107,17 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
         **family.initial,
     }
     trees = {name: tree for name, tree in model.params.items() if name != "generator"}
-    config, params = family.separate(dataclasses.replace(config, **values), traverse_util.flatten_dict(trees, sep="/"))
-    _check_expressible(model, config, family)
-    for side in {names.ENCODER, names.part_of(names.word_embeddings(model.architecture))}:
+    params = traverse_util.flatten_dict(trees, sep="/")
+    sides = {names.ENCODER, names.part_of(names.word_embeddings(model.architecture))}
+    for side in sides:
         if model.config.position_embedding_type == "sinusoidal":
             params[f"{side}/embeddings/position/embedding"] = np.asarray(sinusoidal_position_table(model.config))
         elif model.config.position_embedding_type == "none":
             rows = config.position_offset + config.max_position_embeddings
             params[f"{side}/embeddings/position/embedding"] = np.zeros((rows, config.embedding_width), np.float32)
+    config, params = family.separate(dataclasses.replace(config, **values), params)
+    _check_expressible(model, config, family)
+    for side in sides:
         if segments and not model.config.type_vocab_size:
             params[f"{side}/embeddings/segment/embedding"] = np.zeros((1, config.embedding_width), np.float32)
     for path, shape in expected_shapes(config, model.architecture, len(model.labels)).items():

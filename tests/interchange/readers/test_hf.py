@@ -50,7 +50,8 @@ def test_the_table_names_every_parameter(architecture: str, tied: bool, made) ->
         paths = [path for tensor in table for path in tensor.paths]
         assert len({tensor.theirs for tensor in table}) == len(table)
         assert len(set(paths)) == len(paths)
-        assert set(paths) >= set(expected)
+        absent = {"bert/embeddings/segment/embedding"} if "type_vocab_size" in family.limits else set()
+        assert set(paths) >= set(expected) - absent
 
 
 @pytest.mark.parametrize(

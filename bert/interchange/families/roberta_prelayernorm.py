@@ -1,0 +1,51 @@
+"""RoBERTa with LayerNorm before each part of a layer (Ott et al. 2019): any pre-LN encoder without a pair's head."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from bert.config import ModelConfig
+from bert.interchange.families.base import Family, Limit, ParametersByPath, class_names
+from bert.interchange.families.roberta import ROBERTA
+from bert.interchange.names import LAYER, Names
+
+PREFIX = "roberta_prelayernorm"
+BLOCK = f"{PREFIX}.encoder.layer.{{}}"
+CLASSES = class_names("RobertaPreLayerNorm")
+POSITIONS = "bert/embeddings/position/embedding"
+
+
+def _separate(config: ModelConfig, params: ParametersByPath) -> tuple[ModelConfig, ParametersByPath]:
+    """With a row of the position table for padding, whose id is then 0."""
+    if config.position_offset or POSITIONS not in params:
+        return config, params
+    table = np.asarray(params[POSITIONS])
+    padded = np.concatenate([np.zeros_like(table[:1]), table])
+    return dataclasses.replace(config, position_offset=1), {**params, POSITIONS: padded}
+
+
+ROBERTA_PRELAYERNORM = Family(
+    model_type="roberta-prelayernorm",
+    title="RoBERTa-PreLayerNorm",
+    prefix=PREFIX,
+    classes=CLASSES,
+    names=Names(
+        {
+            **{ours: theirs.replace("roberta.", f"{PREFIX}.", 1) for ours, theirs in ROBERTA.names.modules.items()},
+            f"{LAYER}/attention_norm": f"{BLOCK}.attention.LayerNorm",
+            f"{LAYER}/output_norm": f"{BLOCK}.intermediate.LayerNorm",
+            "bert/encoder/norm": f"{PREFIX}.LayerNorm",
+        },
+        heads=ROBERTA.names.heads,
+    ),
+    decoder_bias=ROBERTA.decoder_bias,
+    limits={**ROBERTA.limits, "pre_layer_norm": Limit(True, "it has LayerNorm before attention and feed-forward")},
+    prediction_act=ROBERTA.prediction_act,
+    single_segment_input=False,
+    has_form=lambda config, architecture: config.pre_layer_norm and architecture in CLASSES,
+    read_config=lambda content: {**ROBERTA.read_config(content), "pre_layer_norm": True},
+    write_config=ROBERTA.write_config,
+    separate=_separate,
+)
