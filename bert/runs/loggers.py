@@ -81,7 +81,7 @@ class Logger(Callback):
         except Exception as error:
             self._is_open = False
             reason = " ".join(str(error).split()) or type(error).__name__
-            LOGGER.warning("%s has failed, and the run continues without it: %.300s", type(self).__name__, reason)
+            LOGGER.warning("%s has failed, and the run continues without it: %.1000s", type(self).__name__, reason)
 
 
 class TensorBoardLogger(Logger):

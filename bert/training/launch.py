@@ -119,7 +119,13 @@ def finetune(
         request = prepare_finetuning(
             config, init=init, train=train, dev=dev, output_dir=output_dir, overrides=overrides
         )
-        return start_or_resume(request, callbacks)
+        run = start_or_resume(request, callbacks)
+        if run.results["collapsed"]:
+            main_process_only(LOGGER.warning)(
+                "collapsed: on dev the model gives the same answer throughout, or is no better than the baseline in "
+                "run.results: use another learning rate, or train longer"
+            )
+        return run
 
 
 def prepare_finetuning(

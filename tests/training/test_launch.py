@@ -5,6 +5,7 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -251,3 +252,11 @@ def test_a_configuration_without_a_folder_needs_one(tmp_path):
         bert.finetune(replace(FinetuneConfig(), init="none"), overrides={"data.dir": "d", "training.epochs": 1})
     with pytest.raises(bert.UserError, match="holds no run"):
         bert.Run(tmp_path)
+
+
+@pytest.mark.parametrize(("collapsed", "warned"), [(True, True), ([1], True), (False, False), ([], False)])
+def test_a_collapsed_model_is_a_warning(collapsed, warned, monkeypatch, tmp_path, capsys):
+    ended = SimpleNamespace(results={"collapsed": collapsed})
+    monkeypatch.setattr("bert.training.launch.start_or_resume", lambda *_: ended)
+    assert bert.finetune("sst2", init="run", output_dir=tmp_path, overrides={"data.dir": str(tmp_path)}) is ended
+    assert capsys.readouterr().err.startswith("collapsed: on dev the model gives the same answer") == warned
