@@ -95,6 +95,7 @@ def test_a_run_is_exported_with_its_pooling(trained: Path, tmp_path: Path) -> No
     np.testing.assert_allclose(again.embed(texts), own.embed(texts), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_pooling_is_that_of_the_initial_model(trained: Path, data: Path, tmp_path: Path, fails) -> None:
     published = bert.load(trained)
     published = dataclasses.replace(published, pooling=Pooling("cls", False, 12, True))
@@ -131,6 +132,7 @@ def test_pairs_with_scores_are_trained_and_scored(tmp_path: Path) -> None:
     assert different < similar
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_the_same(trained: Path, data: Path, tmp_path: Path, monkeypatch) -> None:
     batch, calls = TextGroups.batch, []
 
@@ -179,6 +181,7 @@ def test_what_does_not_fit_is_one_sentence(arguments: list[str], told: str, data
     )
 
 
+@pytest.mark.slow
 def test_every_way_to_train_works(trained: Path, data: Path, tmp_path: Path) -> None:
     """Adapters, and frozen embeddings."""
     base = ["--config=embedding", f"--data.dir={data}", f"--init={trained}", "--data.max_length=16",

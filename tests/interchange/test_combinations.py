@@ -18,6 +18,8 @@ from bert.model.execution import LayerExecution
 from bert.model.heads import BertForMaskedLM
 from tests.helpers import thoroughly
 
+pytestmark = pytest.mark.slow
+
 KEYS = {
     "position_embedding_type": ["learned", "sinusoidal", "rotary", "none"],
     "attention_window": [None, 2],
@@ -73,13 +75,6 @@ def check(options: dict, make) -> None:
         assert bert.load(out).config.hidden_size == model.config.hidden_size
 
 
-@given(options=st.fixed_dictionaries({key: st.sampled_from(values) for key, values in KEYS.items()}))
-@thoroughly(12)
-def test_some_combinations(options: dict, make) -> None:
-    check(options, make)
-
-
-@pytest.mark.slow
 @given(options=st.fixed_dictionaries({key: st.sampled_from(values) for key, values in KEYS.items()}))
 @thoroughly(100)
 def test_many_combinations(options: dict, make) -> None:

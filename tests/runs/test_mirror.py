@@ -193,6 +193,7 @@ def losses(lines: list[dict[str, Any]]) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines]
 
 
+@pytest.mark.slow
 def test_seeds_in_a_store_are_those_of_a_folder(bucket, pretrained: Path, tmp_path: Path) -> None:
     rows = [{"text": f"{word} text", "label": label} for word, label in [("good", "yes"), ("bad", "no")] * 8]
     overrides = {"training.epochs": 1, "training.batch_size": 4, "data.max_length": 16, "num_seeds": 2}

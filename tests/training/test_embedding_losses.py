@@ -87,6 +87,9 @@ def in_batch_by_hand(vectors: np.ndarray, batch: dict[str, Any], temperature: fl
     return total, hits
 
 
+SLOW_PLACES = (("eight", 1), ("one", 4), ("mesh", 2))
+
+
 def test_in_batch_loss_is_that_of_loops() -> None:
     vectors, batch = embeddings_and_batch()
     total, weight, hits, _ = sums_of(vectors, batch, temperature=0.3)
@@ -166,7 +169,10 @@ def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("loss", ["in_batch", pytest.param("cosent", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("place", "micro_batches"), [("eight", 1), ("one", 4), ("eight", 2), ("mesh", 1), ("mesh", 2)])
+@pytest.mark.parametrize(
+    ("place", "micro_batches"),
+    [("eight", 2), ("mesh", 1), *(pytest.param(*more, marks=pytest.mark.slow) for more in SLOW_PLACES)],
+)
 def test_negatives_are_those_of_all_devices_and_micro_batches(place: str, micro_batches: int, loss: str) -> None:
     """Gradients of the whole batch in one piece on one device, with dropout on."""
     expected, expected_sums = gradients("one", 1, loss)
