@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch, before its import: there is a process for each core already
+
 
 @pytest.fixture(scope="session")
 def shared() -> Path:

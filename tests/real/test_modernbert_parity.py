@@ -79,6 +79,9 @@ def batch_of(architecture: str, vocabulary: int, padded: bool) -> dict[str, np.n
     return {"input_ids": random.integers(0, vocabulary, shape), "attention_mask": mask}
 
 
+OF_BOTH_HEADS = ("BertForMaskedLM", "BertForSequenceClassification")
+"""Classes with the head of the MLM, and with the pooler: the others differ in their last layer alone."""
+
 VARIANTS = {
     "as published": {},
     "mean, biases": {
@@ -103,8 +106,13 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("architecture", families.MODERNBERT.classes)
-@pytest.mark.parametrize("variant", VARIANTS)
+CASES = [
+    *((architecture, "as published") for architecture in families.MODERNBERT.classes),
+    *((architecture, variant) for architecture in OF_BOTH_HEADS for variant in list(VARIANTS)[1:]),
+]
+
+
+@pytest.mark.parametrize(("architecture", "variant"), CASES)
 def test_modernbert_in_and_out(architecture: str, variant: str, tmp_path, words) -> None:
     reference = drawn(tmp_path / "theirs", words, architecture, **VARIANTS[variant])
     model = bert.load(tmp_path / "theirs")
