@@ -64,6 +64,12 @@ def verify_manifest(folder: Path) -> list[str]:
     return problems
 
 
+def listed_files(folder: Path) -> set[str] | None:
+    """The files that the manifest of a checkpoint lists; None if it cannot be used."""
+    manifest = _read_manifest(folder)
+    return None if isinstance(manifest, str) else set(manifest["files"])
+
+
 def _read_manifest(folder: Path) -> dict[str, Any] | str:
     """The manifest of ``folder``, or a phrase on why there is none."""
     try:

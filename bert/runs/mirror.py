@@ -22,7 +22,7 @@ from bert.messages import LOGGER
 from bert.object_store import ObjectStore
 from bert.runs.checkpoint_directory import remove
 from bert.runs.lease import LEASE, Lease, machine_name
-from bert.runs.manifest import MANIFEST
+from bert.runs.manifest import MANIFEST, listed_files
 
 SMALL = 2**24
 """Bytes of a file that is read before it is sent: it may grow meanwhile, as metrics.jsonl does."""
@@ -59,16 +59,24 @@ class Mirror:
             self.push()
 
     def pull(self) -> None:
-        """Makes the local folder equal to the copy. Checkpoints that are not complete are left out."""
+        """Makes the local folder equal to the copy.
+
+        Checkpoints that are not complete are left out, and files that the manifest of a checkpoint does not list: the
+        process died while it replaced the checkpoint by its parameters.
+        """
         for entry in self.folder.iterdir():
             if entry.name != LOCK:
                 remove(entry)
         names = [name for name in self._store.files() if name != LEASE]
-        complete = {checkpoint for name in names if (checkpoint := _checkpoint(name)) and name.endswith(MANIFEST)}
+        listed = {}
+        for name in names:
+            if (checkpoint := _checkpoint(name)) and name == f"{checkpoint}/{MANIFEST}":
+                self._store.download(name, self.folder / name)
+                listed[checkpoint] = listed_files(self.folder / checkpoint)
         self._known = {}
         for name in names:
             checkpoint = _checkpoint(name)
-            if checkpoint is None or checkpoint in complete:
+            if checkpoint is None or _belongs(name.removeprefix(f"{checkpoint}/"), listed.get(checkpoint, set())):
                 self._store.download(name, self.folder / name)
                 self._known[name] = _signature(self.folder / name)
             else:
@@ -140,6 +148,12 @@ def _checkpoint(name: str) -> str | None:
     """The folder of the checkpoint that a file belongs to, if it belongs to one."""
     match = re.match(r"(?:.*/)?checkpoints/\d+(?=/)", name)
     return match[0] if match else None
+
+
+def _belongs(name: str, listed: set[str] | None) -> bool:
+    """Whether a file belongs to a checkpoint whose manifest lists these; without a usable one, which is found damaged
+    when it is read, each file does."""
+    return listed is None or name in listed or name == MANIFEST
 
 
 def _rank(name: str) -> tuple[int, str]:

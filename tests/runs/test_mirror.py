@@ -15,6 +15,7 @@ from bert.object_store import ObjectStore
 from bert.runs import lease as leases
 from bert.runs.callbacks import Callback, RunStart
 from bert.runs.lease import LEASE, Lease
+from bert.runs.manifest import MANIFEST, verify_manifest, write_manifest
 from bert.runs.metrics_log import read_metrics
 from bert.runs.mirror import Mirror, local_folder
 
@@ -114,6 +115,24 @@ def test_incomplete_checkpoints_are_not_copied_back_and_are_removed(mirror, buck
         local = {path.relative_to(mirror.folder).as_posix() for path in mirror.folder.rglob("*") if path.is_file()}
         assert local == whole
     assert set(bucket.find("/bucket/runs/a")) == {f"/bucket/runs/a/{name}" for name in whole}
+
+
+def test_a_checkpoint_that_was_being_reduced_to_its_parameters_is_one_of_them(mirror, bucket, tmp_path: Path) -> None:
+    whole, reduced = tmp_path / "whole", tmp_path / "reduced"
+    write(whole, params__a="1", rest__b="2")
+    write_manifest(whole, 3)
+    write(reduced, params__a="1", PARAMS_ONLY="")
+    write_manifest(reduced, 3)
+    at = "/bucket/runs/a/checkpoints/3"
+    for last in (whole, reduced):  # killed before and after the manifest was replaced
+        bucket.put(f"{whole}/", f"{at}/", recursive=True)
+        bucket.put_file(str(reduced / "PARAMS_ONLY"), f"{at}/PARAMS_ONLY")
+        bucket.put_file(str(last / MANIFEST), f"{at}/{MANIFEST}")
+        bucket.pipe("/bucket/runs/a/config.yaml", b"")
+        with mirror.claim():
+            assert verify_manifest(mirror.folder / "checkpoints/3") == []
+        names = {path.relative_to(last).as_posix() for path in last.rglob("*") if path.is_file()}
+        assert {name.removeprefix(f"{at}/") for name in bucket.find(at)} == names
 
 
 def test_a_folder_of_something_else_stays_as_it_is(mirror, bucket) -> None:
