@@ -43,6 +43,7 @@ TYPED = (
     "bert.model.text_embedding",
     "bert.training.embedding_losses",
     "bert.training.losses",
+    "bert.training.reranker_losses",
     "bert.training.token_losses",
     "bert.training.distillation",
     "bert.data.pretraining.masking",

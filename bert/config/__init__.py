@@ -16,6 +16,7 @@ from bert.config.lora import LoraConfig
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.presets import apply_preset
 from bert.config.pretraining import PretrainConfig
+from bert.config.reranker import RerankerConfig
 from bert.config.training import OptimizerConfig, TrainingConfig
 from bert.errors import UserError
 
@@ -33,6 +34,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "PretrainConfig",
+    "RerankerConfig",
     "TaskDataConfig",
     "TokenizerConfig",
     "TrainingConfig",

@@ -9,6 +9,7 @@ from bert.config.decoding import Decoding
 from bert.config.embedding import EmbeddingConfig
 from bert.config.lora import LoraConfig
 from bert.config.model import ModelConfig, TokenizerConfig
+from bert.config.reranker import RerankerConfig
 from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
 from bert.config.validation import (
     Fraction,
@@ -55,11 +56,11 @@ class ColumnsConfig:
     target: str = "target"
     """Sequence to sequence: the text that is written; a test file may do without."""
     query: str = "query"
-    """Embedding: the text that is searched for."""
+    """Embedding, reranker: the text that is searched for."""
     positive: str = "positive"
-    """Embedding: the document that answers it."""
+    """Embedding, reranker: the document that answers it."""
     negatives: str = "negatives"
-    """Embedding: a document that does not, or in JSONL a list of these; a row, or all rows, may do without."""
+    """Embedding, reranker: a document that does not, or in JSONL a list of these; rows may do without."""
     references: str | None = None
     """Sequence to sequence: in JSONL of dev and test, a list of further targets that are as good; null for none."""
 
@@ -91,8 +92,8 @@ class TaskDataConfig:
     """Multilabel: least probability of a label that is predicted, one for each label or one for all; null tunes them on
     dev for the first of metrics and writes them into results.json."""
     score_range: list[Annotated[float, Range()]] | None = None
-    """Least and greatest score of a regression, or of pairs for embeddings: others are refused in files. Predictions of
-    a regression are cut to them."""
+    """Least and greatest score of a regression, or of pairs for embeddings and rerankers: others are refused in files.
+    Predictions of a regression are cut to them."""
     source: str | None = None
     """Sequence to sequence: the end of the names of parallel files with a text on each line, such as de for train.de,
     val.de and test*.de; null reads columns."""
@@ -164,7 +165,8 @@ class FinetuneConfig:
     CoNLL columns, conll2003 and wnut17 among them; multiple_choice for SWAG's CSV or CommonsenseQA's JSONL, swag and
     commonsenseqa among them; translation and summarization, which write a text for a text (sequence to sequence),
     multi30k and aeslc among them; packages, the installed package that a docstring is from; for custom data
-    classification, multilabel, regression, tagging or span (docs/own_task.md), and embedding (docs/embeddings.md)."""
+    classification, multilabel, regression, tagging or span (docs/own_task.md), embedding (docs/embeddings.md) and
+    reranker (docs/reranking.md)."""
     output_dir: str | None = None
     """Folder of the run, or its URL in a bucket (gs://, s3://); null takes runs/ and the name of the recipe. Run
     again, it resumes."""
@@ -208,6 +210,8 @@ class FinetuneConfig:
     """the optimizer"""
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     """the task embedding"""
+    reranker: RerankerConfig = field(default_factory=RerankerConfig)
+    """the task reranker"""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """low-rank adapters (LoRA)"""
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -219,7 +223,8 @@ class FinetuneConfig:
         """Raises UserError at the first value, or pair of values, that cannot work."""
         check_paths(self)
         check_fields("", self)
-        for part in (self.model, self.tokenizer, self.data, self.embedding, self.optimizer, self.lora, self.training):
+        parts = (self.model, self.tokenizer, self.data, self.embedding, self.reranker, self.optimizer, self.lora)
+        for part in (*parts, self.training):
             part.check()
         self.training.check_warmup(self.optimizer)
         if self.training.tokens_per_batch is not None and self.training.tokens_per_batch < self.data.max_length:

@@ -105,7 +105,8 @@ class ChoiceFeatures:
     offsets: np.ndarray
     """[R + 1] int64: the choices of row r are the sequences offsets[r] to offsets[r + 1] - 1."""
     labels: np.ndarray | None
-    """[R] int32, the number of the right choice within its row; None where the split has none."""
+    """[R] int32, the number of the right choice within its row; or [choices of all rows] float32, the grade of each;
+    None where the split has none."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -125,9 +126,9 @@ class ChoiceFeatures:
 
         Returns:
           input_ids, token_type_ids, attention_mask [B, C, T] int32, choice_mask [B, C] int32 (1 for a choice that
-          the row has), labels [B] int32 (0 where there are none), weights [B] float32, 1 for a row asked for. A
-          choice that a row lacks is a copy of its first one, a fill row a copy of the first row: attention needs
-          something to look at.
+          the row has), labels [B] int32, or [B, C] float32 of grades (0 where there are none), weights [B] float32,
+          1 for a row asked for. A choice that a row lacks is a copy of its first one, a fill row a copy of the first
+          row: attention needs something to look at.
         """
         rows = np.asarray(rows)
         if len(rows) > batch_size:
@@ -139,7 +140,9 @@ class ChoiceFeatures:
         flat = self.sequences.batch(sequence.ravel(), length, sequence.size)
         names = ("input_ids", "token_type_ids", "attention_mask")
         labels = np.zeros(batch_size, np.int32)
-        if self.labels is not None:
+        if self.labels is not None and self.labels.dtype == np.float32:
+            labels = np.where(has, self.labels[sequence], np.float32(0))
+        elif self.labels is not None:
             labels[: len(rows)] = self.labels[rows]
         return {
             **{name: flat[name].reshape(*has.shape, length) for name in names},

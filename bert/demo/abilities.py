@@ -19,6 +19,7 @@ from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.multilabel import MultilabelTask
 from bert.tasks.multiple_choice import MultipleChoiceTask
 from bert.tasks.question_answering import SquadTask
+from bert.tasks.reranker import RerankerTask
 from bert.tasks.sequence import ClassificationTask, RegressionTask
 from bert.tasks.token_classification import TaggingTask
 from bert.tokenizer.special_tokens import special_ids
@@ -154,12 +155,12 @@ def _prediction(model: Pretrained, task: Task) -> Ability:
         outputs = (("bars", "probability of each label"),)
     elif isinstance(task, MultilabelTask):
         outputs = (("text", "labels"), ("shares", "probability of each label"))
-    elif isinstance(task, RegressionTask):
+    elif isinstance(task, (RegressionTask, RerankerTask)):
         outputs = (("number", "score"),)
     second = "second text" if num_required == 2 else "second text (may be empty)"
     return Ability(
         "predict",
-        "Score" if isinstance(task, RegressionTask) else "Classify",
+        "Score" if isinstance(task, (RegressionTask, RerankerTask)) else "Classify",
         f"The model was fine-tuned for {task.name}.",
         partial(predict_pair if takes_pair else predict, model),
         ("first text", second) if takes_pair else ("text",),
@@ -177,7 +178,7 @@ def predict(model: Pretrained, text: Text) -> Any:
         return ", ".join(answer.labels) or "none", answer.probabilities
     if isinstance(task, ClassificationTask):
         return answer.probabilities
-    return answer.score if isinstance(task, RegressionTask) else answer._asdict()
+    return answer.score if isinstance(task, (RegressionTask, RerankerTask)) else answer._asdict()
 
 
 def predict_pair(model: Pretrained, text_a: str, text_b: str = "") -> Any:

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length, evaluation_batches
-from bert.data.features import Features, Rows
+from bert.data.features import ChoiceFeatures, Features, Rows
 from bert.data.inputs import check_count
 from bert.errors import require
 from bert.model.encoder import Bert
@@ -63,7 +63,10 @@ class BatchedForward:
         """Compiles the head, or without a task the encoder, for rows of a length."""
         offsets = length * np.arange(num_rows + 1, dtype=np.int64)
         blank = Features(np.zeros(num_rows * length, np.int32), offsets, np.full(num_rows, length, np.int32), None)
-        for _ in self._run(self.encoder if self._task is None else self.head, blank, max(num_rows, 32)):
+        rows: Rows = blank
+        if self._task is not None and self._task.head == "choices":
+            rows = ChoiceFeatures(blank, np.arange(num_rows + 1), None)
+        for _ in self._run(self.encoder if self._task is None else self.head, rows, max(num_rows, 32)):
             pass
 
     def _run(self, forward: Callable[..., Any], features: Rows, batch_size: int) -> Batches:

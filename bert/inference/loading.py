@@ -32,6 +32,7 @@ from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.inference_only import published_task
 from bert.tasks.multilabel import MultilabelTask
 from bert.tasks.question_answering import SquadTask
+from bert.tasks.reranker import RerankerTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tokenizer.wordpiece import load_tokenizer
 from bert.urls import fetch, is_url
@@ -208,6 +209,8 @@ def _architecture(task: Task) -> str:
     """The module of the model that answers a task."""
     if isinstance(task, EmbeddingTask):
         return "Bert"
+    if isinstance(task, RerankerTask):  # one score a choice is one output of a classifier of pairs
+        return "BertForSequenceClassification"
     return ENCODER_DECODER if isinstance(task, SequenceToSequenceTask) else HEADS[task.head].__name__
 
 

@@ -103,7 +103,7 @@ class Pretrained(SearchableModel):
             UserError: a number below 1, a model that writes texts, or a task of multiple choice, which compiles for
                 each number of choices.
         """
-        if self.task is not None and self.task.head == "choices":
+        if self.architecture == "BertForMultipleChoice" and self.task is not None:
             raise UserError(f"{self.task.name} compiles for each number of choices: call predict with such questions")
         if self.architecture == ENCODER_DECODER:
             raise UserError(

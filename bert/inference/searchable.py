@@ -22,6 +22,7 @@ from bert.inference.search import (
     rank_by_score,
 )
 from bert.tasks.base import Task
+from bert.tasks.reranker import RerankerTask
 from bert.tasks.sequence import ClassificationTask, RegressionTask
 
 LABELS_SHOWN = 8
@@ -102,21 +103,21 @@ class SearchableModel(ExportableModel):
         Args:
             query: a text.
             documents: texts.
-            label: of a classifier: whose probability is the score. A regression needs none.
+            label: of a classifier: whose probability is the score. A reranker or regression needs none.
             batch_size: pairs at once.
 
         Raises:
             UserError: the model neither classifies nor scores pairs of texts, or has no such label; or a text is empty.
         """
         task = self.require_task()
-        if not isinstance(task, (ClassificationTask, RegressionTask)):
+        if not isinstance(task, (ClassificationTask, RegressionTask, RerankerTask)):
             raise UserError(
-                f"{self.source} gives pairs of texts no score ({task.name}): use a classifier or regression"
+                f"{self.source} gives pairs of texts no score ({task.name}): use a reranker, classifier or regression"
             )
         if isinstance(task, ClassificationTask) and label not in task.label_names:
             names = ", ".join(map(repr, task.label_names[:LABELS_SHOWN]))
             raise UserError(f"label is {label!r}, and the labels of {self.source} are {names}: pass one of these")
         [text] = as_filled_texts("query", [query])
         answers = self.predict([(text, document) for document in as_filled_texts("document", documents)], batch_size)
-        is_regression = isinstance(task, RegressionTask)
-        return rank_by_score(answer.score if is_regression else answer.probabilities[label] for answer in answers)
+        is_classifier = isinstance(task, ClassificationTask)
+        return rank_by_score(answer.probabilities[label] if is_classifier else answer.score for answer in answers)

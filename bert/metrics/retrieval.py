@@ -97,6 +97,42 @@ def chance_scores(counts: Sequence[int], documents: int) -> dict[str, float]:
     return dict(zip(NAMES, (sums / len(counts)).tolist(), strict=True))
 
 
+def reranking_scores(scores: Sequence[np.ndarray], gains: Sequence[np.ndarray]) -> dict[str, float]:
+    """nDCG@10 and MRR@10 of documents in the order of their scores, means over the queries with a document of any gain;
+    0 without such a query.
+
+    Of documents with the same score those with the least gain come first.
+
+    Args:
+      scores: [C] of the documents of each query.
+      gains: [C] of each query, at least 0. Any gain above 0 is right for MRR.
+    """
+    sums, queries = np.zeros(2), 0
+    for own, relevance in zip(scores, gains, strict=True):
+        if relevance.max(initial=0) > 0:
+            found = relevance[np.lexsort((relevance, -own))][:CUTOFF]
+            right = np.flatnonzero(found > 0)
+            sums += _dcg(found) / _dcg(np.sort(relevance)[::-1]), 1 / (1 + right[0]) if len(right) else 0.0
+            queries += 1
+    return dict(zip(NAMES[:2], (sums / max(queries, 1)).tolist(), strict=True))
+
+
+def random_reranking_scores(gains: Sequence[np.ndarray]) -> dict[str, float]:
+    """The same of documents in random order, as expected."""
+    sums, queries = np.zeros(2), 0
+    for relevance in gains:
+        if relevance.max(initial=0) > 0:
+            expected = _dcg(np.full(len(relevance), relevance.mean())) / _dcg(np.sort(relevance)[::-1])
+            sums += expected, chance_scores([int(np.count_nonzero(relevance))], len(relevance))[NAMES[1]]
+            queries += 1
+    return dict(zip(NAMES[:2], (sums / max(queries, 1)).tolist(), strict=True))
+
+
+def _dcg(gains: np.ndarray) -> float:
+    """Of the gains of the documents in their places (Järvelin and Kekäläinen 2002)."""
+    return sum(float(gain) * _discount(place) for place, gain in enumerate(gains[:CUTOFF], 1))
+
+
 def _discount(place: int) -> float:
     return 1 / math.log2(1 + place)
 

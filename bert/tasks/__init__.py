@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from typing import Any
 
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.config.model import DECODER_KEYS
@@ -18,6 +19,7 @@ from bert.tasks import (
     multiple_choice,
     packages,
     question_answering,
+    reranker,
     sequence_to_sequence,
     token_classification,
 )
@@ -33,6 +35,7 @@ MODULES = (
     custom_question_answering,
     sequence_to_sequence,
     embedding,
+    reranker,
     packages,
 )
 
@@ -94,11 +97,17 @@ def make_task(config: FinetuneConfig) -> Task:
             raise UserError(f"data.{key} is set, but it is for {readers}, and the task is {task.name}: leave it out")
     _check_decoder_keys(task, config)
     made = task.from_config(config.data)
+    sections: dict[type[Task], tuple[str, Any]] = {
+        embedding.EmbeddingTask: ("embedding", config.embedding),
+        reranker.RerankerTask: ("reranker", config.reranker),
+    }
+    for kind, (name, section) in sections.items():
+        if not isinstance(made, kind):
+            check_unused(f"{name}.", section, f"but it is for {name}, and the task is {task.name}: remove it")
     if isinstance(made, embedding.EmbeddingTask):
         _check_unread(made, config, NOT_FOR_EMBEDDINGS)
+    if isinstance(made, (embedding.EmbeddingTask, reranker.RerankerTask)):
         return made.with_settings(config)
-    reason = f"but it is for {embedding.HEAD}, and the task is {task.name}: remove it"
-    check_unused("embedding.", config.embedding, reason)
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -18,68 +18,17 @@ from bert.config import EmbeddingConfig, FinetuneConfig, TaskDataConfig
 from bert.data import features
 from bert.data.features import Features, Rows
 from bert.data.inputs import as_texts
-from bert.data.records import Records
 from bert.data.text_groups import number_texts, tokenize_groups
-from bert.errors import UserError, require, without_surrogates
+from bert.errors import UserError, require
 from bert.files import write_tsv
 from bert.metrics import retrieval
 from bert.tasks.base import Outputs
 from bert.tasks.column_files import ColumnFilesTask
-from bert.tasks.readers.columns import KEYS, read_columns
+from bert.tasks.readers.columns import KEYS
+from bert.tasks.readers.text_pairs import TextExamples, check_num_negatives, read_queries, read_scored_pairs
 from bert.tasks.sequence import file_prefix
 
 HEAD = "embedding"
-
-
-@dataclass(frozen=True)
-class TextExamples:
-    """R queries, each with the document that is right for it; or pairs of texts; or texts alone."""
-
-    queries: list[str]
-    positives: list[str] | None
-    """The documents, or the second texts of pairs; None for texts alone."""
-    negatives: list[list[str]]
-    scores: np.ndarray | None
-    """[R] float32 of pairs; None where there are none."""
-    ids: list[str]
-    labelled: bool
-    notes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.queries)
-
-    @property
-    def groups(self) -> Sequence[str]:
-        """The queries: rows with the same one stay together."""
-        return self.queries
-
-    def take(self, rows: Sequence[int]) -> Self:
-        """The rows of these numbers."""
-        return dataclasses.replace(
-            self,
-            queries=[self.queries[row] for row in rows],
-            positives=None if self.positives is None else [self.positives[row] for row in rows],
-            negatives=[self.negatives[row] for row in rows],
-            scores=None if self.scores is None else self.scores[list(rows)],
-            ids=[self.ids[row] for row in rows],
-        )
-
-    def sentences(self) -> Iterator[str]:
-        """All queries, then all documents."""
-        yield from self.queries
-        yield from self.positives or []
-        for texts in self.negatives:
-            yield from texts
-
-    @property
-    def documents(self) -> list[str]:
-        """The documents, or second texts, of the rows."""
-        return require(self.positives, "the documents")
-
-    @property
-    def known_scores(self) -> np.ndarray:
-        """The scores of pairs that have them."""
-        return require(self.scores, "the scores")
 
 
 class Cosines(NamedTuple):
@@ -137,62 +86,19 @@ class EmbeddingTask(ColumnFilesTask):
     # Files
 
     def read(self, folder: Path, split: str) -> TextExamples:
-        records = self.records(Path(folder), split)
-        return self._read_pairs(records, split) if self.settings.has_scores else self._read_queries(records, split)
-
-    def _read_queries(self, records: Records, split: str) -> TextExamples:
-        """Queries with their documents, and negatives where there are some. Raises UserError."""
-        names = self.data.columns
-        rows = list(records.rows)
-        for line_number, fields in rows:
-            if names.query in fields and fields.get(names.positive) in (None, ""):
-                raise records.error(
-                    line_number,
-                    f"the query has no {names.positive!r}: write the document that answers it, or remove the "
-                    f"{records.unit}; of pairs with scores set embedding.loss to cosent",
-                )
-        found = read_columns(
-            dataclasses.replace(records, rows=iter(rows)),
-            {names.query: "data.columns.query", names.positive: "data.columns.positive"},
-            {},
-            None if names.id is None else (names.id, "data.columns.id"),
-        )
-        queries, positives = found.texts
-        negatives = [
-            _negatives(records, line_number, fields.get(names.negatives), names.negatives, positive)
-            for (line_number, fields), positive in zip(rows, positives, strict=True)
-        ]
-        most = max(map(len, negatives))
-        if (wanted := self.settings.num_negatives) is not None and split == "train" and wanted > most:
-            raise UserError(
-                f"embedding.num_negatives is {wanted}, and no row of {records.source} has more than {most} negatives: "
-                "set it to at most as many, or remove it"
-            )
-        negatives = [texts[:wanted] for texts in negatives]
-        return TextExamples(queries, positives, negatives, None, found.ids, True, found.notes)
-
-    def _read_pairs(self, records: Records, split: str) -> TextExamples:
-        """Pairs of texts with a score, which only a split to predict may lack. Raises UserError."""
-        names = self.data.columns
+        records, names, settings = self.records(Path(folder), split), self.data.columns, self.settings
+        if not settings.has_scores:
+            hint = "; of pairs with scores set embedding.loss to cosent"
+            examples = read_queries(records, names, settings.num_negatives, hint)
+            if split == "train":
+                check_num_negatives(records, examples.negatives, settings.num_negatives, "embedding.num_negatives")
+            return examples
         if names.text_b is None:
             raise UserError(
-                f"data.columns.text_b is not set, and embedding.loss {self.settings.loss} compares two texts: set it "
+                f"data.columns.text_b is not set, and embedding.loss {settings.loss} compares two texts: set it "
                 "to the column of the second one"
             )
-        found = read_columns(
-            records,
-            {names.text_a: "data.columns.text_a", names.text_b: "data.columns.text_b"},
-            {names.label: "data.columns.label"},
-            None if names.id is None else (names.id, "data.columns.id"),
-            needed=split != "test",
-        )
-        scores = None
-        if found.labels is not None:
-            cells = zip(found.line_numbers, found.labels[0], strict=True)
-            scores = np.array([self._score(records, line_number, cell) for line_number, cell in cells], np.float32)
-        texts_a, texts_b = found.texts
-        none: list[list[str]] = [[] for _ in texts_a]
-        return TextExamples(texts_a, texts_b, none, scores, found.ids, scores is not None, found.notes)
+        return read_scored_pairs(records, names, names.text_b, self._range, needed=split != "test")
 
     @property
     def _range(self) -> tuple[float, float]:
@@ -200,18 +106,6 @@ class EmbeddingTask(ColumnFilesTask):
         if self.data.score_range is not None:
             return self.data.score_range[0], self.data.score_range[1]
         return (0.0, 1.0) if self.settings.loss == "cosine" else (-math.inf, math.inf)
-
-    def _score(self, records: Records, line_number: int, cell: Any) -> float:
-        lowest, highest = self._range
-        described = f"{self.data.columns.label} is {str(cell)[:40]!r}"
-        try:
-            score = float(str(cell))
-        except ValueError:
-            raise records.error(line_number, f"{described}: it must be a number: fix it") from None
-        if not (math.isfinite(score) and lowest <= score <= highest):
-            limits = "finite" if math.isinf(highest) else f"from {lowest:g} to {highest:g}"
-            raise records.error(line_number, f"{described}: it must be {limits}: fix it, or set data.score_range")
-        return score
 
     def features(self, tokenizer: Tokenizer, examples: TextExamples, data: TaskDataConfig) -> Rows:
         """Texts alone are rows of their own; else each row is a query with its documents."""
@@ -314,22 +208,6 @@ class EmbeddingTask(ColumnFilesTask):
 
     def format_predictions(self, predictions: Outputs, examples: Any) -> list[Embedding]:
         return [Embedding(list(map(float, vector))) for vector in predictions]
-
-
-def _negatives(records: Records, line_number: int, cell: Any, name: str, positive: str) -> list[str]:
-    """The negatives of a row: none, a text, or a list of texts. Raises UserError."""
-    texts = cell if isinstance(cell, list) else [] if cell in (None, "") else [cell]
-    for text in texts:
-        if not isinstance(text, str) or not text.strip():
-            wrong = repr(text)[:40]
-            raise records.error(
-                line_number, f"{name} has {wrong}, which is no text: write one, or remove it from the {records.unit}"
-            )
-        if text == positive:
-            raise records.error(
-                line_number, f"{name} has the positive itself ({text[:40]!r}): remove it from the {records.unit}"
-            )
-    return [without_surrogates(text) for text in texts]
 
 
 TASKS = (EmbeddingTask(),)

@@ -21,6 +21,7 @@ from bert.model.text_embedding import BertForEmbedding
 from bert.parallel.backends import Parallelism
 from bert.tasks.base import Task
 from bert.tasks.embedding import EmbeddingTask
+from bert.tasks.reranker import RerankerTask
 from bert.tasks.sequence_to_sequence import HEAD
 from bert.training.distillation import Distillation, Teacher, with_projections
 from bert.training.embedding_losses import embed_rows, embedding_loss
@@ -28,6 +29,7 @@ from bert.training.initialization import Initializable, Params
 from bert.training.losses import LOSSES, Apply, Batch, Objective, TaskLoss, with_class_weights
 from bert.training.optimizer import ParameterPath
 from bert.training.predictions import PREDICTIONS
+from bert.training.reranker_losses import reranker_loss
 from bert.training.token_losses import sequence_loss
 
 MakeBody = Callable[[Objective], Callable[..., Any]]
@@ -119,6 +121,8 @@ def task_loss(task: Task, config: FinetuneConfig, axis: str | None = None) -> Ta
     """
     if isinstance(task, EmbeddingTask):
         return embedding_loss(config.embedding, axis)
+    if isinstance(task, RerankerTask):
+        return reranker_loss(config.reranker)
     if task.head == HEAD:
         return sequence_loss(config.training.label_smoothing, config.model.decoder.known_vocab_size)
     return with_class_weights(task.loss, task.class_weights) if task.class_weights else LOSSES[task.loss]

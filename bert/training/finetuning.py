@@ -29,6 +29,7 @@ from bert.runs.folder import RunFolder
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
 from bert.tasks.base import Outputs
+from bert.tasks.reranker import RerankerTask
 from bert.tasks.splits import read_splits
 from bert.training.assembly import build_task_model, make_apply
 from bert.training.averaging import with_average
@@ -181,12 +182,20 @@ def _initialize(setup: Setup, checkpoints: CheckpointReader, say: Log) -> TrainS
         config.seed,
         checkpoints,
         _source(setup),
-        ("bert", "decoder", "predictions"),
+        ("bert", "decoder", "predictions", *(["classifier"] if _continues_reranker(setup) else [])),
         say,
         # Parameters do not depend on the length; the data tells whether rows have choices.
         input_shape=(*train.batch(np.arange(1), int(train.lengths[0]), 1)["input_ids"].shape[:-1], 8),
         trained=partial(trained_params, config=config.lora, seed=config.seed),
     )
+
+
+def _continues_reranker(setup: Setup) -> bool:
+    """Whether a reranker starts from a model that gives pairs a score already, whose head is trained on."""
+    params = setup.init_model.params
+    if params is None or not isinstance(setup.task, RerankerTask) or setup.run.config.num_feature_layers is not None:
+        return False
+    return "classifier" in params and params["classifier"]["kernel"].shape[-1] == 1
 
 
 def _curves_subject(setup: Setup) -> Subject:

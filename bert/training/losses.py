@@ -232,7 +232,7 @@ def _example_weight(batch: Batch) -> Float[Array, ""]:
     return jnp.sum(batch["weights"])
 
 
-def _expected_rows(batch: Batch) -> Float[Array, ""]:
+def expected_rows(batch: Batch) -> Float[Array, ""]:
     """The rows that a loss of each row is divided by.
 
     Of batches by tokens it is the rows of the mean batch. Divided by its own, a row among many short ones would have
@@ -297,17 +297,17 @@ def _span_loss(logits: Float[Array, "B T 2"], batch: Batch) -> tuple[WeightedSum
 
 
 LOSSES = {
-    "cross_entropy": TaskLoss(_classification_loss, _expected_rows, ("classification_loss", "accuracy")),
-    "binary_cross_entropy": TaskLoss(_multilabel_loss, _expected_rows, ("multilabel_loss", "micro_f1")),
-    "mean_squared_error": TaskLoss(_regression_loss, _expected_rows, ("regression_loss",)),
-    "choices": TaskLoss(_multiple_choice_loss, _expected_rows, ("choice_loss", "accuracy")),
+    "cross_entropy": TaskLoss(_classification_loss, expected_rows, ("classification_loss", "accuracy")),
+    "binary_cross_entropy": TaskLoss(_multilabel_loss, expected_rows, ("multilabel_loss", "micro_f1")),
+    "mean_squared_error": TaskLoss(_regression_loss, expected_rows, ("regression_loss",)),
+    "choices": TaskLoss(_multiple_choice_loss, expected_rows, ("choice_loss", "accuracy")),
     "tokens": TaskLoss(
         _token_classification_loss,
         lambda batch: jnp.sum(batch["labels"] >= 0).astype(jnp.float32),
         ("token_loss", "accuracy"),
         by_length=False,
     ),
-    "span": TaskLoss(_span_loss, _expected_rows, ("span_loss", "exact_span")),
+    "span": TaskLoss(_span_loss, expected_rows, ("span_loss", "exact_span")),
 }
 """The losses of fine-tuning tasks by the names that tasks give."""
 

@@ -165,6 +165,18 @@ def files(folder: Path, task: str) -> None:
     elif task == "embedding":
         jsonl(folder, [{"query": f"{MARKS[n % 3]} {text}", "positive": text, "negatives": [f"ba {text}"] * (n % 2)}
                        for n, text in zip(numbers, texts, strict=True)])  # fmt: skip
+    elif task == "reranker":
+        jsonl(
+            folder,
+            [
+                {
+                    "query": f"{MARKS[n % 3]} {text}",
+                    "positive": f"{MARKS[n % 3]} ba",
+                    "negatives": [f"{MARKS[(n + 1) % 3]} ba"],
+                }
+                for n, text in zip(numbers, texts, strict=True)
+            ],
+        )
     elif task == "tagging":
         jsonl(folder, [{"words": [*text.split(), "Xena"], "tags": ["O"] * 5 + ["B-PER"]} for text in texts])
     else:

@@ -73,3 +73,24 @@ def test_chance_is_the_mean_over_random_orders() -> None:
             positives += range(count)
         sums += list(retrieval_scores(np.array(ranks), np.array(positives), numbers).values())
     assert list(chance_scores(counts, documents).values()) == pytest.approx(sums / 4000, abs=0.01)
+
+
+def test_graded_documents_are_scored_as_scikit_learn_does() -> None:
+    random = np.random.default_rng(0)
+    gains = [random.choice([0, 0.5, 1], size).astype(np.float32) for size in (3, 12, 30)]
+    gains = [np.append(own, 1) for own in gains]
+    scores = [random.normal(size=len(own)) for own in gains]
+    expected = np.mean([ndcg_score(own[None], found[None], k=10) for own, found in zip(gains, scores, strict=True)])
+    found = retrieval.reranking_scores([*scores, np.zeros(2)], [*gains, np.zeros(2)])
+    assert found["ndcg_at_10"] == pytest.approx(expected, abs=1e-6)
+    ties = retrieval.reranking_scores([np.zeros(3)], [np.array([1, 0, 0])])
+    assert ties == {"ndcg_at_10": pytest.approx(0.5), "mrr_at_10": pytest.approx(1 / 3)}
+    assert retrieval.reranking_scores([np.zeros(2)], [np.zeros(2)]) == {"ndcg_at_10": 0, "mrr_at_10": 0}
+
+
+def test_random_order_is_the_mean_over_all_orders() -> None:
+    gains = np.array([1, 0.5, 0])
+    orders = [np.array(order) for order in ((3, 2, 1), (3, 1, 2), (2, 3, 1), (2, 1, 3), (1, 3, 2), (1, 2, 3))]
+    each = [retrieval.reranking_scores([order], [gains]) for order in orders]
+    expected = {name: pytest.approx(np.mean([scores[name] for scores in each])) for name in each[0]}
+    assert retrieval.random_reranking_scores([gains]) == expected

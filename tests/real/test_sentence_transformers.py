@@ -43,11 +43,10 @@ def test_a_trained_folder_gives_the_same_embeddings(pooling: str, shared: Path, 
 
 def test_an_exported_cross_encoder_ranks_alike(shared: Path, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    rows = [{"text_a": f"number {n}", "text_b": f"the digits {n}", "label": n % 2} for n in range(16)]
-    overrides = {"training.batch_size": 8, "training.steps": 2, "training.epochs": None, "data.max_length": 64,
-                 "data.columns.text_a": "text_a", "data.columns.text_b": "text_b"}  # fmt: skip
+    rows = [{"query": f"number {n}", "positive": f"the digits {n}", "negatives": f"a {n % 3}"} for n in range(16)]
+    overrides = {"training.batch_size": 8, "training.steps": 2, "training.epochs": None, "data.max_length": 64}
     model = str(shared / "models" / "all-MiniLM-L6-v2")
-    run = bert.finetune("regression", init=model, train=rows, output_dir=tmp_path / "run", overrides=overrides)
+    run = bert.finetune("reranker", init=model, train=rows, output_dir=tmp_path / "run", overrides=overrides)
     run.model.save(tmp_path / "out")
     theirs = library.CrossEncoder(str(tmp_path / "out"), device="cpu", max_length=64)
     import torch

@@ -14,7 +14,8 @@ from bert.config import ColumnsConfig, EmbeddingConfig, FinetuneConfig, TaskData
 from bert.data.text_groups import TextGroups
 from bert.errors import UserError
 from bert.tasks import make_task
-from bert.tasks.embedding import EmbeddingTask, TextExamples
+from bert.tasks.embedding import EmbeddingTask
+from bert.tasks.readers.text_pairs import TextExamples
 from bert.tokenizer.wordpiece import load_tokenizer
 from tests.tiny_models import PIECES
 

@@ -1,0 +1,175 @@
+"""Queries with their documents, and pairs of texts with a score, as columns have them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from bert.config.finetuning import ColumnsConfig
+from bert.data.records import Records
+from bert.errors import UserError, require, without_surrogates
+from bert.tasks.readers.columns import read_columns
+
+
+@dataclass(frozen=True)
+class TextExamples:
+    """R queries, each with the document that is right for it; or pairs of texts; or texts alone."""
+
+    queries: list[str]
+    positives: list[str] | None
+    """The documents, or the second texts of pairs; None for texts alone."""
+    negatives: list[list[str]]
+    scores: np.ndarray | None
+    """[R] float32 of pairs; None where there are none."""
+    ids: list[str]
+    labelled: bool
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """The queries: rows with the same one stay together."""
+        return self.queries
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """The rows of these numbers."""
+        return dataclasses.replace(
+            self,
+            queries=[self.queries[row] for row in rows],
+            positives=None if self.positives is None else [self.positives[row] for row in rows],
+            negatives=[self.negatives[row] for row in rows],
+            scores=None if self.scores is None else self.scores[list(rows)],
+            ids=[self.ids[row] for row in rows],
+        )
+
+    def sentences(self) -> Iterator[str]:
+        """All queries, then all documents."""
+        yield from self.queries
+        yield from self.positives or []
+        for texts in self.negatives:
+            yield from texts
+
+    @property
+    def documents(self) -> list[str]:
+        """The documents, or second texts, of the rows."""
+        return require(self.positives, "the documents")
+
+    @property
+    def known_scores(self) -> np.ndarray:
+        """The scores of pairs that have them."""
+        return require(self.scores, "the scores")
+
+
+def read_queries(records: Records, names: ColumnsConfig, num_negatives: int | None, hint: str = "") -> TextExamples:
+    """Queries with their documents, and negatives where there are some.
+
+    Args:
+        num_negatives: of a row at most, its first ones; None for all.
+        hint: end of the sentence on a row without a document.
+
+    Raises:
+        UserError: a row has no document, or no text where one is needed.
+    """
+    rows = list(records.rows)
+    for line_number, fields in rows:
+        if names.query in fields and fields.get(names.positive) in (None, ""):
+            raise records.error(
+                line_number,
+                f"the query has no {names.positive!r}: write the document that answers it, or remove the "
+                f"{records.unit}{hint}",
+            )
+    found = read_columns(
+        dataclasses.replace(records, rows=iter(rows)),
+        {names.query: "data.columns.query", names.positive: "data.columns.positive"},
+        {},
+        _id(names),
+    )
+    queries, positives = found.texts
+    negatives = [
+        _negatives(records, line_number, fields.get(names.negatives), names.negatives, positive)
+        for (line_number, fields), positive in zip(rows, positives, strict=True)
+    ]
+    return TextExamples(
+        queries, positives, [texts[:num_negatives] for texts in negatives], None, found.ids, True, found.notes
+    )
+
+
+def check_num_negatives(records: Records, negatives: Sequence[Sequence[str]], wanted: int | None, key: str) -> None:
+    """Raises UserError if no training row has as many negatives as are wanted."""
+    most = max(map(len, negatives))
+    if wanted is not None and wanted > most:
+        raise UserError(
+            f"{key} is {wanted}, and no row of {records.source} has more than {most} negatives: "
+            "set it to at most as many, or remove it"
+        )
+
+
+def read_scored_pairs(
+    records: Records, names: ColumnsConfig, text_b: str, limits: tuple[float, float], needed: bool
+) -> TextExamples:
+    """Pairs of texts with a score.
+
+    Args:
+        text_b: the column of the second texts.
+        limits: least and greatest score.
+        needed: whether there have to be scores.
+
+    Raises:
+        UserError: a row lacks a text or a score, or its score is no number within the limits.
+    """
+    found = read_columns(
+        records,
+        {names.text_a: "data.columns.text_a", text_b: "data.columns.text_b"},
+        {names.label: "data.columns.label"},
+        _id(names),
+        needed=needed,
+    )
+    scores = None
+    if found.labels is not None:
+        cells = zip(found.line_numbers, found.labels[0], strict=True)
+        scores = np.array(
+            [_score(records, line_number, names.label, cell, limits) for line_number, cell in cells], np.float32
+        )
+    texts_a, texts_b = found.texts
+    none: list[list[str]] = [[] for _ in texts_a]
+    return TextExamples(texts_a, texts_b, none, scores, found.ids, scores is not None, found.notes)
+
+
+def _id(names: ColumnsConfig) -> tuple[str, str] | None:
+    return None if names.id is None else (names.id, "data.columns.id")
+
+
+def _score(records: Records, line_number: int, name: str, cell: Any, limits: tuple[float, float]) -> float:
+    described = f"{name} is {str(cell)[:40]!r}"
+    try:
+        score = float(str(cell))
+    except ValueError:
+        raise records.error(line_number, f"{described}: it must be a number: fix it") from None
+    lowest, highest = limits
+    if not (math.isfinite(score) and lowest <= score <= highest):
+        allowed = "finite" if math.isinf(highest) else f"from {lowest:g} to {highest:g}"
+        raise records.error(line_number, f"{described}: it must be {allowed}: fix it, or set data.score_range")
+    return score
+
+
+def _negatives(records: Records, line_number: int, cell: Any, name: str, positive: str) -> list[str]:
+    """The negatives of a row: none, a text, or a list of texts. Raises UserError."""
+    texts = cell if isinstance(cell, list) else [] if cell in (None, "") else [cell]
+    for text in texts:
+        if not isinstance(text, str) or not text.strip():
+            wrong = repr(text)[:40]
+            raise records.error(
+                line_number, f"{name} has {wrong}, which is no text: write one, or remove it from the {records.unit}"
+            )
+        if text == positive:
+            raise records.error(
+                line_number, f"{name} has the positive itself ({text[:40]!r}): remove it from the {records.unit}"
+            )
+    return [without_surrogates(text) for text in texts]

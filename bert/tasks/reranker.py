@@ -1,0 +1,242 @@
+"""Rerankers: a query with its documents, each of which is read together with it and scored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert.config import FinetuneConfig, RerankerConfig, TaskDataConfig
+from bert.data import features
+from bert.data.features import ChoiceFeatures
+from bert.data.inputs import as_texts
+from bert.data.records import Records
+from bert.errors import UserError, require
+from bert.files import write_tsv
+from bert.metrics import retrieval
+from bert.tasks.base import Outputs
+from bert.tasks.column_files import ColumnFilesTask
+from bert.tasks.readers.columns import KEYS
+from bert.tasks.readers.text_pairs import TextExamples, check_num_negatives, read_queries, read_scored_pairs
+from bert.tasks.sequence import Score
+
+
+@dataclass(frozen=True)
+class RankedExamples:
+    """R queries, each with its documents."""
+
+    queries: list[str]
+    documents: list[list[str]]
+    relevance: list[np.ndarray] | None
+    """The relevance of each query's documents, float32 from 0 to 1; None where it is not known."""
+    ids: list[str]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the relevance is known."""
+        return self.relevance is not None
+
+    @property
+    def known_relevance(self) -> list[np.ndarray]:
+        """``relevance`` of a split that has it."""
+        return require(self.relevance, "the relevance")
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """The queries, of which each is there once."""
+        return self.queries
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """The queries of these numbers."""
+        return dataclasses.replace(
+            self,
+            queries=[self.queries[row] for row in rows],
+            documents=[self.documents[row] for row in rows],
+            relevance=None if self.relevance is None else [self.relevance[row] for row in rows],
+            ids=[self.ids[row] for row in rows],
+        )
+
+    def sentences(self) -> Iterator[str]:
+        """All queries, then all documents."""
+        yield from self.queries
+        for texts in self.documents:
+            yield from texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankerTask(ColumnFilesTask):
+    """One score for a query together with a document. A row of the model is a query with all of its documents."""
+
+    name: str = "reranker"
+    settings: RerankerConfig = field(default_factory=RerankerConfig)
+    head: str = "choices"
+    loss: str = "reranker"
+    main_metric: str = retrieval.NAMES[0]
+    baseline: str = "chance"
+    data_keys: ClassVar[tuple[str, ...]] = (*KEYS, "score_range")
+
+    @property
+    def num_labels(self) -> int:
+        return 1
+
+    @property
+    def problem_type(self) -> str:
+        return "regression"
+
+    def from_config(self, data: TaskDataConfig) -> Self:
+        return dataclasses.replace(self, data=data)
+
+    def with_settings(self, config: FinetuneConfig) -> Self:
+        """The task with the settings of a run."""
+        return dataclasses.replace(self, settings=config.reranker)
+
+    # Files
+
+    def read(self, folder: Path, split: str) -> RankedExamples:
+        """Rows of one query are put together. The first row tells whether rows have a positive or a score."""
+        records, names = self.records(Path(folder), split), self.data.columns
+        rows = list(records.rows)
+        records = dataclasses.replace(records, rows=iter(rows))
+        has_scores = bool(rows) and names.positive not in rows[0][1] and self._document_column in rows[0][1]
+        if has_scores:
+            lowest, highest = self.data.score_range or (0.0, 1.0)
+            pairs = read_scored_pairs(records, names, self._document_column, (lowest, highest), needed=split != "test")
+            scores = None if pairs.scores is None else (pairs.scores - lowest) / (highest - lowest)
+            documents = [[text] for text in pairs.documents]
+            relevance = None if scores is None else [np.array([score]) for score in scores]
+        else:
+            hint = f"; pairs with a score have {self._document_column!r} and {names.label!r} in its place"
+            pairs = read_queries(records, names, self.settings.num_negatives, hint)
+            if split == "train":
+                check_num_negatives(records, pairs.negatives, self.settings.num_negatives, "reranker.num_negatives")
+            documents = [[positive, *more] for positive, more in zip(pairs.documents, pairs.negatives, strict=True)]
+            relevance = [np.arange(len(texts)) == 0 for texts in documents]
+        return self._checked(records, split, _grouped(pairs, documents, relevance))
+
+    @property
+    def _document_column(self) -> str:
+        """The column of the documents of pairs with a score."""
+        return self.data.columns.text_b or "document"
+
+    def _checked(self, records: Records, split: str, examples: RankedExamples) -> RankedExamples:
+        """Without training queries that the loss learns nothing of. Raises UserError where nothing is left."""
+        if examples.relevance is None:
+            return examples
+        fix = "add negatives"
+        if not any(relevance.any() for relevance in examples.relevance):
+            raise UserError(f"{records.source} has no relevant document (a score above the least one): add some")
+        if split == "train" and self.settings.loss != "binary":
+            told = [row for row, relevance in enumerate(examples.relevance) if np.ptp(relevance) > 0]
+            if not told:
+                raise UserError(f"{records.source} has no query with documents of different relevance: {fix}")
+            if left := len(examples) - len(told):
+                note = f"{left:,} training queries whose documents are equally relevant are left out"
+                examples = dataclasses.replace(examples.take(told), notes=(*examples.notes, note))
+        elif split == "train" and np.ptp(np.concatenate(examples.relevance)) == 0:
+            raise UserError(f"all documents of {records.source} are equally relevant: {fix}")
+        return examples
+
+    def features(self, tokenizer: Tokenizer, examples: RankedExamples, data: TaskDataConfig) -> ChoiceFeatures:
+        pairs = [
+            (query, document)
+            for query, documents in zip(examples.queries, examples.documents, strict=True)
+            for document in documents
+        ]
+        offsets = np.cumsum([0, *map(len, examples.documents)], dtype=np.int64)
+        labels = None if examples.relevance is None else np.concatenate(examples.relevance)
+        return ChoiceFeatures(features.tokenize(tokenizer, pairs, data.max_length), offsets, labels)
+
+    # Predictions
+
+    def predict(self, outputs: Outputs, features: Any, examples: RankedExamples) -> list[np.ndarray]:
+        """[C] scores of each query, of which its own documents' come first; a NaN counts as 0."""
+        pairs = zip(outputs, examples.documents, strict=True)
+        return [np.nan_to_num(scores[: len(documents)]) for scores, documents in pairs]
+
+    def score(self, predictions: list[np.ndarray], examples: RankedExamples) -> dict[str, float]:
+        """nDCG and MRR over each query's documents."""
+        return retrieval.reranking_scores(predictions, examples.known_relevance)
+
+    def baseline_scores(self, examples: RankedExamples) -> dict[str, float]:
+        """Of documents in random order."""
+        return retrieval.random_reranking_scores(examples.known_relevance)
+
+    def is_degenerate(self, predictions: list[np.ndarray], examples: RankedExamples) -> bool:
+        """No better than chance."""
+        ours, theirs = self.score(predictions, examples), self.baseline_scores(examples)
+        return ours[self.main_metric] <= theirs[self.main_metric] < 1
+
+    def write_predictions(
+        self, folder: Path, split: str, predictions: list[np.ndarray], examples: RankedExamples
+    ) -> list[Path]:
+        """SPLIT.tsv: the query's id, the number of a document among its own, its score, its relevance and its rank."""
+        if list(map(len, examples.documents)) != list(map(len, predictions)):
+            raise ValueError(f"{len(examples)} queries, {len(predictions)} predictions, or other documents")
+        known = ["relevance"] if examples.labelled else []
+        rows = [[self.data.columns.id or "index", "document", "score", *known, "rank"]]
+        for query, scores in enumerate(predictions):
+            ranks = np.argsort(np.argsort(-scores, kind="stable"), kind="stable") + 1
+            for number, (score, rank) in enumerate(zip(scores, ranks, strict=True)):
+                right = [f"{examples.known_relevance[query][number]:g}"] if known else []
+                rows.append([examples.ids[query], str(number), f"{score:.6f}", *right, str(rank)])
+        return [write_tsv(folder / f"{split}.tsv", rows)]
+
+    # New inputs
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        return ("query", "document")
+
+    @property
+    def table_columns(self) -> tuple[tuple[str, ...], ...]:
+        return ((self.data.columns.query, self._document_column), ("text_a", "text_b"))
+
+    def sample(self, examples: RankedExamples) -> tuple[str, ...]:
+        return next(((query, texts[0]) for query, texts in zip(examples.queries, examples.documents, strict=True)), ())
+
+    def examples_from_inputs(self, inputs: Sequence[Any]) -> RankedExamples:
+        """Each input is a query and a document, a tuple or list of two."""
+        wanted = f"{self.name} takes a query and a document: pass a tuple of two strings"
+        pairs = [as_texts(given, index, wanted, (2,)) for index, given in enumerate(inputs, 1)]
+        ids = [str(row) for row in range(len(pairs))]
+        return RankedExamples([query for query, _ in pairs], [[document] for _, document in pairs], None, ids)
+
+    def format_predictions(self, predictions: list[np.ndarray], examples: RankedExamples) -> list[Score]:
+        return [Score(float(scores[0])) for scores in predictions]
+
+
+def _grouped(
+    pairs: TextExamples, documents: Sequence[Sequence[str]], relevance: Sequence[np.ndarray] | None
+) -> RankedExamples:
+    """The queries of rows, each once and with the documents of all of its rows; of a document that is there more than
+    once the highest relevance counts."""
+    found: dict[str, dict[str, float]] = {}
+    ids: dict[str, str] = {}
+    changed = 0
+    for row, query in enumerate(pairs.queries):
+        own = found.setdefault(query, {})
+        ids.setdefault(query, pairs.ids[row])
+        for place, document in enumerate(documents[row]):
+            value = 0.0 if relevance is None else float(relevance[row][place])
+            changed += document in own and own[document] != value
+            own[document] = max(value, own.get(document, 0.0))
+    note = f"{changed:,} documents have a lower relevance for the same query elsewhere: the highest one counts"
+    return RankedExamples(
+        list(found),
+        [list(own) for own in found.values()],
+        None if relevance is None else [np.array(list(own.values()), np.float32) for own in found.values()],
+        list(ids.values()),
+        (*pairs.notes, *([note] if changed else [])),
+    )
+
+
+TASKS = (RerankerTask(),)
