@@ -36,6 +36,7 @@ from bert.training.evaluation import accumulate_sums, compute_means
 from bert.training.initialization import (
     CheckpointReader,
     Log,
+    Params,
     extend_embeddings,
     init_mlm_bias,
     initialize_state,
@@ -48,6 +49,7 @@ from bert.training.predictions import PREDICTIONS
 from bert.training.pretraining_data import PhaseData, PretrainingData, predictable_counts, prepare_data
 from bert.training.pretraining_results import add_transfer, curves_subject, print_summary, write_results
 from bert.training.step import TrainState, make_eval_step, make_train_step
+from bert.training.student_initialization import start_from_teacher
 from bert.training.timing import time_train_step, timed
 from bert.training.transfer import measure_transfer, transfer_config
 
@@ -294,6 +296,12 @@ def _initialize(
     config, source = setup.run.config, setup.init_model
     first, prediction = data.phases[0], PREDICTIONS[config.data.prediction]
     counts = predictable_counts(first.examples, data.tokenizer, prediction.special_tokens)
+    teacher = setup.teacher if source is None and config.distillation.embedding_init == "teacher" else None
+
+    def prepare(params: Params) -> Params:
+        params = params if teacher is None else start_from_teacher(params, config.model, teacher)
+        return init_mlm_bias(config.mlm_bias_init, counts, prediction.mlm_head, params)
+
     return initialize_state(
         learner.model,
         make_optimizer(first.phase.config.optimizer, data.total_steps),
@@ -303,7 +311,7 @@ def _initialize(
         None if source is None else (source.origin, source.params),
         prediction.modules,
         say,
-        partial(init_mlm_bias, config.mlm_bias_init, counts, prediction.mlm_head),
+        prepare,
     )
 
 

@@ -36,6 +36,7 @@ from bert.training.distillation import (
     token_divergence,
 )
 from bert.training.step import compute_gradients
+from bert.training.student_initialization import principal_directions, start_from_teacher
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of, state_of
 from tests.tiny_training import CONFIG, P, T, assert_same_gradients, batch_of
@@ -201,6 +202,57 @@ def test_how_layers_are_run_does_not_matter(training: dict) -> None:
     params, expected, _ = gradients(config_of(), teacher_of(WIDE))
     _, grads, _ = gradients(config_of(TrainingConfig(**training)), teacher_of(WIDE), params)
     assert_same_gradients(grads, expected)
+
+
+def start(config: ModelConfig, teacher: Teacher):
+    """Random parameters of a student, and what they become."""
+    learner = build_learner(dataclasses.replace(config_of(), model=config), teacher, PmapParallelism(jax.devices()[:1]))
+    params = jax.device_get(learner.model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
+    return params, start_from_teacher(params, config, teacher)
+
+
+def test_a_student_starts_from_its_teachers_embeddings() -> None:
+    teacher = teacher_of(WIDE)
+    params, started = start(CONFIG, teacher)
+    tables = {name: started["bert"]["embeddings"][name]["embedding"] for name in ("word", "position", "segment")}
+    given = {name: teacher.params["bert"]["embeddings"][name]["embedding"] for name in tables}
+    back = started["distillation"]["layer_1"]["kernel"]
+    np.testing.assert_allclose(back @ back.T, np.eye(16), atol=1e-6)
+    for name, table in tables.items():
+        np.testing.assert_allclose(table, given[name] @ back.T, rtol=1e-5, atol=1e-7, err_msg=name)
+    lost = np.sum((tables["word"] @ back - given["word"]) ** 2)
+    values = np.linalg.svd(given["word"], compute_uv=False)
+    np.testing.assert_allclose(lost, np.sum(values[16:] ** 2), rtol=1e-3)  # the least that 16 dimensions can lose
+    for name in ("encoder", "predictions"):
+        part, own = (tree.get(name, tree["bert"].get(name)) for tree in (started, params))
+        jax.tree.map(np.testing.assert_array_equal, part, own)
+
+
+def test_a_student_of_its_teachers_width_has_the_same_embeddings_and_a_wider_one_its_own() -> None:
+    teacher = teacher_of(WIDE)
+    longer = dataclasses.replace(WIDE, num_hidden_layers=1, max_position_embeddings=40)
+    params, started = start(longer, teacher)
+    own, given = started["bert"]["embeddings"], teacher.params["bert"]["embeddings"]
+    np.testing.assert_array_equal(own["word"]["embedding"], given["word"]["embedding"])
+    np.testing.assert_array_equal(own["position"]["embedding"][:16], given["position"]["embedding"])
+    random = params["bert"]["embeddings"]["position"]["embedding"]
+    np.testing.assert_array_equal(own["position"]["embedding"][16:], random[16:])
+    params, started = start(WIDE, teacher_of(CONFIG))
+    assert started is params
+
+
+def test_positions_are_matched_where_one_of_the_models_counts_from_two() -> None:
+    teacher = teacher_of(dataclasses.replace(CONFIG, position_offset=2))
+    _, started = start(CONFIG, teacher)
+    position = started["bert"]["embeddings"]["position"]["embedding"]
+    np.testing.assert_array_equal(position, teacher.params["bert"]["embeddings"]["position"]["embedding"][2:])
+
+
+def test_principal_directions_are_those_of_a_singular_value_decomposition() -> None:
+    table = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32) * np.arange(1, 7)
+    _, _, right = np.linalg.svd(table, full_matrices=False)
+    ours = principal_directions(table, 3)
+    np.testing.assert_allclose(np.abs(right[:3] @ ours), np.eye(3), atol=1e-4)  # each up to its sign
 
 
 def test_means_of_packed_examples() -> None:
