@@ -221,13 +221,19 @@ def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
     leaf = name.rpartition(".")[2]
     if leaf in leaf_names:  # the right name in the wrong section, or in none, is nearer than any spelling
         nearest = leaf_names[leaf]
-    elif near := difflib.get_close_matches(name, keys, 1):
-        nearest = near[0]
-    elif near := difflib.get_close_matches(leaf, leaf_names, 1):
-        nearest = leaf_names[near[0]]
+    elif near := _nearest(name, keys):
+        nearest = near
+    elif near := _nearest(leaf, leaf_names):
+        nearest = leaf_names[near]
     else:
         return f"unknown key {prefix}{name}: --help=all lists all keys"
     return f"unknown key {prefix}{name}: did you mean {prefix}{nearest}?"
+
+
+def _nearest(name: str, names: Iterable[str]) -> str | None:
+    """The name that is spelled most alike, of equals the first in the alphabet; None if none is near."""
+    near = sorted(difflib.get_close_matches(name, names, 3))
+    return max(near, key=lambda one: difflib.SequenceMatcher(None, one, name).ratio(), default=None)
 
 
 def _compose(text: str, source: str) -> yaml.Node | None:

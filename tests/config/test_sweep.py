@@ -68,6 +68,7 @@ def test_ranges_are_logarithmic_and_keep_the_type():
     ("texts", "sentence"),
     [
         (["optimizer.learning_rat=1"], "--sweep: unknown key optimizer.learning_rat: did you mean optimizer.learning"),
+        (["data.columns.text=a"], "--sweep: unknown key data.columns.text: did you mean data.columns.text_a"),
         (["optimizer=1"], "--sweep: optimizer is a section: set its keys one by one"),
         ([f"{RATE}="], f"--sweep: {RATE} has no values: use {RATE}=V1,V2,..."),
         ([RATE], f"--sweep {RATE} is no list of values: use KEY=V1,V2,..."),
