@@ -19,8 +19,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 CACHES = ("JAX_COMPILATION", "JAX_PERSISTENT", "BERT_COMPILATION")
 """Settings of the environment that no side gets: what is compiled already is for the benchmark to say."""
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "transformers", "sentence-transformers", "onnxruntime")
-CHOICES = ("output", "rounds", "sides", "tasks", "worker")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "transformers", "sentence-transformers", "bm25s", "onnxruntime")
+CHOICES = ("output", "rounds", "sides", "seeds", "tasks", "worker")
 """Arguments that say which measurements are made, and not of what."""
 
 

@@ -247,3 +247,23 @@ def test_seeds_are_timed_in_turn_and_at_once():
     printed = run("seeds_at_once.py", "--sizes", "2 x 128", "--rows", 2, "--length", 8, "--rounds", 1)
     assert "| layers x width | 3 steps in turn, ms | one step of 3 seeds, ms | ratio |" in printed
     assert "\n| 2 x 128 | " in printed
+
+
+@pytest.mark.slow
+def test_retrieval_is_measured_before_and_after_training(model_of_128, tmp_path):
+    pytest.importorskip("pytrec_eval")
+    for name in ("train-v1.1.head.json", "dev-v1.1.json"):
+        paragraphs = [
+            {"context": f"{word} is here", "qas": [{"question": f"Where is {word}?"}, {"question": f"Who is {word}?"}]}
+            for word in ("one", "two", "three", "four")
+        ]
+        (tmp_path / name).write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    arguments = [model_of_128, tmp_path, "--output", tmp_path / "retrieval.json", "--steps", 2, "--batch_size", 4]
+    arguments += ["--length", 16, "--learning_rate", "1e-2"]
+    printed = run("retrieval.py", *arguments, "--side", "ours", "untrained", "--seeds", 1)
+    assert "| ours | 1 | " in printed and "| untrained | - | " in printed
+    found = json.loads((tmp_path / "retrieval.json").read_text())["sides"]
+    assert set(found) == {"untrained", "ours, seed 1"}
+    assert all(0 < one["mrr_at_10"] <= one["recall_at_10"] == 1 for [one] in found.values())
+    again = run("retrieval.py", *arguments, "--side", "ours", "--seeds", 1)
+    assert "1 of 1" not in again and "| ours | 1 | " in again, "what was measured is not measured again"

@@ -59,6 +59,34 @@ def test_ndcg_is_that_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert retrieval_scores(ranks, positives, numbers)["ndcg_at_10"] == pytest.approx(expected, abs=1e-6)
 
 
+def test_scores_are_those_of_trec_eval() -> None:
+    """Queries with one to four right documents of 60, and embeddings that find about half of them."""
+    library = pytest.importorskip("pytrec_eval", reason="pytrec-eval-terrier is not installed")
+    random = np.random.default_rng(0)
+    documents = normalized(random.normal(size=(60, 6)))
+    numbers = np.repeat(np.arange(40), random.integers(1, 5, 40))
+    positives = random.permuted(np.tile(np.arange(60), (40, 1)), axis=1)[numbers, np.arange(len(numbers)) % 60]
+    queries = normalized(
+        documents[positives[np.searchsorted(numbers, np.arange(40))]] + 0.4 * random.normal(size=(40, 6))
+    )
+    ranks, _ = find_ranks(queries[numbers], documents, positives, numbers)
+    relevant: dict[str, dict[str, int]] = {}
+    for query, positive in zip(numbers.tolist(), positives.tolist(), strict=True):
+        relevant.setdefault(str(query), {})[str(positive)] = 1
+    cosines = queries @ documents.T
+    first = {
+        str(query): {str(document): float(row[document]) for document in np.argsort(-row)[:10]}
+        for query, row in enumerate(cosines)
+    }
+    measures = {"ndcg_cut.10", "recip_rank", "recall.10"}
+    found = library.RelevanceEvaluator(relevant, measures).evaluate(first)
+    names = {"ndcg_at_10": "ndcg_cut_10", "mrr_at_10": "recip_rank", "recall_at_10": "recall_10"}
+    expected = {ours: np.mean([one[theirs] for one in found.values()]) for ours, theirs in names.items()}
+    scores = retrieval_scores(ranks, positives, numbers)
+    assert scores == pytest.approx(expected, abs=1e-9)
+    assert 0.2 < scores["recall_at_10"] < 0.9
+
+
 def test_chance_is_the_mean_over_random_orders() -> None:
     random = np.random.default_rng(0)
     counts, documents = [1, 3, 12], 15
