@@ -16,7 +16,9 @@ from bert.data.batching import bucket_length, evaluation_batches
 from bert.data.features import ChoiceFeatures, Features, Rows
 from bert.data.inputs import check_count
 from bert.errors import require
-from bert.model.encoder import Bert
+from bert.inference.packed_rows import PackedRows, pack_if_shorter
+from bert.interchange.pooling import Pooling
+from bert.model.encoder import Bert, Packing
 from bert.model.heads import HEADS, BertForMaskedLM
 from bert.tasks.base import Outputs, Task
 
@@ -46,6 +48,31 @@ class BatchedForward:
         """Hidden states and pooled output."""
         return self._run(self.encoder, features, batch_size)
 
+    def embed(self, features: Features, pooling: Pooling, batch_size: int) -> np.ndarray:
+        """The embeddings of rows, [R, D] float32. Many short ones are packed, so that little is padding."""
+        check_count("batch_size", batch_size)
+        embeddings = np.zeros((len(features), self._config.hidden_size), np.float32)
+        packed = pack_if_shorter(features, self._config, batch_size, BUCKETS)
+        if packed is not None:
+            for texts, hidden in self._encode_packed(packed, features):
+                embeddings[texts] = pooling.of_sequences(hidden, features.lengths[texts])
+            return embeddings
+        for rows, output in self.encode(features, batch_size):
+            states = output.last_hidden_state[: len(rows)]
+            mask = (np.arange(states.shape[1]) < features.lengths[rows, None]).astype(np.int32)
+            embeddings[rows] = pooling(states, mask)
+        return embeddings
+
+    def _encode_packed(self, packed: PackedRows, features: Features) -> Batches:
+        """The hidden states [tokens, D] of the texts of each batch, one after the other."""
+
+        def dispatched() -> Iterator[tuple[Any, Any]]:
+            for texts, batch in packed.batches(features):
+                yield (texts, batch["example_ids"] > 0), self._packed_encoder(self._params, batch)
+
+        for (texts, is_token), hidden in _one_ahead(dispatched()):
+            yield texts, hidden[is_token]
+
     def predict_masks(self, features: Rows) -> Any:
         """[1, T, V] logits of a single row."""
         [(_, logits)] = self._run(self._masked_lm, features, 1)
@@ -73,23 +100,33 @@ class BatchedForward:
         """Runs a function over all rows; while a batch is used, the next one is computed."""
         check_count("batch_size", batch_size)
         batch_size = min(batch_size, 1 << max(len(features) - 1, 0).bit_length())
-        previous: tuple[np.ndarray, Any] | None = None
-        for rows in evaluation_batches(features.lengths, batch_size):
-            longest = int(features.lengths[rows].max())
-            length = bucket_length(longest, BUCKETS, self._config.max_position_embeddings)
-            batch = features.batch(rows, length, batch_size)
-            inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
-            dispatched = rows, forward(self._params, *inputs)
-            if previous is not None:
-                yield previous[0], jax.device_get(previous[1])
-            previous = dispatched
-        if previous is not None:
-            yield previous[0], jax.device_get(previous[1])
+
+        def dispatched() -> Batches:
+            for rows in evaluation_batches(features.lengths, batch_size):
+                longest = int(features.lengths[rows].max())
+                length = bucket_length(longest, BUCKETS, self._config.max_position_embeddings)
+                batch = features.batch(rows, length, batch_size)
+                inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
+                yield rows, forward(self._params, *inputs)
+
+        return _one_ahead(dispatched())
 
     @cached_property
     def encoder(self) -> Callable[..., Any]:
         model = Bert(self._config, self._dtype, add_pooling_layer=self.has_pooler)
         return _compiled(lambda params, *inputs: model.apply({"params": params["bert"]}, *inputs))
+
+    @cached_property
+    def _packed_encoder(self) -> Callable[..., Any]:
+        model = Bert(self._config, self._dtype, add_pooling_layer=False)
+
+        def encode(params: dict[str, Any], batch: dict[str, jax.Array]) -> jax.Array:
+            ids = batch["input_ids"]
+            packing = Packing(batch["example_ids"], batch["position_ids"], jnp.zeros_like(ids[:, :1]))
+            output: Any = model.apply({"params": params["bert"]}, ids, batch["token_type_ids"], packing=packing)
+            return output.last_hidden_state
+
+        return _compiled(encode)
 
     @cached_property
     def _masked_lm(self) -> Callable[..., Any]:
@@ -108,3 +145,14 @@ class BatchedForward:
 def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
     """The function, with outputs in float32."""
     return jax.jit(lambda *inputs: jax.tree.map(lambda x: x.astype(jnp.float32), forward(*inputs)))
+
+
+def _one_ahead(batches: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """(what it is of, outputs) with the outputs as NumPy arrays, the next ones being computed already."""
+    previous: tuple[Any, Any] | None = None
+    for dispatched in batches:
+        if previous is not None:
+            yield previous[0], jax.device_get(previous[1])
+        previous = dispatched
+    if previous is not None:
+        yield previous[0], jax.device_get(previous[1])

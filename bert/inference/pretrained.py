@@ -147,23 +147,15 @@ class Pretrained(SearchableModel):
     def embed(self, texts: str | Sequence[Text], batch_size: int = 32) -> np.ndarray:
         """The embeddings of `encode` alone, [B, D] float32, or [D] for a string.
 
-        In memory are the hidden states of two batches at once.
+        In memory are the hidden states of two batches at once. Many short texts share rows, in which each attends to
+        itself, so that little of what is computed is padding.
 
         Raises:
             UserError: as `encode`.
         """
         if isinstance(texts, str):
             return self.embed([texts], batch_size)[0]
-        return self._pool(*self._features_to_pool(texts), batch_size)
-
-    def _pool(self, features: Features, pooling: Pooling, batch_size: int) -> np.ndarray:
-        """The embeddings of rows, [B, D] float32."""
-        embeddings = np.zeros((len(features), self.config.hidden_size), np.float32)
-        for rows, output in self._forward.encode(features, batch_size):
-            hidden = output.last_hidden_state[: len(rows)]
-            mask = (np.arange(hidden.shape[1]) < features.lengths[rows, None]).astype(np.int32)
-            embeddings[rows] = pooling(hidden, mask)
-        return embeddings
+        return self._forward.embed(*self._features_to_pool(texts), batch_size)
 
     def tokenize(self, texts: str | Sequence[Text], max_length: int | None = None) -> dict[str, np.ndarray]:
         """Rows as the model reads them, padded to the longest: arguments of `apply`, [B, T] int32 each.
@@ -324,13 +316,15 @@ class Pretrained(SearchableModel):
         if isinstance(features, TextGroups):
             return self._embed_groups(features, batch_size)
         if isinstance(self.task, EmbeddingTask) and isinstance(features, Features):
-            return list(self._pool(features, self.pooling or Pooling(), batch_size))
+            return list(self._forward.embed(features, self.pooling or Pooling(), batch_size))
         return self._forward.apply_head(features, batch_size)
 
     def _embed_groups(self, features: TextGroups, batch_size: int) -> Outputs:
         """The embeddings of each row's query and documents side by side, 0 for a document that it lacks."""
         pooling, documents = self.pooling or Pooling(), features.documents
-        queries, flat = (self._pool(rows, pooling, batch_size) for rows in (features.queries, documents.sequences))
+        queries, flat = (
+            self._forward.embed(rows, pooling, batch_size) for rows in (features.queries, documents.sequences)
+        )
         texts = np.zeros((len(features), 1 + documents.choices.max(), self.config.hidden_size), np.float32)
         texts[:, 0] = queries
         texts[:, 1:][np.arange(texts.shape[1] - 1) < documents.choices[:, None]] = flat

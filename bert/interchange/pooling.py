@@ -43,6 +43,19 @@ class Pooling:
             embeddings = np.where(mask > 0, hidden_states, -np.inf).max(axis=1)
         else:
             embeddings = (hidden_states * mask).sum(axis=1) / np.maximum(mask.sum(axis=1), 1)
+        return self._scaled(embeddings)
+
+    def of_sequences(self, hidden_states: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """[tokens, D] float32 of sequences one after the other, [B] tokens of each, at least 1 -> [B, D] float32."""
+        starts = np.cumsum(lengths) - lengths
+        if self.mode == "cls":
+            return self._scaled(hidden_states[starts])
+        if self.mode == "max":
+            return self._scaled(np.maximum.reduceat(hidden_states, starts))
+        return self._scaled(np.add.reduceat(hidden_states, starts) / lengths[:, None])
+
+    def _scaled(self, embeddings: np.ndarray) -> np.ndarray:
+        """[B, D] -> [B, D] float32, of length 1 if they are to be."""
         if self.normalize:
             embeddings = embeddings / np.maximum(np.linalg.norm(embeddings, axis=-1, keepdims=True), 1e-12)
         return embeddings.astype(np.float32)
