@@ -17,6 +17,7 @@ COMMANDS = {
     "tokenizer": ("bert.commands.tokenizer", "trains a vocabulary on a corpus, or extends one"),
     "examples": ("bert.commands.examples", "builds the examples of a corpus in advance, and shows them"),
     "predict": ("bert.commands.predict", "predicts for new inputs with a fine-tuned model"),
+    "mine": ("bert.commands.mine", "finds hard negatives for queries whose answers are known"),
     "generate": ("bert.commands.generate", "continues texts with a left-to-right language model"),
     "evaluate": ("bert.commands.evaluate", "measures how well a left-to-right language model predicts a text"),
     "inspect": ("bert.commands.inspect", "prints parameters, FLOPs, vocabulary and origin of a run or model"),

@@ -33,6 +33,12 @@ class EmbeddingConfig:
     lowercase: bool | None = None
     """Lower-case texts first, whatever the vocabulary does; null takes what init declares, else false."""
 
+    query_prompt: str | None = None
+    """What queries, or the first texts of pairs, begin with, such as "query: "; null takes what init declares, else
+    nothing. A search puts it before its queries."""
+    document_prompt: str | None = None
+    """What documents, or the second texts of pairs, begin with; null takes what init declares, else nothing."""
+
     @property
     def has_scores(self) -> bool:
         """Whether the rows are pairs with a score."""

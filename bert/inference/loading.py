@@ -200,7 +200,12 @@ def _task_of_run(path: Path, config: FinetuneConfig) -> tuple[Task, dict[str, An
     if isinstance(task, EmbeddingTask):
         own = task.settings
         settings["pooling"] = Pooling(
-            own.pooling or "mean", bool(own.normalize), config.data.max_length, bool(own.lowercase)
+            own.pooling or "mean",
+            bool(own.normalize),
+            config.data.max_length,
+            bool(own.lowercase),
+            own.query_prompt or "",
+            own.document_prompt or "",
         )
     return task, settings
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from bert.data.text_groups import TextGroups
 from bert.errors import UserError
 from bert.inference.forward import BUCKETS, BatchedForward
 from bert.inference.language_model import ENCODER_DECODER
-from bert.inference.searchable import LABELS_SHOWN, SearchableModel
+from bert.inference.searchable import LABELS_SHOWN, PromptName, SearchableModel
 from bert.interchange.bundle import build_module
 from bert.interchange.pooling import Pooling
 from bert.metrics import softmax
@@ -144,18 +144,30 @@ class Pretrained(SearchableModel):
                 pooled[rows] = output.pooled_output[: len(rows)]
         return EncodeOutput(hidden, pooled if self._forward.has_pooler else None, mask, embeddings)
 
-    def embed(self, texts: str | Sequence[Text], batch_size: int = 32) -> np.ndarray:
+    def embed(self, texts: str | Sequence[Text], batch_size: int = 32, prompt: PromptName | None = None) -> np.ndarray:
         """The embeddings of `encode` alone, [B, D] float32, or [D] for a string.
 
         In memory are the hidden states of two batches at once. Many short texts share rows, in which each attends to
         itself, so that little of what is computed is padding.
 
+        Args:
+            texts: as of `encode`.
+            batch_size: texts at once.
+            prompt: query or document: texts begin with this prompt of the model, if it has one.
+
         Raises:
-            UserError: as `encode`.
+            UserError: as `encode`; or there is no such prompt.
         """
         if isinstance(texts, str):
-            return self.embed([texts], batch_size)[0]
-        return self._forward.embed(*self._features_to_pool(texts), batch_size)
+            return self.embed([texts], batch_size, prompt)[0]
+        return self._forward.embed(*self._features_to_pool(self._prompted(as_list(texts), prompt)), batch_size)
+
+    def _prompted(self, texts: list[Any], prompt: PromptName | None) -> list[Any]:
+        """Texts with a prompt in front; pairs stay as they are."""
+        if prompt not in (None, *get_args(PromptName)):
+            raise UserError(f"prompt is {prompt!r}: pass {' or '.join(get_args(PromptName))}, or None for none")
+        start = "" if prompt is None else getattr(self.pooling or Pooling(), f"{prompt}_prompt")
+        return [start + text if isinstance(text, str) else text for text in texts]
 
     def tokenize(self, texts: str | Sequence[Text], max_length: int | None = None) -> dict[str, np.ndarray]:
         """Rows as the model reads them, padded to the longest: arguments of `apply`, [B, T] int32 each.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from bert.tasks.base import Task
 from bert.tasks.reranker import RerankerTask
 from bert.tasks.sequence import ClassificationTask, RegressionTask
 
+PromptName = Literal["query", "document"]
+"""What a text is to a search."""
+
 LABELS_SHOWN = 8
 """Labels that a message or the summary of a model lists."""
 
@@ -34,7 +37,7 @@ class SearchableModel(ExportableModel):
     """A model whose embeddings, or scores of pairs, are compared."""
 
     @abstractmethod
-    def embed(self, texts: str | Sequence[Text], batch_size: int = 32) -> np.ndarray:
+    def embed(self, texts: str | Sequence[Text], batch_size: int = 32, prompt: PromptName | None = None) -> np.ndarray:
         """The embeddings of texts."""
 
     @abstractmethod
@@ -63,10 +66,12 @@ class SearchableModel(ExportableModel):
         """The documents whose embeddings have the highest cosine with that of each query, found exactly.
 
         Documents are embedded and compared in blocks, so that a corpus of texts takes no memory for its embeddings.
+        Queries and documents begin with the prompts of the model, if it has some.
 
         Args:
             queries: texts. A string is one query, and its result has no axis of queries.
-            corpus: texts, or their embeddings [N, D] if they are searched more than once.
+            corpus: texts, or their embeddings [N, D] if they are searched more than once: those that
+                ``embed(texts, prompt="document")`` gives.
             top_k: documents of each query; all of a smaller corpus.
             batch_size: texts embedded at once.
 
@@ -89,10 +94,54 @@ class SearchableModel(ExportableModel):
         else:
             documents = as_filled_texts("document", corpus)
             starts = range(0, len(documents), TEXTS_AT_ONCE)
-            blocks = (self.embed(documents[start : start + TEXTS_AT_ONCE], batch_size) for start in starts)
+            blocks = (self.embed(documents[start : start + TEXTS_AT_ONCE], batch_size, "document") for start in starts)
         if not len(documents):
             raise UserError("the corpus has no documents: pass at least one")
-        return find_nearest(self.embed(queries, batch_size), blocks, min(top_k, len(documents)))
+        return find_nearest(self.embed(queries, batch_size, "query"), blocks, min(top_k, len(documents)))
+
+    def mine_negatives(
+        self,
+        rows: Any,
+        corpus: Sequence[str] | None = None,
+        *,
+        scorer: SearchableModel | None = None,
+        num_negatives: int = 4,
+        top_k: int = 50,
+        margin: float = 0.0,
+        relative_margin: float = 0.05,
+        batch_size: int = 32,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> list[dict[str, Any]]:
+        """The rows with hard negatives: documents that a search finds for the query, and that are none of its
+        positives.
+
+        A document whose score is close to that of the positive may be a right answer that nobody has marked. It is a
+        negative only if its score is below that of the positive by ``margin`` and by ``relative_margin`` times the size
+        of the positive's score.
+
+        Args:
+            rows: dictionaries with ``query`` and ``positive``, a data frame, or the path of a file with these columns.
+            corpus: documents; None for the positives of all rows.
+            scorer: a cross-encoder, which scores the documents found, and the positive, in place of the cosine.
+            num_negatives: of a row at most, those of the highest score.
+            top_k: documents that are found for each query, among which they are chosen.
+            margin: of scores.
+            relative_margin: as a share of the positive's score.
+            batch_size: texts at once.
+            say: logs the numbers of negatives.
+
+        Returns:
+            The rows with ``negatives``, a list of texts, and ``score``, a list with the score of the positive and of
+            each negative.
+
+        Raises:
+            UserError: a row has no positive, or negatives already; a document is empty; the corpus has too few of them;
+                or as `embed` and `rank`.
+        """
+        from bert.inference.mining import Mining, mine_negatives  # which imports readers of files
+
+        settings = Mining(num_negatives, top_k, margin, relative_margin)
+        return mine_negatives(self, rows, corpus, scorer, settings, batch_size, say)
 
     def rank(
         self, query: str, documents: Sequence[str], label: str = "1", batch_size: int = 32

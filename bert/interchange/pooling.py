@@ -17,6 +17,12 @@ MODES = ("mean", "cls", "max")
 TEXT_SETTINGS = ("sentence_bert_config.json", "sentence_roberta_config.json")
 """Files that say how long texts may be and whether they are lower-cased, the second one of older versions."""
 
+PROMPTS = "config_sentence_transformers.json"
+"""The file that has the prompts."""
+
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+"""Names that the prompt of documents goes by."""
+
 
 @dataclass(frozen=True)
 class Pooling:
@@ -27,12 +33,16 @@ class Pooling:
         normalize: scale each embedding to length 1.
         max_length: longest text in tokens; None for as long as the model reads.
         lowercase: lower-case texts before they are tokenized, whatever the vocabulary does.
+        query_prompt: what queries begin with.
+        document_prompt: what documents begin with.
     """
 
     mode: str = "mean"
     normalize: bool = False
     max_length: int | None = None
     lowercase: bool = False
+    query_prompt: str = ""
+    document_prompt: str = ""
 
     def __call__(self, hidden_states: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
         """[B, T, D] float32, [B, T] -> [B, D] float32; padding is left out."""
@@ -89,12 +99,10 @@ def read_pooling(folder: Path, say: Callable[[str], None]) -> tuple[Pooling | No
     module_folders = [_inside(file, module.get("path", "")) for module in modules]
     settings_files = [module_folder / name for module_folder in (module_folders[0], folder) for name in TEXT_SETTINGS]
     length, lowercase = next((_text_settings(file) for file in settings_files if file.is_file()), (None, False))
-    prompts = folder / "config_sentence_transformers.json"
-    declared = read_json(prompts) if prompts.is_file() else {}
-    if isinstance(declared, dict) and declared.get("default_prompt_name"):
-        say(f"{prompts}: default_prompt_name is not used: put the prompt before the texts yourself")
+    query_prompt, document_prompt = _prompts(folder / PROMPTS, say)
     mode = _mode(module_folders[1] / "config.json") if len(module_types) > 1 else Pooling().mode
-    return Pooling(mode, "Normalize" in module_types, length, lowercase), module_folders[0]
+    pooling = Pooling(mode, "Normalize" in module_types, length, lowercase, query_prompt, document_prompt)
+    return pooling, module_folders[0]
 
 
 def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
@@ -117,7 +125,24 @@ def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
     }
     if pooling.max_length is not None or pooling.lowercase:
         files[TEXT_SETTINGS[0]] = {"max_seq_length": pooling.max_length, "do_lower_case": pooling.lowercase}
+    if pooling.query_prompt or pooling.document_prompt:
+        prompts = {"query": pooling.query_prompt, "document": pooling.document_prompt}
+        files[PROMPTS] = {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"}
     return files
+
+
+def _prompts(file: Path, say: Callable[[str], None]) -> tuple[str, str]:
+    """The prompts of queries and of documents; "" for none."""
+    content = read_json(file) if file.is_file() else {}
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is not a JSON object: copy it again")
+    if content.get("default_prompt_name"):
+        say(f"{file}: default_prompt_name is not used: put the prompt before the texts yourself")
+    prompts = content.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise UserError(f"{file}: prompts is {str(prompts)[:40]!r}: map names to texts")
+    document = next((prompts[name] for name in DOCUMENT_PROMPTS if name in prompts), "")
+    return prompts.get("query", ""), document
 
 
 def _text_settings(file: Path) -> tuple[int | None, bool]:

@@ -109,11 +109,11 @@ class EmbeddingTask(ColumnFilesTask):
 
     def features(self, tokenizer: Tokenizer, examples: TextExamples, data: TaskDataConfig) -> Rows:
         """Texts alone are rows of their own; else each row is a query with its documents."""
-        queries = self._cased(examples.queries)
         if examples.positives is None:
-            return features.tokenize(tokenizer, queries, data.max_length)
+            return features.tokenize(tokenizer, self._cased(examples.queries), data.max_length)
+        queries = self._cased(examples.queries, self.settings.query_prompt or "")
         documents = [
-            self._cased([positive, *negatives])
+            self._cased([positive, *negatives], self.settings.document_prompt or "")
             for positive, negatives in zip(examples.positives, examples.negatives, strict=True)
         ]
         scores = examples.scores
@@ -124,8 +124,9 @@ class EmbeddingTask(ColumnFilesTask):
             tokenizer, queries, documents, scores, data.max_length, data.buckets, has_loss=examples.labelled
         )
 
-    def _cased(self, texts: Sequence[str]) -> list[str]:
-        return [text.lower() for text in texts] if self.settings.lowercase else list(texts)
+    def _cased(self, texts: Sequence[str], prompt: str = "") -> list[str]:
+        texts = [prompt + text for text in texts]
+        return [text.lower() for text in texts] if self.settings.lowercase else texts
 
     # Predictions
 

@@ -131,7 +131,7 @@ class RerankerTask(ColumnFilesTask):
         """Without training queries that the loss learns nothing of. Raises UserError where nothing is left."""
         if examples.relevance is None:
             return examples
-        fix = "add negatives"
+        fix = "add negatives, for instance with bert mine"
         if not any(relevance.any() for relevance in examples.relevance):
             raise UserError(f"{records.source} has no relevant document (a score above the least one): add some")
         if split == "train" and self.settings.loss != "binary":

@@ -47,6 +47,9 @@ from bert.training.optimizer import ParameterPath, make_frozen_predicate, make_o
 from bert.training.sequence_evaluation import SequenceEvaluator
 from bert.training.token_losses import classifier_objective
 
+DECLARED = ("normalize", "lowercase", "query_prompt", "document_prompt")
+"""Keys of ``embedding`` that a `Pooling` has under the same name."""
+
 
 class InitialModel(NamedTuple):
     """What the model starts as: sizes, vocabulary, and weights (None for random ones).
@@ -201,7 +204,7 @@ def _build_model_and_objective(
 def _resolve_pooling(settings: EmbeddingConfig, declared: Pooling | None) -> EmbeddingConfig:
     """The settings with what the initial model declares in place of null."""
     pooling = Pooling(normalize=True) if declared is None else declared
-    declares: dict[str, Any] = {key: getattr(pooling, key) for key in ("normalize", "lowercase")}
+    declares: dict[str, Any] = {key: getattr(pooling, key) for key in DECLARED}
     declares["pooling"] = pooling.mode
     unset = {key: value for key, value in declares.items() if getattr(settings, key) is None}
     return dataclasses.replace(settings, **unset)

@@ -50,7 +50,7 @@ def test_unknown_command_is_one_sentence(name, fix):
 
 
 @pytest.mark.parametrize(
-    "name", ["predict", "generate", "evaluate", "export", "attention", "inspect", "compare", "glue-zip"]
+    "name", ["predict", "generate", "evaluate", "export", "attention", "inspect", "compare", "glue-zip", "mine"]
 )
 def test_a_missing_argument_is_one_sentence(name, fails):
     error = fails(main, name)

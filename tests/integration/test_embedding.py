@@ -86,11 +86,13 @@ def test_a_run_leaves_scores_and_the_trained_embedding(trained: Path, data: Path
 
 def test_a_run_is_exported_with_its_pooling(trained: Path, tmp_path: Path) -> None:
     own = bert.load(trained)
+    prompts = Pooling("mean", True, 16, False, "find: ", "passage: ")
+    own = dataclasses.replace(own, pooling=prompts)
     own.save(tmp_path / "out")
     modules = json.loads((tmp_path / "out" / "modules.json").read_text())
     assert [module["type"].rsplit(".", 1)[-1] for module in modules] == ["Transformer", "Pooling", "Normalize"]
     again = bert.load(tmp_path / "out")
-    assert again.pooling == own.pooling
+    assert again.pooling == own.pooling == prompts
     texts = ["red cat", "the blue bird " * 9]
     np.testing.assert_allclose(again.embed(texts), own.embed(texts), atol=1e-6)
 

@@ -26,7 +26,8 @@ def test_a_trained_folder_gives_the_same_embeddings(pooling: str, shared: Path, 
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     rows = [{"query": f"number {n}", "positive": f"the digits {n} of a number"} for n in range(16)]
     overrides = {"training.batch_size": 8, "training.steps": 2, "training.epochs": None, "data.max_length": 64,
-                 "embedding.pooling": pooling, "embedding.normalize": pooling != "max"}  # fmt: skip
+                 "embedding.pooling": pooling, "embedding.normalize": pooling != "max",
+                 "embedding.query_prompt": "find: " if pooling == "cls" else None}  # fmt: skip
     model = str(shared / "models" / "all-MiniLM-L6-v2")
     run = bert.finetune("embedding", init=model, train=rows, output_dir=tmp_path / "run", overrides=overrides)
     run.model.save(tmp_path / "out")
@@ -34,6 +35,8 @@ def test_a_trained_folder_gives_the_same_embeddings(pooling: str, shared: Path, 
     assert theirs.max_seq_length == 64
     ours = run.model.embed(TEXTS)
     np.testing.assert_allclose(theirs.encode(TEXTS), ours, atol=1e-5)
+    prompted = theirs.encode(TEXTS, prompt_name="query" if pooling == "cls" else None)
+    np.testing.assert_allclose(prompted, run.model.embed(TEXTS, prompt="query"), atol=1e-5)
     untrained = bert.load(model).embed(TEXTS)
     assert pooling != "mean" or np.abs(ours - untrained).max() > 1e-4
     names = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.json")}

@@ -81,6 +81,16 @@ def test_the_first_negatives_are_taken(tmp_path: Path) -> None:
     assert read(tmp_path, ROWS, own(num_negatives=3), "dev").negatives[1] == ["f"]
 
 
+def test_prompts_come_before_queries_and_documents(tmp_path: Path, tokenizer: Any) -> None:
+    examples = read(tmp_path, ROWS, own())
+    found = rows_of(own(query_prompt="x ", document_prompt="y "), tokenizer, examples)
+    written = [
+        {"query": f"x {row['query']}", "positive": f"y {row['positive']}", "negatives": [f"y {n}" for n in negatives]}
+        for row, negatives in zip(ROWS, examples.negatives, strict=True)
+    ]
+    assert found.digest() == rows_of(own(), tokenizer, read(tmp_path, written, own())).digest()
+
+
 def test_tables_have_one_negative_in_a_cell(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("query,positive,negatives\na,b,c\nd,e,\n")
     examples = own().read(tmp_path, "train")

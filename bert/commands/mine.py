@@ -1,0 +1,92 @@
+"""`bert mine`: finds hard negatives for queries whose answers are known."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from bert.commands.answers import open_output
+from bert.commands.arguments import MODEL, CommandParser, run_command
+from bert.data.corpus.files import numbered_lines
+from bert.data.records import file_suffix, read_records
+from bert.errors import UserError
+from bert.urls import exists, readable_path, writable_path
+
+DESCRIPTION = """Finds hard negatives: for each row with a query and a positive, the documents that MODEL finds for the
+query and that are none of its positives. A document whose score is close to that of the positive may be a right answer
+that nobody has marked: a negative is one only if its score is lower by --margin and by --relative_margin times the
+size of the positive's score. The rows are written as JSONL with "negatives", a list of texts, and "score", a list with
+the score of the positive and of each negative, for the recipes embedding and reranker."""
+
+
+@run_command
+def main(argv: list[str]) -> int:
+    """Runs the command and returns its exit status."""
+    parser = CommandParser("bert mine", DESCRIPTION)
+    parser.add_argument("model", type=readable_path, metavar="MODEL", help=f"{MODEL} Its embeddings are compared.")
+    parser.add_argument(
+        "rows", type=readable_path, metavar="ROWS", help="A .jsonl, .csv or .tsv file with query and positive."
+    )
+    parser.add_argument("--output", type=writable_path, metavar="PATH", help="File for what would be printed.")
+    parser.add_argument(
+        "--corpus",
+        type=readable_path,
+        metavar="FILE",
+        help='Documents: a text file with one a line, or the column "text" of a .jsonl, .csv or .tsv file. (default: '
+        "the positives of all rows)",
+    )
+    parser.add_argument(
+        "--scorer",
+        type=readable_path,
+        metavar="MODEL",
+        help="A cross-encoder, whose scores take the place of the cosines.",
+    )
+    numbers: dict[str, tuple[type, float, str]] = {
+        "num_negatives": (int, 4, "Negatives of a row at most, those of the highest score."),
+        "top_k": (int, 50, "Documents found for each query, among which negatives are chosen."),
+        "margin": (float, 0.0, "How far the score of a negative is below that of the positive at least."),
+        "relative_margin": (float, 0.05, "The same as a share of the positive's score."),
+        "batch_size": (int, 32, "Texts at once."),
+    }
+    for name, (kind, default, text) in numbers.items():
+        parser.add_argument(
+            f"--{name}", type=kind, default=default, metavar="N" if kind is int else "X",
+            help=f"{text} (default: %(default)s)",
+        )  # fmt: skip
+    arguments = parser.parse_arguments(argv)
+    if arguments.output and exists(arguments.output):
+        raise UserError(f"{arguments.output} exists already: name another --output or remove it")
+    corpus = None if arguments.corpus is None else _read_corpus(Path(arguments.corpus))
+
+    from bert.inference.loading import load
+
+    model, scorer = load(arguments.model, _say), None if arguments.scorer is None else load(arguments.scorer, _say)
+    settings = {name: getattr(arguments, name) for name in numbers}
+    rows = model.mine_negatives(arguments.rows, corpus, scorer=scorer, say=_say, **settings)
+    with open_output(arguments.output) as written:
+        for row in rows:
+            written.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _read_corpus(path: Path) -> list[str]:
+    """The documents. Raises UserError for an empty one, and where there are none."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist or is not a file: pass --corpus FILE")
+    if file_suffix(path) in (".jsonl", ".csv", ".tsv"):
+        records = read_records(path)
+        numbered = []
+        for line_number, fields in records.rows:
+            records.require(line_number, fields, {"text": "the column of documents"})
+            numbered.append((line_number, fields["text"]))
+    else:
+        numbered = list(numbered_lines(path, utf_16=True))
+    for line_number, text in numbered:
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"{path}, line {line_number}: the document is empty or not a text: write it or remove it")
+    return [text for _, text in numbered]
