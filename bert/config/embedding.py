@@ -13,14 +13,20 @@ from bert.errors import UserError
 class EmbeddingConfig:
     """The task embedding: one vector for each text, whose cosines are trained."""
 
-    loss: Literal["in_batch", "cosent", "cosine"] = "in_batch"
+    loss: Literal["in_batch", "triplet", "margin_mse", "cosent", "cosine", "same_label"] = "in_batch"
     """Rows of a query, a positive and negatives: in_batch, in which the documents of all other rows of the batch, on
-    all devices, are negatives too (InfoNCE). Pairs with a score: cosent, the order of the cosines (CoSENT), or cosine,
-    the squared error of the cosine from the score, whose range is mapped to 0 to 1."""
+    all devices, are negatives too (InfoNCE); triplet, the margin between the positive and the row's own negatives; or
+    margin_mse, the differences of the scores that a teacher gives these (Hofstätter et al. 2020). Pairs with a score:
+    cosent, the order of the cosines (CoSENT), or cosine, the squared error of the cosine from the score, whose range
+    is mapped to 0 to 1. Texts with a label: same_label, in which the texts of the batch with the same label are
+    positives, and all others negatives (SupCon)."""
     temperature: PositiveFloat = 0.05
-    """in_batch and cosent: cosines are divided by it."""
+    """All losses but triplet and cosine: cosines are divided by it."""
+    margin: PositiveFloat = 0.2
+    """triplet: how far the cosine of a negative should be below that of the positive."""
     num_negatives: Positive | None = None
-    """in_batch: most negatives of a row, its first ones; null takes all. Each adds a text to every row of a batch."""
+    """Rows of a query: most negatives of a row, its first ones; null takes all. Each adds a text to every row of a
+    batch."""
     matryoshka: list[Positive] | None = None
     """Widths to which embeddings may be cut: the loss is the mean of those of the whole embedding and of its first
     numbers (Kusupati et al. 2022); null trains the whole embedding alone."""
@@ -42,12 +48,12 @@ class EmbeddingConfig:
     @property
     def has_scores(self) -> bool:
         """Whether the rows are pairs with a score."""
-        return self.loss != "in_batch"
+        return self.loss in ("cosent", "cosine")
 
     def check(self) -> None:
         """Raises UserError for values that cannot work."""
         check_fields("embedding.", self)
-        if self.has_scores and self.num_negatives is not None:
+        if (self.has_scores or self.loss == "same_label") and self.num_negatives is not None:
             raise UserError(
                 f"embedding.num_negatives is set, but embedding.loss is {self.loss}, which has none: remove it"
             )

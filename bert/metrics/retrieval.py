@@ -59,6 +59,24 @@ def find_ranks(
     return ranks, first
 
 
+def find_nearest_others(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest other vector of each, two or more.
+
+    Args:
+      vectors: [R, D] of length 1.
+
+    Returns:
+      [R] float32 cosine with it, and [R] int64 number of it.
+    """
+    cosines, others = np.zeros(len(vectors), np.float32), np.zeros(len(vectors), np.int64)
+    for start in range(0, len(vectors), ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + ROWS_AT_ONCE, len(vectors)))
+        found = vectors[rows] @ vectors.T
+        found[np.arange(len(rows)), rows] = -np.inf
+        others[rows], cosines[rows] = found.argmax(axis=1), found.max(axis=1)
+    return cosines, others
+
+
 def retrieval_scores(ranks: np.ndarray, positives: np.ndarray, query_numbers: np.ndarray) -> dict[str, float]:
     """nDCG@10 (gain 1 for a right document), MRR@10 and recall@10, means over the distinct queries, 0 to 1.
 

@@ -16,6 +16,7 @@ from bert.tasks import (
     custom_token_classification,
     embedding,
     glue,
+    labelled_texts,
     multiple_choice,
     packages,
     question_answering,
@@ -105,6 +106,8 @@ def make_task(config: FinetuneConfig) -> Task:
         if not isinstance(made, kind):
             check_unused(f"{name}.", section, f"but it is for {name}, and the task is {task.name}: remove it")
     if isinstance(made, embedding.EmbeddingTask):
+        if config.embedding.loss == "same_label":
+            made = labelled_texts.LabelledTextsTask(name=made.name, data=made.data)
         _check_unread(made, config, NOT_FOR_EMBEDDINGS)
     if isinstance(made, (embedding.EmbeddingTask, reranker.RerankerTask)):
         return made.with_settings(config)

@@ -25,7 +25,13 @@ from bert.metrics import retrieval
 from bert.tasks.base import Outputs
 from bert.tasks.column_files import ColumnFilesTask
 from bert.tasks.readers.columns import KEYS
-from bert.tasks.readers.text_pairs import TextExamples, check_num_negatives, read_queries, read_scored_pairs
+from bert.tasks.readers.text_pairs import (
+    TextExamples,
+    check_num_negatives,
+    read_queries,
+    read_scored_pairs,
+    with_negatives,
+)
 from bert.tasks.sequence import file_prefix
 
 HEAD = "embedding"
@@ -75,7 +81,10 @@ class EmbeddingTask(ColumnFilesTask):
     def with_settings(self, config: FinetuneConfig) -> Self:
         """The task with the settings of a run. Raises UserError for those that do not fit."""
         if not config.embedding.has_scores and config.data.score_range is not None:
-            raise UserError("data.score_range is set, but embedding.loss is in_batch, which has no scores: remove it")
+            raise UserError(
+                f"data.score_range is set, but embedding.loss is {config.embedding.loss}, whose rows have no scores in "
+                "a range: remove it"
+            )
         if config.training.tokens_per_batch is not None:
             raise UserError(
                 f"training.tokens_per_batch is {config.training.tokens_per_batch}, but the negatives of {self.name} "
@@ -89,7 +98,10 @@ class EmbeddingTask(ColumnFilesTask):
         records, names, settings = self.records(Path(folder), split), self.data.columns, self.settings
         if not settings.has_scores:
             hint = "; of pairs with scores set embedding.loss to cosent"
-            examples = read_queries(records, names, settings.num_negatives, hint)
+            has_teacher = settings.loss == "margin_mse" and split != "test"
+            examples = read_queries(records, names, settings.num_negatives, hint, has_teacher)
+            if split == "train" and settings.loss != "in_batch":
+                examples = with_negatives(records, examples, f"embedding.loss {settings.loss}")
             if split == "train":
                 check_num_negatives(records, examples.negatives, settings.num_negatives, "embedding.num_negatives")
             return examples
@@ -120,9 +132,10 @@ class EmbeddingTask(ColumnFilesTask):
         if scores is not None and self.settings.loss == "cosine":
             lowest, highest = self._range
             scores = ((scores - lowest) / (highest - lowest)).astype(np.float32)
-        return tokenize_groups(
-            tokenizer, queries, documents, scores, data.max_length, data.buckets, has_loss=examples.labelled
-        )
+        if scores is not None and scores.ndim == 2:
+            scores = scores[:, : max(map(len, documents))]
+        has_loss = examples.labelled and (scores is not None or self.settings.loss != "margin_mse")
+        return tokenize_groups(tokenizer, queries, documents, scores, data.max_length, data.buckets, has_loss)
 
     def _cased(self, texts: Sequence[str], prompt: str = "") -> list[str]:
         texts = [prompt + text for text in texts]
@@ -171,11 +184,12 @@ class EmbeddingTask(ColumnFilesTask):
             raise ValueError(f"{len(examples)} rows, {len(predictions.cosines)} predictions")
         columns = {self.data.columns.id or "index": examples.ids}
         columns["cosine"] = [f"{cosine:.6f}" for cosine in predictions.cosines]
-        if examples.scores is not None:
+        if self.settings.has_scores and examples.scores is not None:
             columns["score"] = [np.format_float_positional(score, trim="-") for score in examples.scores]
         if predictions.ranks is not None:
             columns["rank"] = list(map(str, predictions.ranks.tolist()))
-            columns["first"] = [examples.ids[row] for row in require(predictions.first, "the first documents")]
+        if predictions.first is not None:
+            columns["first"] = [examples.ids[row] for row in predictions.first]
         return [write_tsv(folder / f"{split}.tsv", [list(columns), *zip(*columns.values(), strict=True)])]
 
     def write_details(self, folder: Path, split: str, predictions: Cosines, examples: TextExamples) -> list[Path]:

@@ -9,12 +9,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from bert.config import EmbeddingConfig
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
-from bert.parallel.backends import gather_rows_if_axis
+from bert.parallel.backends import gather_rows_if_axis, psum_if_axis
 from bert.training.losses import Apply, Batch, Objective, TaskLoss, WeightedSum, WeightedSums
 
 LEAST = jnp.finfo(jnp.float32).min
@@ -29,15 +29,18 @@ def embedding_loss(settings: EmbeddingConfig, axis: str | None) -> TaskLoss:
     """
     losses: dict[str, tuple[str, Callable[..., tuple[WeightedSum, ...]]]] = {
         "in_batch": ("in_batch_loss", partial(in_batch_loss, temperature=settings.temperature, axis=axis)),
+        "triplet": ("triplet_loss", partial(triplet_loss, margin=settings.margin)),
+        "margin_mse": ("margin_mse_loss", partial(margin_mse_loss, temperature=settings.temperature)),
+        "same_label": ("same_label_loss", partial(same_label_loss, temperature=settings.temperature, axis=axis)),
         "cosent": ("cosent_loss", partial(cosent_loss, temperature=settings.temperature, axis=axis)),
         "cosine": ("cosine_loss", cosine_loss),
     }
     name, one = losses[settings.loss]
     widths = settings.matryoshka or ()
-    has_accuracy = settings.loss == "in_batch"
+    has_accuracy = settings.loss in ("in_batch", "triplet", "same_label")
 
     def sums(outputs: Float[Array, "B numbers"], batch: Batch) -> tuple[WeightedSum, ...]:
-        texts = 1 + batch["document_numbers"].shape[-1]
+        texts = 1 + batch["document_numbers"].shape[-1] if "document_numbers" in batch else 1
         embeddings = outputs.reshape(len(outputs), texts, -1)
         (total, weight), *counts = one(_normalized(embeddings), batch)
         cut = [one(_normalized(embeddings[..., :width]), batch)[0][0] for width in widths]
@@ -48,7 +51,7 @@ def embedding_loss(settings: EmbeddingConfig, axis: str | None) -> TaskLoss:
         lambda batch: jnp.sum(batch["weights"]),
         (name, "accuracy") if has_accuracy else (name,),
         # Of rows of similar lengths, the negatives would be no sample of all documents.
-        by_length=settings.loss == "cosine",
+        by_length=settings.loss in ("cosine", "triplet", "margin_mse"),
     )
 
 
@@ -90,6 +93,76 @@ def in_batch_loss(
     return (jnp.sum(losses * weights), jnp.sum(weights)), (jnp.sum(hits * weights), jnp.sum(weights))
 
 
+def triplet_loss(embeddings: Float[Array, "B texts D"], batch: Batch, margin: float) -> tuple[WeightedSum, ...]:
+    """The mean over a row's own negatives of max(0, ``margin`` - c_p + c_n), c being cosines with the query (Schroff
+    et al. 2015, section 3.1, of cosines). And the share of rows whose positive is nearest.
+
+    Args:
+        embeddings, batch: as of `in_batch_loss`.
+    """
+    cosines, is_there = _own_cosines(embeddings, batch)
+    losses = jax.nn.relu(margin - cosines[:, :1] + cosines[:, 1:])
+    hits = jnp.all(~is_there | (cosines[:, 1:] < cosines[:, :1]), axis=1).astype(jnp.float32)
+    weights = batch["weights"]
+    return (_sum_of_rows(losses, is_there, weights), jnp.sum(weights)), (jnp.sum(hits * weights), jnp.sum(weights))
+
+
+def margin_mse_loss(embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float) -> tuple[WeightedSum, ...]:
+    """The mean over a row's own negatives of the squared error of the positive's score less the negative's, from the
+    same of a teacher (Hofstätter et al. 2020, section 3.1). Scores are cosines divided by the temperature.
+
+    Args:
+        embeddings, batch: as of `in_batch_loss`, with the teacher's scores of the documents [B, C] as ``labels``.
+    """
+    cosines, is_there = _own_cosines(embeddings, batch)
+    margins, wanted = ((scores[:, :1] - scores[:, 1:]) for scores in (cosines / temperature, batch["labels"]))
+    weights = batch["weights"]
+    return ((_sum_of_rows(jnp.square(margins - wanted), is_there, weights), jnp.sum(weights)),)
+
+
+def _own_cosines(
+    embeddings: Float[Array, "B texts D"], batch: Batch
+) -> tuple[Float[Array, "B C"], Bool[Array, "B negatives"]]:
+    """The cosines of each query with the documents of its row, and which negatives are there."""
+    return jnp.einsum("bd,bcd->bc", embeddings[:, 0], embeddings[:, 1:]), batch["document_numbers"][:, 1:] >= 0
+
+
+def _sum_of_rows(
+    losses: Float[Array, "B negatives"], is_there: Bool[Array, "B negatives"], weights: Float[Array, "B"]
+) -> Float[Array, ""]:
+    """The weighted sum over rows of the mean over those that are there."""
+    of_rows = jnp.sum(jnp.where(is_there, losses, 0), axis=1) / jnp.maximum(jnp.sum(is_there, axis=1), 1)
+    return jnp.sum(of_rows * weights)
+
+
+def same_label_loss(
+    embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float, axis: str | None
+) -> tuple[WeightedSum, ...]:
+    """The mean cross-entropy of each text with the same label among all other texts of the batch (SupCon; Khosla et
+    al. 2020, equation 2), a mean over the texts with such another one. And the share of these whose nearest one is.
+
+    Rows of the same text are not compared. As `cosent_loss`, it is counted by rows.
+
+    Args:
+        embeddings: [B, 1, D] of length 1.
+        batch: with ``labels`` [B, 2], the numbers of the label and of the text, and ``weights`` [B].
+    """
+    own, weights = embeddings[:, 0], batch["weights"]
+    vectors, labels, is_there = gather_rows_if_axis((own, batch["labels"], weights > 0), axis)
+    other = is_there & (batch["labels"][:, None, 1] != labels[:, 1])
+    same = other & (batch["labels"][:, None, 0] == labels[:, 0])
+    logits = jnp.where(other, own @ vectors.T / temperature, LEAST)
+    log_shares = logits - jax.nn.logsumexp(logits, axis=1, keepdims=True)
+    positives = jnp.sum(same, axis=1)
+    anchors = weights * (positives > 0)
+    losses = -jnp.sum(jnp.where(same, log_shares, 0), axis=1) / jnp.maximum(positives, 1)
+    rows = jnp.sum(weights)
+    all_anchors, all_rows = psum_if_axis((jnp.sum(anchors), rows), axis)
+    loss = jnp.sum(losses * anchors) * all_rows / jnp.maximum(all_anchors, 1)
+    nearest = jnp.take_along_axis(same, jnp.argmax(logits, axis=1, keepdims=True), axis=1)[:, 0]
+    return (loss, rows), (jnp.sum(nearest * anchors), jnp.sum(anchors))
+
+
 def cosent_loss(
     embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float, axis: str | None
 ) -> tuple[WeightedSum, ...]:
@@ -116,22 +189,26 @@ def cosine_loss(embeddings: Float[Array, "B texts D"], batch: Batch) -> tuple[We
 
 
 def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None) -> Float[Array, "B numbers"]:
-    """The embeddings of the query and of the C documents of each row side by side, [B, (1 + C) * D].
+    """The embeddings of the query and of the C documents of each row side by side, [B, (1 + C) * D]; [B, D] of rows of
+    single texts.
 
     Args:
         model: `bert.model.text_embedding.BertForEmbedding`.
-        batch: as `bert.data.text_groups.TextGroups` makes it.
+        batch: as `bert.data.text_groups.TextGroups` makes it, or `bert.data.features.Features` of single texts.
     """
+    inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
+    if "document_ids" not in batch:
+        return jnp.asarray(model.apply(variables, *inputs, dropout=dropout))
     rows, count, length = batch["document_ids"].shape
 
-    def embed(inputs: tuple[Array, ...], texts: Array) -> Any:
+    def embed(given: tuple[Array, ...], texts: Array) -> Any:
         """``texts`` [rows, ...] number the texts of the batch, each of which draws as a row."""
         source = None if dropout is None else dropout.replace(rows=texts.reshape(-1))
-        return model.apply(variables, *inputs, dropout=source)
+        return model.apply(variables, *given, dropout=source)
 
     first = jnp.arange(rows) if dropout is None else dropout.rows
     numbers = first[:, None] * (1 + count) + jnp.arange(1 + count)
-    queries = embed((batch["input_ids"], batch["token_type_ids"], batch["attention_mask"]), numbers[:, 0])
+    queries = embed(inputs, numbers[:, 0])
     documents = tuple(batch[f"document_{name}"].reshape(-1, length) for name in ("ids", "types", "mask"))
     return jnp.concatenate([queries, embed(documents, numbers[:, 1:]).reshape(rows, -1)], axis=1)
 

@@ -369,6 +369,8 @@ OWN: dict[str, tuple[str, list[str], list[dict[str, Any]]]] = {
     "scored pairs": ("embedding", ["--embedding.loss=cosent"], [
         {"text_a": "ba ri" if n % 3 else LONG, "text_b": LONG if n % 5 == 0 else "tu", "score": n % 4}
         for n in range(24)]),
+    "labelled texts": ("embedding", ["--embedding.loss=same_label", "--data.columns.text_a=text"], [
+        {"text": f"{'ba ri' if n % 3 else LONG} {n}", "score": "xyz"[n % 3]} for n in range(24)]),
     "tagging": ("tagging", [], [
         {"words": ["Xena", *words(n, 60 if n % 3 else 4)], "tags": ["B-PER", *["O"] * (60 if n % 3 else 4)]}
         for n in range(24)]),

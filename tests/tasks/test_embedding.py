@@ -81,6 +81,59 @@ def test_the_first_negatives_are_taken(tmp_path: Path) -> None:
     assert read(tmp_path, ROWS, own(num_negatives=3), "dev").negatives[1] == ["f"]
 
 
+def test_a_teachers_scores_are_those_of_the_documents(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{**ROWS[0], "score": [3, 2.5, -1]}, {**ROWS[1], "score": [4, 0]}]
+    task = own(PAIRS, loss="margin_mse")
+    examples = read(tmp_path, rows, task)
+    assert examples.known_scores.tolist() == [[3, 2.5, -1], [4, 0, 0]]
+    found = rows_of(task, tokenizer, examples.take([1]))
+    assert found.batch(np.array([0]), 8, 2)["labels"].tolist() == [[4, 0], [0, 0]]
+    first = read(tmp_path, rows, own(PAIRS, loss="margin_mse", num_negatives=1))
+    assert (first.negatives, first.known_scores.tolist()) == ([["f"], ["f"]], [[3, 2.5], [4, 0]])
+    assert rows_of(task, tokenizer, read(tmp_path, ROWS[:2], task, "test")).labels is None
+    for scores in (3, [3, 2], [3, 2, "1"], [3, 2, float("nan")], None):
+        with pytest.raises(UserError, match=r"line 1: score is .*: it must be a list of 3 numbers, the scores of the"):
+            read(tmp_path, [{**rows[0], "score": scores}], task)
+
+
+def test_a_row_is_compared_with_its_own_negatives(tmp_path: Path) -> None:
+    examples = read(tmp_path, ROWS, own(loss="triplet"))
+    assert (len(examples), examples.notes) == (2, ("1 training rows without negatives are left out",))
+    assert len(read(tmp_path, ROWS, own(loss="triplet"), "dev")) == 3
+    with pytest.raises(UserError, match=r"no row of .* has negatives, and embedding\.loss triplet compares these with"):
+        read(tmp_path, ROWS[2:], own(loss="triplet"))
+
+
+TEXTS = [
+    {"text": "a b", "label": "x"},
+    {"text": "c", "label": 1},
+    {"text": "d", "label": "x"},
+    {"text": "e", "label": 1},
+]
+
+
+def test_texts_with_labels_are_scored_by_the_nearest_other_one(tmp_path: Path, tokenizer: Any) -> None:
+    task = own(ColumnsConfig(label="label"), loss="same_label", query_prompt="q ")
+    examples = read(tmp_path, TEXTS, task)
+    rows = task.features(tokenizer, examples, TaskDataConfig(max_length=16, buckets=[8]))
+    assert rows.labels.tolist() == [[0, 0], [1, 1], [0, 2], [1, 3]]
+    assert rows.lengths.tolist() == [5, 4, 4, 4], "with the prompt"
+    outputs = np.array([[1, 0], [1, 0.5], [1, 0.1], [0, 1]], np.float32)
+    assert task.score(task.predict(outputs, rows, examples), examples) == {"accuracy": 0.75}
+    assert task.baseline_scores(examples) == {"accuracy": pytest.approx(1 / 3)}
+    assert task.main_metric == "accuracy" and not task.is_degenerate(outputs, examples)
+    [path] = task.write_predictions(tmp_path / "out", "dev", outputs, examples)
+    assert path.read_text().splitlines()[:2] == ["index\tcosine\tfirst", "0\t0.995037\t2"]
+    unlabelled = read(tmp_path, [{"text": "a"}, {"text": "b"}], task, "test")
+    assert not unlabelled.labelled and task.table_columns == (("text",), ("text",))
+    alone = task.examples_from_inputs(["a"])
+    assert len(task.format_predictions(task.predict(outputs[:1], None, alone), alone)) == 1
+    with pytest.raises(UserError, match="all rows have the same label: add texts of several labels, two or more of e"):
+        read(tmp_path, TEXTS[::2], task)
+    with pytest.raises(UserError, match="no two rows have the same label"):
+        read(tmp_path, TEXTS[:2], task)
+
+
 def test_prompts_come_before_queries_and_documents(tmp_path: Path, tokenizer: Any) -> None:
     examples = read(tmp_path, ROWS, own())
     found = rows_of(own(query_prompt="x ", document_prompt="y "), tokenizer, examples)
@@ -172,7 +225,11 @@ def test_settings_that_are_not_read_are_one_sentence(change: dict[str, Any], tol
         ({"loss": "cosent", "num_negatives": 2}, "num_negatives is set, but embedding.loss is cosent"),
         ({"matryoshka": [4, 4]}, r"matryoshka is \[4, 4\]: list each width once"),
         ({"matryoshka": []}, r"matryoshka is \[\]: list each width once"),
-        ({"loss": "triplet"}, "embedding.loss is 'triplet': use one of in_batch, cosent, cosine"),
+        (
+            {"loss": "pairs"},
+            "embedding.loss is 'pairs': use one of in_batch, triplet, margin_mse, cosent, cosine, same_l",
+        ),
+        ({"loss": "same_label", "num_negatives": 1}, "num_negatives is set, but embedding.loss is same_label"),
         ({"temperature": 0.0}, "embedding.temperature is 0.0: it must be above 0"),
     ],
 )

@@ -124,6 +124,52 @@ def test_cosine_loss_is_the_squared_error() -> None:
     assert sums_of(vectors, batch, loss="cosine") == [pytest.approx(expected, rel=1e-5), 14]
 
 
+def test_triplets_and_teachers_compare_a_row_with_its_own_negatives() -> None:
+    vectors, batch = embeddings_and_batch()
+    batch["labels"] = np.random.default_rng(2).normal(size=(B, C)).astype(np.float32)
+    cosines = np.einsum("bd,bcd->bc", unit(vectors)[:, 0], unit(vectors)[:, 1:])
+    triplet, teacher, hits = 0.0, 0.0, 0
+    for row in np.flatnonzero(batch["weights"]):
+        own = [place for place in range(1, C) if batch["document_numbers"][row, place] >= 0]
+        hits += all(cosines[row, place] < cosines[row, 0] for place in own)
+        if own:
+            triplet += np.mean([max(0, 0.3 - cosines[row, 0] + cosines[row, place]) for place in own])
+            margins = [(cosines[row, 0] - cosines[row, place]) / 0.2 for place in own]
+            wanted = [batch["labels"][row, 0] - batch["labels"][row, place] for place in own]
+            teacher += np.mean(np.square(np.subtract(margins, wanted)))
+    found = sums_of(vectors, batch, loss="triplet", margin=0.3)
+    assert found == [pytest.approx(triplet, rel=1e-5), 14, hits, 14]
+    found = sums_of(vectors, batch, loss="margin_mse", temperature=0.2)
+    assert found == [pytest.approx(teacher, rel=1e-5), 14]
+
+
+def labelled(batch: dict[str, Any]) -> dict[str, Any]:
+    """The queries as texts with one of four labels; the last label is that of a single text, two texts are equal."""
+    labels = np.append(np.arange(B - 1) % 3, 3)
+    numbers = np.arange(B)
+    numbers[3] = 0
+    texts = {name: array for name, array in batch.items() if not name.startswith("document") and "query" not in name}
+    return {**texts, "labels": np.stack([labels, numbers], axis=1).astype(np.int32)}
+
+
+def test_texts_of_one_label_are_positives_of_each_other() -> None:
+    vectors, batch = embeddings_and_batch()[0][:, :1], labelled(batch_of())
+    (labels, texts), unit_vectors = batch["labels"].T, unit(vectors)[:, 0]
+    rows, losses, hits = np.flatnonzero(batch["weights"]), [], 0
+    for row in rows:
+        logits = {other: unit_vectors[row] @ unit_vectors[other] / 0.3 for other in rows if texts[other] != texts[row]}
+        total = np.log(np.sum(np.exp(list(logits.values()))))
+        same = [other for other in logits if labels[other] == labels[row]]
+        if same:
+            losses.append(np.mean([total - logits[other] for other in same]))
+            hits += labels[max(logits, key=logits.get)] == labels[row]
+    total, weight, found, anchors = sums_of(vectors, batch, loss="same_label", temperature=0.3)
+    assert (total / weight, weight) == (pytest.approx(np.mean(losses), rel=1e-5), 14)
+    assert (found, anchors) == (hits, len(losses)) and anchors < 14
+    alone = {**batch, "labels": np.stack([np.arange(B), np.arange(B)], axis=1)}
+    assert sums_of(vectors, alone, loss="same_label")[0] == 0
+
+
 @pytest.mark.parametrize("loss", ["in_batch", "cosent", "cosine"])
 def test_matryoshka_is_the_mean_over_widths(loss: str) -> None:
     vectors, batch = embeddings_and_batch()
@@ -164,11 +210,14 @@ def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
             params, batch, objective, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis
         )
     )
-    grads, sums = step(parallel.put_state(PARAMS), parallel.shard_batch(batch_of(), micro_batches))
+    batch = labelled(batch_of()) if loss == "same_label" else batch_of()
+    grads, sums = step(parallel.put_state(PARAMS), parallel.shard_batch(batch, micro_batches))
     return parallel.to_host(grads), parallel.to_host(sums)
 
 
-@pytest.mark.parametrize("loss", ["in_batch", pytest.param("cosent", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "loss", ["in_batch", *(pytest.param(loss, marks=pytest.mark.slow) for loss in ("cosent", "same_label"))]
+)
 @pytest.mark.parametrize(
     ("place", "micro_batches"),
     [("eight", 2), ("mesh", 1), *(pytest.param(*more, marks=pytest.mark.slow) for more in SLOW_PLACES)],

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from bert.config.finetuning import ColumnsConfig
+from bert.data.features import pad_and_stack
 from bert.data.records import Records
 from bert.errors import UserError, require, without_surrogates
 from bert.tasks.readers.columns import read_columns
@@ -25,7 +26,8 @@ class TextExamples:
     """The documents, or the second texts of pairs; None for texts alone."""
     negatives: list[list[str]]
     scores: np.ndarray | None
-    """[R] float32 of pairs; None where there are none."""
+    """[R] float32 of pairs; [R, C] of a query's documents, 0 for those that it lacks; [R] int32 numbers of labels; None
+    where there are none."""
     ids: list[str]
     labelled: bool
     notes: tuple[str, ...] = ()
@@ -67,12 +69,19 @@ class TextExamples:
         return require(self.scores, "the scores")
 
 
-def read_queries(records: Records, names: ColumnsConfig, num_negatives: int | None, hint: str = "") -> TextExamples:
+def read_queries(
+    records: Records,
+    names: ColumnsConfig,
+    num_negatives: int | None,
+    hint: str = "",
+    has_scores: bool = False,
+) -> TextExamples:
     """Queries with their documents, and negatives where there are some.
 
     Args:
         num_negatives: of a row at most, its first ones; None for all.
         hint: end of the sentence on a row without a document.
+        has_scores: whether each row has a list of the scores of its positive and of each negative.
 
     Raises:
         UserError: a row has no document, or no text where one is needed.
@@ -96,9 +105,41 @@ def read_queries(records: Records, names: ColumnsConfig, num_negatives: int | No
         _negatives(records, line_number, fields.get(names.negatives), names.negatives, positive)
         for (line_number, fields), positive in zip(rows, positives, strict=True)
     ]
-    return TextExamples(
-        queries, positives, [texts[:num_negatives] for texts in negatives], None, found.ids, True, found.notes
-    )
+    numbered = list(zip(rows, negatives, strict=True))
+    scores = None
+    if has_scores:
+        cells = [_scores(records, line_number, names.label, fields.get(names.label), 1 + len(texts))
+                 for (line_number, fields), texts in numbered]  # fmt: skip
+        scores = pad_and_stack([cell[: None if num_negatives is None else 1 + num_negatives] for cell in cells])
+    negatives = [texts[:num_negatives] for texts in negatives]
+    return TextExamples(queries, positives, negatives, scores, found.ids, True, found.notes)
+
+
+def _scores(records: Records, line_number: int, name: str, cell: Any, count: int) -> np.ndarray:
+    """[count] float32. Raises UserError unless the cell is a list of as many finite numbers."""
+    values = cell if isinstance(cell, list) else []
+    are_numbers = all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+    if len(values) != count or not are_numbers:
+        shown = repr(cell)[:40]
+        raise records.error(
+            line_number,
+            f"{name} is {shown}: it must be a list of {count} numbers, the scores of the positive and of each negative",
+        )
+    return np.array(values, np.float32)
+
+
+def with_negatives(records: Records, examples: TextExamples, key: str) -> TextExamples:
+    """The rows that have negatives. Raises UserError if none has; ``key`` is the setting that needs them."""
+    rows = [row for row, texts in enumerate(examples.negatives) if texts]
+    if not rows:
+        raise UserError(
+            f"no row of {records.source} has negatives, and {key} compares these with the positive: add some, for "
+            "instance with bert mine"
+        )
+    if not (left := len(examples) - len(rows)):
+        return examples
+    note = f"{left:,} training rows without negatives are left out"
+    return dataclasses.replace(examples.take(rows), notes=(*examples.notes, note))
 
 
 def check_num_negatives(records: Records, negatives: Sequence[Sequence[str]], wanted: int | None, key: str) -> None:
