@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -15,12 +15,23 @@ from bert.config.finetuning import ColumnsConfig
 from bert.data.inputs import as_filled_texts, check_count
 from bert.data.records import Records, read_records
 from bert.errors import UserError
-from bert.inference.search import blocks_of, find_nearest
+from bert.inference.search import RankedDocument, blocks_of, find_nearest
 from bert.tasks.readers.rows import json_lines
 from bert.tasks.readers.text_pairs import read_queries
 
-if TYPE_CHECKING:
-    from bert.inference.searchable import SearchableModel
+
+class Searcher(Protocol):
+    """A `bert.inference.searchable.SearchableModel`."""
+
+    def embed(
+        self, texts: Sequence[str], batch_size: int = 32, prompt: Literal["query", "document"] | None = None
+    ) -> np.ndarray:
+        """The embeddings of texts."""
+
+    def rank(
+        self, query: str, documents: Sequence[str], label: str = "1", batch_size: int = 32
+    ) -> list[RankedDocument]:
+        """The documents in the order of their scores."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +71,17 @@ class Mining:
 
 
 def mine_negatives(
-    model: SearchableModel,
+    model: Searcher,
     rows: Any,
     corpus: Sequence[str] | None,
-    scorer: SearchableModel | None,
+    scorer: Searcher | None,
     settings: Mining,
     batch_size: int,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """See `SearchableModel.mine_negatives`."""
     fields, queries, positives = _read(rows)
-    documents = list(dict.fromkeys(as_filled_texts("document", positives if corpus is None else corpus)))
+    documents: list[Any] = list(dict.fromkeys(as_filled_texts("document", positives if corpus is None else corpus)))
     settings.check(len(documents))
     right: dict[str, set[str]] = {}
     for query, positive in zip(queries, positives, strict=True):
@@ -80,7 +91,7 @@ def mine_negatives(
     blocks = blocks_of(model.embed(documents, batch_size, "document"))
     found = find_nearest(vectors, blocks, min(settings.top_k, len(documents)))
     of_query = dict(zip(distinct, range(len(distinct)), strict=True))
-    answers = dict.fromkeys(positives)
+    answers: dict[str, Any] = dict.fromkeys(positives)
     answers |= zip(answers, model.embed(list(answers), batch_size, "document"), strict=True)
     mined, dropped = [], 0
     for row, query, positive in zip(fields, queries, positives, strict=True):
@@ -129,7 +140,7 @@ def _cosine(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def _scored(
-    scorer: SearchableModel, query: str, positive: str, documents: list[str], batch_size: int
+    scorer: Searcher, query: str, positive: str, documents: list[str], batch_size: int
 ) -> tuple[float, list[tuple[str, float]]]:
     """The scores that a cross-encoder gives to the positive, and to the documents, the best one first."""
     ranked = scorer.rank(query, [positive, *documents], batch_size=batch_size)

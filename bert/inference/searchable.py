@@ -13,6 +13,7 @@ from bert.data.inputs import as_filled_texts, check_count
 from bert.data.windows import Text
 from bert.errors import UserError
 from bert.inference.exportable import ExportableModel
+from bert.inference.mining import Mining, mine_negatives
 from bert.inference.search import (
     TEXTS_AT_ONCE,
     RankedDocument,
@@ -138,8 +139,6 @@ class SearchableModel(ExportableModel):
             UserError: a row has no positive, or negatives already; a document is empty; the corpus has too few of them;
                 or as `embed` and `rank`.
         """
-        from bert.inference.mining import Mining, mine_negatives  # which imports readers of files
-
         settings = Mining(num_negatives, top_k, margin, relative_margin)
         return mine_negatives(self, rows, corpus, scorer, settings, batch_size, say)
 

@@ -26,7 +26,7 @@ class LabelledTextsTask(EmbeddingTask):
     """One vector a text; a row is a text. The scores of its examples are the numbers of labels."""
 
     @property
-    def main_metric(self) -> str:
+    def main_metric(self) -> str:  # type: ignore[override]  # as of EmbeddingTask
         """The share of texts whose nearest other one has the same label."""
         return "accuracy"
 

@@ -141,7 +141,7 @@ class RerankerTask(ColumnFilesTask):
             if left := len(examples) - len(told):
                 note = f"{left:,} training queries whose documents are equally relevant are left out"
                 examples = dataclasses.replace(examples.take(told), notes=(*examples.notes, note))
-        elif split == "train" and np.ptp(np.concatenate(examples.relevance)) == 0:
+        elif split == "train" and np.ptp(np.concatenate(examples.known_relevance)) == 0:
             raise UserError(f"all documents of {records.source} are equally relevant: {fix}")
         return examples
 

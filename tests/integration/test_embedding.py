@@ -185,10 +185,16 @@ def test_what_does_not_fit_is_one_sentence(arguments: list[str], told: str, data
 
 @pytest.mark.slow
 def test_every_way_to_train_works(trained: Path, data: Path, tmp_path: Path) -> None:
-    """Adapters, and frozen embeddings."""
+    """Adapters, frozen embeddings, triplets, and a teacher's scores."""
+    rows = [json.loads(line) for line in (data / "train.jsonl").read_text().splitlines()]
+    scored = [{**row, "score": [0.5, 0.1]} for row in rows if "negatives" in row]
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in scored))
     base = ["--config=embedding", f"--data.dir={data}", f"--init={trained}", "--data.max_length=16",
             "--data.buckets=16", "--training.steps=2", "--training.epochs=null", "--training.batch_size=16",
             "--training.eval_every=2"]  # fmt: skip
-    for name, more in (("lora", ["--lora.rank=2"]), ("frozen", ["--num_frozen_layers=0"])):
+    for name, more in (("lora", ["--lora.rank=2"]), ("frozen", ["--num_frozen_layers=0"]),
+                       ("triplet", ["--embedding.loss=triplet"]),
+                       ("teacher", ["--embedding.loss=margin_mse", f"--data.dir={tmp_path}"])):  # fmt: skip
         assert main([*base, f"--output_dir={tmp_path / name}", *more]) == 0
         assert bert.load(tmp_path / name).embed(["red cat"]).shape == (1, 16)
