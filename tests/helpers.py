@@ -129,6 +129,8 @@ OPTIONS = {
     "RMSNorm": {"norm_type": "rms"},
     "local attention": {"attention_window": 2},
     "pooler of the mean": {"pooler_type": "transform", "pooler_input": "mean"},
+    "shared layers": {"layer_groups": 1},
+    "step embeddings": {"step_embedding": True},
     "modern": {
         "position_embedding_type": "rotary",
         "rotary_base": 1000.0,

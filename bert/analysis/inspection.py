@@ -39,7 +39,7 @@ from bert.runs.environment import read_environment
 from bert.runs.folder import KINDS, config_class_of_run, run_and_step
 from bert.tasks import make_task
 from bert.tokenizer.special_tokens import special_tokens
-from bert.tokenizer.wordpiece import is_wordpiece, load_tokenizer, tokenizer_fingerprint
+from bert.tokenizer.wordpiece import is_wordpiece, load_tokenizer, tokenizer_fingerprint, vocabulary_kind
 from bert.training.assembly import build_model_and_objective, build_task_model
 from bert.training.decoder_initialization import EncoderDecoderInit
 
@@ -58,6 +58,9 @@ PART_ORDER = (
     *(ATTENTION, FEED_FORWARD, "layers/norm", POOLER, DECODER, PREDICTIONS, GENERATOR),
 )
 """The parts as data passes them; further heads come last."""
+
+KIND_TITLES = {"wordpiece": "WordPiece", "byte_level": "byte-level BPE", "unigram": "Unigram"}
+"""Kinds of vocabularies by `vocabulary_kind`."""
 
 TOKEN_HEADS = ("BertForTokenClassification", "BertForQuestionAnswering", "BertForReplacedTokenDetection")
 """Architectures whose head reads every token, not the first one of a row."""
@@ -218,7 +221,7 @@ def _row(model: ModelConfig, config: RunConfig | None, length: int | None) -> tu
 def _vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> Facts:
     tokens = tokenizer.get_vocab()
     facts: Facts = {
-        "kind": "WordPiece" if is_wordpiece(tokenizer) else "byte-level BPE",
+        "kind": KIND_TITLES[vocabulary_kind(tokenizer)],
         "tokens": len(tokens),
         "rows": model.vocab_size,
         "special": {token: tokens[token] for token in special_tokens(tokens).values()},

@@ -315,6 +315,7 @@ class FinetuneConfig:
                 "(model.causal is false): remove it, or set init to a left-to-right model"
             )
         self.model.check_length("data.max_length", self.data.max_length)
+        self.model.check_depths(self.optimizer.layerwise_lr_decay, self.num_frozen_layers or 0)
         self.embedding.check_width(self.model.hidden_size)
         if (self.lora.rank or 0) > self.model.hidden_size:
             raise UserError(

@@ -17,6 +17,8 @@ from bert.config.validation import (
 )
 from bert.errors import UserError, require
 
+VocabularyKind = Literal["wordpiece", "byte_level", "unigram"]
+
 LEAST_BYTE_LEVEL_SIZE = 256 + 5
 """Tokens of a byte-level vocabulary without merges: the bytes and the special tokens."""
 
@@ -32,7 +34,7 @@ MODEL_KEYS_KEPT_WITH_INIT = (
 )
 """`model` fields that a run may override when it is initialized from another model."""
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "elu", "tanh"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class ModelConfig:
     intermediate_size: Positive = 512
     """Width F of the feed-forward layer; 4 x hidden_size in the paper."""
     hidden_act: Activation = "gelu"
-    """Activation: gelu (the erf form), gelu_tanh (as Google's code computes it), relu, silu, tanh."""
+    """Activation: gelu (the erf form), gelu_tanh (as Google's code computes it), relu, silu, elu, tanh."""
     pooler_act: Literal["tanh", "gelu", "relu"] = "tanh"
     """Activation of the pooled output: tanh (the paper's), gelu as the classifiers of ELECTRA have it, or relu as those
     of DistilBERT."""
@@ -103,6 +105,12 @@ class ModelConfig:
     gated_feed_forward: bool = False
     """The activated feed-forward layer is multiplied by a second one of the same width, elementwise (Shazeer 2020):
     GeGLU with hidden_act gelu, SwiGLU with silu."""
+    layer_groups: Positive | None = None
+    """Groups of consecutive layers that share their parameters; must divide num_hidden_layers. 1 applies one layer over
+    and over, as ALBERT (Lan et al. 2019); null gives each layer its own."""
+    step_embedding: bool = False
+    """Sinusoids of a layer's number are added to its input, so that layers that share parameters differ (Universal
+    Transformer; Dehghani et al. 2018)."""
     pre_layer_norm: bool = False
     """LayerNorm before attention and feed-forward, and one after the last layer; false has it after each (the paper's),
     which needs a longer warm-up."""
@@ -157,6 +165,20 @@ class ModelConfig:
         """H."""
         return self.hidden_size // self.num_attention_heads
 
+    @property
+    def num_distinct_layers(self) -> int:
+        """Layers that have parameters: as many as groups, or all."""
+        return self.layer_groups or self.num_hidden_layers
+
+    @property
+    def layers_per_group(self) -> int:
+        """Uses of the same parameters, one after the other."""
+        return self.num_hidden_layers // self.num_distinct_layers
+
+    def group_of(self, layer: int) -> int:
+        """The number of the parameters of a layer, both counted from 0."""
+        return layer // self.layers_per_group
+
     def is_local(self, layer: int) -> bool:
         """Whether a layer, counted from 0, attends to a window instead of the whole row."""
         every = self.global_attention_every
@@ -183,6 +205,17 @@ class ModelConfig:
                 "and dropout has places for 2**32: use shorter rows, or set model.attention_probs_dropout_prob to 0"
             )
 
+    def check_depths(self, layerwise_lr_decay: float, num_frozen_layers: int = 0) -> None:
+        """Raises UserError for what treats layers by their number, if layers share parameters."""
+        if self.layers_per_group == 1:
+            return
+        given = {"optimizer.layerwise_lr_decay": layerwise_lr_decay != 1, "num_frozen_layers": num_frozen_layers > 0}
+        if keys := [key for key, differs in given.items() if differs]:
+            raise UserError(
+                f"{keys[0]} is set, and the model's layers share parameters (model.layer_groups is "
+                f"{self.layer_groups}): remove it"
+            )
+
     def check(self) -> None:
         """Raises UserError if the sizes cannot be built."""
         check_fields("model.", self)
@@ -198,6 +231,7 @@ class ModelConfig:
                 "model.prediction_transform to true, or remove model.embedding_size"
             )
         self._check_positions()
+        self._check_groups("num_hidden_layers", self.num_hidden_layers)
         self._check_decoder()
 
     def _check_positions(self) -> None:
@@ -218,7 +252,22 @@ class ModelConfig:
                 "model.pre_layer_norm to true, or remove it"
             )
 
+    def _check_groups(self, key: str, layers: int) -> None:
+        if self.layer_groups is None:
+            return
+        if layers % self.layer_groups:
+            raise UserError(
+                f"model.layer_groups is {self.layer_groups}, which does not divide model.{key} ({layers}): change one "
+                "of them"
+            )
+        if not self.first_layer_norm:
+            raise UserError(
+                "model.layer_groups and model.first_layer_norm false are both set, and a first layer without LayerNorm "
+                "shares no parameters: remove one of them"
+            )
+
     def _check_decoder(self) -> None:
+        self._check_groups("decoder_layers", self.decoder.num_hidden_layers)
         if self.share_decoder == "all" and self.decoder_layers not in (None, self.num_hidden_layers):
             raise UserError(
                 f"model.decoder_layers is {self.decoder_layers}, but model.share_decoder is all, which uses the "
@@ -235,9 +284,10 @@ class ModelConfig:
 class TokenizerConfig:
     """The vocabulary."""
 
-    kind: Literal["wordpiece", "byte_level"] = "wordpiece"
+    kind: VocabularyKind = "wordpiece"
     """Kind of a trained vocabulary: wordpiece (BERT's), or byte_level, whose tokens are bytes and merges of them, as in
-    GPT-2 and RoBERTa: it reads every text without loss, with case and accents, and needs no [UNK]."""
+    GPT-2 and RoBERTa: it reads every text without loss, with case and accents, and needs no [UNK]; or unigram, which
+    reads words as their most probable tokens, as in ALBERT and XLM-RoBERTa."""
     path: str | None = None
     """vocab.txt, tokenizer.json, or a folder that holds one (a run, say); null trains one on the corpus. With init, the
     source's vocabulary extended by new words, whose rows start as the mean of their old tokens; null takes it as it
@@ -245,7 +295,7 @@ class TokenizerConfig:
     vocab_size: Annotated[int, Range(least=32, below=2**24)] = 30522
     """Number of tokens to train, special ones included; the result is smaller where the corpus has fewer."""
     lowercase: bool = True
-    """Lower-case all text; of kind wordpiece."""
+    """Lower-case all text; of kind wordpiece and unigram."""
     strip_accents: bool | None = None
     """Remove accents; null does so exactly when lower-casing, as BERT's own vocabularies do."""
     min_frequency: Positive = 2
@@ -254,13 +304,18 @@ class TokenizerConfig:
     """Slots [unused0], [unused1], ... of a trained vocabulary, for words that are added later without new weights."""
     limit_alphabet: Positive | None = None
     """Most characters that a trained vocabulary knows, the most common; null takes what fits a quarter of it. Of kind
-    wordpiece."""
+    wordpiece and unigram."""
 
     def check(self, section: str = "tokenizer") -> None:
         """Raises UserError for a vocabulary that cannot be trained."""
         check_fields(f"{section}.", self)
         if self.kind == "byte_level":
             self._check_byte_level(section)
+        if self.kind == "unigram" and self.num_unused_tokens:
+            raise UserError(
+                f"{section}.num_unused_tokens is {self.num_unused_tokens}, and {section}.kind unigram has no such "
+                f"slots: remove it, or set {section}.kind to wordpiece"
+            )
         if self.num_unused_tokens > self.vocab_size - 32:
             raise UserError(
                 f"{section}.num_unused_tokens is {self.num_unused_tokens}: {section}.vocab_size ({self.vocab_size}) "

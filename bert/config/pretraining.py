@@ -72,6 +72,7 @@ class PretrainConfig:
         check_unused("model.", self.model, "but pretraining has no decoder: remove it", DECODER_KEYS)
         if self.init is None:  # else the model's settings come with the weights
             self.check_prediction()
+            self.model.check_depths(self.optimizer.layerwise_lr_decay)
         self.electra.check(self.model, self.data.prediction)
         self.training.check_warmup(self.optimizer)
         self.training.check_attention(self.model.attention_probs_dropout_prob, self.data.packing)

@@ -95,7 +95,7 @@ def post_processor(tokenizer: Tokenizer) -> PostProcessor:
     if tokenizer.post_processor is not None:
         return tokenizer.post_processor
     special = special_ids(tokenizer)
-    separator, classifier = ((str(tokenizer.id_to_token(id)), id) for id in (special.sep, special.cls))
+    separator, classifier = ((str(tokenizer.id_to_token(id)).strip(), id) for id in (special.sep, special.cls))
     if separator[0] == ROBERTA_TOKENS["sep"]:
         return RobertaProcessing(separator, classifier, add_prefix_space=False)
     return BertProcessing(separator, classifier)

@@ -32,7 +32,7 @@ from bert.interchange.names import has_decoder
 from bert.model.encoder import Bert
 from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import keeps_spaces, token_text
+from bert.tokenizer.wordpiece import token_text
 
 MAX_TICK_LABELS = 24
 """Most tokens that a picture names: more are not readable."""
@@ -195,8 +195,7 @@ def _cut(model: Pretrained, text: Text) -> tuple[Features, int]:
 
 def _tokens(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
     """Tokens by id: WordPiece's as they are; byte-level ones as text, a space at the start as an open box."""
-    tokens = [token_text(tokenizer, int(token_id)) for token_id in ids]
-    return [token.replace(" ", "␣") for token in tokens] if keeps_spaces(tokenizer) else tokens
+    return [token_text(tokenizer, int(token_id)).replace(" ", "␣") for token_id in ids]
 
 
 def write_html(attention: AttentionMap, path: Path) -> None:

@@ -31,14 +31,14 @@ def expected_shapes(config: ModelConfig, architecture: str, num_labels: int) -> 
         num_labels: L, where the architecture is one of `ARCHITECTURES_WITH_LABELS`.
     """
     # All layers have the same shapes, but the first may lack a LayerNorm.
-    shallow = dataclasses.replace(config, num_hidden_layers=2, decoder_layers=None)
+    shallow = dataclasses.replace(config, num_hidden_layers=2, layer_groups=None, decoder_layers=None)
     ids = jnp.zeros((1, 1), jnp.int32)
     shapes = _shapes(BertForPreTraining(shallow), ids)
     if names.has_decoder(architecture):
         shapes |= _shapes(BertForSequenceToSequence(shallow), ids, ids)
     for path in [path for path in shapes if INNER_LAYER in path]:
         in_decoder, shape = names.part_of(path) == names.DECODER, shapes.pop(path)
-        for layer in range(1, (config.decoder if in_decoder else config).num_hidden_layers):
+        for layer in range(1, (config.decoder if in_decoder else config).num_distinct_layers):
             shapes[path.replace(INNER_LAYER, f"/layer_{layer}/")] = shape
     outputs = {names.CLASSIFIER: num_labels if architecture in ARCHITECTURES_WITH_LABELS else 1, names.QA_OUTPUTS: 2}
     if architecture == "BertForReplacedTokenDetection":

@@ -22,6 +22,7 @@ from bert.model.cache import LayerCache, Memory
 from bert.model.dropout import Dropout
 from bert.model.embeddings import Embeddings
 from bert.model.execution import LayerExecution
+from bert.model.initializers import step_embeddings
 from bert.model.layers import (
     ACTIVATIONS,
     LINEAR_OUTPUT,
@@ -108,7 +109,8 @@ class Scope(NamedTuple):
 class Encoder(nn.Module):
     """The stack of layers; with pre-LN another LayerNorm after the last one, whose output would else have none.
 
-    With a causal mask it is the stack of a decoder.
+    With a causal mask it is the stack of a decoder. Layers may share their parameters (`ModelConfig.layer_groups`),
+    which are then those of ``layer_0`` to the number of groups.
     """
 
     config: ModelConfig
@@ -136,14 +138,19 @@ class Encoder(nn.Module):
         if kernel == "written" and memory is not None:
             memory = memory.replace(mask=memory.mask.to_pairs(length, memory.hidden_states.shape[1]))
         hidden_states, layers = [x], list[LayerStates]()
+        modules = [
+            self._layer_class(in_loop=False)(
+                config, self.dtype, kernel, group == 0 and not config.first_layer_norm, name=f"layer_{group}"
+            )
+            for group in range(0 if unrolled == 0 else 1 + config.group_of(unrolled - 1))
+        ]
         for number in range(unrolled):
             source = None if dropout is None else dropout.fold_in(number)
-            layer = self._layer_class(in_loop=False)(
-                config, self.dtype, kernel, number == 0 and not config.first_layer_norm, name=f"layer_{number}"
-            )
             scope = scopes[config.is_local(number)]
             layer_cache = None if cache is None else cache[number]
-            x, states = layer(x, scope.mask, source, memory, layer_cache, scope.rotation)
+            x, states = modules[config.group_of(number)](
+                self._add_step(x, number), scope.mask, source, memory, layer_cache, scope.rotation
+            )
             layers.append(states)
             if number == config.num_hidden_layers - 1:
                 x = self._final_norm(x)
@@ -166,6 +173,12 @@ class Encoder(nn.Module):
 
     def _final_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return layer_norm(self.config, self.dtype, "norm")(x) if self.config.pre_layer_norm else x
+
+    def _add_step(self, x: Float[Array, "B T D"], number: int | Int[Array, ""]) -> Float[Array, "B T D"]:
+        """The input of a layer, by its number."""
+        if not self.config.step_embedding:
+            return x
+        return x + step_embeddings(self.config)[number].astype(x.dtype)
 
     def _scopes(
         self, mask: Mask, num_queries: Length, num_keys: Length, kernel: str, looped: bool
@@ -198,10 +211,13 @@ class Encoder(nn.Module):
         dropout: Dropout | None,
         memory: Memory | None,
     ) -> Float[Array, "B T D"]:
-        """The layers from ``first`` on as one `jax.lax.scan` over their stacked parameters."""
-        params, numbers = self.variables["params"], range(first, self.config.num_hidden_layers)
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[f"layer_{number}"] for number in numbers))
-        local = jnp.array([self.config.is_local(number) for number in numbers])
+        """The layers from ``first`` on as one `jax.lax.scan` over their stacked parameters, and inside over the uses of
+        those that layers share."""
+        config, params = self.config, self.variables["params"]
+        groups = range(config.group_of(first), config.num_distinct_layers)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[f"layer_{group}"] for group in groups))
+        numbers = jnp.arange(first, config.num_hidden_layers)
+        local = jnp.array([config.is_local(number) for number in range(first, config.num_hidden_layers)])
 
         def one(
             x: Float[Array, "B T D"], of_layer: tuple[Int[Array, ""], Bool[Array, ""], Any]
@@ -209,9 +225,18 @@ class Encoder(nn.Module):
             number, is_local, params = of_layer
             source = None if dropout is None else dropout.fold_in(number)
             scope = next(iter(scopes.values())) if len(scopes) == 1 else _select(is_local, scopes)
+            x = self._add_step(x, number)
             return layer.apply({"params": params}, x, scope.mask, source, memory, None, scope.rotation)[0], None
 
-        return jax.lax.scan(one, x, (jnp.array(numbers), local, stacked))[0]
+        def group(
+            x: Float[Array, "B T D"], of_group: tuple[Int[Array, "K"], Bool[Array, "K"], Any]
+        ) -> tuple[Float[Array, "B T D"], None]:
+            numbers, local, params = of_group
+            return jax.lax.scan(lambda x, of_layer: one(x, (*of_layer, params)), x, (numbers, local))
+
+        if config.layers_per_group == 1:
+            return jax.lax.scan(one, x, (numbers, local, stacked))[0]
+        return jax.lax.scan(group, x, (numbers.reshape(len(groups), -1), local.reshape(len(groups), -1), stacked))[0]
 
 
 def _select(is_local: Bool[Array, ""], scopes: dict[bool, Scope]) -> Scope:

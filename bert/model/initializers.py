@@ -61,6 +61,11 @@ def sinusoids(shape: tuple[int, ...], deviation: float) -> jax.Array:
     return jnp.sqrt(2.0) * deviation * waves
 
 
+def step_embeddings(config: ModelConfig) -> jax.Array:
+    """[layers, D]: sinusoids of amplitude 1 for each layer's number (Dehghani et al. 2018, section 2.1)."""
+    return sinusoids((config.num_hidden_layers, config.hidden_size), 2**-0.5)
+
+
 def sinusoidal_position_table(config: ModelConfig) -> jax.Array:
     """[rows of a position table, E]: sinusoids of norm 1; with ``scale_embeddings`` of amplitude 1.
 

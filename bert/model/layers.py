@@ -30,6 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
+    "elu": jax.nn.elu,
     "tanh": jnp.tanh,
 }
 

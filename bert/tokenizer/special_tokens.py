@@ -16,10 +16,14 @@ ROBERTA_TOKENS = {
     **{"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"},
     **{"bos": "<s>", "eos": "</s>"},
 }
+ALBERT_TOKENS = {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 GPT2_TOKENS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "pad": "<pad>"}
 
-TOKEN_SETS: tuple[Mapping[str, str], ...] = (ROBERTA_TOKENS, BERT_TOKENS, GPT2_TOKENS)
+TOKEN_SETS: tuple[Mapping[str, str], ...] = (ROBERTA_TOKENS, BERT_TOKENS, ALBERT_TOKENS, GPT2_TOKENS)
 """Names by role. A vocabulary is of the set of which it has most tokens, and of the first of several such sets."""
+
+HIDDEN = " "
+"""Before the name of a special token that no text is to become. No token of a text holds a space."""
 
 SPECIAL_TOKENS = tuple(BERT_TOKENS.values())
 """In the order in which a trained WordPiece vocabulary starts."""
@@ -99,8 +103,8 @@ def special_ids(tokenizer: Tokenizer) -> SpecialTokenIds:
     """Ids of the special tokens that a vocabulary has."""
     # One by one: the whole vocabulary takes longer to copy than a short text to answer.
     names = {name for tokens in TOKEN_SETS for name in tokens.values()}
-    found = {name: tokenizer.token_to_id(name) for name in names}
-    known = {name: number for name, number in found.items() if number is not None}
+    found = {name: [tokenizer.token_to_id(text) for text in (name, HIDDEN + name)] for name in names}
+    known = {name: next(i for i in ids if i is not None) for name, ids in found.items() if set(ids) != {None}}
     return SpecialTokenIds({role: known[name] for role, name in special_tokens(known).items()})
 
 

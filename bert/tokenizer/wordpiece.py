@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bert.config import TokenizerConfig
+from bert.config.model import VocabularyKind
 from bert.errors import UserError, without_surrogates
 from bert.files import write_atomic
 from bert.tokenizer.byte_level import SPACES, parse_byte_level, train_byte_level
 from bert.tokenizer.hf_settings import read_settings
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS, special_ids
+from bert.tokenizer.unigram import WORD_START, train_unigram, without_special_pieces
 from bert.urls import fetch
 
 if TYPE_CHECKING:
@@ -45,7 +47,8 @@ _UNICODE_SIZE = 0x110000
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     """Trains a vocabulary of ``config.kind``. Raises UserError: no text, or a vocab_size too small for any."""
-    return train_byte_level(texts, config) if config.kind == "byte_level" else train_wordpiece(texts, config)
+    trainers = {"wordpiece": train_wordpiece, "byte_level": train_byte_level, "unigram": train_unigram}
+    return trainers[config.kind](texts, config)
 
 
 def train_wordpiece(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
@@ -108,7 +111,7 @@ def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> T
     are turned off: rows are made elsewhere.
 
     Raises:
-      UserError: nothing there, or a file that is neither a WordPiece nor a byte-level vocabulary, or has no special
+      UserError: nothing there, or a file that is no WordPiece, byte-level or Unigram vocabulary, or has no special
         token; or files next to it that are malformed or contradict it.
     """
     config = config or TokenizerConfig()
@@ -149,7 +152,7 @@ def first_cased_token(tokens: Iterable[str]) -> str | None:
 
 def subword_ids(tokenizer: Tokenizer) -> list[int]:
     """Ids of the tokens that continue a word, ascending. Raises UserError for a vocabulary that does not mark them."""
-    if not keeps_spaces(tokenizer) and not tokenizer.model.continuing_subword_prefix:
+    if is_wordpiece(tokenizer) and not tokenizer.model.continuing_subword_prefix:
         raise UserError("data.whole_word_masking needs tokens that say whether they continue a word: leave it out")
     special = special_ids(tokenizer).all
     vocab = tokenizer.get_vocab()
@@ -160,33 +163,42 @@ def continues_word(tokenizer: Tokenizer, token: str) -> bool:
     """Whether a token that is not special continues the word before it.
 
     In a byte-level vocabulary a word begins with the space in front of it, and every token without one continues it, as
-    in fairseq's ``mask_whole_words``. The first word of a text follows a special token in a row.
+    in fairseq's ``mask_whole_words``. The first word of a text follows a special token in a row. In a Unigram
+    vocabulary a word begins with a mark.
     """
     if keeps_spaces(tokenizer):
         return token[:1] not in SPACES
+    if not is_wordpiece(tokenizer):
+        return not token.startswith(WORD_START)
     prefix = tokenizer.model.continuing_subword_prefix
     return bool(prefix) and token.startswith(prefix) and token != prefix
 
 
 def is_wordpiece(tokenizer: Tokenizer) -> bool:
     """Whether a vocabulary is of BERT's kind, which vocab.txt can hold."""
+    return vocabulary_kind(tokenizer) == "wordpiece"
+
+
+def vocabulary_kind(tokenizer: Tokenizer) -> VocabularyKind:
+    """The kind of a vocabulary, as ``TokenizerConfig.kind`` names it."""
     from tokenizers import models
 
-    return isinstance(tokenizer.model, models.WordPiece)
+    if isinstance(tokenizer.model, models.Unigram):
+        return "unigram"
+    return "wordpiece" if isinstance(tokenizer.model, models.WordPiece) else "byte_level"
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as text: WordPiece's as it is, "##" included, a byte-level one with the space it may begin with."""
+    """A token as text: WordPiece's as it is, "##" included, another with the space it may begin with."""
     if keeps_spaces(tokenizer):
         return tokenizer.decode([token_id], skip_special_tokens=False)
-    return tokenizer.id_to_token(token_id) or ""
+    token = tokenizer.id_to_token(token_id) or ""
+    return token if is_wordpiece(tokenizer) else token.replace(WORD_START, " ")
 
 
 def keeps_spaces(tokenizer: Tokenizer) -> bool:
     """Whether tokens hold the space before a word, as byte-level ones do: "the" and " the" are different tokens."""
-    from tokenizers import models
-
-    return isinstance(tokenizer.model, models.BPE)
+    return vocabulary_kind(tokenizer) == "byte_level"
 
 
 def after_space(text: str) -> str:
@@ -227,7 +239,10 @@ def literal_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
-    copy = Tokenizer.from_str(tokenizer.to_str())
+    text = tokenizer.to_str()
+    if vocabulary_kind(tokenizer) == "unigram":
+        text = without_special_pieces(text)
+    copy = Tokenizer.from_str(text)
     copy.encode_special_tokens = True
     return copy
 
@@ -338,9 +353,12 @@ def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
             f"{file} is not a whole tokenizer.json ({error}): copy it again or name the vocab.txt"
         ) from None
     by_bytes = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel) or "<mask>" in tokenizer.get_vocab()
-    if not is_wordpiece(tokenizer) and not (isinstance(tokenizer.model, models.BPE) and by_bytes):
+    others = isinstance(tokenizer.model, models.WordPiece | models.Unigram)
+    if not others and not (isinstance(tokenizer.model, models.BPE) and by_bytes):
         kind = type(tokenizer.model).__name__
-        raise UserError(f"{file} holds a {kind} vocabulary, neither WordPiece nor byte-level: name another vocabulary")
+        raise UserError(
+            f"{file} holds a {kind} vocabulary, and WordPiece, byte-level and Unigram are read: name another"
+        )
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -45,6 +45,7 @@ def decoder_source(config: FinetuneConfig, params: Params, name: str) -> Params:
     encoder = {part: tree for part, tree in params["bert"].items() if part != "pooler"}
     source = {**params, "bert": encoder}
     share, layers = config.model.share_decoder, config.model.decoder.num_hidden_layers
+    distinct = config.model.decoder.num_distinct_layers
     if (shared := _shared_parts(source)) is not None and config.decoder_init == "encoder":
         return _unshared(config.model, source, shared, name)
     if shared is not None:
@@ -57,7 +58,7 @@ def decoder_source(config: FinetuneConfig, params: Params, name: str) -> Params:
             f"model.decoder_layers is {layers}, but {name} has {config.model.num_hidden_layers} layers: use no more, "
             "or set decoder_init to none"
         )
-    stack = {part: tree for part, tree in encoder["encoder"].items() if _layer(part) < layers}
+    stack = {part: tree for part, tree in encoder["encoder"].items() if _layer(part) < distinct}
     own = {"none": {**encoder, "encoder": stack}, "embeddings": {"encoder": stack}}
     return {**source, "decoder": own[share]} if share in own else source
 
@@ -80,7 +81,7 @@ def _unshared(config: ModelConfig, source: Params, shared: str, name: str) -> Pa
     layers = decoder.get("encoder", encoder["encoder"])
     tokens = len(decoder.get("embeddings", encoder["embeddings"])["word"]["embedding"])
     given = {
-        "model.decoder_layers": (config.decoder.num_hidden_layers, sum(_layer(part) >= 0 for part in layers)),
+        "model.decoder_layers": (config.decoder.num_distinct_layers, sum(_layer(part) >= 0 for part in layers)),
         "model.decoder_vocab_size": (config.decoder.known_vocab_size, tokens),
     }
     for key, (ours, theirs) in given.items():

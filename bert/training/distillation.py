@@ -280,7 +280,8 @@ def run_with_states(
     last = config.num_hidden_layers
     # Modules and methods; that of the last layer has its LayerNorm too.
     ends = {0: ("bert", "embeddings", "project"), last: ("bert", "encoder", "__call__")}
-    paths = {layer: ends.get(layer, ("bert", "encoder", f"layer_{layer - 1}", "__call__")) for layer in layers}
+    inner = {layer: f"layer_{config.group_of(layer - 1)}" for layer in layers}
+    paths = {layer: ends.get(layer, ("bert", "encoder", inner[layer], "__call__")) for layer in layers}
     output, captured = apply_to_batch(
         model.apply,
         params,
@@ -291,7 +292,9 @@ def run_with_states(
         **options,
     )
     flat = traverse_util.flatten_dict(captured["intermediates"])
-    found = {layer: flat[path][0] for layer, path in paths.items()}
+    # Layers that share parameters are calls of one module, in their order.
+    calls = {layer: 0 if layer in ends else (layer - 1) % config.layers_per_group for layer in layers}
+    found = {layer: flat[path][calls[layer]] for layer, path in paths.items()}
     states = {layer: value[0] if isinstance(value, tuple) else value for layer, value in found.items()}
     return output, {layer: state.astype(jnp.float32) for layer, state in states.items()}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.config import PretrainConfig
+from bert.config import PretrainConfig, TokenizerConfig
 from bert.config.pretraining import Phase, phase_configs, resolve_phases
 from bert.data.corpus.vocabulary import corpus_vocabulary
 from bert.data.pretraining.builder import build_examples
@@ -27,10 +27,10 @@ from bert.tokenizer.byte_level import token_byte_counts
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.wordpiece import (
     embedding_rows,
-    is_wordpiece,
     load_tokenizer,
     require_embedding_rows,
     save_tokenizer,
+    vocabulary_kind,
 )
 from bert.training.distillation import Teacher
 from bert.training.initialization import Log, with_vocab_size
@@ -175,10 +175,11 @@ def _choose_tokenizer(
         source, tokenizer = init_model.source, init_model.tokenizer
     elif config.tokenizer.path is not None:
         source, tokenizer = config.tokenizer.path, load_tokenizer(config.tokenizer.path, config.tokenizer)
-        if config.tokenizer.kind == "byte_level" and is_wordpiece(tokenizer):
+        asked, kind = config.tokenizer.kind, vocabulary_kind(tokenizer)
+        if asked not in (TokenizerConfig.kind, kind):
             raise UserError(
-                f"tokenizer.kind is byte_level, and {source} is a WordPiece vocabulary: name another, or set "
-                "tokenizer.kind to wordpiece"
+                f"tokenizer.kind is {asked}, and {source} is a {kind} vocabulary: name another, or set tokenizer.kind "
+                f"to {kind}"
             )
     else:
         return corpus_vocabulary(config.data, config.tokenizer, say) if teacher is None else teacher.tokenizer

@@ -25,6 +25,7 @@ PRETRAINING = sorted(set(recipe_names()) - set(TASKS))
 PARAMETERS = {"tiny": 4_433_468, "mini": 11_267_900, "small": 29_058_876, "medium": 41_668_412, "base": 110_106_428,
               "large": 336_226_108}  # fmt: skip
 ROBERTA = {"roberta": 124_697_433, "roberta_mini": 5_463_040}
+ALBERT = {"albert_base": 11_813_810}
 MODERN = {"modern_base": 149_655_232, "modern_mini": 5_516_800}
 GPT = {"gpt_tiny": 834_944, "gpt_mini": 6_901_760, "gpt2": 124_439_808}
 ELECTRA = {"electra_small": 14_196_219, "electra_mini": 4_020_161}
@@ -43,7 +44,8 @@ def pretraining(name: str) -> PretrainConfig:
 
 
 def test_there_is_a_recipe_for_every_size_and_task() -> None:
-    assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *ELECTRA, *ROBERTA, *MODERN, *GPT, *PARAMETERS}
+    counted = {*ELECTRA, *ROBERTA, *ALBERT, *MODERN, *GPT, *PARAMETERS}
+    assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *counted}
     # Benchmarks and custom tasks have recipes, kinds of file have none.
     assert set(FINETUNING) == set(TASKS) - {"ner", "multiple_choice"}
 
@@ -105,7 +107,7 @@ def test_pretraining_recipes(name: str) -> None:
     label = OBJECTIVES[config.data.objective].label
     model, _ = build_model_and_objective(config)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
-    counts = PARAMETERS | ELECTRA | ROBERTA | MODERN | GPT
+    counts = PARAMETERS | ELECTRA | ROBERTA | ALBERT | MODERN | GPT
     if name in counts:
         assert count_parameters(params) == counts[name]
     for phase in resolve_phases(config, int(config.training.steps)):
@@ -209,6 +211,18 @@ def test_modern_base_has_the_published_settings() -> None:
     assert optimizer.num_warmup_steps(364_300) * 4608 * 1024 == pytest.approx(3e9, rel=0.01)
     assert (optimizer.learning_rate, optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (8e-4, 0.9, 0.98, 1e-6)
     assert optimizer.weight_decay * optimizer.learning_rate == pytest.approx(1e-5)
+
+
+def test_albert_base_has_the_published_settings() -> None:
+    """Lan et al. 2019, section 4.1 and table 1; its parameters are counted above."""
+    config = pretraining("albert_base")
+    model, optimizer, training = config.model, config.optimizer, config.training
+    assert (model.num_hidden_layers, model.layer_groups, model.num_attention_heads) == (12, 1, 12)
+    assert model.hidden_size == 768
+    assert (model.intermediate_size, model.embedding_size, model.hidden_act) == (3072, 128, "gelu_tanh")
+    assert (config.tokenizer.kind, config.tokenizer.vocab_size, config.data.objective) == ("unigram", 30_000, "sop")
+    assert (training.steps, training.batch_size, config.data.sequence_length) == (125_000, 4096, 512)
+    assert (optimizer.name, optimizer.learning_rate, optimizer.num_warmup_steps(125_000)) == ("lamb", 1.76e-3, 3_125)
 
 
 def test_gpt2_has_the_published_settings() -> None:

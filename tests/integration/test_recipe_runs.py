@@ -27,6 +27,7 @@ ROWS = 24
 
 LOSSES = {
     "aeslc": 2.56549,
+    "albert_base": 4.59050,
     "base": 4.70844,
     "budget24h": 3.92542,
     "classification": 0.67083,

@@ -25,16 +25,18 @@ KEYS = {
     "attention_window": [None, 2],
     "global_attention_every": [None, 2],
     "local_rotary_base": [None, 50.0],
-    "hidden_act": ["gelu", "silu"],
+    "hidden_act": ["gelu", "silu", "elu"],
     "pooler_type": ["dense", "transform"],
     "pooler_input": ["first", "mean"],
     "norm_type": ["layer", "rms"],
     "type_vocab_size": [0, 2],
     "embedding_size": [None, 6],
+    "layer_groups": [None, 1, 3],
     **{key: [False, True] for key in ("gated_feed_forward", "use_bias", "norm_bias", "pre_layer_norm")},
     **{key: [False, True] for key in ("first_layer_norm", "embedding_norm", "prediction_transform")},
     **{key: [False, True] for key in ("prediction_bias", "tie_word_embeddings")},
     "scale_embeddings": [False, True],
+    "step_embedding": [False, True],
 }
 IDS = np.random.default_rng(0).integers(5, 50, (2, 9))
 

@@ -78,7 +78,8 @@ def test_a_folder_without_a_type_is_of_the_family_of_its_class(registered: Famil
     assert bert.load(tmp_path / "one").config.pre_layer_norm
     edit(tmp_path / "one", model_type="other")
     with pytest.raises(
-        UserError, match="model_type is 'other', and bert, roberta-prelayernorm, roberta, distilbert, electra"
+        UserError,
+        match="model_type is 'other', and bert, roberta-prelayernorm, roberta, xlm-roberta, distilbert, electra",
     ):
         bert.load(tmp_path / "one")
 

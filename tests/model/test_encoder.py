@@ -168,6 +168,8 @@ def test_the_options_parameters(option: str) -> None:
         "RMSNorm": 0,
         "local attention": 0,
         "pooler of the mean": 2 * width,
+        "shared layers": -11 * (4 * width**2 + 2 * width * 3072 + 9 * width + 3072),
+        "step embeddings": 0,
     }
     # The final LayerNorm has a scale, the pooler's has one, the first layer has lost one.
     difference["modern"] = -(positions + segments) * width + 12 * width * 3072 + difference["no biases"] + width
@@ -230,6 +232,12 @@ def test_scaled_residuals_start_with_a_smaller_deviation() -> None:
         ({"global_attention_every": 3}, "model.global_attention_every is 3, .* set model.attention_window, or remove"),
         ({"local_rotary_base": 100.0}, "model.local_rotary_base is 100.0, and without model.attention_window"),
         ({"attention_window": 4, "global_attention_every": 1}, "global_attention_every is 1: it must be at least 2"),
+        ({"layer_groups": 3}, "layer_groups is 3, which does not divide model.num_hidden_layers .2.: change one"),
+        ({"layer_groups": 2, "decoder_layers": 3}, "which does not divide model.decoder_layers .3.: change one"),
+        (
+            {"layer_groups": 1, "pre_layer_norm": True, "first_layer_norm": False},
+            "model.layer_groups and model.first_layer_norm false are both set, .*: remove one of them",
+        ),
         ({"first_layer_norm": False}, "model.first_layer_norm is false, .* set model.pre_layer_norm to true, or"),
     ],
 )
@@ -264,6 +272,8 @@ def value_and_gradients(execution: LayerExecution, option: str | None = None):
         pytest.param(LayerExecution("dots", scan=True), "pre-LN", marks=pytest.mark.slow),
         pytest.param(LayerExecution("none", scan=True), None, marks=pytest.mark.slow),
         (LayerExecution("dots", scan=True), "modern"),
+        (LayerExecution("dots", scan=True), "shared layers"),
+        pytest.param(LayerExecution("full"), "shared layers", marks=pytest.mark.slow),
         pytest.param(LayerExecution("none", scan=True), "modern", marks=pytest.mark.slow),
         pytest.param(LayerExecution("full"), "modern", marks=pytest.mark.slow),
         pytest.param(LayerExecution("none", scan=True), "local attention", marks=pytest.mark.slow),

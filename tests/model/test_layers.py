@@ -52,7 +52,7 @@ def test_causal_attention_does_not_see_the_future() -> None:
     assert np.abs(before[:, 4:] - after[:, 4:]).max() > 0.1
 
 
-@pytest.mark.parametrize("act", ["gelu", "gelu_tanh", "relu", "silu", "tanh"])
+@pytest.mark.parametrize("act", ["gelu", "gelu_tanh", "relu", "silu", "elu", "tanh"])
 def test_activations_have_their_names(act: str) -> None:
     from scipy.special import erf
 
@@ -62,6 +62,7 @@ def test_activations_have_their_names(act: str) -> None:
         "gelu_tanh": 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
         "relu": np.maximum(x, 0),
         "silu": x / (1 + np.exp(-x)),
+        "elu": np.where(x > 0, x, np.exp(x) - 1),
         "tanh": np.tanh(x),
     }
     np.testing.assert_allclose(ACTIVATIONS[act](jnp.asarray(x, jnp.float32)), by_hand[act], atol=1e-6)

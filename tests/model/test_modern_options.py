@@ -188,3 +188,35 @@ def test_bfloat16_rotates_in_float32() -> None:
     assert rotation(x).dtype == jnp.bfloat16
     exact = rotation(x.astype(jnp.float32))
     np.testing.assert_allclose(rotation(x).astype(jnp.float32), exact, atol=0.03)
+
+
+SHARED = dataclasses.replace(CONFIG, layer_groups=2, step_embedding=True, attention_window=2, global_attention_every=2)
+
+
+def test_layers_of_a_group_are_one_layer_applied_again() -> None:
+    """By hand: two modules, each twice in a row, with sinusoids of the layer's number before each and their windows."""
+    params = jax.jit(Encoder(SHARED).init)(jax.random.key(0), X, Mask())["params"]
+    assert set(params) == {"layer_0", "layer_1"}
+    waves = [np.sin(n / 1e4 ** (2 * (i // 2) / 32) + i % 2 * np.pi / 2) for n in range(4) for i in range(32)]
+    x = X
+    for number, group in enumerate((0, 0, 1, 1)):
+        mask = Mask(window=2) if number % 2 else Mask()
+        read = x + np.array(waves, np.float32).reshape(4, 32)[number]
+        x, _ = Layer(SHARED).apply({"params": params[f"layer_{group}"]}, read, mask)
+    run = jax.jit(Encoder(SHARED).apply, static_argnames="intermediates")
+    states = run({"params": params}, X, Mask(), intermediates=True)
+    np.testing.assert_allclose(states.last_hidden_state, x, atol=1e-5)
+    assert [len(states.hidden_states), len(states.attentions)] == [5, 4]
+
+
+def test_decoding_through_shared_layers_has_a_cache_for_each_use() -> None:
+    config = dataclasses.replace(SHARED, causal=True)
+    params = jax.jit(Encoder(config).init)(jax.random.key(0), X, Mask())
+    whole = Encoder(config).apply(params, X, Mask(causal=True)).last_hidden_state
+    cache, outputs = make_cache(config, 3, 16, jnp.float32), []
+    assert len(cache) == 4
+    for start, x in [(0, X[:, :6]), (6, X[:, 6:])]:
+        states = Encoder(config).apply(params, x, Mask(start=jnp.asarray(start), causal=True), cache=cache)
+        cache = states.cache
+        outputs.append(states.last_hidden_state)
+    np.testing.assert_allclose(jnp.concatenate(outputs, axis=1), whole, atol=1e-5)

@@ -103,7 +103,8 @@ def answers(reference, batch: dict[str, np.ndarray]) -> list[np.ndarray]:
             **{name: torch.tensor(array) for name, array in batch.items()},
             output_hidden_states=True,
         )
-    names = ("pooler_output", "prediction_logits", "seq_relationship_logits", "logits", "start_logits", "end_logits")
+    names = ("pooler_output", "prediction_logits", "seq_relationship_logits", "sop_logits", "logits")
+    names += ("start_logits", "end_logits")
     found = [getattr(output, name, None) for name in names]
     return [array.numpy() for array in (*output.hidden_states, *(a for a in found if a is not None))]
 

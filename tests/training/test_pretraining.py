@@ -340,7 +340,7 @@ def test_errors_of_sizes_and_folders(tmp_path: Path, corpus: Path, pretrained: P
     assert str(vocabulary) in error
     vocabulary.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nba\n")
     error = run(f"--tokenizer.path={vocabulary}", "--tokenizer.kind=byte_level", folder=tmp_path / "kind")
-    assert "is a WordPiece vocabulary: name another, or set tokenizer.kind to wordpiece" in error
+    assert "is a wordpiece vocabulary: name another, or set tokenizer.kind to wordpiece" in error
     assert "does not exist" in run("--init=nowhere", folder=tmp_path / "nowhere")
 
 

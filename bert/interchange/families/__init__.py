@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bert.config import ModelConfig
+from bert.interchange.bundle import ModelBundle
+from bert.interchange.families.albert import ALBERT
 from bert.interchange.families.base import Family
 from bert.interchange.families.bert import BERT, GOOGLE_NAMES
 from bert.interchange.families.distilbert import DISTILBERT
@@ -10,20 +11,23 @@ from bert.interchange.families.electra import ELECTRA
 from bert.interchange.families.encoder_decoder import ENCODER_DECODER
 from bert.interchange.families.gpt2 import GPT2
 from bert.interchange.families.modernbert import MODERNBERT
-from bert.interchange.families.roberta import ROBERTA
+from bert.interchange.families.roberta import ROBERTA, XLM_ROBERTA
 from bert.interchange.families.roberta_prelayernorm import ROBERTA_PRELAYERNORM
+from bert.tokenizer.wordpiece import vocabulary_kind
 
 __all__ = ["FAMILIES", "GOOGLE_NAMES", "Family", "family_of", "family_of_classes", "family_of_type"]
 
 FAMILIES: tuple[Family, ...] = (
-    *(BERT, ROBERTA_PRELAYERNORM, ROBERTA, DISTILBERT, ELECTRA, GPT2, MODERNBERT, ENCODER_DECODER),
+    *(BERT, ROBERTA_PRELAYERNORM, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, GPT2, MODERNBERT, ENCODER_DECODER),
 )
 """Later ones take precedence: every model has the form of the first."""
 
 
-def family_of(config: ModelConfig, architecture: str) -> Family:
+def family_of(model: ModelBundle) -> Family:
     """The family that a model of ours is exported as: the last one that ``has_form`` accepts."""
-    return next((family for family in reversed(FAMILIES) if family.has_form(config, architecture)), FAMILIES[0])
+    kind = vocabulary_kind(model.tokenizer)
+    families = (family for family in reversed(FAMILIES) if family.vocabulary in (None, kind))
+    return next((family for family in families if family.has_form(model.config, model.architecture)), FAMILIES[0])
 
 
 def family_of_type(model_type: object) -> Family | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bert.config import ModelConfig
-from bert.config.model import Activation
+from bert.config.model import Activation, VocabularyKind
 from bert.interchange.names import LAYER, Names
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
@@ -36,7 +36,14 @@ class Limit(NamedTuple):
 INITIAL = {"position_embedding_init": "normal", "residual_init": "plain"}
 """Settings of how BERT's parameters start, of which config.json says nothing."""
 
+SEPARATE_LAYERS = {
+    "layer_groups": Limit(None, "each of its layers has parameters of its own"),
+    "step_embedding": Limit(False, "its layers read nothing of their number"),
+}
+"""The limits of all families but those that share layers."""
+
 CLASSIC_LIMITS = {
+    **SEPARATE_LAYERS,
     "position_embedding_type": Limit("learned", "its positions are a table"),
     "norm_type": Limit("layer", "it has LayerNorm"),
     "norm_bias": Limit(True, "its LayerNorm has biases"),
@@ -70,6 +77,7 @@ class Family:
         title: its name in messages.
         prefix: what stands before the names of the encoder's parameters; files of a bare encoder leave it out.
         classes: our architectures that it has, and transformers' classes of them.
+        vocabulary: the kind of vocabulary that it alone is written with; None for any.
         names: of its parameters.
         decoder_bias: the second name of the MLM head's bias, as the decoder's own; None if it has one name.
         keys: fields of `ModelConfig` and their keys in config.json, in the order in which they are written.
@@ -96,6 +104,7 @@ class Family:
     title: str
     prefix: str
     classes: Mapping[str, str]
+    vocabulary: VocabularyKind | None = None
     names: Names
     decoder_bias: str | None = None
     keys: Mapping[str, str] = field(default_factory=lambda: KEYS)

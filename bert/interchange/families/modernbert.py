@@ -7,7 +7,7 @@ from typing import Any
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.interchange.families.base import Family, Limit, ParametersByPath, class_names
+from bert.interchange.families.base import SEPARATE_LAYERS, Family, Limit, ParametersByPath, class_names
 from bert.interchange.names import LAYER, POOLER, Names
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
@@ -201,6 +201,7 @@ MODERNBERT = Family(
         "layer_norm_eps": "norm_eps",
     },
     limits={
+        **SEPARATE_LAYERS,
         "position_embedding_type": Limit("rotary", "its positions are rotary"),
         "causal": Limit(False, "its tokens attend to both sides"),
         "pre_layer_norm": Limit(True, "it has LayerNorm before attention and feed-forward"),

@@ -1,7 +1,9 @@
-"""RoBERTa: BERT with positions that begin after the padding id, and heads of its own."""
+"""RoBERTa: BERT with positions that begin after the padding id, and heads of its own; XLM-RoBERTa, the same model of
+many languages, with a Unigram vocabulary."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from bert.config import ModelConfig
@@ -58,4 +60,8 @@ ROBERTA = Family(
     has_form=lambda config, architecture: config.position_offset > 0 and not config.pre_layer_norm,
     read_config=_read_config,
     write_config=_write_config,
+)
+
+XLM_ROBERTA = dataclasses.replace(
+    ROBERTA, model_type="xlm-roberta", title="XLM-RoBERTa", classes=class_names("XLMRoberta"), vocabulary="unigram"
 )

@@ -42,6 +42,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
+    "elu": "elu",
     "tanh": "tanh",
 }
 """Hugging Face's names of ``hidden_act``, and ours."""
@@ -261,7 +262,7 @@ def _rename_tensors(
     stored: dict[str, np.ndarray], source: Path, config: ModelConfig, family: Family, architecture: str, say: Log
 ) -> tuple[dict[str, np.ndarray], ModelConfig]:
     """Tensors under our names, as float32, and the config with what the decoder turned out to be."""
-    layers = (config.num_hidden_layers, config.decoder.num_hidden_layers)
+    layers = (config.num_distinct_layers, config.decoder.num_distinct_layers)
     names.check_layers(max(layers), len(stored), source, "config.json")
     table = {tensor.theirs: tensor for tensor in family.names.tensors(layers[0], architecture, layers[1])}
     left_out: set[str] = set()
@@ -322,7 +323,7 @@ def _check_tensors(
     labels: tuple[str, ...],
 ) -> set[str]:
     """The parts that are there; UserError where one is there by half or not in config.json's shapes."""
-    table = family.names.tensors(config.num_hidden_layers, architecture, config.decoder.num_hidden_layers)
+    table = family.names.tensors(config.num_distinct_layers, architecture, config.decoder.num_distinct_layers)
     parts = {tensor.part for tensor in table if tensor.paths[0] in arrays}
     needed = {names.ENCODER, *parts, *(names.ARCHITECTURES[architecture] if names.has_decoder(architecture) else ())}
     pooled = names.POOLER in names.parts_of(architecture, config)

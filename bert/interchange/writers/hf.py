@@ -84,7 +84,7 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     Raises:
         UserError: it has others.
     """
-    config, family = model.config, family_of(model.config, model.architecture)
+    config, family = model.config, family_of(model)
     if model.architecture not in family.classes:
         two_parts = names.SEQ_RELATIONSHIP in names.ARCHITECTURES[model.architecture]
         raise UserError(
@@ -156,9 +156,9 @@ def _check_expressible(model: ModelBundle, config: ModelConfig, family: Family) 
 
 def published_tensors(model: ModelBundle) -> dict[str, np.ndarray]:
     """Every parameter under transformers' name and in its layout. Raises UserError where one has no name."""
-    config, family = model.config, family_of(model.config, model.architecture)
+    config, family = model.config, family_of(model)
     arrays = traverse_util.flatten_dict(model.params, sep="/")
-    table = family.names.tensors(config.num_hidden_layers, model.architecture, config.decoder.num_hidden_layers)
+    table = family.names.tensors(config.num_distinct_layers, model.architecture, config.decoder.num_distinct_layers)
     tensors = {tensor.theirs: tensor.join(arrays) for tensor in table if arrays.keys() >= set(tensor.paths)}
     if nameless := sorted(set(arrays) - {path for tensor in table for path in tensor.paths}):
         raise UserError(
@@ -186,7 +186,7 @@ def _write(model: ModelBundle, folder: Path) -> None:
     for tokenizer, place in published_tokenizers(model, folder):
         segments = model.config.type_vocab_size > 0
         save_published_tokenizer(tokenizer, place, model.config.max_position_embeddings, segments)
-    architecture = family_of(model.config, model.architecture).classes[model.architecture]
+    architecture = family_of(model).classes[model.architecture]
     (folder / "README.md").write_text(model_card(model, architecture), encoding="utf-8")
     shutil.copymode(folder / "README.md", file)  # the library gives its file to the owner alone
 
@@ -255,7 +255,7 @@ def logits_difference(model: ModelBundle, folder: Path) -> float | None:
     except ImportError:
         return None
     config = model.config
-    architecture = family_of(config, model.architecture).classes[model.architecture]
+    architecture = family_of(model).classes[model.architecture]
     reference = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
     random = np.random.default_rng(0)
     length = min(24, config.max_position_embeddings)
@@ -284,8 +284,7 @@ def logits_difference(model: ModelBundle, folder: Path) -> float | None:
         if ours.pooled_output is not None:
             pairs.append((ours.pooled_output, expected.pooler_output))
     elif model.architecture == "BertForPreTraining":
-        pairs = [(ours.prediction_logits, expected.prediction_logits),
-                 (ours.seq_relationship_logits, expected.seq_relationship_logits)]  # fmt: skip
+        pairs = list(zip((ours.prediction_logits, ours.seq_relationship_logits), expected.to_tuple(), strict=False))
     elif model.architecture == "BertForQuestionAnswering":
         pairs = [(ours[..., 0], expected.start_logits), (ours[..., 1], expected.end_logits)]
     else:

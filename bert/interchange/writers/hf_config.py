@@ -9,13 +9,13 @@ from bert.interchange.families import family_of
 from bert.interchange.readers import hf
 from bert.tokenizer.special_tokens import special_ids
 
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu", "tanh": "tanh"}
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", **{name: name for name in ("relu", "silu", "elu", "tanh")}}
 
 
 def published_config(model: ModelBundle) -> dict[str, Any]:
     """The content of config.json."""
     config, special = model.config, special_ids(model.tokenizer)
-    family = family_of(config, model.architecture)
+    family = family_of(model)
     content: dict[str, Any] = {
         "architectures": [family.class_of(model.architecture)],
         "model_type": family.model_type,

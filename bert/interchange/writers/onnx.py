@@ -27,7 +27,7 @@ from bert.interchange.writers.signature import (
     verify_outputs,
     write_metadata_files,
 )
-from bert.model.initializers import sinusoidal_position_table
+from bert.model.initializers import sinusoidal_position_table, step_embeddings
 
 if TYPE_CHECKING:
     import onnx
@@ -160,8 +160,8 @@ class Graph:
         """One of `bert.config.model.Activation`; both forms of gelu are spelt out, as operator set 17 has none."""
         if name == "silu":
             return self.node("Mul", x, self.node("Sigmoid", x))
-        if name in ("relu", "tanh"):
-            return self.node({"relu": "Relu", "tanh": "Tanh"}[name], x)
+        if name in ("relu", "elu", "tanh"):
+            return self.node(name.capitalize(), x)
         if name == "gelu":
             inner = self.node("Erf", self.node("Div", x, self.constant(math.sqrt(2))))
         else:
@@ -264,7 +264,9 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
         x = graph.dense(x, f"{path}/projection")
     visible = node("Unsqueeze", node("Cast", inputs["attention_mask"], to=TensorProto.BOOL), graph.constant([1, 2]))
     for index in range(config.num_hidden_layers):
-        layer = f"bert/encoder/layer_{index}"
+        layer = f"bert/encoder/layer_{config.group_of(index)}"
+        if config.step_embedding:
+            x = node("Add", x, graph.array(f"step_{index}", np.asarray(step_embeddings(config)[index])))
         read = before(x, f"{layer}/attention_norm")
         attended = _attention(graph, config, read, visible, f"{layer}/attention")
         x = after(node("Add", x, attended), f"{layer}/attention_norm")

@@ -52,7 +52,7 @@ def signature(model: ModelBundle, length: int | None = None) -> Signature:
     config, tokens, target = model.config, (BATCH, length or LENGTH), (BATCH, length or TARGET_LENGTH)
     rows: Shape = (BATCH, CHOICES, tokens[1]) if model.architecture == "BertForMultipleChoice" else tokens
     inputs = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), rows)
-    single = config.type_vocab_size == 1 and not family_of(config, model.architecture).single_segment_input
+    single = config.type_vocab_size == 1 and not family_of(model).single_segment_input
     if single or not config.type_vocab_size:
         del inputs["token_type_ids"]
     if names.has_decoder(model.architecture):

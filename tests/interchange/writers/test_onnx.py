@@ -40,6 +40,10 @@ CASES = {
     "gelu_tanh": ("BertForMaskedLM", {"hidden_act": "gelu_tanh"}),
     "relu": ("BertForMaskedLM", {"hidden_act": "relu"}),
     "silu": ("BertForMaskedLM", {"hidden_act": "silu"}),
+    "elu, shared": (
+        "BertForMaskedLM",
+        {"hidden_act": "elu", "num_hidden_layers": 4, "layer_groups": 2, "step_embedding": True},
+    ),
     "tanh": ("BertForMaskedLM", {"hidden_act": "tanh"}),
     "replaced tokens": ("BertForReplacedTokenDetection", {"embedding_size": 6}),
     "gelu pooler": ("BertForSequenceClassification", {"pooler_act": "gelu"}),

@@ -1,0 +1,155 @@
+"""Unigram vocabularies, as those of ALBERT and XLM-RoBERTa: train them.
+
+A word begins with a mark for the space in front of it, and is read as the most probable sequence of tokens (Kudo 2018,
+section 3.2), not as the longest ones.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import tempfile
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TextIO
+
+from bert.config import TokenizerConfig
+from bert.errors import UserError, without_surrogates
+from bert.tokenizer.special_tokens import ALBERT_TOKENS, HIDDEN
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from tokenizers.normalizers import Normalizer
+    from tokenizers.pre_tokenizers import PreTokenizer
+
+WORD_START = "▁"
+"""In a token, the space in front of a word."""
+
+TRAINED_SPECIAL_TOKENS = tuple(ALBERT_TOKENS.values())
+"""In the order in which a trained vocabulary starts, which is ALBERT's."""
+
+_DIGITS = 6
+"""Of a token's logarithmic probability. Those beyond depend on the order in which threads add their sums."""
+
+_STEP = 1e-4
+"""Between the scores that the library gives to characters that no other token needs."""
+
+
+def train_unigram(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+    """Trains a vocabulary of at most ``config.vocab_size`` tokens, every character that is kept among them.
+
+    The same texts give the same vocabulary, ids included. The library's tokens are in an order that differs from run to
+    run; here they are sorted by probability and name.
+
+    Args:
+        texts: lines or paragraphs, which are read once and kept in a temporary file.
+        config: vocab_size, lowercase, strip_accents, min_frequency, limit_alphabet.
+
+    Raises:
+        UserError: no text, or a vocab_size too small for any vocabulary.
+    """
+    from tokenizers import Tokenizer, models, trainers
+
+    normalizer, pre_tokenizer = _steps(config)
+    draft = Tokenizer(models.Unigram())
+    draft.pre_tokenizer = pre_tokenizer
+    trainer = trainers.UnigramTrainer(
+        vocab_size=config.vocab_size,
+        show_progress=False,
+        special_tokens=list(TRAINED_SPECIAL_TOKENS),
+        unk_token=ALBERT_TOKENS["unk"],
+    )
+    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
+        counts: collections.Counter[str] = collections.Counter()
+        for text in texts:
+            line = normalizer.normalize_str(without_surrogates(text))
+            counts.update(line)
+            spool.write(line + "\n")
+        left_out = _left_out(counts, config)
+        if len(left_out) == len(counts):
+            raise UserError("the corpus holds no text to train a vocabulary on: name one that does (data.train)")
+        draft.train_from_iterator(_without(left_out, spool), trainer)
+    pieces = json.loads(draft.to_str())["model"]["vocab"]
+    pieces = [(token, score) for token, score in pieces if token not in TRAINED_SPECIAL_TOKENS]
+    return build_unigram(_with_equal_rest(pieces), config)
+
+
+def build_unigram(pieces: Iterable[tuple[str, float]], config: TokenizerConfig) -> Tokenizer:
+    """The complete tokenizer around tokens and their logarithmic probabilities, with rows and token types of BERT.
+
+    Args:
+        pieces: without special tokens.
+        config: lowercase, strip_accents.
+    """
+    from tokenizers import Tokenizer, decoders, models, processors
+
+    ordered = sorted(((token, round(score, _DIGITS)) for token, score in pieces), key=lambda piece: (-piece[1], piece))
+    special = [(token, 0.0) for token in TRAINED_SPECIAL_TOKENS]
+    unknown = TRAINED_SPECIAL_TOKENS.index(ALBERT_TOKENS["unk"])
+    tokenizer = Tokenizer(models.Unigram([*special, *ordered], unk_id=unknown))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = _steps(config)
+    tokenizer.add_special_tokens(list(TRAINED_SPECIAL_TOKENS))
+    tokenizer.decoder = decoders.Metaspace(replacement=WORD_START, prepend_scheme="always")
+    ends = (ALBERT_TOKENS["cls"], ALBERT_TOKENS["sep"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(token, TRAINED_SPECIAL_TOKENS.index(token)) for token in ends],
+    )
+    return tokenizer
+
+
+def without_special_pieces(tokenizer: str) -> str:
+    """The content of a Unigram vocabulary's tokenizer.json -> the same for texts alone, ids included.
+
+    The model takes special tokens for the most probable ones, so their names are hidden.
+    """
+    content = json.loads(tokenizer)
+    special = {token["content"] for token in content["added_tokens"] if token["special"]}
+    pieces = content["model"]["vocab"]
+    content["model"]["vocab"] = [(HIDDEN + token if token in special else token, score) for token, score in pieces]
+    content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _steps(config: TokenizerConfig) -> tuple[Normalizer, PreTokenizer]:
+    """Normalizer and pre-tokenizer: SentencePiece's nmt_nfkc, and the words between white space with their mark."""
+    from tokenizers import normalizers, pre_tokenizers
+
+    steps = [normalizers.Nmt(), normalizers.NFKC()]
+    if config.lowercase if config.strip_accents is None else config.strip_accents:
+        steps += [normalizers.NFKD(), normalizers.StripAccents(), normalizers.NFKC()]
+    if config.lowercase:
+        steps.append(normalizers.Lowercase())
+    marked = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always")
+    return normalizers.Sequence(steps), pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), marked])
+
+
+def _with_equal_rest(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """With the lowest score for each character that was kept only to be known.
+
+    The library gives these the lowest score of all, and 0.0001 more to each than to the one before it, in the order of
+    a hash table.
+    """
+    lowest = min(score for _, score in pieces)
+
+    def is_rest(token: str, score: float) -> bool:
+        number = (score - lowest) / _STEP
+        return len(token) == 1 and number < len(pieces) and abs(number - round(number)) < _STEP
+
+    return [(token, lowest if is_rest(token, score) else score) for token, score in pieces]
+
+
+def _left_out(counts: collections.Counter[str], config: TokenizerConfig) -> set[str]:
+    """Characters that the vocabulary does not know: white space, those rarer than min_frequency and, of the others, the
+    rarest beyond limit_alphabet, or beyond what fits a quarter of the vocabulary."""
+    least = len(TRAINED_SPECIAL_TOKENS) + 1
+    limit = config.limit_alphabet or max(config.vocab_size // 4, min(config.vocab_size - least, 256))
+    common = sorted((token for token in counts if not token.isspace()), key=lambda token: (-counts[token], token))
+    kept = [token for token in common[:limit] if counts[token] >= config.min_frequency] or common[:1]
+    return counts.keys() - kept
+
+
+def _without(characters: set[str], spool: TextIO) -> Iterable[str]:
+    spool.seek(0)
+    table = dict.fromkeys(map(ord, characters), " ")
+    return (line.translate(table) for line in spool)
