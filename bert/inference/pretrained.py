@@ -14,13 +14,14 @@ import numpy as np
 
 from bert.config import Decoding, TaskDataConfig
 from bert.data.features import NO_LIMIT, Features, Rows, tokenize
-from bert.data.inputs import as_list, as_text_or_pair, check_count, shown
+from bert.data.inputs import as_filled_texts, as_list, as_text_or_pair, check_count, shown
 from bert.data.sequence_pairs import SequencePairs
 from bert.data.text_groups import TextGroups
 from bert.errors import UserError
 from bert.inference.forward import BUCKETS, BatchedForward
 from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.searchable import LABELS_SHOWN, PromptName, SearchableModel
+from bert.inference.zero_shot import TEMPLATE, best_label, entailment_labels, hypotheses
 from bert.interchange.bundle import build_module
 from bert.interchange.pooling import Pooling
 from bert.metrics import softmax
@@ -300,6 +301,36 @@ class Pretrained(SearchableModel):
         if len(answers) != len(inputs):
             raise UserError(f"{task.name} gave {len(answers)} answers to {len(inputs)} inputs: fix that task's methods")
         return answers
+
+    def zero_shot(
+        self,
+        text: str | Sequence[str],
+        labels: Sequence[str],
+        template: str = TEMPLATE,
+        multi_label: bool = False,
+        batch_size: int = 32,
+    ) -> Any:
+        """The label that fits a text, of labels that a model of entailment (MNLI) was not trained on.
+
+        Args:
+            text: a text, whose answer is a `Label`, or several, whose answers are a list. Long ones are cut.
+            labels: to choose from.
+            template: a sentence about the text, with {} for the label. The model says whether the text entails it.
+            multi_label: whether any number of labels may fit: each has a probability of its own.
+            batch_size: pairs of a text and a label at once.
+
+        Raises:
+            UserError: the model has no labels entailment and contradiction; or a text, a label or the template is bad.
+        """
+        if isinstance(text, str):
+            return self.zero_shot([text], labels, template, multi_label, batch_size)[0]
+        task = self.require_task()
+        entailed, opposite = entailment_labels(task, self.source)
+        sentences = hypotheses(labels, template)
+        pairs = [(given, sentence) for given in as_filled_texts("text", text) for sentence in sentences]
+        features = task.features(self.tokenizer, task.examples_from_inputs(pairs), self.data)
+        logits = np.array(self.outputs(features, batch_size)).reshape(-1, len(sentences), task.num_labels)
+        return [best_label(of_text, labels, entailed, opposite, multi_label) for of_text in logits]
 
     def require_task(self) -> Task:
         """The task that `predict` answers.

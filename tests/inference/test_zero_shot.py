@@ -1,0 +1,76 @@
+"""Labels that a model was not trained on: what is asked of it, and sentences on what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bert
+from bert.inference.zero_shot import best_label, entailment_labels
+from bert.model.heads import BertForSequenceClassification
+from bert.tasks.inference_only import published_task
+from tests.tiny_models import CONFIG, model_of
+
+NAMES = ("contradiction", "neutral", "ENTAILMENT")
+
+
+def nli(*names: str) -> Any:
+    return published_task("classification", "nli", names, None)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> bert.Pretrained:
+    folder: Path = tmp_path_factory.mktemp("model")
+    return model_of(folder, BertForSequenceClassification(CONFIG, len(NAMES)), nli(*NAMES))
+
+
+def test_each_label_is_asked_with_the_text(model: bert.Pretrained) -> None:
+    texts, labels = ["a b c", "d"], ["e", "f g", "h"]
+    answers = model.zero_shot(texts, labels, "x {}", batch_size=4)
+    alone = model.zero_shot("d", labels, "x {}", multi_label=True)
+    for text, answer in zip(texts, answers, strict=True):
+        pairs = [(text, f"x {label}") for label in labels]
+        features = model.task.features(model.tokenizer, model.task.examples_from_inputs(pairs), model.data)
+        logits = np.array(model.outputs(features))
+        shares = np.exp(logits[:, 2]) / np.exp(logits[:, 2]).sum()
+        assert [answer.probabilities[label] for label in labels] == pytest.approx(shares.tolist(), abs=1e-6)
+        assert answer.label == labels[int(shares.argmax())] == next(iter(answer.probabilities))
+    each = 1 / (1 + np.exp(logits[:, 0] - logits[:, 2]))
+    assert [alone.probabilities[label] for label in labels] == pytest.approx(each.tolist(), abs=1e-6)
+    assert model.zero_shot([], labels) == []
+
+
+def test_entailment_and_its_opposite_are_found_by_name() -> None:
+    assert entailment_labels(nli(*NAMES), "made") == (2, 0)
+    assert entailment_labels(nli("entailment", "neutral", "contradiction"), "made") == (0, 2)
+    assert entailment_labels(nli("not_entailment", "entailment"), "made") == (1, 0)
+    answer = best_label(np.array([[0.0, 9, 0], [0, 9, 1]]), ["a", "b"], 2, 0, False)
+    assert answer.label == "b" and sum(answer.probabilities.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("a", []), "labels has to be a list of at least one label"),
+        (("a", "bcd"), "labels has to be a list of at least one label"),
+        (("a", ["b", " "]), "label 2 is empty: write it or remove it"),
+        (("a", ["b", "b"]), "labels has a label twice"),
+        (("a", ["b"], "about"), "template is 'about': write {} once, where the label belongs"),
+        ((["a", ""], ["b"]), "text 2 is empty: write it or remove it"),
+    ],
+)
+def test_a_question_without_sense_is_one_sentence(model: bert.Pretrained, arguments: Any, told: str) -> None:
+    with pytest.raises(bert.UserError, match=told):
+        model.zero_shot(*arguments)
+
+
+def test_a_model_of_other_labels_is_refused(model: bert.Pretrained) -> None:
+    other = dataclasses.replace(model, task=nli("good", "bad"))
+    with pytest.raises(bert.UserError, match="made has no labels entailment and contradiction"):
+        other.zero_shot("a", ["b"])
+    with pytest.raises(bert.UserError, match="made is not fine-tuned for a task"):
+        dataclasses.replace(model, task=None).zero_shot("a", ["b"])
