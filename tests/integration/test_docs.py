@@ -233,6 +233,7 @@ def run_python(page: str, mark: str, replaced: dict[str, str], folder: Path, mon
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
 
+@pytest.mark.slow
 def test_the_search_in_the_documentation_runs(pretrained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     names = run_python("search.md", "search", {MINILM: str(pretrained)}, tmp_path, monkeypatch)
     assert names["found"].indices.shape == (3, 2)
@@ -240,6 +241,7 @@ def test_the_search_in_the_documentation_runs(pretrained: Path, tmp_path: Path, 
     assert len(names["titles"]) > 100
 
 
+@pytest.mark.slow
 def test_the_training_on_the_documentation_runs(pretrained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     small = {MINILM: str(pretrained), '"training.epochs": 2': '"training.epochs": 1, "data.max_length": 32'}
     names = run_python("embeddings.md", "train", small, tmp_path, monkeypatch)
