@@ -64,7 +64,7 @@ NO_PATHS = {
     "data.class_weights", "data.column_names", "data.labels", "data.metrics", "data.source", "data.target",
     "model.hidden_act", "model.position_embedding_init", "model.position_embedding_type", "lora.projections",
     "lora.checksum", "optimizer.name", "training.dtype", "training.preset", "distillation.checksum",
-    "distillation.hidden_loss",
+    "distillation.hidden_loss", "embedding.query_prompt", "embedding.document_prompt",
     "training.attention_implementation", "training.dropout_rng", "training.mesh", "training.remat",
 }  # fmt: skip
 
@@ -108,6 +108,11 @@ def test_a_path_with_a_null_character_is_refused(fails) -> None:
         ["export", "run", URL],
         ["glue-zip", URL, "out.zip"],
         ["glue-zip", "run", URL],
+        ["mine", URL, "input.txt"],
+        ["mine", "run", URL],
+        ["mine", "run", "input.txt", "--output", URL],
+        ["mine", "run", "input.txt", "--corpus", URL],
+        ["mine", "run", "input.txt", "--scorer", URL],
         ["tokenizer", "--output", URL],
         ["plan", "--data.train", URL],
         ["examples", "--data.train", URL],

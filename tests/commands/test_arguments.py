@@ -335,7 +335,7 @@ def test_help_of_all_explains_every_key_with_its_default(config_class, capsys, m
         assert f"--{key} " in words
     assert ("--phases.K.share X Share of training.steps" in words) == (config_class is PretrainConfig)
     assert "Decay of the first moment. (default: 0.9)" in words
-    assert "Lower-case all text; of kind wordpiece. (default: true)" in words
+    assert "Lower-case all text; of kind wordpiece and unigram. (default: true)" in words
     assert "--training.remat none|dots|full " in words
     assert "--optimizer.name adamw|lamb|lion|adafactor|muon " in words
     assert "--loggers tensorboard|wandb|mlflow,... " in words

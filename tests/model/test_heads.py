@@ -14,6 +14,7 @@ from bert.model.encoder import Bert
 from bert.model.heads import HEADS
 from bert.tasks import TASKS
 from bert.tasks.embedding import EmbeddingTask
+from bert.tasks.reranker import RerankerTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.training.losses import LOSSES
 
@@ -85,4 +86,7 @@ def test_every_task_names_a_head_and_a_loss():
     for task in TASKS.values():
         if not isinstance(task, (SequenceToSequenceTask, EmbeddingTask)):  # whose outputs are texts and embeddings
             assert task.head in HEADS
+        if not isinstance(
+            task, (SequenceToSequenceTask, EmbeddingTask, RerankerTask)
+        ):
             assert task.loss in LOSSES
