@@ -29,6 +29,7 @@ from jaxtyping import install_import_hook
 
 # Before any of them is imported: from here on a wrong shape or type in a call of the core is an error.
 TYPED = (
+    "bert.model.blocks",
     "bert.model.mask",
     "bert.model.rotary",
     "bert.model.cache",

@@ -19,7 +19,8 @@ TRAINING = 3
 """Operations of a training step per operation of the forward pass: the backward pass has two products for each one."""
 
 FORMULA = {
-    ATTENTION: "a layer: 8 D^2 (query, key, value, output) + 4 T D (scores and mix, beyond windows as well)",
+    ATTENTION: "a layer: 8 D^2 (query, key, value, output) + 4 T D (scores and mix), in local layers with the keys of "
+    "three blocks in place of T",
     FEED_FORWARD: "a layer: 4 D F, 6 D F if it is gated",
     POOLER: "2 D^2 / T: one token a row",
     PREDICTIONS: "(2 D E + 2 E V) P / T, without 2 D E if there is no transform: the P predicted positions alone are "
@@ -49,7 +50,7 @@ def forward_flops(
     """
     width, layers = config.hidden_size, config.num_hidden_layers
     flops = {
-        ATTENTION: layers * (8.0 * width**2 + 4.0 * length * width),
+        ATTENTION: sum(8.0 * width**2 + 4.0 * config.keys_per_query(layer, length) * width for layer in range(layers)),
         FEED_FORWARD: layers * _feed_forward_flops(config),
     }
     if POOLER in components:

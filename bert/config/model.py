@@ -22,6 +22,9 @@ VocabularyKind = Literal["wordpiece", "byte_level", "unigram"]
 LEAST_BYTE_LEVEL_SIZE = 256 + 5
 """Tokens of a byte-level vocabulary without merges: the bytes and the special tokens."""
 
+LEAST_BLOCK = 32
+"""Fewest positions of a block of local attention: products of smaller ones are slow."""
+
 DECODER_KEYS = ("decoder_layers", "share_decoder", "decoder_vocab_size")
 """Keys of ``model`` that describe a decoder, which an encoder-decoder alone has."""
 
@@ -183,6 +186,19 @@ class ModelConfig:
         """Whether a layer, counted from 0, attends to a window instead of the whole row."""
         every = self.global_attention_every
         return self.attention_window is not None and (every is None or layer % every != 0)
+
+    def local_block(self, length: int) -> int | None:
+        """Positions of the blocks in which local layers attend to themselves and their neighbours; None if rows of
+        ``length`` tokens are no longer than these, and at once."""
+        if self.attention_window is None:
+            return None
+        size = max(self.attention_window, LEAST_BLOCK)
+        return size if length > 3 * size else None
+
+    def keys_per_query(self, layer: int, length: int) -> int:
+        """Keys that each query of a layer is multiplied with, in rows of ``length`` tokens."""
+        block = self.local_block(length) if self.is_local(layer) else None
+        return length if block is None else (2 if self.causal else 3) * block
 
     @property
     def pools_tokens(self) -> bool:

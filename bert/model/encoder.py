@@ -16,7 +16,6 @@ from flax import struct
 from jaxtyping import Bool, Float, Int, Num
 
 from bert.config import ModelConfig
-from bert.errors import require
 from bert.model.array_types import Array
 from bert.model.cache import LayerCache, Memory
 from bert.model.dropout import Dropout
@@ -134,7 +133,9 @@ class Encoder(nn.Module):
         looped = self.execution.scan and not intermediates and cache is None and not self.is_initializing()
         # A layer outside of the loop has a LayerNorm less than the others.
         unrolled = config.num_hidden_layers if not looped else int(not config.first_layer_norm)
-        scopes = self._scopes(mask, length, length if cache is None else cache[0].own.num_positions, kernel, looped)
+        num_keys = length if cache is None else cache[0].own.num_positions
+        in_blocks = not intermediates and cache is None and memory is None
+        scopes = self._scopes(mask, x.shape[0], length, num_keys, kernel == "written", in_blocks)
         if kernel == "written" and memory is not None:
             memory = memory.replace(mask=memory.mask.to_pairs(length, memory.hidden_states.shape[1]))
         hidden_states, layers = [x], list[LayerStates]()
@@ -181,14 +182,15 @@ class Encoder(nn.Module):
         return x + step_embeddings(self.config)[number].astype(x.dtype)
 
     def _scopes(
-        self, mask: Mask, num_queries: Length, num_keys: Length, kernel: str, looped: bool
+        self, mask: Mask, rows: Length, num_queries: Length, num_keys: Length, written: bool, in_blocks: bool
     ) -> dict[bool, Scope]:
         """The scopes of the layers that attend to the whole row (False) and of the local ones (True), as far as there
         are such layers."""
         config = self.config
         kinds = {config.is_local(number) for number in range(config.num_hidden_layers)}
-        # A loop over both kinds selects the mask of each layer from two arrays.
-        written = kernel == "written" or (looped and len(kinds) > 1)
+        # Other masks are those of whole rows, and a length may be a symbol.
+        known = in_blocks and mask.pairs is None and mask.start is None and isinstance(num_queries, int)
+        block = config.local_block(num_queries) if known else None
 
         def scope(local: bool) -> Scope:
             base = config.rotary_base
@@ -198,6 +200,8 @@ class Encoder(nn.Module):
             if config.position_embedding_type == "rotary":
                 rotation = Rotation.of_positions(num_queries, config.head_size, base, mask.start)
             narrowed = mask.replace(window=config.attention_window) if local else mask
+            if local and block is not None:
+                return Scope(narrowed.to_blocks(rows, num_queries, block), rotation)
             return Scope(narrowed.to_pairs(num_queries, num_keys) if written else narrowed, rotation)
 
         return {local: scope(local) for local in sorted(kinds)}
@@ -224,9 +228,14 @@ class Encoder(nn.Module):
         ) -> tuple[Float[Array, "B T D"], None]:
             number, is_local, params = of_layer
             source = None if dropout is None else dropout.fold_in(number)
-            scope = next(iter(scopes.values())) if len(scopes) == 1 else _select(is_local, scopes)
             x = self._add_step(x, number)
-            return layer.apply({"params": params}, x, scope.mask, source, memory, None, scope.rotation)[0], None
+            branches = [
+                lambda x, scope=scopes[local]: layer.apply(
+                    {"params": params}, x, scope.mask, source, memory, None, scope.rotation
+                )[0]
+                for local in sorted(scopes)
+            ]
+            return (branches[0](x) if len(branches) == 1 else jax.lax.cond(is_local, *reversed(branches), x)), None
 
         def group(
             x: Float[Array, "B T D"], of_group: tuple[Int[Array, "K"], Bool[Array, "K"], Any]
@@ -237,16 +246,6 @@ class Encoder(nn.Module):
         if config.layers_per_group == 1:
             return jax.lax.scan(one, x, (numbers, local, stacked))[0]
         return jax.lax.scan(group, x, (numbers.reshape(len(groups), -1), local.reshape(len(groups), -1), stacked))[0]
-
-
-def _select(is_local: Bool[Array, ""], scopes: dict[bool, Scope]) -> Scope:
-    """One of two scopes, whose masks are written out."""
-    local, whole = scopes[True], scopes[False]
-    pairs = jnp.where(
-        is_local, require(local.mask.pairs, "the window"), True if whole.mask.pairs is None else whole.mask.pairs
-    )
-    rotation = jax.tree.map(lambda *angles: jnp.where(is_local, *angles), local.rotation, whole.rotation)
-    return Scope(Mask(pairs=pairs), rotation)
 
 
 class Bert(nn.Module):

@@ -13,8 +13,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
 from bert.config import ModelConfig
+from bert.errors import require
 from bert.model.array_types import Array
 from bert.model.attention import cached_attention, dot_product_attention, fused_attention
+from bert.model.blocks import split_keys, split_queries
 from bert.model.cache import KeysValues, LayerCache, Memory
 from bert.model.dropout import Dropout
 from bert.model.initializers import residual_initializer, truncated_normal_init
@@ -156,12 +158,36 @@ class Attention(nn.Module):
             weights = jnp.swapaxes(weights, 1, 2).reshape(rows, length, heads, -1)
             return self.output(mixed.reshape(queries.shape)), jnp.swapaxes(weights, 1, 2)
         key, value = self._project(keys_values, rotation)
+        if mask.block is not None:
+            return self._attend_in_blocks(query, key, value, mask, dropout), None
         if self.kernel != "written":
             mixed = fused_attention(query, key, value, mask, self.kernel)
             return self.output(mixed.reshape(queries.shape)), None
         pairs, rate = mask.booleans(query.shape[1], key.shape[1]), self.config.attention_probs_dropout_prob
         mixed, weights = dot_product_attention(query, key, value, pairs, dropout=dropout, dropout_rate=rate)
         return self.output(mixed.reshape(queries.shape)), weights
+
+    def _attend_in_blocks(
+        self,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B T N H"],
+        value: Float[Array, "B T N H"],
+        mask: Mask,
+        dropout: Dropout | None,
+    ) -> Float[Array, "B T D"]:
+        """Self-attention under a window at a cost linear in T: each block of queries is a row of its own."""
+        block, (rows, length, *_) = require(mask.block, "the size of a block"), query.shape
+        query = split_queries(query, block)
+        key, value = (split_keys(x, block, self.config.causal) for x in (key, value))
+        if self.kernel != "written":
+            mixed = fused_attention(query, key, value, mask, self.kernel)
+        else:
+            count = query.shape[0] // rows
+            if dropout is not None:  # each block is a row, and draws as one
+                dropout = dropout.replace(rows=(dropout.rows[:, None] * count + jnp.arange(count)).reshape(-1))
+            rate = self.config.attention_probs_dropout_prob
+            mixed, _ = dot_product_attention(query, key, value, mask.pairs, dropout=dropout, dropout_rate=rate)
+        return self.output(mixed.reshape(rows, -1, self.config.hidden_size)[:, :length])
 
     def keys_values(self, x: Float[Array, "B S D"], rotation: Rotation | None = None) -> KeysValues:
         """[B, S, D] hidden states -> the keys and values of all heads, to be computed once and used again."""

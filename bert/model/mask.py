@@ -12,6 +12,7 @@ from flax import struct
 from jaxtyping import Bool, Int, Num
 
 from bert.model.array_types import Array
+from bert.model.blocks import split_keys, split_queries
 
 Length = Any
 """An int, or the symbol of a length where a function is exported for rows of any length."""
@@ -29,6 +30,8 @@ class Mask(struct.PyTreeNode):
         causal: a query attends to its own position and those before it.
         window: a query attends to positions at most this far from its own (Beltagy et al. 2020, section 3.1).
         right_padded: padding of ``keys`` is at the end of each row only. Kernels then take lengths, not booleans.
+        block: attention in blocks of so many positions (`bert.model.blocks`), whose pairs of queries and keys ``pairs``
+            are; None for whole rows.
     """
 
     __no_type_check__ = True  # in jax.tree.map a field may be anything
@@ -40,6 +43,7 @@ class Mask(struct.PyTreeNode):
     causal: bool = struct.field(pytree_node=False, default=False)
     window: int | None = struct.field(pytree_node=False, default=None)
     right_padded: bool = struct.field(pytree_node=False, default=False)
+    block: int | None = struct.field(pytree_node=False, default=None)
 
     def booleans(self, num_queries: Length, num_keys: Length) -> Bool[Array, "#B #N #T #S"] | None:
         """Booleans that broadcast to [B, N, T, S], true where a query attends to a key; None for everywhere."""
@@ -60,6 +64,19 @@ class Mask(struct.PyTreeNode):
     def to_pairs(self, num_queries: Length, num_keys: Length) -> Mask:
         """Makes the same mask with its conditions as ``pairs`` alone, so that layers share the booleans."""
         return Mask(pairs=self.booleans(num_queries, num_keys), start=self.start)
+
+    def to_blocks(self, rows: int, length: int, block: int) -> Mask:
+        """Makes the same mask of a window for rows in blocks; ``pairs`` of such a mask are none."""
+        real = jnp.ones((rows, length), bool) if self.keys is None else self.keys.astype(bool)
+        visible = split_keys(real, block, self.causal)[:, None, :]
+        if self.examples is not None:
+            queries, keys = split_queries(self.examples, block), split_keys(self.examples, block, self.causal)
+            visible = visible & (queries[:, :, None] == keys[:, None, :])
+        distance = block + jnp.arange(block)[:, None] - jnp.arange(visible.shape[-1])
+        visible = visible & (jnp.abs(distance) <= (length if self.window is None else self.window))
+        if self.causal:
+            visible = visible & (distance >= 0)
+        return Mask(pairs=visible[:, None], block=block)
 
     def kernel_arguments(self, num_queries: Length, num_keys: Length) -> dict[str, Any]:
         """Arguments of `jax.nn.dot_product_attention`.

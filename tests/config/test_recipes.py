@@ -26,7 +26,7 @@ PARAMETERS = {"tiny": 4_433_468, "mini": 11_267_900, "small": 29_058_876, "mediu
               "large": 336_226_108}  # fmt: skip
 ROBERTA = {"roberta": 124_697_433, "roberta_mini": 5_463_040}
 ALBERT = {"albert_base": 11_813_810}
-MODERN = {"modern_base": 149_655_232, "modern_mini": 5_516_800}
+MODERN = {"modern_base": 149_655_232, "modern_mini": 5_516_800, "modern_long": 149_655_232}
 GPT = {"gpt_tiny": 834_944, "gpt_mini": 6_901_760, "gpt2": 124_439_808}
 ELECTRA = {"electra_small": 14_196_219, "electra_mini": 4_020_161}
 BASE = ModelConfig(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
@@ -211,6 +211,16 @@ def test_modern_base_has_the_published_settings() -> None:
     assert optimizer.num_warmup_steps(364_300) * 4608 * 1024 == pytest.approx(3e9, rel=0.01)
     assert (optimizer.learning_rate, optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (8e-4, 0.9, 0.98, 1e-6)
     assert optimizer.weight_decay * optimizer.learning_rate == pytest.approx(1e-5)
+
+
+def test_modern_long_is_modern_base_over_longer_rows() -> None:
+    """Warner et al. 2024, section 2.2: 250 billion tokens in batches of as many tokens, at a lower rate."""
+    base, long = pretraining("modern_base"), pretraining("modern_long")
+    assert (long.model, long.tokenizer) == (base.model, base.tokenizer)
+    tokens = long.training.batch_size * long.data.sequence_length
+    assert tokens == base.training.batch_size * base.data.sequence_length
+    assert long.training.steps * tokens == pytest.approx(250e9, rel=1e-3)
+    assert (long.data.packing, long.training.remat, long.optimizer.learning_rate) == (True, "full", 3e-4)
 
 
 def test_albert_base_has_the_published_settings() -> None:
