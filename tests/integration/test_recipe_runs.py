@@ -46,6 +46,7 @@ LOSSES = {
     "mini": 4.70675,
     "mnli": 1.08033,
     "modern_base": 5.38399,
+    "modern_long": 5.39094,
     "modern_mini": 5.65713,
     "mrpc": 0.65032,
     "multi30k": 2.64993,
