@@ -1,4 +1,4 @@
-"""Scores after pretraining: seven tasks from pretrained encoders, from random weights, and from word counts.
+"""Scores after pretraining: tasks from pretrained encoders, from random weights, and from word counts.
 
     PYTHONPATH=. python benchmarks/transfer.py RUN [RUN ...] --glue GLUE --wnut17 WNUT_DIR --squad SQUAD_DIR
 
@@ -6,8 +6,8 @@ Each RUN is a pretraining run; the random weights have the sizes and the vocabul
 folders CoLA, SST-2, MRPC, STS-B and RTE, WNUT_DIR train.conll and dev.conll, SQUAD_DIR train.json and dev.json
 (`squad_split.py` makes them). Each encoder has its own learning rate for each task, the best of a grid on the first
 seed; the other seeds follow with that one. Dev is scored once, at the end of each run. `--frozen` trains the heads
-alone. Runs that have ended are not repeated, so that an interrupted comparison resumes, and several processes may work
-on different `--tasks` in one `--output` folder.
+alone, `similarity` apart, which has none. Runs that have ended are not repeated, so that an interrupted comparison
+resumes, and several processes may work on different `--tasks` in one `--output` folder.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from bert.tasks.lexical_baseline import lexical_baseline
 from bert.tasks.splits import read_splits
 
 RANDOM = "random"
+SIMILARITY = "similarity"
+"""STS-B by the recipe embedding: the cosines of two embeddings, where `stsb` reads the two texts in one row."""
 
 
 class Setting(NamedTuple):
@@ -41,6 +43,8 @@ class Setting(NamedTuple):
     buckets: list[int]
     rows: int | None = None
     """Training rows: the first ones of a file of GLUE, a sample of SQuAD."""
+    options: tuple[str, ...] = ()
+    """Further options of `bert finetune`."""
 
 
 TASKS = {
@@ -48,6 +52,17 @@ TASKS = {
     "sst2": Setting("SST-2", 3, 64, [16, 32, 64], rows=10_000),
     "mrpc": Setting("MRPC", 3, 128, [64, 128]),
     "stsb": Setting("STS-B", 4, 128, [32, 64, 128]),
+    SIMILARITY: Setting(
+        "STS-B",
+        4,
+        64,
+        [32, 64],
+        options=(
+            *("--embedding.loss", "cosent", "--data.score_range", "[0, 5]"),
+            *("--data.columns.text_a", "sentence1", "--data.columns.text_b", "sentence2"),
+            *("--data.columns.label", "score"),
+        ),
+    ),
     "rte": Setting("RTE", 3, 128, [64, 128]),
     "wnut17": Setting("", 4, 128, [32, 64, 128]),
     "squad": Setting("", 2, 256, [256], rows=3_000),
@@ -118,7 +133,9 @@ def score(task: str, name: str, run: Path, data: Path, rate: str, seed: int, giv
     setting = TASKS[task]
     output = given.output / ("frozen" if given.frozen else "whole") / task / name / f"{rate}-{seed}"
     if not (output / "results.json").exists():
-        arguments: list[Any] = ["-m", "bert", "finetune", "--config", task, "--data.dir", data, "--output_dir", output]
+        recipe = "embedding" if task == SIMILARITY else task
+        arguments: list[Any] = ["-m", "bert", "finetune", "--config", recipe, "--data.dir", data]
+        arguments += ["--output_dir", output, *setting.options]
         arguments += ["--init", "none", "--architecture_from", run] if name == RANDOM else ["--init", run]
         arguments += ["--data.max_length", setting.max_length, "--data.buckets", json.dumps(setting.buckets)]
         arguments += ["--training.epochs", setting.epochs, "--training.batch_size", BATCH_SIZE]
@@ -135,15 +152,17 @@ def score(task: str, name: str, run: Path, data: Path, rate: str, seed: int, giv
 
 def word_counts(task: str, data: Path) -> dict[str, float]:
     """Scores of the baselines that read no order: TF-IDF with a linear model, and the task's own."""
-    config = load_config(FinetuneConfig, recipe_folder() / f"{task}.yaml")
+    recipe = "stsb" if task == SIMILARITY else task
+    config = load_config(FinetuneConfig, recipe_folder() / f"{recipe}.yaml")
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(data)))
     splits = read_splits(make_task(config), config)
     fitted, dev = splits.task, splits.examples["dev"]
+    metric = "spearman" if task == SIMILARITY else fitted.main_metric
     scores = {}
     if lexical := lexical_baseline(fitted, splits.examples["train"], dev):
-        scores[lexical[0]] = lexical[1][fitted.main_metric]
+        scores[lexical[0]] = lexical[1][metric]
     if fitted.baseline:
-        scores[fitted.baseline] = fitted.baseline_scores(dev)[fitted.main_metric]
+        scores[fitted.baseline] = fitted.baseline_scores(dev)[metric]
     return scores
 
 
