@@ -39,9 +39,8 @@ def overwrite(shard: Path) -> str:
     return "it has been changed during the run"
 
 
-@pytest.mark.parametrize(
-    "fault", [vanish, pytest.param(cut_short, marks=pytest.mark.slow), pytest.param(overwrite, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [vanish, cut_short, overwrite])
 def test_a_shard_that_fails_in_the_middle_is_named_and_the_run_goes_on(
     pretrained: Path, corpus: Path, tmp_path: Path, monkeypatch, fails, fault
 ) -> None:

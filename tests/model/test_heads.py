@@ -86,7 +86,5 @@ def test_every_task_names_a_head_and_a_loss():
     for task in TASKS.values():
         if not isinstance(task, (SequenceToSequenceTask, EmbeddingTask)):  # whose outputs are texts and embeddings
             assert task.head in HEADS
-        if not isinstance(
-            task, (SequenceToSequenceTask, EmbeddingTask, RerankerTask)
-        ):
+        if not isinstance(task, (SequenceToSequenceTask, EmbeddingTask, RerankerTask)):
             assert task.loss in LOSSES

@@ -188,6 +188,7 @@ def test_a_run_in_a_store_equals_a_local_one(bucket, corpus: Path, tmp_path: Pat
     assert (bert.load(URL).embed("one text") == bert.load(local).embed("one text")).all()
 
 
+@pytest.mark.slow
 def test_another_machine_resumes_from_the_newest_checkpoint(bucket, corpus: Path, tmp_path: Path, monkeypatch) -> None:
     local = pretrain(corpus, str(tmp_path / "run"))
     write_once = ObjectStore.write

@@ -170,7 +170,11 @@ def test_a_run_resumes_bit_for_bit(continued: Path, corpus: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "changes", [["--training.gradient_accumulation_steps=4"], ["--training.mesh=1x2x1", "--training.remat=full"]]
+    "changes",
+    [
+        ["--training.gradient_accumulation_steps=4"],
+        pytest.param(["--training.mesh=1x2x1", "--training.remat=full"], marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_over_devices_or_micro_batches_ends_the_same(continued, corpus, tmp_path, monkeypatch, changes) -> None:
     monkeypatch.setenv("BERT_NUM_DEVICES", "2")

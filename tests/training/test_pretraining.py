@@ -213,6 +213,7 @@ def test_a_damaged_checkpoint_falls_back_and_the_run_ends_the_same(pretrained, t
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(pretrained))
 
 
+@pytest.mark.slow
 def test_compiled_as_users_compile_it_the_losses_are_those_of_the_other_tests(pretrained, corpus, tmp_path) -> None:
     command = [sys.executable, "pretrain.py", f"--output_dir={tmp_path}", f"--data.train={corpus}", *SMALL_RUN]
     subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "XLA_FLAGS": ""}, check=True, capture_output=True)

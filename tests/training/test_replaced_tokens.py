@@ -175,7 +175,11 @@ def test_a_run_resumes_bit_for_bit(detected: Path, corpus: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "changes", [["--training.gradient_accumulation_steps=4"], ["--training.mesh=1x2x1", "--training.remat=full"]]
+    "changes",
+    [
+        ["--training.gradient_accumulation_steps=4"],
+        pytest.param(["--training.mesh=1x2x1", "--training.remat=full"], marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_over_devices_or_micro_batches_ends_the_same(detected, corpus, tmp_path, monkeypatch, changes) -> None:
     monkeypatch.setenv("BERT_NUM_DEVICES", "2")
@@ -217,6 +221,7 @@ def test_fine_tuning_takes_the_discriminator(detected: Path, sst2: Path, tmp_pat
     assert set(model.params) == {"bert", "classifier"}
 
 
+@pytest.mark.slow
 def test_other_runs_start_from_the_discriminator(detected, corpus, tmp_path, capsys) -> None:
     arguments = [f"--data.train={corpus}", *SMALL_RUN, f"--init={detected}"]
     assert main([*arguments, f"--output_dir={tmp_path / 'more'}", *REPLACED, "--training.steps=2"]) == 0

@@ -35,6 +35,7 @@ def sst2_arguments(pretrained, sst2) -> list[str]:
     return ["--config=sst2", f"--init={pretrained}", f"--data.dir={sst2}", "--training.epochs=1", *sizes]
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_run_for_each_trial_and_repeats_none(sst2_arguments, tmp_path, capsys):
     folder = tmp_path / "sweep"
     arguments = [*sst2_arguments, f"--output_dir={folder}"]
