@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError
 from bert.interchange import FORMATS
-from bert.urls import readable_path, writable_path
+from bert.urls import fetch, readable_path, writable_path
 
 DESCRIPTION = """Writes a model for other programs. hf: a folder that Hugging Face transformers reads (config.json,
 safetensors, tokenizer files, a model card with the recipe and the scores). stablehlo: one function for CPU, CUDA and
 TPU that JAX calls without this package, with its weights in a file. onnx: a graph for ONNX Runtime and others, of any
 number of rows and tokens (pip install 'bert-jax[onnx]'). Each is read back, run and compared before the command
-ends."""
+ends. --quantize int8 stores the weights of an ONNX graph in 8 bits. It is refused, and nothing is written, if the
+score on dev falls by more than --tolerance times the float score. An embedding model without a task is compared by
+the mean cosine of its embeddings with those of the float graph."""
 
 
 @run_command
@@ -33,16 +36,41 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--generator", action="store_true", help="Write the generator of a run with data.prediction replaced."
     )
+    parser.add_argument("--quantize", choices=("int8",), help="For onnx: weights in 8 bits.")
+    parser.add_argument(
+        "--dev",
+        type=readable_path,
+        metavar="PATH",
+        help="For --quantize: a labelled file; the folder of a task that reads its own files; texts, one a line, of an "
+        "embedding model without a task. (default: the dev rows of the run)",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="X",
+        help="For --quantize: share of the float score that may be lost. (default: 0.01)",
+    )
     arguments = parser.parse_arguments(argv)
     if arguments.format != "stablehlo" and (arguments.length is not None or arguments.dynamic_length):
         raise UserError(
             f"command line: --length and --dynamic_length are for stablehlo: leave them out with {arguments.format}"
         )
+    if arguments.quantize is None and (arguments.dev is not None or arguments.tolerance is not None):
+        raise UserError("command line: --dev and --tolerance are for --quantize: pass it as well, or leave them out")
+    if arguments.quantize is not None and arguments.format != "onnx":
+        raise UserError(f"command line: --quantize is for onnx: leave it out with {arguments.format}")
+    if arguments.dev is not None:
+        arguments.dev = fetch(arguments.dev)
+        if not Path(arguments.dev).exists():
+            raise UserError(f"{arguments.dev} does not exist: pass a file or a folder as --dev")
+    int8 = {name: getattr(arguments, name) for name in ("quantize", "dev", "tolerance")}
 
     from bert.inference.loading import load
 
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
     if arguments.generator:
         model = model.generator
-    model.save(arguments.out, arguments.format, print, length=arguments.length, dynamic_length=arguments.dynamic_length)
+    shape = {"length": arguments.length, "dynamic_length": arguments.dynamic_length}
+    given = {name: value for name, value in int8.items() if value is not None}
+    model.save(arguments.out, arguments.format, print, **shape, **given)
     return 0

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from bert.commands.answers import open_output
 from bert.commands.arguments import MODEL, CommandParser, run_command
-from bert.data.corpus.files import numbered_lines
-from bert.data.records import file_suffix, read_records
+from bert.data.records import read_texts
 from bert.errors import UserError
 from bert.urls import exists, readable_path, writable_path
 
@@ -57,7 +56,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_arguments(argv)
     if arguments.output and exists(arguments.output):
         raise UserError(f"{arguments.output} exists already: name another --output or remove it")
-    corpus = None if arguments.corpus is None else _read_corpus(Path(arguments.corpus))
+    corpus = None if arguments.corpus is None else read_texts(Path(arguments.corpus), "document")
 
     from bert.inference.loading import load
 
@@ -72,21 +71,3 @@ def main(argv: list[str]) -> int:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
-
-
-def _read_corpus(path: Path) -> list[str]:
-    """The documents. Raises UserError for an empty one, and where there are none."""
-    if not path.is_file():
-        raise UserError(f"{path} does not exist or is not a file: pass --corpus FILE")
-    if file_suffix(path) in (".jsonl", ".csv", ".tsv"):
-        records = read_records(path)
-        numbered = []
-        for line_number, fields in records.rows:
-            records.require(line_number, fields, {"text": "the column of documents"})
-            numbered.append((line_number, fields["text"]))
-    else:
-        numbered = list(numbered_lines(path, utf_16=True))
-    for line_number, text in numbered:
-        if not isinstance(text, str) or not text.strip():
-            raise UserError(f"{path}, line {line_number}: the document is empty or not a text: write it or remove it")
-    return [text for _, text in numbered]

@@ -108,6 +108,31 @@ def read_records(
     return Records(str(path), _named_rows(path, rows, names, source, skip_short_rows, notes), names, notes=notes)
 
 
+def read_texts(path: Path, name: str) -> list[str]:
+    """Texts of a file: one a line, or the column ``text`` of a ``.jsonl``, ``.csv`` or ``.tsv`` file.
+
+    Args:
+      name: of one text, for sentences.
+
+    Raises:
+      UserError: there is no such file, or a text is empty.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} does not exist or is not a file: name a file with one {name} a line")
+    if file_suffix(path) in (".jsonl", ".csv", ".tsv"):
+        records = read_records(path)
+        numbered = []
+        for line_number, fields in records.rows:
+            records.require(line_number, fields, {"text": f"the column of a {name}"})
+            numbered.append((line_number, fields["text"]))
+    else:
+        numbered = list(numbered_lines(path, utf_16=True))
+    for line_number, text in numbered:
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"{path}, line {line_number}: the {name} is empty or not a text: write it or remove it")
+    return [text for _, text in numbered]
+
+
 def file_suffix(path: Path) -> str:
     """The end of a file's name in lower case, without that of a packed file: ``.csv`` of train.csv.gz."""
     name = path.name.lower()

@@ -32,6 +32,9 @@ Batches = Iterator[tuple[np.ndarray, Any]]
 class BatchedForward:
     """The encoder, the masked-LM head and the head of the task, as far as a model has them."""
 
+    packs_texts = True
+    """Whether short texts may share rows, in which each attends to itself."""
+
     def __init__(
         self,
         config: ModelConfig,
@@ -52,7 +55,7 @@ class BatchedForward:
         """The embeddings of rows, [R, D] float32. Many short ones are packed, so that little is padding."""
         check_count("batch_size", batch_size)
         embeddings = np.zeros((len(features), self._config.hidden_size), np.float32)
-        packed = pack_if_shorter(features, self._config, batch_size, BUCKETS)
+        packed = pack_if_shorter(features, self._config, batch_size, BUCKETS) if self.packs_texts else None
         if packed is not None:
             for texts, hidden in self._encode_packed(packed, features):
                 embeddings[texts] = pooling.of_sequences(hidden, features.lengths[texts])

@@ -19,6 +19,7 @@ from bert.data.sequence_pairs import SequencePairs
 from bert.data.text_groups import TextGroups
 from bert.errors import UserError
 from bert.inference.forward import BUCKETS, BatchedForward
+from bert.inference.graph_forward import GraphForward
 from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.searchable import LABELS_SHOWN, PromptName, SearchableModel
 from bert.inference.zero_shot import TEMPLATE, best_label, entailment_labels, hypotheses
@@ -408,7 +409,10 @@ class Pretrained(SearchableModel):
     def _forward(self) -> BatchedForward:
         dtype = jnp.dtype(self.dtype)
         task = None if isinstance(self.task, EmbeddingTask) else self.task  # which has no head
-        return BatchedForward(self.config, self._device_params, task, self.num_feature_layers, dtype)
+        parts = (task, self.num_feature_layers, dtype)
+        if self.graph is None:
+            return BatchedForward(self.config, self._device_params, *parts)
+        return GraphForward(self.graph, self.config, self.params, *parts)
 
 
 def _lower(text: Text) -> Text:

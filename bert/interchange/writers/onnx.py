@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 OPSET, IR_VERSION = 17, 8
 GRAPH, WEIGHTS = "model.onnx", "model.onnx_data"
+FLOAT_FOLDER = "float"
+"""Where the float graph is until the int8 one that is made of it is accepted."""
 LARGEST = 2**31 - 2**24
 """Bytes of weights that fit into the graph's own file, whose format ends at 2 GiB; more lie in a file next to it."""
 
@@ -47,15 +50,45 @@ LACKS = (
 """Keys of `ModelConfig` that the graph has in their default alone; of positions it lacks rotary ones."""
 
 
-def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
+def export(
+    model: ModelBundle, out: Path, say: Callable[[str], None], *, accept: Callable[[Path, Path], str] | None = None
+) -> None:
     """Writes ``out`` as a whole or not at all: the graph, config.json, tokenizer files, signature.json and README.md.
+
+    Args:
+        model: what to export; the outputs are its architecture's.
+        out: a folder that is not there yet, or an empty one.
+        say: called with what was written and how far its outputs are from ours.
+        accept: writes the weights in 8 bits if it is given. It is called with the files of the float graph and of the
+            int8 one, compares them, and returns a paragraph for README.md, or raises ExportError.
 
     Raises:
         UserError: the extra ``onnx`` is not installed, weights are not there, or ``out`` is.
         ExportError: ONNX Runtime does not read the graph, or answers differently.
     """
+    check_exportable(model)
+    given = signature(model)
+    with atomic_directory(out) as draft:
+        folder = draft if accept is None else draft / FLOAT_FOLDER
+        folder.mkdir(exist_ok=True)
+        _write_verified(model, folder / GRAPH, given, say)
+        text = _usage(given)
+        if accept is not None:
+            write_int8(folder / GRAPH, draft / GRAPH)
+            comparison = accept(folder / GRAPH, draft / GRAPH)
+            shutil.rmtree(folder)
+            say(comparison)
+            text += ["Its weights have 8 bits. Next to float weights, on the machine of the export:", comparison]
+        write_metadata_files(model, draft, given, "int64", text)
+        config = json.dumps(published_config(model), indent=2, ensure_ascii=False)
+        write_atomic(draft / "config.json", config + "\n")
+    say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+def check_exportable(model: ModelBundle) -> None:
+    """Raises UserError for a model that has no graph, and without the extra ``onnx``."""
     try:
-        import onnx
+        import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
     except ImportError as error:
         raise UserError(f"{error.name} is not installed: pip install 'bert-jax[onnx]'") from None
@@ -64,24 +97,36 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
     if (key := lacking_key(model.config)) is not None:
         value = str(getattr(model.config, key)).lower()
         raise UserError(f"{model.source} has model.{key} {value}, which the ONNX graph lacks: use format stablehlo")
-    given, longest = signature(model), model.config.max_position_embeddings
-    with atomic_directory(out) as draft:
-        file = draft / GRAPH
-        large = sum(array.nbytes for array in parameters(model).values()) > LARGEST
-        onnx.save_model(build(model), file, save_as_external_data=large, location=WEIGHTS if large else None)
-        write_metadata_files(model, draft, given, "int64", _usage(given))
-        config = json.dumps(published_config(model), indent=2, ensure_ascii=False)
-        write_atomic(draft / "config.json", config + "\n")
-        session = _session(model, file)
-        output_names = [output.name for output in session.get_outputs()]
-        sizes = ((1, longest), (3, (longest + 1) // 2))
-        samples = (sample_inputs(model.config, given.inputs, *size, np.int64) for size in sizes)
-        say(
-            verify_outputs(
-                model, samples, lambda inputs: dict(zip(output_names, session.run(None, inputs), strict=True))
-            )
-        )
-    say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+def _write_verified(model: ModelBundle, file: Path, given: Signature, say: Callable[[str], None]) -> None:
+    """Writes the float graph, and compares what ONNX Runtime makes of it. Raises ExportError."""
+    import onnx
+
+    large = sum(array.nbytes for array in parameters(model).values()) > LARGEST
+    onnx.save_model(build(model), file, save_as_external_data=large, location=WEIGHTS if large else None)
+    session = _session(model, file)
+    output_names = [output.name for output in session.get_outputs()]
+    longest = model.config.max_position_embeddings
+    sizes = ((1, longest), (3, (longest + 1) // 2))
+    samples = (sample_inputs(model.config, given.inputs, *size, np.int64) for size in sizes)
+    say(verify_outputs(model, samples, lambda inputs: dict(zip(output_names, session.run(None, inputs), strict=True))))
+
+
+def write_int8(source: Path, target: Path) -> None:
+    """Writes the float graph ``source`` with weights in 8 bits: ONNX Runtime's dynamic quantisation.
+
+    Each column of a matrix has its own scale. Weights keep 7 bits, since sums of products of 8 bits overflow on CPUs
+    without VNNI, where the score would be another one than here.
+    """
+    from onnxruntime.quantization import quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    prepared = source.with_name("prepared.onnx")
+    large = (source.parent / WEIGHTS).exists()
+    options = {"save_as_external_data": large, "external_data_location": f"{prepared.name}_data" if large else None}
+    quant_pre_process(source, prepared, skip_optimization=True, skip_symbolic_shape=True, **options)
+    quantize_dynamic(prepared, target, per_channel=True, reduce_range=True, use_external_data_format=large)
 
 
 def lacking_key(config: ModelConfig) -> str | None:

@@ -1,0 +1,186 @@
+"""Whether a graph with weights in 8 bits keeps the score of the float graph that it was made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+
+from bert.config import FinetuneConfig
+from bert.config.yaml_io import load_config
+from bert.data.features import Rows
+from bert.data.inputs import as_filled_texts
+from bert.data.records import read_texts
+from bert.errors import UserError, require
+from bert.interchange import ExportError
+from bert.metrics import retrieval
+from bert.tasks.base import Outputs, Task
+from bert.tasks.column_files import ColumnFilesTask, labelled_examples
+from bert.tasks.splits import read_splits
+
+TOLERANCE = 0.01
+"""Share of the float score that int8 may lose, by default."""
+
+
+class Model(Protocol):
+    """A `bert.Pretrained`, as far as it is scored."""
+
+    @property
+    def graph(self) -> Path | None:
+        """The ONNX graph that computes."""
+
+    def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
+        """What the head says of each row."""
+
+    def embed(self, texts: Sequence[str], batch_size: int = 32) -> np.ndarray:
+        """The embeddings of texts."""
+
+    def predict(self, inputs: Any, batch_size: int = 32) -> Any:
+        """The answers of the task."""
+
+
+class GraphResult(NamedTuple):
+    """What a graph reaches: its score, the bytes of its files, and the rows of dev that it computes in a second."""
+
+    score: float
+    num_bytes: int
+    rows_per_second: float
+
+
+@dataclass(frozen=True)
+class Int8Check:
+    """Compares a float graph with the int8 graph that was made of it.
+
+    Attributes:
+        source: of the model, for messages.
+        task: that dev is scored by; None for the cosines of embeddings.
+        examples: of dev; texts without a task.
+        features: rows of the examples; None without a task.
+        tolerance: share of the float score that int8 may lose.
+    """
+
+    source: str
+    task: Task | None
+    examples: Any
+    features: Rows | None
+    tolerance: float
+
+    @classmethod
+    def of(cls, model: Any, dev: Any, tolerance: float) -> Self:
+        """The check of a `bert.Pretrained`, with what it is scored on; ``dev`` as `Pretrained.save` takes it.
+
+        Raises:
+            UserError: the model has no score, there is nothing to score it on, or the tolerance is no share.
+        """
+        if not 0 <= tolerance < 1:
+            raise UserError(f"tolerance is {tolerance}: pass a share of the score from 0 to less than 1")
+        task: Task | None = model.task
+        if task is None:
+            return cls(model.source, None, _texts(model, dev), None, tolerance)
+        if not task.main_metric:
+            raise UserError(
+                f"{model.source} is not a run, and has no score that int8 could lose: export it without quantize"
+            )
+        examples = _dev_examples(model, task, dev)
+        if not examples.labelled:
+            raise UserError(f"the rows of dev for {model.source} have no labels: pass labelled ones")
+        return cls(model.source, task, examples, task.features(model.tokenizer, examples, model.data), tolerance)
+
+    def __call__(self, float_model: Model, int8_model: Model) -> str:
+        """A table of both graphs. Raises ExportError if the int8 one loses too much."""
+        if self.task is None:
+            (vectors, float_speed), (others, int8_speed) = (self._embed(model) for model in (float_model, int8_model))
+            name, scores = "cosine with the float model", (1.0, _mean_cosine(vectors, others))
+        else:
+            name = self.task.main_metric
+            (float_score, float_speed), (int8_score, int8_speed) = (
+                self._scored(self.task, model) for model in (float_model, int8_model)
+            )
+            scores = (float_score, int8_score)
+        sizes = (_num_bytes(require(model.graph, "the graph")) for model in (float_model, int8_model))
+        results = [GraphResult(*parts) for parts in zip(scores, sizes, (float_speed, int8_speed), strict=True)]
+        self._require_kept(name, *scores)
+        return _table(name, *results)
+
+    def _embed(self, model: Model) -> tuple[np.ndarray, float]:
+        model.embed([])  # reads the graph
+        start = time.perf_counter()
+        vectors = model.embed(self.examples)
+        return vectors, len(self.examples) / (time.perf_counter() - start)
+
+    def _scored(self, task: Task, model: Model) -> tuple[float, float]:
+        features = require(self.features, "the rows")
+        model.predict([])  # reads the graph
+        start = time.perf_counter()
+        outputs = model.outputs(features)
+        speed = len(features) / (time.perf_counter() - start)
+        predictions = task.predict(outputs, features, self.examples)
+        return task.score(predictions, self.examples)[task.main_metric], speed
+
+    def _require_kept(self, name: str, float_score: float, int8_score: float) -> None:
+        higher = self.task is None or self.task.higher_main_is_better
+        loss = float_score - int8_score if higher else int8_score - float_score
+        if not loss <= self.tolerance * abs(float_score):  # nor NaN
+            raise ExportError(
+                f"{self.source}: int8 changes the {name} from {float_score:.6g} to {int8_score:.6g}, more than the "
+                f"tolerance of {self.tolerance:g} allows: pass a larger tolerance, or export it without quantize"
+            )
+
+
+def _dev_examples(model: Any, task: Task, dev: Any) -> Any:
+    """The labelled rows of a run, or those that are given. Raises UserError."""
+    is_folder = isinstance(dev, str | os.PathLike) and Path(dev).is_dir()
+    if dev is not None and not is_folder:
+        if not isinstance(task, ColumnFilesTask):
+            raise UserError(f"{task.name} reads its own files: pass their folder as dev, or leave dev out")
+        return labelled_examples(task, dev)
+    if model.step is None:
+        raise UserError(f"{model.source} is not a run, and has no dev rows of its own: pass labelled rows as dev")
+    config = load_config(FinetuneConfig, Path(model.source) / "config.yaml")
+    if dev is not None:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=os.fspath(dev)))
+    return read_splits(task, config).examples["dev"]
+
+
+def _texts(model: Any, dev: Any) -> list[Any]:
+    """The texts whose embeddings are compared. Raises UserError."""
+    if model.architecture != "Bert":
+        raise UserError(
+            f"{model.source} has no task and gives no embeddings ({model.architecture}), and so no score that int8 "
+            "could lose: export it without quantize"
+        )
+    if dev is None:
+        raise UserError(
+            f"{model.source} has no dev rows: pass as dev some texts, or a file with one a line, such as it will read"
+        )
+    texts = as_filled_texts("text", read_texts(Path(dev), "text") if isinstance(dev, str | os.PathLike) else dev)
+    if not texts:
+        raise UserError("dev has no texts: pass at least one")
+    return texts
+
+
+def _num_bytes(graph: Path) -> int:
+    """The size of a graph's file, and of the file of its weights if they are in one of their own."""
+    return sum(file.stat().st_size for file in graph.parent.glob(f"{graph.name}*"))
+
+
+def _mean_cosine(first: np.ndarray, second: np.ndarray) -> float:
+    return float(np.mean(np.sum(retrieval.normalized(first) * retrieval.normalized(second), axis=1)))
+
+
+def _table(name: str, of_float: GraphResult, of_int8: GraphResult) -> str:
+    """Both side by side, as Markdown."""
+    rows = [
+        ("", "float", "int8"),
+        ("---", "---", "---"),
+        (name, *(f"{found.score:.4f}" for found in (of_float, of_int8))),
+        ("megabytes", *(f"{found.num_bytes / 1e6:.1f}" for found in (of_float, of_int8))),
+        ("rows per second", *(f"{found.rows_per_second:.1f}" for found in (of_float, of_int8))),
+    ]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
