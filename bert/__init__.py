@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from bert import metrics
     from bert.errors import UserError
     from bert.inference.loading import load
+    from bert.inference.mteb_encoder import MtebEncoder
     from bert.inference.pretrained import Pretrained
     from bert.inference.run import Run
     from bert.model.electra import BertForReplacedTokenDetection
@@ -48,6 +49,7 @@ _HOMES = {
     "BertForTokenClassification": "bert.model.heads",
     "Callback": "bert.runs.callbacks",
     "MlflowLogger": "bert.runs.loggers",
+    "MtebEncoder": "bert.inference.mteb_encoder",
     "Pretrained": "bert.inference.pretrained",
     "Run": "bert.inference.run",
     "TensorBoardLogger": "bert.runs.loggers",
@@ -75,6 +77,7 @@ __all__ = [
     "BertForTokenClassification",
     "Callback",
     "MlflowLogger",
+    "MtebEncoder",
     "Pretrained",
     "Run",
     "TensorBoardLogger",

@@ -26,7 +26,7 @@ MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}
 
 API = {
-    "Load and use a model": ("load", "Pretrained", "bert.interchange.bundle.ModelBundle"),
+    "Load and use a model": ("load", "Pretrained", "MtebEncoder", "bert.interchange.bundle.ModelBundle"),
     "Train": (
         "pretrain",
         "finetune",

@@ -1,0 +1,98 @@
+"""A model as the benchmark `mteb` runs it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert.errors import UserError
+from bert.inference.pretrained import Pretrained
+from bert.interchange.pooling import Pooling
+
+
+class MtebEncoder:
+    """An embedding model for ``mteb.evaluate``, of mteb 2 (``mteb.EncoderProtocol``).
+
+    Queries and documents of a search begin with the prompts of the model. Results are filed under a digest of the
+    weights as their revision, so that those of a model that was trained again are not taken for its own.
+
+    Args:
+        model: computes the embeddings.
+        name: of the model in mteb's results, ``organization/model``; None makes one of the model's source.
+
+    Raises:
+        UserError: mteb is not installed, or the name has another form.
+    """
+
+    def __init__(self, model: Pretrained, name: str | None = None) -> None:
+        if importlib.util.find_spec("mteb") is None:
+            raise UserError("mteb is not installed: pip install 'mteb>=2'")
+        self._model = model
+        self._name = f"bert-jax/{Path(model.source).name or 'model'}" if name is None else name
+        if "/" not in self._name:
+            raise UserError(f"name is {self._name!r}: pass organization/model, by which mteb files its results")
+
+    def encode(
+        self,
+        inputs: Iterable[Mapping[str, Any]],
+        *,
+        prompt_type: Any = None,
+        batch_size: int = 32,
+        **settings: Any,
+    ) -> np.ndarray:
+        """The embeddings of all texts, [texts, D] float32.
+
+        Args:
+            inputs: batches with a list of texts under "text".
+            prompt_type: whether they are queries or documents, as ``mteb.types.PromptType`` has it; None for neither.
+            batch_size: texts at once.
+            settings: of mteb's, which change nothing here: the task, the split, and whether progress is shown.
+        """
+        texts = [text for batch in inputs for text in batch["text"]]
+        return self._model.embed(texts, batch_size, None if prompt_type is None else prompt_type.value)
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """The cosine of each of the first with each of the others, [A, B]."""
+        from mteb.similarity_functions import cos_sim
+
+        return cos_sim(embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """The cosine of each of the first with the other in its place, [A]."""
+        from mteb.similarity_functions import pairwise_cos_sim
+
+        return pairwise_cos_sim(embeddings1, embeddings2)
+
+    @cached_property
+    def mteb_model_meta(self) -> Any:
+        """What mteb files with the results: a ``mteb.models.ModelMeta``."""
+        from mteb.models import ModelMeta
+        from mteb.models.model_meta import ScoringFunction
+
+        model, pooling = self._model, self._model.pooling or Pooling()
+        facts = {
+            "name": self._name,
+            "revision": self._revision(),
+            "n_parameters": sum(leaf.size for leaf in jax.tree.leaves(model.params)),
+            "max_tokens": pooling.max_length or model.config.max_position_embeddings,
+            "embed_dim": model.config.hidden_size,
+            "framework": ["JAX"],
+            "similarity_fn_name": ScoringFunction.COSINE,
+            "use_instructions": bool(pooling.query_prompt or pooling.document_prompt),
+        }
+        return ModelMeta.create_empty(facts)
+
+    def _revision(self) -> str:
+        """Of the weights, and of how they become embeddings."""
+        digest = hashlib.sha256(repr((self._model.config, self._model.pooling, self._model.dtype)).encode())
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self._model.params):
+            digest.update(jax.tree_util.keystr(path).encode())
+            digest.update(np.ascontiguousarray(leaf).tobytes())
+        return digest.hexdigest()[:16]
