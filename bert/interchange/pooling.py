@@ -106,7 +106,10 @@ def read_pooling(folder: Path, say: Callable[[str], None]) -> tuple[Pooling | No
 
 
 def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
-    """The files of a sentence-transformers folder that declare this pooling: path -> content of its JSON."""
+    """The files of a sentence-transformers folder that declare this pooling: path -> content of its JSON.
+
+    The first versions of text-embeddings-inference do not start without ``pooling_mode_mean_sqrt_len_tokens``.
+    """
     module_types = ["Transformer", "Pooling", *(["Normalize"] if pooling.normalize else [])]
     module_folders = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
     modules = [
@@ -121,7 +124,11 @@ def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
     modes = {f"pooling_mode_{'cls_token' if m == 'cls' else m + '_tokens'}": m == pooling.mode for m in MODES}
     files: dict[str, Any] = {
         "modules.json": modules,
-        "1_Pooling/config.json": {"word_embedding_dimension": hidden_size, **modes},
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": hidden_size,
+            **modes,
+            "pooling_mode_mean_sqrt_len_tokens": False,
+        },
     }
     if pooling.max_length is not None or pooling.lowercase:
         files[TEXT_SETTINGS[0]] = {"max_seq_length": pooling.max_length, "do_lower_case": pooling.lowercase}

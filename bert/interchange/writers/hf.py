@@ -65,6 +65,9 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
         ExportError: what was read back is not what was written, or answers otherwise.
     """
     model = to_transformers_compatible(model)
+    if model.pooling is not None and model.pooling.lowercase:  # the file that declares it needs a length
+        length = model.pooling.max_length or model.config.max_position_embeddings
+        model = dataclasses.replace(model, pooling=dataclasses.replace(model.pooling, max_length=length))
     with atomic_directory(out) as draft:
         _write(model, draft)
         say(_verify(model, draft))
