@@ -123,7 +123,9 @@ def read_texts(path: Path, name: str) -> list[str]:
         records = read_records(path)
         numbered = []
         for line_number, fields in records.rows:
-            records.require(line_number, fields, {"text": f"the column of a {name}"})
+            if "text" not in fields:
+                there = ", ".join(map(repr, fields))[:200]
+                raise records.error(line_number, f"no 'text' among {there}: name the column of each {name} so")
             numbered.append((line_number, fields["text"]))
     else:
         numbered = list(numbered_lines(path, utf_16=True))

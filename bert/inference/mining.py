@@ -128,6 +128,9 @@ def _read(rows: Any) -> tuple[list[dict[str, Any]], list[str], list[str]]:
         records = read_records(path)
         numbered = list(records.rows)
     for line_number, fields in numbered:
+        if "query" not in fields:
+            there = ", ".join(map(repr, fields))[:200]
+            raise records.error(line_number, f"no 'query' among {there}: name the columns query and positive")
         for name in ("negatives", "score"):
             if fields.get(name) not in (None, "", []):
                 raise records.error(line_number, f"there is a {name!r} already: remove it from the {records.unit}")

@@ -87,7 +87,7 @@ def test_prompts_are_those_of_the_model(model: bert.Pretrained) -> None:
     ("rows", "corpus", "settings", "told"),
     [
         ([{"query": "a"}], CORPUS, {}, "line 1: the query has no 'positive': write the document that answers it"),
-        ([*ROWS, {"positive": "a"}], CORPUS, {}, "line 4: no 'query' among 'positive'"),
+        ([*ROWS, {"positive": "a"}], CORPUS, {}, "line 4: no 'query' among 'positive': name the columns query and"),
         ([{**ROWS[0], "negatives": ["a"]}], CORPUS, {}, "line 1: there is a 'negatives' already: remove it"),
         (ROWS, [*CORPUS, " "], {}, "document 9 is empty: write it or remove it"),
         (ROWS, None, {}, "num_negatives is 4, and the corpus has 3 different documents, the positives among them"),
@@ -122,7 +122,8 @@ def test_the_command_writes_rows(model: bert.Pretrained, tmp_path: Path, monkeyp
     corpus.write_text("ba\n\nko\n")
     assert "corpus.txt, line 2: the document is empty or not a text: write it or remove it" in fails(main, *given)
     table.write_text('{"title": "a"}\n')
-    assert "line 1: no 'text' among 'title'" in fails(main, *given[:2], "--corpus", str(table))
+    unnamed = fails(main, *given[:2], "--corpus", str(table))
+    assert "line 1: no 'text' among 'title': name the column of each document so" in unnamed
     assert "does not exist or is not a file" in fails(main, *given[:2], "--corpus", str(tmp_path / "none"))
 
 
