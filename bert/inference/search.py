@@ -1,11 +1,13 @@
-"""Exact search: the documents of the highest cosine with each query, in blocks of bounded memory."""
+"""Search: the documents of the highest cosine with each query, exactly in blocks of bounded memory, or in an index."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+
+from bert.errors import UserError
 
 TEXTS_AT_ONCE = 4096
 """Documents, and queries, that are compared at once: 64 MiB of cosines."""
@@ -28,6 +30,42 @@ class RankedDocument(NamedTuple):
 
     number: int
     score: float
+
+
+@runtime_checkable
+class VectorIndex(Protocol):
+    """An index of vectors as FAISS has it (``faiss.Index``), which is not imported here.
+
+    Attributes:
+        d: D, the width of the vectors.
+        ntotal: N, their number.
+        metric_type: 0 for the inner product.
+    """
+
+    d: int
+    ntotal: int
+    metric_type: int
+
+    def search(self, vectors: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+        """[Q, D] -> the scores [Q, K] and the numbers [Q, K] of what is found, the best first."""
+
+
+def check_index(index: VectorIndex, width: int, source: str) -> None:
+    """Raises UserError for an index that is empty, or whose vectors or scores are of another kind than the queries'."""
+    if index.d != width:
+        raise UserError(
+            f"the index has vectors of {index.d} numbers, and embeddings of {source} have {width}: make it of these"
+        )
+    if index.metric_type != 0:
+        raise UserError("the index compares by a distance: make it with faiss.METRIC_INNER_PRODUCT")
+    if not index.ntotal:
+        raise UserError("the index has no documents: add their embeddings")
+
+
+def find_in_index(queries: np.ndarray, index: VectorIndex, top_k: int) -> SearchResults:
+    """What an index of vectors of length 1 finds for [Q, D] vectors, K at most the number of its vectors."""
+    scores, indices = index.search(_unit(queries), min(top_k, index.ntotal))
+    return SearchResults(indices.astype(np.int64), scores.astype(np.float32))
 
 
 def find_nearest(queries: np.ndarray, blocks: Iterable[np.ndarray], top_k: int) -> SearchResults:

@@ -18,7 +18,10 @@ from bert.inference.search import (
     TEXTS_AT_ONCE,
     RankedDocument,
     SearchResults,
+    VectorIndex,
     blocks_of,
+    check_index,
+    find_in_index,
     find_nearest,
     rank_by_score,
 )
@@ -62,9 +65,14 @@ class SearchableModel(ExportableModel):
         return first @ second.T / np.maximum(norms, np.finfo(np.float32).tiny)
 
     def search(
-        self, queries: str | Sequence[Text], corpus: Sequence[Text] | np.ndarray, top_k: int = 10, batch_size: int = 32
+        self,
+        queries: str | Sequence[Text],
+        corpus: Sequence[Text] | np.ndarray | VectorIndex,
+        top_k: int = 10,
+        batch_size: int = 32,
     ) -> SearchResults:
-        """The documents whose embeddings have the highest cosine with that of each query, found exactly.
+        """The documents whose embeddings have the highest cosine with that of each query, found exactly, or as the
+        index of an approximate search finds them.
 
         Documents are embedded and compared in blocks, so that a corpus of texts takes no memory for its embeddings.
         Queries and documents begin with the prompts of the model, if it has some.
@@ -72,7 +80,9 @@ class SearchableModel(ExportableModel):
         Args:
             queries: texts. A string is one query, and its result has no axis of queries.
             corpus: texts, or their embeddings [N, D] if they are searched more than once: those that
-                ``embed(texts, prompt="document")`` gives.
+                ``embed(texts, prompt="document")`` gives; or a FAISS index of these, by the inner product and of
+                length 1, whose results are approximate. An index may find fewer documents than ``top_k``; the number
+                of one that is missing is -1.
             top_k: documents of each query; all of a smaller corpus.
             batch_size: texts embedded at once.
 
@@ -84,6 +94,9 @@ class SearchableModel(ExportableModel):
             return SearchResults(indices[0], scores[0])
         check_count("top_k", top_k)
         queries = as_filled_texts("query", queries)
+        if isinstance(corpus, VectorIndex):
+            check_index(corpus, self.config.hidden_size, self.source)
+            return find_in_index(self.embed(queries, batch_size, "query"), corpus, top_k)
         if isinstance(corpus, np.ndarray) and np.issubdtype(corpus.dtype, np.number):
             if corpus.ndim != 2 or corpus.shape[1] != self.config.hidden_size:
                 raise UserError(

@@ -84,6 +84,51 @@ def test_a_search_without_sense_is_one_sentence(models: dict[str, Any], argument
         models["encoder"].search(*arguments)
 
 
+class ExactIndex:
+    """An index with the names that FAISS gives, by all scalar products."""
+
+    def __init__(self, vectors: np.ndarray, metric_type: int = 0) -> None:
+        self.vectors, self.metric_type = vectors, metric_type
+        self.ntotal, self.d = vectors.shape
+
+    def search(self, queries: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+        scores = queries @ self.vectors.T
+        indices = np.argsort(-scores, axis=1)[:, :top_k]
+        return np.take_along_axis(scores, indices, axis=1), indices
+
+
+@pytest.mark.parametrize("library", ["none", "faiss"])
+def test_an_index_is_searched_as_its_vectors_are(models: dict[str, Any], library: str) -> None:
+    model, queries = models["encoder"], ["ba ko", "lo mi"]
+    vectors = model.embed(TEXTS)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    if library == "none":
+        index = ExactIndex(unit)
+    else:
+        faiss = pytest.importorskip("faiss", reason="needs the extra `faiss`")
+        index = faiss.IndexHNSWFlat(unit.shape[1], 8, faiss.METRIC_INNER_PRODUCT)
+        index.add(unit)
+    expected = model.search(queries, vectors, top_k=3)
+    found = model.search(queries, index, top_k=3)
+    np.testing.assert_array_equal(found.indices, expected.indices)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
+    assert (found.indices.dtype, found.scores.dtype) == (np.int64, np.float32)
+    assert model.search("ba ko", index, top_k=100).indices.shape == (8,)
+
+
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        (ExactIndex(np.zeros((4, 3))), "the index has vectors of 3 numbers, and embeddings of made have 8: make it of"),
+        (ExactIndex(np.zeros((4, 8)), 1), "compares by a distance: make it with faiss.METRIC_INNER_PRODUCT"),
+        (ExactIndex(np.zeros((0, 8))), "the index has no documents: add their embeddings"),
+    ],
+)
+def test_an_index_of_another_kind_is_one_sentence(models: dict[str, Any], index: ExactIndex, told: str) -> None:
+    with pytest.raises(bert.UserError, match=told):
+        models["encoder"].search(["a"], index)
+
+
 def test_documents_are_ranked_by_the_score_or_the_probability_of_a_label(models: dict[str, Any]) -> None:
     for name, label in (("regression", "1"), ("pairs", "equivalent"), ("pairs", "not_equivalent")):
         answers = models[name].predict([("ba", text) for text in TEXTS])
