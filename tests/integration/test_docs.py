@@ -218,8 +218,7 @@ def test_sentences_are_short() -> None:
 
 def run_python(page: str, mark: str, replaced: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
     """Runs the block below a mark in a folder with the pages, and returns its names."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    code = text.split(f"<!-- {mark} -->\n```python\n")[1].split("```")[0]
+    code = python_block(page, mark)
     for old, new in replaced.items():
         assert old in code
         code = code.replace(old, new)
@@ -228,6 +227,12 @@ def run_python(page: str, mark: str, replaced: dict[str, str], folder: Path, mon
     names: dict = {}
     exec(compile(code, page, "exec"), names)
     return names
+
+
+def python_block(page: str, mark: str) -> str:
+    """The code of the block below a mark."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return text.split(f"<!-- {mark} -->\n```python\n")[1].split("```")[0]
 
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
@@ -239,6 +244,18 @@ def test_the_search_in_the_documentation_runs(pretrained: Path, tmp_path: Path, 
     assert names["found"].indices.shape == (3, 2)
     assert len(capsys.readouterr().out.splitlines()) == 9
     assert len(names["titles"]) > 100
+
+
+@pytest.mark.slow
+def test_the_groups_and_paraphrases_in_the_documentation_are_found(
+    pretrained: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    names = run_python("search.md", "groups", {MINILM: str(pretrained)}, tmp_path, monkeypatch)
+    assert sorted(set(names["groups"])) == [0, 1, 2]
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    exec(python_block("search.md", "paraphrases"), names)
+    assert len(capsys.readouterr().out.splitlines()) == len(names["pairs"]) >= 3
+    assert all(first < second for first, second in names["pairs"])
 
 
 @pytest.mark.slow
