@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -20,6 +21,9 @@ from bert.object_store import as_user_errors, open_store, retry
 
 EXTRAS = {"gs": "gcs", "s3": "s3", "https": "https", "http": "https", "hf": None, "memory": None}
 """Schemes that can be read, and the extra that brings the library; None where it is there anyway."""
+
+BLOCK_BYTES = 1 << 22
+"""What is read of a remote file at once."""
 
 WRITABLE = ("gs", "s3", "memory")
 """Schemes of the stores that results can be written to."""
@@ -123,12 +127,72 @@ def fetch(path: str | Path, name: str = "") -> str:
         return str(_copy(path, cache / "downloads"))
 
 
-def _copy(url: str, root: Path) -> Path:
+def remote_files(url: str, name: str = "") -> dict[str, int | None]:
+    """The URLs of the files that a URL names, a folder with all below it or a glob, each with its size if it is known.
+
+    Raises:
+        UserError: there is nothing, or it cannot be read, or as of `readable_path`.
+    """
+    readable_path(url, name)
+    with as_user_errors(url):
+        system, files, _ = _find(url)
+        return {system.unstrip_protocol(info["name"]): info.get("size") for info in files.values()}
+
+
+def open_remote(url: str) -> io.BufferedReader:
+    """Opens a file for reading while it is read, block by block. Reads raise OSError or what the store's library does.
+
+    Raises:
+        UserError: it cannot be opened.
+    """
+    with as_user_errors(url):
+        system, place = open_store(url)
+        file = retry(lambda: system.open(place, "rb", block_size=BLOCK_BYTES))
+    return io.BufferedReader(_RemoteFile(url, file), BLOCK_BYTES)
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file of a store, whose reads are repeated if the network fails."""
+
+    def __init__(self, url: str, file: Any) -> None:
+        self._url, self._file = url, file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        with as_user_errors(self._url):
+            # Only a file that can be sought is still where it was after an error.
+            data = retry(self._file.read, len(buffer)) if self.seekable() else self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _find(url: str) -> tuple[Any, dict[str, dict[str, Any]], str]:
+    """The file system of a URL, what is known of each file by its path below the place, and what the place is."""
     system, place = open_store(url)
     kind = retry(_kind, system, place)
     files = retry(_list, system, place, kind)
     if not files:
         raise FileNotFoundError(url)
+    return system, files, kind
+
+
+def _copy(url: str, root: Path) -> Path:
+    system, files, kind = _find(url)
     state = json.dumps([url, files], default=str, sort_keys=True)
     folder = root / hashlib.blake2b(state.encode(), digest_size=12).hexdigest()
     if not folder.is_dir():

@@ -36,6 +36,11 @@ def main(argv: list[str]) -> int:
     shown = options.get("show", "0")
     if not shown.isdecimal():
         raise UserError(f"{COMMAND_LINE}: --show {shown} is not a number of examples: write one, for example --show 5")
+    if config.data.streaming:
+        raise UserError(
+            f"{COMMAND_LINE}: data.streaming is true, and examples of a stream are not built: set it to false, and "
+            "data.train to a part of the corpus"
+        )
     shard = _parse_shard(options["shard"]) if "shard" in options else None
 
     from bert.analysis.examples import example_statistics

@@ -24,6 +24,12 @@ OBJECTIVES: tuple[str, ...] = get_args(Objective)
 
 Prediction = Literal["masked", "replaced", "next"]
 
+OF_STREAMS = ("stream_readers", "shuffle_buffer")
+"""Keys that only streams use."""
+
+UNUSED_BY_STREAMS = ("near_duplicates", "static_masking", "dupe_factor")
+"""Keys that compare or count the documents or rows of a whole corpus."""
+
 UNUSED_BY_BLOCKS = ("one_sentence_per_line", "language")
 """Keys of sentences, which blocks do not look for."""
 
@@ -56,6 +62,14 @@ class DataConfig:
     near_duplicates: Annotated[float, Range(above=0, most=1)] | None = None
     """Documents of data.train are left out if this share of their runs of five words, and of those of an earlier
     document, occurs in both (about; by MinHash, extra dedup); null keeps all."""
+    streaming: bool = False
+    """Train while data.train is read, pass after pass, and keep nothing of it on disk: URLs and data sets on the hub
+    are not copied. Needs data.eval, whose examples are built."""
+    stream_readers: Positive = 4
+    """Processes, of all hosts together, that read a stream; each reads its own files, if there are enough, and gives
+    its share of every batch."""
+    shuffle_buffer: Positive = 64
+    """Megabytes of text among which the rows of a stream are mixed, of all readers together; at least 4 each."""
     verbatim: bool = False
     """Read documents as they are, with white space and empty lines: a .txt file is then one document (needs
     data.objective blocks)."""
@@ -117,6 +131,7 @@ class DataConfig:
                 "differ: remove data.dupe_factor (masks are drawn again at every visit), or set data.static_masking"
             )
         self._check_objective()
+        self._check_streaming()
         if self.packing and self.objective in ("full_sentences", "blocks"):
             raise UserError(
                 f"data.packing is true, and the rows of data.objective {self.objective} are full already: leave "
@@ -146,6 +161,18 @@ class DataConfig:
             check_unused(
                 "data.", self, "and data.objective blocks does not look for sentences: remove it", UNUSED_BY_BLOCKS
             )
+
+    def _check_streaming(self) -> None:
+        """Raises UserError for keys that need the whole corpus, if it is a stream, and for those of a stream if not."""
+        if not self.streaming:
+            check_unused("data.", self, "and data.streaming is false: remove it, or set data.streaming", OF_STREAMS)
+            return
+        if self.eval is None:
+            raise UserError(
+                "data.streaming is true and data.eval is null: set data.eval, a stream has no held-out share"
+            )
+        unknown = "and data.streaming does not know the whole corpus: remove it, or set data.streaming to false"
+        check_unused("data.", self, unknown, UNUSED_BY_STREAMS)
 
     def _check_entries(self) -> None:
         """What is given for each entry of data.train must be as many."""

@@ -77,8 +77,24 @@ class PretrainConfig:
         self.training.check_warmup(self.optimizer)
         self.training.check_attention(self.model.attention_probs_dropout_prob, self.data.packing)
         _check_lengths(self, "data")
+        if self.data.streaming:
+            self._check_streaming()
         if self.phases is not None:
             check_phases(self)
+
+    def _check_streaming(self) -> None:
+        """Raises UserError if the number of steps or the batches do not fit a stream."""
+        if self.training.steps is None:
+            raise UserError(
+                "training.epochs is set, and data.streaming does not know how long an epoch is: set training.steps "
+                "instead"
+            )
+        for config in phase_configs(self):
+            if config.training.batch_size % self.data.stream_readers:
+                raise UserError(
+                    f"data.stream_readers is {self.data.stream_readers}, and a batch of {config.training.batch_size} "
+                    "rows has no equal share for each: use a divisor of training.batch_size"
+                )
 
     def check_prediction(self) -> None:
         """Raises UserError if the model reads the text in another direction than data.prediction needs."""

@@ -68,6 +68,15 @@ def call_on_main(make: Callable[[], Value], summarize: Callable[[Value], Any]) -
     return made, message["value"]
 
 
+def gather_rows(array: np.ndarray) -> np.ndarray:
+    """The rows of an array [R, ...] of every host, those of the first one first; all hosts have to call it."""
+    if not is_multihost():
+        return array
+    # As bytes: JAX would make int64 int32.
+    rows = multihost_utils.process_allgather(np.ascontiguousarray(array).view(np.uint8), tiled=True)
+    return np.ascontiguousarray(rows, np.uint8).view(array.dtype)
+
+
 @contextlib.contextmanager
 def main_process_first() -> Iterator[None]:
     """Around work that leaves files behind: the others begin it when the first host has done it, and find them."""

@@ -31,6 +31,9 @@ KINDS: dict[type, str] = {PretrainConfig: "pretraining", FinetuneConfig: "fine-t
 DATA_DIGEST_FILE = "data.digest"
 """File with the digest of the training data, so that a run does not resume with other data."""
 
+STREAM_FILE = "stream.json"
+"""File with the places of a stream's readers at the checkpoints, by the name of the examples of the phase."""
+
 TARGET_TOKENIZER = "target_tokenizer"
 """Folder of the vocabulary of the targets, in the run of a model that has one of their own."""
 
@@ -291,7 +294,15 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
                 f"or resume it with --config {file}"
             )
         # Nothing was trained yet: the user fixed a mistake before the first checkpoint.
-        files = ("tokenizer.json", "vocab.txt", DATA_DIGEST_FILE, ENVIRONMENT_FILE, LOGGER_RUNS_FILE, FROZEN_WEIGHTS)
+        files = (
+            "tokenizer.json",
+            "vocab.txt",
+            DATA_DIGEST_FILE,
+            STREAM_FILE,
+            ENVIRONMENT_FILE,
+            LOGGER_RUNS_FILE,
+            FROZEN_WEIGHTS,
+        )
         for name in files:
             (path / name).unlink(missing_ok=True)
         for name in (TARGET_TOKENIZER, ROWS):

@@ -49,6 +49,7 @@ from bert.training.predictions import PREDICTIONS
 from bert.training.pretraining_data import PhaseData, PretrainingData, predictable_counts, prepare_data
 from bert.training.pretraining_results import add_transfer, curves_subject, print_summary, write_results
 from bert.training.step import TrainState, make_eval_step, make_train_step
+from bert.training.streaming import check_readers
 from bert.training.student_initialization import start_from_teacher
 from bert.training.timing import time_train_step, timed
 from bert.training.transfer import measure_transfer, transfer_config
@@ -71,7 +72,8 @@ def pretrain(
     setup = resolve_setup(run, say)
     record_environment(setup.run)
     run, data = prepare_data(setup.run, setup.init_model, setup.teacher, setup.parallel.process, say)
-    state = train(dataclasses.replace(setup, run=run), data, say, callbacks)
+    with data:
+        state = train(dataclasses.replace(setup, run=run), data, say, callbacks)
     results = dict(multihost.broadcast_from_main(partial(write_results, run, data, state, start_time)))
     if run.config.transfer is None:
         return results
@@ -106,6 +108,7 @@ def resolve_setup(run: RunFolder[PretrainConfig], say: Log) -> Setup:
     parallel = make_parallelism(config.training, config.model)
     LayerExecution.from_config(config.training)
     _check_batches(parallel, config)
+    check_readers(config.data, parallel.process[1])
     init_model = None if config.init is None else _load_init_model(run, say)
     if init_model is not None:
         model = model_config_from_source(config.model, init_model.config, init_model.source)
@@ -249,7 +252,7 @@ def train(setup: Setup, data: PretrainingData, say: Log, callbacks: Sequence[Cal
                     schedule=learning_rate_schedule(phase.config.optimizer, data.total_steps),
                     evaluate=program.evaluate,
                     parallel=parallel,
-                    checkpoints=checkpoints,
+                    checkpoints=program.data.checkpoints(checkpoints, run),
                     report=report,
                     interrupts=interrupts,
                     profiler=profiler,

@@ -18,6 +18,7 @@ from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.dataset import PretrainingDataset
 from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, held_out_batches, make_predictions
 from bert.data.pretraining.shards import open_rows
+from bert.data.pretraining.streaming import StreamLoader
 from bert.errors import UserError
 from bert.inference.pretrained import Pretrained
 from bert.parallel import multihost
@@ -34,7 +35,8 @@ from bert.tokenizer.wordpiece import (
 )
 from bert.training.distillation import Teacher
 from bert.training.initialization import Log, with_vocab_size
-from bert.training.loop import num_train_steps
+from bert.training.loop import CheckpointWriter, num_train_steps
+from bert.training.streaming import StreamCheckpoints, make_rows, read_starts
 
 UNK_RATE_WARNING = 0.05
 """Share of unknown tokens above which a run warns: BERT's own vocabulary has under 0.1% of them in English."""
@@ -60,8 +62,19 @@ class PhaseData:
     tokens_per_byte: float | None = None
 
     @property
+    def is_streamed(self) -> bool:
+        """Whether the training rows come from a stream; the examples are then those of its head."""
+        return isinstance(self.loader, StreamLoader)
+
+    @property
     def num_eval_batches(self) -> int:
         return -(-len(self.eval_rows) // self.phase.config.training.rows_per_evaluation)
+
+    def checkpoints(self, writer: CheckpointWriter, run: RunFolder[PretrainConfig]) -> CheckpointWriter:
+        """The run's checkpoints, which record the place in a stream."""
+        if not isinstance(self.loader, StreamLoader):
+            return writer
+        return StreamCheckpoints(writer, run, self.examples.folder.name, self.loader)
 
     def eval_batches(self, process: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
         """Every held-out row once, or this host's share of each batch; masked the same way each time."""
@@ -79,6 +92,15 @@ class PretrainingData:
     @property
     def total_steps(self) -> int:
         return self.phases[-1].phase.end
+
+    def __enter__(self) -> PretrainingData:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the processes that read a stream."""
+        for phase in self.phases:
+            if isinstance(phase.loader, StreamLoader):
+                phase.loader.rows.close()
 
 
 def prepare_data(
@@ -110,21 +132,45 @@ def prepare_data(
         _warn_of_unknown_tokens(datasets[0], tokenizer, say)
         if run.is_writer:
             save_tokenizer(tokenizer, run.path)
-    return run.save_config(config), PretrainingData(tokenizer, open_phases(config, tokenizer, datasets, process))
+    run = run.save_config(config)
+    rows = _open_training_rows(run, tokenizer, datasets, process, say)
+    return run, PretrainingData(tokenizer, open_phases(config, tokenizer, datasets, rows, process))
+
+
+def _open_training_rows(
+    run: RunFolder[PretrainConfig],
+    tokenizer: Tokenizer,
+    datasets: Sequence[PretrainingDataset],
+    process: tuple[int, int],
+    say: Log,
+) -> list[RowSource]:
+    """The rows of each phase, built or streamed; phases with the same examples share a stream."""
+    if not run.config.data.streaming:
+        return [open_rows(examples.train) for examples in datasets]
+    starts = read_starts(run)
+    streams: dict[str, RowSource] = {}
+    for phase, examples in zip(phase_configs(run.config), datasets, strict=True):
+        name = examples.folder.name
+        if name not in streams:
+            streams[name] = make_rows(phase.data, tokenizer, starts.get(name, ()), process, say)
+    return [streams[examples.folder.name] for examples in datasets]
 
 
 def open_phases(
-    config: PretrainConfig, tokenizer: Tokenizer, datasets: Sequence[PretrainingDataset], process: tuple[int, int]
+    config: PretrainConfig,
+    tokenizer: Tokenizer,
+    datasets: Sequence[PretrainingDataset],
+    train_rows: Sequence[RowSource],
+    process: tuple[int, int],
 ) -> list[PhaseData]:
     """The phases with their data. Phases that read the same examples continue where the phase before ended."""
     phases: list[PhaseData] = []
     num_rows_read: Counter[Path] = Counter()
-    train_rows = [open_rows(examples.train) for examples in datasets]
     steps_per_epoch = -(-len(train_rows[0]) // config.training.batch_size)
     spans = resolve_phases(config, num_train_steps(config.training, steps_per_epoch))
     for phase, examples, rows in zip(spans, datasets, train_rows, strict=True):
         batch_size = phase.config.training.batch_size
-        loader = PretrainingLoader(
+        loader = (StreamLoader if config.data.streaming else PretrainingLoader)(
             rows,
             make_predictions(phase.config.data, tokenizer),
             batch_size,

@@ -27,6 +27,8 @@ def print_summary(params: Any, config: PretrainConfig, parallel: Parallelism, ph
     """Prints the table of sizes before training."""
     examples = phases[0].examples
     corpus = {name: _describe_corpus(examples.counts, name) for name in ("train", "eval")}
+    if config.data.streaming:
+        corpus["train"] = f"streamed by {config.data.stream_readers} readers"
     progress.log_table(
         [
             ("parameters", f"{count_parameters(params):,}"),
@@ -52,12 +54,15 @@ def _describe_near_duplicates(counts: Mapping[str, int]) -> list[tuple[str, str]
 
 def _describe_phase(data: PhaseData, num_phases: int) -> list[tuple[str, str]]:
     """A phase in the table; a single one has no number."""
-    phase, num_rows = data.phase, len(data.loader.rows)
+    phase = data.phase
     batch_size, length = data.loader.batch_size, phase.config.data.sequence_length
     num_steps = phase.end - phase.first
-    rows = f"{num_rows:,} for training, {len(data.eval_rows):,} held out"
+    train_rows, steps = "streamed", f"{num_steps:,}"
+    if not data.is_streamed:
+        num_rows = len(data.loader.rows)
+        train_rows, steps = f"{num_rows:,} for training", f"{steps} ({num_steps * batch_size / num_rows:.1f} epochs)"
+    rows = f"{train_rows}, {len(data.eval_rows):,} held out"
     tokens = f"{batch_size * length:,} ({batch_size} x {length})"
-    steps = f"{num_steps:,} ({num_steps * batch_size / num_rows:.1f} epochs)"
     if num_phases == 1:
         return [("rows", rows), ("tokens per step", tokens), ("steps", steps)]
     rate, predictions = phase.config.optimizer.learning_rate, phase.config.data.max_predictions_per_sequence
@@ -116,7 +121,7 @@ def write_results(
         "steps": step,
         **({"teacher": {"source": config.teacher, "checksum": config.checksum}} if config.teacher else {}),
         "eval": scores,
-        "corpus": {**last.examples.counts, "fingerprint": last.examples.corpus},
+        "corpus": {**_counts_of_text(last), "fingerprint": last.examples.corpus},
         "baselines": prediction.baselines(last.eval_batches(), objective, counts, scores),
         prediction.examples_name: prediction.examples(model, last.eval_rows),
         "seconds": round(time.perf_counter() - start_time, 1),
@@ -124,6 +129,14 @@ def write_results(
     metrics_log.write_results(run.path, results)
     plot_curves(run.path, curves_subject(run.config, results["baselines"]))
     return dict(metrics_log.to_jsonable(results))
+
+
+def _counts_of_text(data: PhaseData) -> dict[str, int]:
+    """The counts of the text that was built; of a stream, only its head was."""
+    counts = data.examples.counts
+    if not data.is_streamed:
+        return counts
+    return {name: count for name, count in counts.items() if not name.startswith("train_")}
 
 
 def add_transfer(

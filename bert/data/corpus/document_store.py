@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -22,6 +23,16 @@ MAX_REPEATS = 1000
 """Maximum repetitions of one corpus in a mixture; more indicates a mistake in `data.mixture_weights`."""
 
 _TEXT, _OFFSETS, _SOURCES, _DONE = "text", "offsets.int64", "sources.int32", "done.json"
+
+
+class Documents(Protocol):
+    """Documents by index: a `DocumentStore`, or some in memory."""
+
+    def sources(self) -> np.ndarray:
+        """Number of the source of each document."""
+
+    def read(self, indices: np.ndarray) -> Iterator[list[str]]:
+        """Documents by index, as lists of lines, in the order asked for."""
 
 
 @dataclass(frozen=True)

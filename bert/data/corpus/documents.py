@@ -55,7 +55,7 @@ def numbered_documents(source: list[str] | str, verbatim: bool = False) -> Itera
         for path in paths:
             is_embedded = path.startswith(DOCSTRINGS_PREFIX)
             for document in docstring_documents(path) if is_embedded else read_documents(path, verbatim):
-                if _has_text(document):
+                if has_text(document):
                     empty = False
                     yield entry, document
     if empty:
@@ -168,7 +168,7 @@ def _windows(paragraph: str, language: str) -> Iterator[str]:
     yield paragraph[start:]
 
 
-def _has_text(document: Document) -> bool:
+def has_text(document: Document) -> bool:
     """Whether clean-up leaves anything: a page of zero-width spaces is no document to draw sentences from."""
     return any(character != " " and character.isprintable() for line in document for character in line)
 

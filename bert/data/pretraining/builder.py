@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,9 @@ from bert.config import DataConfig
 from bert.data.corpus import document_store
 from bert.data.corpus.document_store import DocumentStore
 from bert.data.corpus.documents import corpus_fingerprint, numbered_documents, resolve_sources
+from bert.data.corpus.files import Document
 from bert.data.corpus.near_duplicates import NearDuplicateFilter
+from bert.data.corpus.streaming import head_documents, stream_files, stream_fingerprint
 from bert.data.pretraining import workers
 from bert.data.pretraining.dataset import (
     COUNTS,
@@ -37,7 +39,7 @@ from bert.data.pretraining.dataset import (
     verify_checksums,
 )
 from bert.data.pretraining.objectives import OBJECTIVES
-from bert.data.pretraining.shards import ShardSpec, ShardSummary
+from bert.data.pretraining.shards import ShardSpec, ShardSummary, row_settings
 from bert.data.row_template import RowTemplate, row_template
 from bert.data.worker_processes import available_cores
 from bert.errors import UserError, require
@@ -66,7 +68,8 @@ _WORK = "work"
 def build_examples(
     config: DataConfig, tokenizer: Tokenizer, cache_dir: Path | None = None, progress: Progress | None = None
 ) -> PretrainingDataset:
-    """The examples of a corpus: from the cache where they were built before.
+    """The examples of a corpus: from the cache where they were built before. Of a stream, those of its head alone, for
+    the counts, next to the held-out ones.
 
     Args:
       config: corpus, lengths, seed, workers; its ``cache_dir`` is used where the argument is None, and
@@ -163,7 +166,7 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
     """
     settings = {
         "format": CACHE_VERSION,
-        "corpus": corpus_fingerprint(config.train, cache),
+        "corpus": training_fingerprint(config, cache),
         "eval_corpus": None if config.eval is None else corpus_fingerprint(config.eval, cache),
         "held_out": config.eval_fraction if config.eval is None else None,
         "tokenizer": tokenizer,
@@ -180,7 +183,9 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
         settings["near_duplicates"] = config.near_duplicates
     if config.verbatim:
         settings["verbatim"] = True
-    if config.mixture_weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
+    if config.streaming:
+        settings["stream"] = [config.stream_readers, config.mixture_weights]
+    elif config.mixture_weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
         settings["weights"] = config.mixture_weights
         settings["files"] = [len(places) for places in resolve_sources(config.train)]
         settings["eval_files"] = None if config.eval is None else [len(paths) for paths in resolve_sources(config.eval)]
@@ -189,6 +194,13 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
     if config.packing:
         settings["max_examples_per_row"] = config.max_sequences_per_pack
     return settings
+
+
+def training_fingerprint(config: DataConfig, cache: Path) -> str:
+    """Hash of the content and order of data.train; of a stream, of the names and sizes of its files."""
+    if config.streaming:
+        return stream_fingerprint(stream_files(config.train))
+    return corpus_fingerprint(config.train, cache)
 
 
 def _layout(config: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -272,7 +284,7 @@ def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[S
     work, minimum = folder / _WORK, OBJECTIVES[config.objective].documents
     tasks = []
     for split, (store, order) in _split_documents(work, config, minimum, progress).items():
-        if split == "train" and config.mixture_weights is not None:
+        if split == "train" and config.mixture_weights is not None and not config.streaming:
             order = store.mixture_order(order, config.mixture_weights, config.seed)
         if len(order) < minimum:
             raise UserError(
@@ -286,25 +298,10 @@ def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[S
         ranges = list(enumerate(store.shard_ranges(order, SHARD_BYTES)))
         duplicates = range(config.dupe_factor if split == "train" else 1)
         # Held-out rows stay as they are: with the same masks for all, packed and unpacked runs compare.
-        max_sequences = config.max_sequences_per_pack if config.packing and split == "train" else None
+        settings = row_settings(config, packing=split == "train")
         for duplicate, (shard, (first, last)) in itertools.product(duplicates, ranges):
-            tasks.append(
-                ShardSpec(
-                    name=f"{split}-{duplicate}-{shard:05d}" if duplicate else f"{split}-{shard:05d}",
-                    folder=folder,
-                    store=store,
-                    order=order_file,
-                    first=first,
-                    last=last,
-                    seed=config.seed,
-                    objective=config.objective,
-                    sequence_length=config.sequence_length,
-                    short_seq_prob=config.short_seq_prob,
-                    languages=(config.language,) if isinstance(config.language, str) else tuple(config.language),
-                    one_sentence_per_line=config.one_sentence_per_line,
-                    max_sequences_per_pack=max_sequences,
-                )
-            )
+            name = f"{split}-{duplicate}-{shard:05d}" if duplicate else f"{split}-{shard:05d}"
+            tasks.append(ShardSpec(name, folder, store, order_file, first, last, settings))
     return tasks
 
 
@@ -317,10 +314,15 @@ def _split_documents(
       UserError: fewer than ``minimum`` documents for one of the splits.
     """
     new_only = None if config.near_duplicates is None else NearDuplicateFilter(config.near_duplicates)
-    train = _open_or_write_store(work / "spool", config.train, "data.train", config.verbatim, progress, new_only)
+    if config.streaming:
+        documents = head_documents(stream_files(config.train), config, SHARD_BYTES)
+    else:
+        documents = numbered_documents(config.train, config.verbatim)
+    train = _open_or_write_store(work / "spool", documents, "data.train", progress, new_only)
     order = train.order(config.seed)
     if config.eval is not None:
-        held_out = _open_or_write_store(work / "spool-eval", config.eval, "data.eval", config.verbatim, progress)
+        documents = numbered_documents(config.eval, config.verbatim)
+        held_out = _open_or_write_store(work / "spool-eval", documents, "data.eval", progress)
         return {"eval": (held_out, held_out.order(config.seed)), "train": (train, order)}
     count = max(minimum, round(config.eval_fraction * train.number_of_documents))
     if train.number_of_documents - count < minimum:
@@ -342,15 +344,13 @@ def _separation(config: DataConfig) -> str:
 
 def _open_or_write_store(
     folder: Path,
-    source: list[str] | str,
+    documents: Iterable[tuple[int, Document]],
     key: str,
-    verbatim: bool,
     progress: Progress,
     new_only: NearDuplicateFilter | None = None,
 ) -> DocumentStore:
     if store := document_store.open_store(folder):
         return store
-    documents = numbered_documents(source, verbatim)
     return document_store.write_store(
         documents, folder, lambda count: progress(f"reading {key}", count, None), new_only
     )

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from bert.data.corpus.document_store import DocumentStore
+from bert.config import DataConfig
+from bert.data.corpus.document_store import Documents, DocumentStore
 from bert.data.pretraining import segments
-from bert.data.pretraining.objectives import NEXT_ID, OBJECTIVES
+from bert.data.pretraining.objectives import NEXT_ID, OBJECTIVES, Columns
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, pack_rows
 from bert.data.pretraining.tokenization import TokenizedDocuments, tokenize_documents, tokenize_sentences
 from bert.data.row_template import RowTemplate, row_template
@@ -39,6 +40,34 @@ it has one, NAME_label. Packed rows have K values of these and of segment_a_leng
 
 
 @dataclass(frozen=True)
+class RowSettings:
+    """All that decides the rows of documents, besides the tokenizer and the key of the random stream."""
+
+    seed: int
+    objective: str
+    sequence_length: int
+    short_seq_prob: float
+    languages: tuple[str, ...]
+    """Language code of each corpus; a single entry applies to all of them."""
+    one_sentence_per_line: bool
+    max_sequences_per_pack: int | None = None
+    """K where rows are packed; None where they are not."""
+
+
+def row_settings(config: DataConfig, packing: bool) -> RowSettings:
+    """Those of a configuration; ``packing`` says whether these rows are packed if others are."""
+    return RowSettings(
+        seed=config.seed,
+        objective=config.objective,
+        sequence_length=config.sequence_length,
+        short_seq_prob=config.short_seq_prob,
+        languages=(config.language,) if isinstance(config.language, str) else tuple(config.language),
+        one_sentence_per_line=config.one_sentence_per_line,
+        max_sequences_per_pack=config.max_sequences_per_pack if config.packing and packing else None,
+    )
+
+
+@dataclass(frozen=True)
 class ShardSpec:
     """All a worker needs to know about a shard, besides the tokenizer."""
 
@@ -52,15 +81,7 @@ class ShardSpec:
     first: int
     last: int
     """Range of the document order."""
-    seed: int
-    objective: str
-    sequence_length: int
-    short_seq_prob: float
-    languages: tuple[str, ...]
-    """Language code of each corpus; a single entry applies to all of them."""
-    one_sentence_per_line: bool
-    max_sequences_per_pack: int | None = None
-    """K where rows are packed; None where they are not."""
+    rows: RowSettings
 
     @property
     def file(self) -> Path:
@@ -101,39 +122,50 @@ def build_range(tasks: list[ShardSpec], tokenizer: Tokenizer) -> Iterator[tuple[
     task = tasks[0]
     # Copy instead of mapping: another process may replace the file, and some file systems then invalidate the mapping.
     indices = np.array(np.load(task.order, mmap_mode="r")[task.first : task.last])
-    objective, special = OBJECTIVES[task.objective], special_ids(tokenizer)
-    if objective.whole_documents:
-        template = RowTemplate((), (), (), ())
-        text = tokenize_documents(task.store, indices, tokenizer, special.end)
-    else:
-        template = row_template(tokenizer, objective.pair)
-        text = tokenize_sentences(
-            task.store,
-            indices,
-            tokenizer,
-            template.room(task.sequence_length),
-            task.languages,
-            task.one_sentence_per_line,
-        )
+    text, template = tokenize(task.rows, task.store, indices, tokenizer)
     _check_documents(task, text, len(indices))
-    pad, vocab_size = special.padding, embedding_rows(tokenizer)
+    pad, vocab_size = special_ids(tokenizer).padding, embedding_rows(tokenizer)
     for task in tasks:
         yield task, *_build_shard(task, text, template, pad, vocab_size)
 
 
+def tokenize(
+    settings: RowSettings, store: Documents, indices: np.ndarray, tokenizer: Tokenizer
+) -> tuple[TokenizedDocuments, RowTemplate]:
+    """The tokens of documents as the objective reads them, and where a row's special tokens are.
+
+    Args:
+      tokenizer: as ``bert.tokenizer.wordpiece.literal_tokenizer`` gives it.
+    """
+    objective = OBJECTIVES[settings.objective]
+    if objective.whole_documents:
+        end = special_ids(tokenizer).end
+        return tokenize_documents(store, indices, tokenizer, end), RowTemplate((), (), (), ())
+    template = row_template(tokenizer, objective.pair)
+    text = tokenize_sentences(
+        store,
+        indices,
+        tokenizer,
+        template.room(settings.sequence_length),
+        settings.languages,
+        settings.one_sentence_per_line,
+    )
+    return text, template
+
+
 def _check_documents(task: ShardSpec, text: TokenizedDocuments, count: int) -> None:
     """Raises UserError if the objective needs more documents than have text, of ``count``, or more different ones."""
-    minimum, documents = OBJECTIVES[task.objective].documents, len(text.indices)
+    minimum, documents = OBJECTIVES[task.rows.objective].documents, len(text.indices)
     if documents < minimum:
         raise UserError(
             f"only {documents} of {count} documents of {task.name} hold more than control characters, and "
-            f"data.objective {task.objective} needs {minimum}: remove the empty ones from the corpus"
+            f"data.objective {task.rows.objective} needs {minimum}: remove the empty ones from the corpus"
         )
     if len(set(text.indices)) < minimum:
         raise UserError(
-            f"{task.name} holds copies of one document alone, and data.objective {task.objective} needs {minimum}: "
-            f"give entry {task.store.sources()[text.indices[0]] + 1} of data.train more documents, or less of "
-            "data.mixture_weights"
+            f"{task.name} holds copies of one document alone, and data.objective {task.rows.objective} needs "
+            f"{minimum}: give entry {task.store.sources()[text.indices[0]] + 1} of data.train more documents, or less "
+            "of data.mixture_weights"
         )
 
 
@@ -141,23 +173,19 @@ def _build_shard(
     task: ShardSpec, text: TokenizedDocuments, template: RowTemplate, pad: int, vocab_size: int
 ) -> tuple[ShardSummary, np.ndarray]:
     """Writes one shard. Returns its summary and the counts of its tokens."""
-    tokens, sentences, documents, indices = text
-    objective, rng = OBJECTIVES[task.objective], segments.make_rng(task.seed, task.name)
-    ranges = objective.sample_rows(
-        sentences, documents, task.sequence_length, template, task.short_seq_prob, rng, indices
-    )
+    tokens, sentences, documents, _ = text
+    objective, length = OBJECTIVES[task.rows.objective], task.rows.sequence_length
+    ranges, columns = draw_rows(task.rows, task.name, text, template, pad, vocab_size)
     if not len(ranges):
         raise UserError(
-            f"no document of {task.name} has two sentences, which data.objective {task.objective} needs: "
+            f"no document of {task.name} has two sentences, which data.objective {task.rows.objective} needs: "
             "use data.objective nsp or doc_sentences for such a corpus"
         )
-    padding = np.full((len(ranges), task.sequence_length), pad, np.uint16 if vocab_size <= 1 << 16 else np.int32)
-    columns = objective.to_columns(tokens, np.array(sentences)[documents], ranges, template, padding)
-    present = np.arange(task.sequence_length) < columns["length"][:, None]
+    present = np.arange(length) < columns["length"][:, None]
     counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
     positive_rows = int(columns[f"{objective.label}_label"].sum()) if objective.label else 0
-    if task.max_sequences_per_pack is not None:
-        columns = pack_rows(columns, task.max_sequences_per_pack, pad)
+    if task.rows.max_sequences_per_pack is not None:
+        columns = pack_rows(columns, task.rows.max_sequences_per_pack, pad)
     size, sha256 = _write(task.file, columns)
     summary = ShardSummary(
         file=task.file.name,
@@ -171,6 +199,18 @@ def _build_shard(
         positive_rows=positive_rows,
     )
     return summary, counts
+
+
+def draw_rows(
+    settings: RowSettings, name: str, text: TokenizedDocuments, template: RowTemplate, pad: int, vocab_size: int
+) -> tuple[np.ndarray, Columns]:
+    """Draws rows with the random stream of (seed, name): their ranges [R, ...] and their columns, not packed yet."""
+    tokens, sentences, documents, indices = text
+    objective, length = OBJECTIVES[settings.objective], settings.sequence_length
+    rng = segments.make_rng(settings.seed, name)
+    ranges = objective.sample_rows(sentences, documents, length, template, settings.short_seq_prob, rng, indices)
+    padding = np.full((len(ranges), length), pad, np.uint16 if vocab_size <= 1 << 16 else np.int32)
+    return ranges, objective.to_columns(tokens, np.array(sentences)[documents], ranges, template, padding)
 
 
 def _count_unused(ranges: np.ndarray, token_count: int) -> int:

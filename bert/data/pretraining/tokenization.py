@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from bert.data.corpus.document_store import DocumentStore
+from bert.data.corpus.document_store import Documents
 from bert.data.corpus.documents import split_sentences
 from bert.tokenizer.wordpiece import keeps_spaces
 
@@ -40,7 +40,7 @@ class TokenizedDocuments(NamedTuple):
 
 
 def tokenize_sentences(
-    store: DocumentStore,
+    store: Documents,
     indices: np.ndarray,
     tokenizer: Tokenizer,
     longest: int,
@@ -77,7 +77,7 @@ def tokenize_sentences(
     )
 
 
-def tokenize_documents(store: DocumentStore, indices: np.ndarray, tokenizer: Tokenizer, end: int) -> TokenizedDocuments:
+def tokenize_documents(store: Documents, indices: np.ndarray, tokenizer: Tokenizer, end: int) -> TokenizedDocuments:
     """Tokenizes the documents of these indices as they are, each as one sentence, which but for the last ends with the
     token ``end``."""
 

@@ -1,0 +1,216 @@
+"""A corpus that is read while it comes, pass after pass: its files are shared by readers, each of which may begin at
+any place that one has been before.
+
+A file is a local one, a URL, or one of the files of a data set on the hub. Each pass takes them in another order. The
+place of a reader is a few integers. It follows from the sources, the seed and what was read, so a reader that begins at
+a place reads the documents that the first one read from there on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from bert.config import DOCSTRINGS_PREFIX, HUB_PREFIX, DataConfig
+from bert.data.corpus.documents import has_text, resolve_sources
+from bert.data.corpus.files import (
+    FOLDER_SUFFIXES,
+    Document,
+    dataset_files,
+    hub_documents,
+    hub_stream,
+    is_saved_dataset,
+    read_documents,
+    require_readable_kind,
+)
+from bert.errors import UserError
+from bert.urls import is_url, remote_files
+
+
+@dataclass(frozen=True)
+class StreamFile:
+    """A file of a stream.
+
+    Attributes:
+        entry: number of the entry of ``data.train`` that it is from.
+        source: path, URL, or ``hub:`` with what follows.
+        size: bytes; None if they are not known.
+        number: of the file among those of a data set on the hub, else None.
+    """
+
+    entry: int
+    source: str
+    size: int | None
+    number: int | None = None
+
+    def documents(self, verbatim: bool) -> Iterator[Document]:
+        """All documents, those without text too."""
+        if self.number is None:
+            return read_documents(self.source, verbatim)
+        return hub_documents(self.source, self.number, verbatim)
+
+
+def stream_files(source: list[str] | str) -> list[StreamFile]:
+    """The files of a corpus, of which nothing is read yet.
+
+    Raises:
+        UserError: there is nothing at a place, it is of a kind that is not read, or it is no text in files.
+    """
+    entries = [source] if isinstance(source, str) else source
+    files: list[StreamFile] = []
+    for number, entry in enumerate(entries):
+        if entry.startswith(DOCSTRINGS_PREFIX):
+            raise UserError(f"data.train is {entry}, which is no stream of files: set data.streaming to false")
+        if entry.startswith(HUB_PREFIX):
+            files += [StreamFile(number, entry, None, file) for file in range(hub_stream(entry).num_shards)]
+        elif is_url(entry):
+            files += [StreamFile(number, url, size) for url, size in _text_files(entry).items()]
+    local = {i: entry for i, entry in enumerate(entries) if not (entry.startswith(HUB_PREFIX) or is_url(entry))}
+    for number, paths in zip(local, resolve_sources(list(local.values())) if local else [], strict=True):
+        files += [StreamFile(number, path, _size(path)) for path in paths]
+    return sorted(files, key=lambda file: file.entry)
+
+
+def _text_files(url: str) -> dict[str, int | None]:
+    """The files of a URL, without those of a folder that hold no corpus."""
+    files = remote_files(url, "data.train")
+    if "*" not in url and len(files) > 1:
+        files = {name: size for name, size in files.items() if name.lower().endswith(FOLDER_SUFFIXES)}
+        if not files:
+            wanted = ", ".join("*" + suffix for suffix in FOLDER_SUFFIXES)
+            raise UserError(f"{url} holds no corpus file: it needs {wanted}, in it or below it")
+    for name in files:
+        require_readable_kind(name)
+    return files
+
+
+def _size(path: str) -> int:
+    return sum(map(os.path.getsize, dataset_files(path) if is_saved_dataset(path) else [path]))
+
+
+def stream_fingerprint(files: Iterable[StreamFile]) -> str:
+    """Hash of the names and sizes of the files, whose content is not known before it is read: 64 hexadecimal digits."""
+    names = [(file.entry, file.source.rpartition("/")[2], file.size, file.number) for file in files]
+    return hashlib.blake2b(json.dumps(names).encode(), digest_size=32).hexdigest()
+
+
+@dataclass
+class Place:
+    """Where a reader is among the files of a group.
+
+    Attributes:
+        passes: how often all have been read.
+        file: number in the order of this pass.
+        documents: how many documents of the file have been passed, read or left to other readers.
+        size: characters that were read of the group since the start.
+    """
+
+    passes: int = 0
+    file: int = 0
+    documents: int = 0
+    size: int = 0
+
+
+Position = tuple[tuple[int, ...], ...]
+"""The places of a reader, one for each group, as tuples: JSON and arrays can hold them."""
+
+
+class StreamedDocument(NamedTuple):
+    """A document with the number of its entry in data.train, what tells it from all others, and how often its group had
+    been read before."""
+
+    entry: int
+    identity: tuple[int, int, int]
+    passes: int
+    document: Document
+
+    @property
+    def size(self) -> int:
+        """Its characters."""
+        return sum(map(len, self.document))
+
+
+class DocumentReader:
+    """The documents of one of several readers, pass after pass without an end.
+
+    With as many files as readers, or more, each has files of its own. With fewer, all read each file, and each takes
+    every n-th document. With ``weights``, the entries of ``data.train`` are groups of files, each with passes of its
+    own, and the next document is of the group that has had the smallest part of its share.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[StreamFile],
+        config: DataConfig,
+        reader: tuple[int, int] = (0, 1),
+        position: Position | None = None,
+    ) -> None:
+        """
+        Args:
+            reader: (index, count).
+            position: where to begin; None for the start.
+        """
+        self._config, self._index, self._count = config, *reader
+        weights = config.mixture_weights
+        groups = range(1 if weights is None else len(weights))
+        self._weights = np.array([1.0] if weights is None else weights)
+        self._files = [[file for file in files if weights is None or file.entry == group] for group in groups]
+        self._places = [Place(*place) for place in position] if position else [Place() for _ in groups]
+        self._documents = [self._read_group(group, self._places[group]) for group in groups]
+
+    @property
+    def position(self) -> Position:
+        """Where a reader has to begin to read what this one reads next."""
+        return tuple(astuple(place) for place in self._places)
+
+    def __iter__(self) -> Iterator[StreamedDocument]:
+        return self
+
+    def __next__(self) -> StreamedDocument:
+        sizes = np.array([place.size for place in self._places])
+        return next(self._documents[int(np.argmin(sizes / self._weights))])
+
+    def _read_group(self, group: int, place: Place) -> Iterator[StreamedDocument]:
+        files, own_files = self._files[group], len(self._files[group]) >= self._count
+        mine = range(self._index, len(files), self._count) if own_files else range(len(files))
+        found = place != Place()
+        while True:
+            words = np.random.Philox(key=np.array([self._config.seed, place.passes], np.uint64)).random_raw(len(mine))
+            for number in np.argsort(words, kind="stable")[place.file :].tolist():
+                file, skipped = files[mine[number]], place.documents
+                documents = file.documents(self._config.verbatim)
+                for index, document in enumerate(itertools.islice(documents, skipped, None), skipped):
+                    place.documents = index + 1
+                    if (own_files or index % self._count == self._index) and has_text(document):
+                        found = True
+                        streamed = StreamedDocument(file.entry, (group, mine[number], index), place.passes, document)
+                        place.size += streamed.size
+                        yield streamed
+                place.file, place.documents = place.file + 1, 0
+            place.passes, place.file = place.passes + 1, 0
+            if not found:
+                count = "" if self._count == 1 else f" for each of {self._count} readers"
+                raise UserError(
+                    f"data.train holds no text{count}: name a corpus with more documents, or lower data.stream_readers"
+                )
+
+
+def head_documents(files: Sequence[StreamFile], config: DataConfig, size: int) -> Iterator[tuple[int, Document]]:
+    """Documents that the readers read first, in turns, about ``size`` characters and at least two, and none twice; each
+    with the number of its entry."""
+    readers = [DocumentReader(files, config, (index, config.stream_readers)) for index in range(config.stream_readers)]
+    seen: set[tuple[int, int, int]] = set()
+    for reader in itertools.cycle(readers):
+        document = next(reader)
+        if (size <= 0 and len(seen) > 1) or document.identity in seen:
+            return
+        seen.add(document.identity)
+        size -= document.size
+        yield document.entry, document.document
