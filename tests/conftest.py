@@ -117,6 +117,10 @@ NEXT = [
 """Next tokens of blocks, with the settings of GPT-2."""
 
 
+STREAMED = ["--data.streaming=true", "--data.stream_readers=2", "--data.shuffle_buffer=1"]
+"""Two readers of a stream; it needs data.eval."""
+
+
 def translation_options(folder: Path) -> list[str]:
     """Options of a small `multi30k`, which turns around texts of one to four words; these are written to a folder."""
     stream = random.Random(0)

@@ -14,7 +14,7 @@ import pytest
 
 from bert.commands.cluster import parse_hosts
 from bert.errors import UserError
-from tests.conftest import NEXT, SMALL_RUN, translation_options
+from tests.conftest import NEXT, SMALL_RUN, STREAMED, translation_options
 from tests.helpers import REPOSITORY, lines_of, state_of
 
 
@@ -79,6 +79,20 @@ def test_two_hosts_give_the_losses_of_one_and_each_takes_over_from_the_other(
         if folder.name == "6":
             subprocess.run(["rm", "-r", folder], check=True)
     outputs([start(two, corpus, *more, devices=1)])
+    assert_same_losses(two, one)
+
+
+@pytest.mark.slow
+def test_two_hosts_share_a_stream_and_one_takes_over(corpus: Path, tmp_path: Path) -> None:
+    """Each host has one of the readers."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    streamed = [f"--data.eval={corpus}", *STREAMED]
+    outputs([start(one, corpus, *streamed, devices=1)])
+    outputs(start_hosts(two, corpus, *streamed))
+    assert_same_losses(two, one)
+    assert (two / "stream.json").read_text() == (one / "stream.json").read_text()
+    subprocess.run(["rm", "-r", two / "checkpoints" / "6"], check=True)
+    outputs([start(two, corpus, *streamed, devices=1)])
     assert_same_losses(two, one)
 
 

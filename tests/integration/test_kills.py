@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bert.runs.metrics_log import read_metrics
-from tests.conftest import NEXT, SMALL_RUN, translation_options
+from tests.conftest import NEXT, SMALL_RUN, STREAMED, translation_options
 from tests.helpers import lines_of, state_of
 
 pytestmark = pytest.mark.slow
@@ -180,6 +180,17 @@ def test_a_run_killed_twice_equals_an_uninterrupted_one(
     kill_again_and_again(command, killed, arguments, 2, steps)
     assert logged(killed) < steps
     finish(command, killed, arguments)
+    assert_alike(killed, whole)
+
+
+def test_a_streamed_run_killed_five_times_equals_an_uninterrupted_one(corpus: Path, tmp_path: Path) -> None:
+    steps = 200
+    arguments = [*pretraining(corpus, steps), f"--data.eval={corpus}", *STREAMED]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finish("pretrain", whole, arguments)
+    kill_again_and_again("pretrain", killed, arguments, 5, steps)
+    assert logged(killed) < steps
+    finish("pretrain", killed, arguments)
     assert_alike(killed, whole)
 
 

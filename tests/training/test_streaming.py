@@ -21,14 +21,13 @@ from bert.errors import UserError
 from bert.training import streaming
 from bert.training.loop import TrainLoop
 from bert.training.streaming import check_readers
-from tests.conftest import SMALL_RUN
+from tests.conftest import SMALL_RUN, STREAMED
 from tests.helpers import lines_of, state_of
 
 
 @pytest.fixture(scope="module")
 def arguments(corpus: Path) -> list[str]:
-    sources = [f"--data.train={corpus}", f"--data.eval={corpus}", "--data.streaming=true", "--data.stream_readers=2"]
-    return [*sources, "--data.shuffle_buffer=1", *SMALL_RUN]
+    return [f"--data.train={corpus}", f"--data.eval={corpus}", *STREAMED, *SMALL_RUN]
 
 
 @pytest.fixture
@@ -109,7 +108,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(arguments: list[str], tmp_pat
 def test_a_run_stopped_at_any_step_resumes_exactly(
     arguments: list[str], tmp_path: Path, mixed: None, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """SIGTERM while the batch of ``step`` is made, in two phases, the second one with longer rows and larger batches."""
+    """SIGTERM while the batch of ``step`` is made, in two phases, the second with longer rows and larger batches."""
     phased = [*arguments, "--phases.1.steps=3", "--phases.1.sequence_length=16", "--phases.2.batch_size=16"]
     whole, run = tmp_path / "whole", tmp_path / "run"
     train(whole, phased)

@@ -275,7 +275,7 @@ class RowReader:
         self.seek(first)
         while not self._blocks or self._blocks[-1].end_row <= last:
             self._receive()
-            while self._blocks[0].end_row <= first - BATCHES_KEPT * len(rows):
+            while self._blocks and self._blocks[0].end_row <= first - BATCHES_KEPT * len(rows):
                 self._blocks.popleft()
         blocks = [block for block in self._blocks if block.end_row > first and block.start.first_row <= last]
         within = rows - blocks[0].start.first_row

@@ -119,14 +119,14 @@ def test_blocks_are_the_same_again_from_any_start(place, tokenizer, changes) -> 
 
 
 def test_memory_does_not_grow(place, tokenizer) -> None:
-    """The buffer is full after W chunks; ten passes later it holds as much."""
+    """The buffer is full after W chunks; five passes later it holds as much."""
     blocks = blocks_of(spec_of(place), tokenizer)
     tracemalloc.start()
     try:
         peaks = []
         for _ in range(3):
             tracemalloc.reset_peak()
-            sizes = [len(next(blocks).columns["length"]) for _ in range(30)]
+            sizes = [len(next(blocks).columns["length"]) for _ in range(15)]
             peaks.append(tracemalloc.get_traced_memory()[1])
     finally:
         tracemalloc.stop()
