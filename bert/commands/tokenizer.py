@@ -31,10 +31,10 @@ def main(argv: list[str]) -> int:
     config, _, options = parse(PretrainConfig, argv, "bert tokenizer", DESCRIPTION, "quickstart", EXTRA_OPTIONS)
     output = _free_folder(options.get("output"))
 
-    from bert.data.corpus.documents import documents
+    from bert.data.corpus.vocabulary import vocabulary_documents
     from bert.tokenizer.wordpiece import embedding_rows, save_tokenizer, train_tokenizer
 
-    lines = (line for document in documents(config.data.train, config.data.verbatim) for line in document)
+    lines = (line for document in vocabulary_documents(config.data) for line in document)
     if "extend" in options:
         tokenizer = _extend(config.tokenizer, lines, options["extend"])
     elif config.tokenizer.path is not None:

@@ -49,7 +49,7 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
             if not (folder / "tokenizer.json").is_file():
                 head = f" on the first {HEAD_BYTES >> 20} MiB of the stream" if data.streaming else ""
                 say(f"training a vocabulary of up to {config.vocab_size:,} tokens{head}")
-                lines = (line for document in _training_documents(data) for line in document)
+                lines = (line for document in vocabulary_documents(data) for line in document)
                 tokenizer = train_tokenizer(lines, config)
                 folder.mkdir(exist_ok=True)
                 save_tokenizer(tokenizer, folder)
@@ -60,7 +60,8 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
     return load_tokenizer(folder)
 
 
-def _training_documents(data: DataConfig) -> Iterator[Document]:
+def vocabulary_documents(data: DataConfig) -> Iterator[Document]:
+    """What a vocabulary is trained on: the documents of ``data.train``, or of the head of a stream."""
     if not data.streaming:
         return documents(data.train, data.verbatim)
     return (document for _, document in head_documents(stream_files(data.train), data, HEAD_BYTES))
