@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,6 +23,9 @@ BATCH_OF_SENTENCES = 4096
 
 STRETCH, BATCH_OF_STRETCHES = 4096, 256
 """Characters of a document that are tokenised as one text, up to the next place to cut, and texts in one call."""
+
+MOST_STRETCHES, LONGEST_STRETCH = 1 << 17, 64
+"""Stretches between spaces whose tokens are kept, some 30 MB, and the characters of the longest of them."""
 
 BEFORE_WORD = re.compile(r"(?<=\S)[ \n](?=\S)")
 """A single space or line feed: no token begins before it and ends after it, so that a text may be cut here."""
@@ -101,15 +106,70 @@ def _tokenize(
     texts: Iterable[tuple[str, int]], tokenizer: Tokenizer, batch_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Texts and their owners -> all tokens int32, the number of each text's tokens and its owner, both int64."""
-    batches, lengths, owners = [np.zeros(0, np.int32)], list[int](), list[int]()
+    encode = text_encoder(tokenizer)
+    tokens, lengths, owners = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], list[int]()
     texts = iter(texts)
     while batch := list(itertools.islice(texts, batch_size)):
-        encodings = tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
-        ids = [encoding.ids for encoding in encodings]
-        batches.append(np.fromiter(itertools.chain.from_iterable(ids), np.int32))
-        lengths += map(len, ids)
+        some_tokens, some_lengths = encode([text for text, _ in batch])
+        tokens.append(some_tokens)
+        lengths.append(some_lengths)
         owners += [owner for _, owner in batch]
-    return np.concatenate(batches), np.array(lengths, np.int64), np.array(owners, np.int64)
+    return np.concatenate(tokens), np.concatenate(lengths), np.array(owners, np.int64)
+
+
+Encode = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
+"""Texts -> all tokens int32, and the number of each text's tokens int64."""
+
+
+@functools.lru_cache(maxsize=1)
+def text_encoder(tokenizer: Tokenizer) -> Encode:
+    """The fastest way to the tokens of texts, without special tokens around them."""
+    return StretchEncoder(tokenizer) if are_words_separate(tokenizer) else functools.partial(encode_texts, tokenizer)
+
+
+def are_words_separate(tokenizer: Tokenizer) -> bool:
+    """Whether the tokens of a text are those of its stretches between spaces, one after the other.
+
+    That is so with BERT's normalizer and pre-tokenizer. They take a text character by character, but for combining
+    marks, which are decomposed and ordered up to the next base character, and a space is one. No token crosses a space.
+    """
+    settings = json.loads(tokenizer.to_str())
+    kinds = [(settings[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
+    literal = tokenizer.encode_special_tokens and all(token["special"] for token in settings["added_tokens"])
+    return literal and kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
+
+
+def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Each text by itself."""
+    ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    return np.fromiter(itertools.chain.from_iterable(ids), np.int32), np.fromiter(map(len, ids), np.int64)
+
+
+class StretchEncoder:
+    """Tokenizes each stretch between spaces once, and looks it up from then on: few words make most of a text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[str, tuple[int, ...]] = {}
+
+    def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """All tokens, and the number of each text's tokens."""
+        known = self._known
+        if len(known) > MOST_STRETCHES:
+            known.clear()
+        stretches = [text.split(" ") for text in texts]
+        flat = list(itertools.chain.from_iterable(stretches))
+        new = [stretch for stretch in set(flat) if stretch not in known]
+        encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        known.update((stretch, tuple(encoding.ids)) for stretch, encoding in zip(new, encodings, strict=True))
+        tokens = list(map(known.__getitem__, flat))
+        for stretch in new:
+            if len(stretch) > LONGEST_STRETCH:
+                del known[stretch]
+        counts = np.fromiter(map(len, tokens), np.int64, len(flat))
+        ends = np.cumsum(np.fromiter(map(len, stretches), np.int64, len(texts)))
+        lengths = np.diff(np.concatenate([[0], np.cumsum(counts)])[np.concatenate([[0], ends])])
+        return np.fromiter(itertools.chain.from_iterable(tokens), np.int32, int(counts.sum())), lengths
 
 
 def _stretches(text: str) -> Iterator[str]:
