@@ -18,7 +18,7 @@ from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.dataset import PretrainingDataset
 from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, held_out_batches, make_predictions
 from bert.data.pretraining.shards import open_rows
-from bert.data.pretraining.streaming import StreamLoader
+from bert.data.pretraining.stream_readers import StreamLoader
 from bert.errors import UserError
 from bert.inference.pretrained import Pretrained
 from bert.parallel import multihost

@@ -15,14 +15,8 @@ import numpy as np
 from bert.config import DataConfig
 from bert.data.corpus.streaming import Place, stream_files
 from bert.data.pretraining import builder
-from bert.data.pretraining.streaming import (
-    RowReader,
-    Start,
-    StreamedRows,
-    StreamLoader,
-    StreamSpec,
-    buffer_chunks,
-)
+from bert.data.pretraining.stream_readers import RowReader, StreamedRows, StreamLoader
+from bert.data.pretraining.streaming import Start, StreamSpec, buffer_chunks
 from bert.errors import UserError
 from bert.files import write_atomic
 from bert.parallel.multihost import broadcast_from_main, gather_rows, is_multihost

@@ -17,19 +17,11 @@ import pytest
 
 from bert.config import DataConfig
 from bert.data.corpus.streaming import stream_files
-from bert.data.pretraining import streaming
+from bert.data.pretraining import stream_readers, streaming
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.data.pretraining.masking import Masking
-from bert.data.pretraining.streaming import (
-    Block,
-    RowReader,
-    Start,
-    StreamedRows,
-    StreamLoader,
-    StreamSpec,
-    buffer_chunks,
-    read_blocks,
-)
+from bert.data.pretraining.stream_readers import RowReader, StreamedRows, StreamLoader
+from bert.data.pretraining.streaming import Block, Start, StreamSpec, buffer_chunks, read_blocks
 from bert.errors import UserError
 from bert.tokenizer.wordpiece import literal_tokenizer
 from tests.data.pretraining.conftest import DOCUMENTS, FIRST, MASK, SENTENCES, WORDS, T
@@ -150,7 +142,7 @@ def loader_of(rows: StreamedRows, process: tuple[int, int] = (0, 1)) -> StreamLo
 
 
 def test_batches_are_the_same_after_a_resume_at_every_step_and_on_two_hosts(place, tokenizer, monkeypatch) -> None:
-    monkeypatch.setattr(streaming, "BATCHES_KEPT", 2)
+    monkeypatch.setattr(stream_readers, "BATCHES_KEPT", 2)
     whole = make_rows(place, tokenizer)
     loader = loader_of(whole)
     batches, starts = [], []
@@ -190,8 +182,11 @@ def test_no_row_comes_twice_before_the_corpus_is_read_again(place, tokenizer) ->
 def test_a_reader_that_is_killed_or_fails_is_one_sentence(place, tokenizer, tmp_path) -> None:
     rows = make_rows(place, tokenizer)
     loader_of(rows).batch(0)
-    reader = rows._readers[0]
-    os.kill(next(iter(reader._pool._processes)), signal.SIGKILL)
+    [process] = rows._readers[0]._pool._processes
+    os.kill(process, signal.SIGTERM)
+    for step in range(10):
+        loader_of(rows).batch(step)
+    os.kill(process, signal.SIGKILL)
     with pytest.raises(UserError, match=r"a process that reads data\.train was killed"):
         for step in range(1000):
             loader_of(rows).batch(step)
