@@ -54,18 +54,23 @@ def main() -> None:
                 if side != "google" or workers == 1
             ]
             seconds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
+            cpu_seconds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
             last: dict[tuple[str, int], Measured] = {}
             for _, case in itertools.product(range(arguments.rounds), cases):
                 last[case] = measure(text, vocabulary, Path(folder, "work"), *case)
                 seconds[case].append(last[case].seconds)
+                cpu_seconds[case].append(last[case].cpu_seconds)
             print(f"{megabytes} MB, medians of {arguments.rounds}")
-            print("side     workers  seconds   MB/s  M tokens/s  of raw  peak MB  main MB")
+            print("side     workers  seconds   MB/s  M tokens/s  of raw  CPU seconds  of raw  peak MB  main MB")
             for (side, workers), measured in last.items():
                 median = statistics.median(seconds[side, workers])
+                cpu_median = statistics.median(cpu_seconds[side, workers])
                 raw = statistics.median(seconds.get(("raw", workers), [float("nan")]))
+                cpu_raw = statistics.median(cpu_seconds.get(("raw", workers), [float("nan")]))
                 print(
                     f"{side:8} {workers:7} {median:8.1f} {text.stat().st_size / 1e6 / median:6.2f} "
-                    f"{measured.tokens / 1e6 / median:11.2f} {raw / median:7.2f} {measured.peak / 1e6:8.0f} "
+                    f"{measured.tokens / 1e6 / median:11.2f} {raw / median:7.2f} {cpu_median:12.1f} "
+                    f"{cpu_raw / cpu_median:7.2f} {measured.peak / 1e6:8.0f} "
                     f"{measured.peak_main / 1e6:8.0f}",
                     flush=True,
                 )
@@ -85,9 +90,10 @@ def head(corpus: Path, size: int, target: Path) -> Path:
 
 
 class Measured(NamedTuple):
-    """One build: seconds, tokens, and peak bytes of all its processes and of the first."""
+    """One build: seconds, those of the CPU in all its processes, tokens, and peak bytes of all and of the first."""
 
     seconds: float
+    cpu_seconds: float
     tokens: int
     peak: float
     peak_main: float
@@ -106,9 +112,9 @@ def measure(text: Path, vocabulary: Path, folder: Path, side: str, workers: int)
                 raise SystemExit(f"{side} ended with status {process.exitcode}")
             sizes = [anonymous_bytes(pid) for pid in family(require(process.pid, "the process"))]
             peak, peak_main = max(peak, sum(sizes)), max(peak_main, sizes[0])
-        seconds, tokens = receiver.recv()
+        seconds, cpu_seconds, tokens = receiver.recv()
         process.join()
-    return Measured(seconds, tokens, peak, peak_main)
+    return Measured(seconds, cpu_seconds, tokens, peak, peak_main)
 
 
 def run(side: str, text: Path, vocabulary: Path, work: Path, workers: int, sender: Connection) -> None:
@@ -116,9 +122,10 @@ def run(side: str, text: Path, vocabulary: Path, work: Path, workers: int, sende
     os.environ |= {"TOKENIZERS_PARALLELISM": str(threads > 1).lower(), "RAYON_NUM_THREADS": str(threads)}
     os.environ |= {"HF_HOME": str(work), "HF_DATASETS_OFFLINE": "1"}
     job = SIDES[side](text, vocabulary, work, workers)
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), os.times()
     tokens = job()
-    sender.send((time.perf_counter() - start, tokens))
+    cpu = sum(os.times()[:4]) - sum(cpu_start[:4])
+    sender.send((time.perf_counter() - start, cpu, tokens))
 
 
 Job = Callable[[], int]
