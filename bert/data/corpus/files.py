@@ -159,7 +159,7 @@ def _load_from_hub(source: str, streaming: bool) -> Dataset | IterableDataset:
     import datasets
 
     name, config, split = [*source.removeprefix(HUB_PREFIX).split(":", 2), "", ""][:3]
-    options = {"streaming": True} if streaming else {}
+    options: dict[str, Any] = {"streaming": True} if streaming else {}
     try:
         return datasets.load_dataset(name, config or None, split=split or "train", **options)
     except Exception as error:  # of the network, of the hub, of the files behind it

@@ -157,16 +157,16 @@ class StreamedRows:
         """Rows that have been made."""
         return sum(reader.newest.end_row for reader in self._readers.values() if reader.newest)
 
-    def take(self, numbers: np.ndarray) -> Columns:
+    def take(self, indices: np.ndarray) -> Columns:
         """Rows by number, as of `bert.data.pretraining.shards.ShardReader`: those of a reader one after the other."""
-        owners, rows = numbers % self.num_readers, numbers // self.num_readers
+        owners, rows = indices % self.num_readers, indices // self.num_readers
         places = {reader: np.flatnonzero(owners == reader) for reader in np.unique(owners).tolist()}
         for reader, mine in places.items():  # all start before one is waited for
             self._readers[reader].seek(int(rows[mine[0]]))
         taken: Columns = {}
         for reader, mine in places.items():
             for name, values in self._readers[reader].take(rows[mine]).items():
-                column = taken.setdefault(name, np.empty((len(numbers), *values.shape[1:]), np.int32))
+                column = taken.setdefault(name, np.empty((len(indices), *values.shape[1:]), np.int32))
                 column[mine] = values
         self._report()
         return taken
