@@ -133,20 +133,18 @@ def prepare_data(
         if run.is_writer:
             save_tokenizer(tokenizer, run.path)
     run = run.save_config(config)
-    rows = _open_training_rows(run, tokenizer, datasets, process, say)
-    return run, PretrainingData(tokenizer, open_phases(config, tokenizer, datasets, rows, process))
+    streams = _open_streams(run, tokenizer, datasets, process, say) if config.data.streaming else None
+    return run, PretrainingData(tokenizer, open_phases(config, tokenizer, datasets, process, streams))
 
 
-def _open_training_rows(
+def _open_streams(
     run: RunFolder[PretrainConfig],
     tokenizer: Tokenizer,
     datasets: Sequence[PretrainingDataset],
     process: tuple[int, int],
     say: Log,
 ) -> list[RowSource]:
-    """The rows of each phase, built or streamed; phases with the same examples share a stream."""
-    if not run.config.data.streaming:
-        return [open_rows(examples.train) for examples in datasets]
+    """The rows of each phase; phases with the same examples share a stream."""
     starts = read_starts(run)
     streams: dict[str, RowSource] = {}
     for phase, examples in zip(phase_configs(run.config), datasets, strict=True):
@@ -160,11 +158,15 @@ def open_phases(
     config: PretrainConfig,
     tokenizer: Tokenizer,
     datasets: Sequence[PretrainingDataset],
-    train_rows: Sequence[RowSource],
     process: tuple[int, int],
+    streams: Sequence[RowSource] | None = None,
 ) -> list[PhaseData]:
-    """The phases with their data. Phases that read the same examples continue where the phase before ended."""
+    """The phases with their data. Phases that read the same examples continue where the phase before ended.
+
+    ``streams`` has the training rows of each phase in place of those that were built.
+    """
     phases: list[PhaseData] = []
+    train_rows = [open_rows(examples.train) for examples in datasets] if streams is None else streams
     num_rows_read: Counter[Path] = Counter()
     steps_per_epoch = -(-len(train_rows[0]) // config.training.batch_size)
     spans = resolve_phases(config, num_train_steps(config.training, steps_per_epoch))
