@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bert.config import DataConfig, TokenizerConfig
 from bert.data.corpus.documents import documents
@@ -37,7 +37,7 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
     keys = dataclasses.asdict(config)
     if config.kind == "wordpiece":  # the only kind once, and left out of the names of its folders
         del keys["kind"]
-    settings = [training_fingerprint(data, cache), keys, *(["verbatim"] if data.verbatim else [])]
+    settings: list[Any] = [training_fingerprint(data, cache), keys, *(["verbatim"] if data.verbatim else [])]
     if data.streaming:
         settings += [HEAD_BYTES, data.stream_readers, data.mixture_weights, data.seed]
     folder = cache / "vocabularies" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
