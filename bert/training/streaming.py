@@ -60,9 +60,10 @@ def _to_integers(start: Start, groups: int) -> list[int]:
 
 
 def _to_start(integers: Sequence[int]) -> Start:
+    chunk, block, first_row, *rest = integers
     size = len(astuple(Place()))
-    places = zip(*(integers[place + 3 :: size] for place in range(size)), strict=True)
-    return Start(*integers[:3], position=tuple(places))
+    places = zip(*(rest[field::size] for field in range(size)), strict=True)
+    return Start(chunk, block, first_row, tuple(places))
 
 
 def make_rows(
