@@ -167,12 +167,13 @@ def open_phases(
     """
     phases: list[PhaseData] = []
     train_rows = [open_rows(examples.train) for examples in datasets] if streams is None else streams
+    loader_class: type[PretrainingLoader] = PretrainingLoader if streams is None else StreamLoader
     num_rows_read: Counter[Path] = Counter()
     steps_per_epoch = -(-len(train_rows[0]) // config.training.batch_size)
     spans = resolve_phases(config, num_train_steps(config.training, steps_per_epoch))
     for phase, examples, rows in zip(spans, datasets, train_rows, strict=True):
         batch_size = phase.config.training.batch_size
-        loader = (StreamLoader if config.data.streaming else PretrainingLoader)(
+        loader = loader_class(
             rows,
             make_predictions(phase.config.data, tokenizer),
             batch_size,
