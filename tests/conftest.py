@@ -32,6 +32,7 @@ TYPED = (
     "bert.model.blocks",
     "bert.model.mask",
     "bert.model.rotary",
+    "bert.model.relative_attention",
     "bert.model.cache",
     "bert.model.attention",
     "bert.model.layers",

@@ -128,6 +128,7 @@ OPTIONS = {
     "no biases": {"use_bias": False, "norm_bias": False},
     "RMSNorm": {"norm_type": "rms"},
     "local attention": {"attention_window": 2},
+    "relative positions": {"relative_attention_buckets": 8},
     "pooler of the mean": {"pooler_type": "transform", "pooler_input": "mean"},
     "shared layers": {"layer_groups": 1},
     "step embeddings": {"step_embedding": True},

@@ -142,9 +142,8 @@ def _table_line(path: tuple[str, ...]) -> str:
     if path[:2] == ("bert", "embeddings"):
         return f"embeddings/{path[2]}"
     if path[:2] == ("bert", "encoder"):
-        return (
-            "layers/norm" if path[3].endswith("_norm") else ATTENTION if path[3].endswith("attention") else FEED_FORWARD
-        )
+        module = path[3] if path[2].startswith("layer_") else path[2]
+        return "layers/norm" if module.endswith("norm") else ATTENTION if "attention" in module else FEED_FORWARD
     return path[1] if path[0] == "bert" else path[0]
 
 

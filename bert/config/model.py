@@ -25,6 +25,9 @@ LEAST_BYTE_LEVEL_SIZE = 256 + 5
 LEAST_BLOCK = 32
 """Fewest positions of a block of local attention: products of smaller ones are slow."""
 
+MAX_BUCKETS = 256
+"""Of relative positions: a bucket for each distance below 64 to either side, and as many for those up to 128."""
+
 DECODER_KEYS = ("decoder_layers", "share_decoder", "decoder_vocab_size")
 """Keys of ``model`` that describe a decoder, which an encoder-decoder alone has."""
 
@@ -105,6 +108,10 @@ class ModelConfig:
     global_attention_every: Annotated[int, Range(least=2)] | None = None
     """With attention_window: every so-many-th layer, from the first on, attends to the whole row, 3 in ModernBERT; null
     makes all layers local."""
+    relative_attention_buckets: Positive | None = None
+    """Buckets of distances between two tokens, one bias of the attention scores for each bucket and head, which all
+    layers share (Raffel et al. 2020, section 2.1): near distances have buckets of their own, far ones share them, and
+    the last is from 128 tokens on. MPNet has 32, next to a position table; null has none."""
     gated_feed_forward: bool = False
     """The activated feed-forward layer is multiplied by a second one of the same width, elementwise (Shazeer 2020):
     GeGLU with hidden_act gelu, SwiGLU with silu."""
@@ -255,6 +262,10 @@ class ModelConfig:
             raise UserError(
                 f"model.position_embedding_type is rotary, which turns pairs of features, and a head has "
                 f"{self.head_size} (model.hidden_size / model.num_attention_heads): change one of them"
+            )
+        if (buckets := self.relative_attention_buckets) is not None and (buckets % 4 or buckets > MAX_BUCKETS):
+            raise UserError(
+                f"model.relative_attention_buckets is {buckets}: set it to a multiple of 4 of at most {MAX_BUCKETS}"
             )
         for key in ("global_attention_every", "local_rotary_base"):
             if getattr(self, key) is not None and self.attention_window is None:

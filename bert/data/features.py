@@ -12,6 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.data.row_template import post_processor
+from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.wordpiece import literal_tokenizer
 
 ROWS_AT_ONCE = 4096
@@ -182,7 +183,7 @@ def tokenize(
         offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
         segment_a_lengths=np.array(segment_a_lengths, np.int32),
         labels=labels,
-        pad_token_id=next((i for i in map(truncating.token_to_id, ("[PAD]", "<pad>")) if i is not None), 0),
+        pad_token_id=special_ids(truncating).find("pad") or 0,
     )
 
 

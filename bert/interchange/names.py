@@ -45,6 +45,7 @@ ENCODER_MODULES = {
     f"{LAYER}/output": "dense",
     f"{LAYER}/output_norm": "norm",
     "bert/encoder/norm": "norm",
+    "bert/encoder/relative_attention_bias": "table",
 }
 """The modules of `MODULES` that a decoder has as well."""
 

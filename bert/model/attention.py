@@ -18,6 +18,7 @@ def dot_product_attention(
     key: Float[Array, "B S N H"],
     value: Float[Array, "B S N H"],
     mask: Bool[Array, "#B #N #T #S"] | None = None,
+    bias: Float[Array, "#B #N #T #S"] | None = None,
     *,
     dropout: Dropout | None = None,
     dropout_rate: float = 0.0,
@@ -30,6 +31,7 @@ def dot_product_attention(
         value: [B, S, N, H].
         mask: booleans that broadcast to [B, N, T, S]; true where a query may look at a key. A query that may look
             nowhere attends equally to all positions instead of giving NaN.
+        bias: added to the scores; broadcasts to [B, N, T, S].
         dropout: source of dropout on the weights; None for none.
         dropout_rate: its rate.
 
@@ -38,9 +40,7 @@ def dot_product_attention(
     """
     scale = query.shape[-1] ** -0.5
     scores = jnp.einsum("BTNH,BSNH->BNTS", query * jnp.asarray(scale, query.dtype), key).astype(jnp.float32)
-    if mask is not None:
-        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1)
+    weights = _softmax(scores, mask, bias)
     dropped = weights.astype(value.dtype)
     if dropout is not None:
         dropped = dropout(dropped, dropout_rate, "attention_probs")
@@ -52,6 +52,7 @@ def cached_attention(
     keys: Float[Array, "R H S"],
     values: Float[Array, "R S H"],
     mask: Bool[Array, "#B #N #T #S"] | None = None,
+    bias: Float[Array, "#B #N #T #S"] | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"]]:
     """`dot_product_attention` over keys and values that are kept between calls, without dropout.
 
@@ -59,16 +60,26 @@ def cached_attention(
         query: [B, T, N, H].
         keys: [R, H, S], as `bert.model.cache.KeysValues` has them, R = B * N.
         values: [R, S, H].
-        mask: as of `dot_product_attention`.
+        mask, bias: as of `dot_product_attention`.
     """
     rows, length, heads, size = query.shape
     by_head = jnp.swapaxes(query * jnp.asarray(size**-0.5, query.dtype), 1, 2).reshape(-1, length, size)
     scores = jnp.einsum("RTH,RHS->RTS", by_head, keys).astype(jnp.float32).reshape(rows, heads, length, -1)
-    if mask is not None:
-        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1)
+    weights = _softmax(scores, mask, bias)
     mixed = jnp.einsum("RTS,RSH->RTH", weights.astype(values.dtype).reshape(rows * heads, length, -1), values)
     return jnp.swapaxes(mixed.reshape(rows, heads, length, size), 1, 2), weights
+
+
+def _softmax(
+    scores: Float[Array, "B N T S"],
+    mask: Bool[Array, "#B #N #T #S"] | None,
+    bias: Float[Array, "#B #N #T #S"] | None,
+) -> Float[Array, "B N T S"]:
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    return jax.nn.softmax(scores, axis=-1)
 
 
 def fused_attention(
@@ -92,4 +103,5 @@ def fused_attention(
         [B, T, N, H].
     """
     arguments = mask.kernel_arguments(query.shape[1], key.shape[1])
-    return jax.nn.dot_product_attention(query, key, value, implementation=cast(Any, implementation), **arguments)
+    bias = None if mask.bias is None else mask.bias.astype(query.dtype)  # cuDNN's kernel takes one type
+    return jax.nn.dot_product_attention(query, key, value, bias, implementation=cast(Any, implementation), **arguments)

@@ -7,6 +7,7 @@ Parameters are float32; ``dtype`` is that of the computation. Softmax and LayerN
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -21,7 +22,7 @@ from bert.model.cache import LayerCache, Memory
 from bert.model.dropout import Dropout
 from bert.model.embeddings import Embeddings
 from bert.model.execution import LayerExecution
-from bert.model.initializers import step_embeddings
+from bert.model.initializers import step_embeddings, truncated_normal_init
 from bert.model.layers import (
     ACTIVATIONS,
     LINEAR_OUTPUT,
@@ -32,7 +33,8 @@ from bert.model.layers import (
     hidden_dense,
     layer_norm,
 )
-from bert.model.mask import Length, Mask
+from bert.model.mask import BiasOf, Length, Mask
+from bert.model.relative_attention import relative_attention_bias
 from bert.model.rotary import Rotation
 
 # What the backward pass finds stored of a layer; the rest it computes again. The scores of attention are products with
@@ -181,6 +183,16 @@ class Encoder(nn.Module):
             return x
         return x + step_embeddings(self.config)[number].astype(x.dtype)
 
+    def _relative_bias(self) -> BiasOf | None:
+        """The bias of relative positions, which all layers share; None for a model without one."""
+        config = self.config
+        if config.relative_attention_buckets is None:
+            return None
+        buckets, heads = config.relative_attention_buckets, config.num_attention_heads
+        init = truncated_normal_init(config)
+        table = nn.Embed(buckets, heads, embedding_init=init, name="relative_attention_bias")
+        return partial(relative_attention_bias, table.embedding)
+
     def _scopes(
         self, mask: Mask, rows: Length, num_queries: Length, num_keys: Length, written: bool, in_blocks: bool
     ) -> dict[bool, Scope]:
@@ -191,6 +203,7 @@ class Encoder(nn.Module):
         # Other masks are those of whole rows, and a length may be a symbol.
         known = in_blocks and mask.pairs is None and mask.start is None and isinstance(num_queries, int)
         block = config.local_block(num_queries) if known else None
+        bias_of = self._relative_bias()
 
         def scope(local: bool) -> Scope:
             base = config.rotary_base
@@ -201,7 +214,9 @@ class Encoder(nn.Module):
                 rotation = Rotation.of_positions(num_queries, config.head_size, base, mask.start)
             narrowed = mask.replace(window=config.attention_window) if local else mask
             if local and block is not None:
-                return Scope(narrowed.to_blocks(rows, num_queries, block), rotation)
+                return Scope(narrowed.to_blocks(rows, num_queries, block, bias_of), rotation)
+            if bias_of is not None:
+                narrowed = narrowed.replace(bias=bias_of(narrowed.distances(num_queries, num_keys)))
             return Scope(narrowed.to_pairs(num_queries, num_keys) if written else narrowed, rotation)
 
         return {local: scope(local) for local in sorted(kinds)}

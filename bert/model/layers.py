@@ -154,7 +154,7 @@ class Attention(nn.Module):
             rows, length, heads, size = query.shape
             query = query.reshape(len(keys_values.values) // heads, -1, heads, size)
             pairs = mask.booleans(query.shape[1], keys_values.num_positions)
-            mixed, weights = cached_attention(query, keys_values.keys, keys_values.values, pairs)
+            mixed, weights = cached_attention(query, keys_values.keys, keys_values.values, pairs, mask.bias)
             weights = jnp.swapaxes(weights, 1, 2).reshape(rows, length, heads, -1)
             return self.output(mixed.reshape(queries.shape)), jnp.swapaxes(weights, 1, 2)
         key, value = self._project(keys_values, rotation)
@@ -164,7 +164,7 @@ class Attention(nn.Module):
             mixed = fused_attention(query, key, value, mask, self.kernel)
             return self.output(mixed.reshape(queries.shape)), None
         pairs, rate = mask.booleans(query.shape[1], key.shape[1]), self.config.attention_probs_dropout_prob
-        mixed, weights = dot_product_attention(query, key, value, pairs, dropout=dropout, dropout_rate=rate)
+        mixed, weights = dot_product_attention(query, key, value, pairs, mask.bias, dropout=dropout, dropout_rate=rate)
         return self.output(mixed.reshape(queries.shape)), weights
 
     def _attend_in_blocks(
@@ -186,7 +186,9 @@ class Attention(nn.Module):
             if dropout is not None:  # each block is a row, and draws as one
                 dropout = dropout.replace(rows=(dropout.rows[:, None] * count + jnp.arange(count)).reshape(-1))
             rate = self.config.attention_probs_dropout_prob
-            mixed, _ = dot_product_attention(query, key, value, mask.pairs, dropout=dropout, dropout_rate=rate)
+            mixed, _ = dot_product_attention(
+                query, key, value, mask.pairs, mask.bias, dropout=dropout, dropout_rate=rate
+            )
         return self.output(mixed.reshape(rows, -1, self.config.hidden_size)[:, :length])
 
     def keys_values(self, x: Float[Array, "B S D"], rotation: Rotation | None = None) -> KeysValues:

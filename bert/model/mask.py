@@ -1,9 +1,13 @@
-"""Which keys a query attends to: one value for every implementation of attention. Shapes as in `bert.model.encoder`."""
+"""Which keys a query attends to, and with which bias: one value for every implementation of attention.
+
+Shapes as in `bert.model.encoder`.
+"""
 
 from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,14 +22,19 @@ Length = Any
 """An int, or the symbol of a length where a function is exported for rows of any length."""
 
 
+BiasOf = Callable[[Array], Array]
+"""Distances [B, T, S] -> bias [B, N, T, S] of the scores."""
+
+
 class Mask(struct.PyTreeNode):
-    """Which keys a query attends to: every condition that is set has to hold.
+    """Which keys a query attends to, every condition that is set having to hold, and the bias of its scores.
 
     Attributes:
         keys: [B, S], 1 for a token and 0 for padding.
         examples: [B, S], the example that a token of packed rows is of. A query attends to its own example, padding to
             padding.
         pairs: [#B, #N, #T, #S] booleans, any other condition.
+        bias: [#B, #N, #T, #S], is added to the scores of those that a query attends to.
         start: position of the first query among the keys, as in decoding with a cache; None for 0.
         causal: a query attends to its own position and those before it.
         window: a query attends to positions at most this far from its own (Beltagy et al. 2020, section 3.1).
@@ -39,6 +48,7 @@ class Mask(struct.PyTreeNode):
     keys: Array | None = None
     examples: Array | None = None
     pairs: Array | None = None
+    bias: Array | None = None
     start: Array | int | None = None
     causal: bool = struct.field(pytree_node=False, default=False)
     window: int | None = struct.field(pytree_node=False, default=None)
@@ -54,19 +64,24 @@ class Mask(struct.PyTreeNode):
             conditions.append(_same_example(self.examples, self.start, num_queries))
         if self.pairs is not None:
             conditions.append(self.pairs)
-        distance = (0 if self.start is None else self.start) + jnp.arange(num_queries)[:, None] - jnp.arange(num_keys)
+        distances = self.distances(num_queries, num_keys)[:, None]
         if self.causal:
-            conditions.append((distance >= 0)[None, None])
+            conditions.append(distances >= 0)
         if self.window is not None:
-            conditions.append((jnp.abs(distance) <= self.window)[None, None])
+            conditions.append(jnp.abs(distances) <= self.window)
         return functools.reduce(operator.and_, conditions) if conditions else None
+
+    def distances(self, num_queries: Length, num_keys: Length) -> Int[Array, "#B T S"]:
+        """[1, T, S]: positions from each key to a query behind it; negative for a key behind the query."""
+        start = 0 if self.start is None else self.start
+        return (start + jnp.arange(num_queries)[:, None] - jnp.arange(num_keys))[None]
 
     def to_pairs(self, num_queries: Length, num_keys: Length) -> Mask:
         """Makes the same mask with its conditions as ``pairs`` alone, so that layers share the booleans."""
-        return Mask(pairs=self.booleans(num_queries, num_keys), start=self.start)
+        return Mask(pairs=self.booleans(num_queries, num_keys), bias=self.bias, start=self.start)
 
-    def to_blocks(self, rows: int, length: int, block: int) -> Mask:
-        """Makes the same mask of a window for rows in blocks; ``pairs`` of such a mask are none."""
+    def to_blocks(self, rows: int, length: int, block: int, bias_of: BiasOf | None = None) -> Mask:
+        """Makes the same mask of a window for rows in blocks, with a bias; ``pairs`` of such a mask are none."""
         real = jnp.ones((rows, length), bool) if self.keys is None else self.keys.astype(bool)
         visible = split_keys(real, block, self.causal)[:, None, :]
         if self.examples is not None:
@@ -76,10 +91,11 @@ class Mask(struct.PyTreeNode):
         visible = visible & (jnp.abs(distance) <= (length if self.window is None else self.window))
         if self.causal:
             visible = visible & (distance >= 0)
-        return Mask(pairs=visible[:, None], block=block)
+        bias = None if bias_of is None else bias_of(distance[None])
+        return Mask(pairs=visible[:, None], bias=bias, block=block)
 
     def kernel_arguments(self, num_queries: Length, num_keys: Length) -> dict[str, Any]:
-        """Arguments of `jax.nn.dot_product_attention`.
+        """Arguments of `jax.nn.dot_product_attention`, the bias aside.
 
         Right-padded keys and causal masks are lengths and flags, by which cuDNN's kernel leaves work out; its windows
         are causal ones. Booleans are passed for every other mask.

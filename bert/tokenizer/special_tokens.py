@@ -16,10 +16,11 @@ ROBERTA_TOKENS = {
     **{"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"},
     **{"bos": "<s>", "eos": "</s>"},
 }
+MPNET_TOKENS = {**ROBERTA_TOKENS, "unk": "[UNK]"}
 ALBERT_TOKENS = {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 GPT2_TOKENS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "pad": "<pad>"}
 
-TOKEN_SETS: tuple[Mapping[str, str], ...] = (ROBERTA_TOKENS, BERT_TOKENS, ALBERT_TOKENS, GPT2_TOKENS)
+TOKEN_SETS: tuple[Mapping[str, str], ...] = (MPNET_TOKENS, ROBERTA_TOKENS, BERT_TOKENS, ALBERT_TOKENS, GPT2_TOKENS)
 """Names by role. A vocabulary is of the set of which it has most tokens, and of the first of several such sets."""
 
 HIDDEN = " "

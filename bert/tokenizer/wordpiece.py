@@ -23,7 +23,7 @@ from bert.errors import UserError, without_surrogates
 from bert.files import write_atomic
 from bert.tokenizer.byte_level import SPACES, parse_byte_level, train_byte_level
 from bert.tokenizer.hf_settings import read_settings
-from bert.tokenizer.special_tokens import SPECIAL_TOKENS, special_ids
+from bert.tokenizer.special_tokens import MPNET_TOKENS, SPECIAL_TOKENS, special_ids, special_tokens
 from bert.tokenizer.unigram import WORD_START, train_unigram, without_special_pieces
 from bert.urls import fetch
 
@@ -258,8 +258,9 @@ def _make_normalizer_and_pre_tokenizer(lowercase: bool, strip_accents: bool | No
 
 
 def _build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: bool | None) -> Tokenizer:
-    """The complete tokenizer around a vocabulary: text in, ``[CLS] A [SEP] B [SEP]`` out."""
-    from tokenizers import Tokenizer, decoders, models, processors
+    """The complete tokenizer around a vocabulary: text in, ``[CLS] A [SEP] B [SEP]`` out, or MPNet's
+    ``<s> A </s></s> B </s>``."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
     model = models.WordPiece(
         vocab,
@@ -269,12 +270,18 @@ def _build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: bool
     )
     tokenizer = Tokenizer(model)
     tokenizer.normalizer, tokenizer.pre_tokenizer = _make_normalizer_and_pre_tokenizer(lowercase, strip_accents)
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[(token, vocab[token]) for token in ("[CLS]", "[SEP]")],
-    )
+    if (names := special_tokens(vocab)) == MPNET_TOKENS:
+        # The space before a mask is a part of it.
+        tokenizer.add_special_tokens([AddedToken(name, lstrip=role == "mask") for role, name in names.items()])
+        separator, classifier = ((names[role], vocab[names[role]]) for role in ("sep", "cls"))
+        tokenizer.post_processor = processors.RobertaProcessing(separator, classifier, add_prefix_space=False)
+    else:
+        tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS]:0 $A:0 [SEP]:0",
+            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+            special_tokens=[(token, vocab[token]) for token in ("[CLS]", "[SEP]")],
+        )
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
     return tokenizer
 
@@ -394,6 +401,6 @@ def _parse_vocab(text: str, file: Path) -> dict[str, int]:
 
 
 def _require_special_tokens(vocab: dict[str, int], file: Path) -> None:
-    missing = [token for token in SPECIAL_TOKENS if token not in vocab]
+    missing = [] if special_tokens(vocab) == MPNET_TOKENS else [token for token in SPECIAL_TOKENS if token not in vocab]
     if missing:
         raise UserError(f"{file} lacks {', '.join(missing)}: name a BERT vocabulary, or none to train one")

@@ -30,6 +30,9 @@ ROBERTA = ModelConfig(**{**vars(CONFIG), "hidden_act": "gelu", "position_offset"
 ELECTRA = ModelConfig(**{**vars(CONFIG), "hidden_act": "gelu", "pooler_act": "gelu", "embedding_size": 8})
 ALBERT = dataclasses.replace(CONFIG, embedding_size=8, num_hidden_layers=4, layer_groups=2)
 DISTILBERT = dataclasses.replace(CONFIG, pooler_act="relu", type_vocab_size=0, layer_norm_eps=1e-12)
+MPNET = dataclasses.replace(
+    CONFIG, hidden_act="gelu", position_offset=2, type_vocab_size=0, relative_attention_buckets=32
+)
 GPT2 = dataclasses.replace(
     CONFIG, type_vocab_size=0, causal=True, pre_layer_norm=True, embedding_norm=False, prediction_transform=False,
     prediction_bias=False, residual_init="scaled",

@@ -32,6 +32,7 @@ KEYS = {
     "type_vocab_size": [0, 2],
     "embedding_size": [None, 6],
     "layer_groups": [None, 1, 3],
+    "relative_attention_buckets": [None, 8, 32],
     **{key: [False, True] for key in ("gated_feed_forward", "use_bias", "norm_bias", "pre_layer_norm")},
     **{key: [False, True] for key in ("first_layer_norm", "embedding_norm", "prediction_transform")},
     **{key: [False, True] for key in ("prediction_bias", "tie_word_embeddings")},

@@ -232,6 +232,7 @@ def test_scaled_residuals_start_with_a_smaller_deviation() -> None:
         ({"global_attention_every": 3}, "model.global_attention_every is 3, .* set model.attention_window, or remove"),
         ({"local_rotary_base": 100.0}, "model.local_rotary_base is 100.0, and without model.attention_window"),
         ({"attention_window": 4, "global_attention_every": 1}, "global_attention_every is 1: it must be at least 2"),
+        ({"relative_attention_buckets": 6}, "relative_attention_buckets is 6: set it to a multiple of 4 of at most"),
         ({"layer_groups": 3}, "layer_groups is 3, which does not divide model.num_hidden_layers .2.: change one"),
         ({"layer_groups": 2, "decoder_layers": 3}, "which does not divide model.decoder_layers .3.: change one"),
         (

@@ -48,10 +48,10 @@ def masks(draw) -> tuple[Mask, np.ndarray, int, int]:
     return mask, expected, queries, keys
 
 
-def attention_by_hand(query, key, value, allowed):
+def attention_by_hand(query, key, value, allowed, bias):
     """Attention in float64 where a query may look somewhere; zeros elsewhere."""
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
-    scores = np.exp(np.einsum("BTNH,BSNH->BNTS", query, key) / np.sqrt(query.shape[-1])) * allowed
+    scores = np.exp(np.einsum("BTNH,BSNH->BNTS", query, key) / np.sqrt(query.shape[-1]) + bias) * allowed
     return np.einsum("BNTS,BSNH->BTNH", scores / np.maximum(scores.sum(-1, keepdims=True), 1e-30), value)
 
 
@@ -64,13 +64,16 @@ def test_every_implementation_follows_any_mask(drawn, dtype, seed) -> None:
     random = np.random.default_rng(seed)
     query = jnp.asarray(random.normal(size=(ROWS, queries, HEADS, SIZE)), dtype)
     key, value = (jnp.asarray(random.normal(size=(ROWS, keys, HEADS, SIZE)), dtype) for _ in range(2))
-    expected = attention_by_hand(query, key, value, allowed)
+    bias = jnp.asarray(random.normal(size=(1, HEADS, queries, keys)), jnp.bfloat16).astype(jnp.float32)
+    bias = bias * (seed % 2)
+    mask = mask.replace(bias=bias if seed % 2 else None)
+    expected = attention_by_hand(query, key, value, allowed, np.asarray(bias, np.float64))
     somewhere = allowed.any(-1).swapaxes(1, 2)
     # The weights are rounded to bfloat16's 8 bits before they mix the values, and so is the result.
     tolerance = 2e-6 if dtype == jnp.float32 else 4e-2
     for found in (
-        dot_product_attention(query, key, value, booleans)[0],
-        dot_product_attention(query, key, value, mask.to_pairs(queries, keys).booleans(queries, keys))[0],
+        dot_product_attention(query, key, value, booleans, mask.bias)[0],
+        dot_product_attention(query, key, value, mask.to_pairs(queries, keys).booleans(queries, keys), mask.bias)[0],
         fused_attention(query, key, value, mask, "xla"),
     ):
         found = np.asarray(found, np.float64)

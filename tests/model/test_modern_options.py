@@ -1,7 +1,8 @@
-"""Rotary positions, windows, gates, RMSNorm and poolers, by hand and next to each other."""
+"""Rotary and relative positions, windows, gates, RMSNorm and poolers, by hand and next to each other."""
 
 import dataclasses
 import functools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from bert.model.execution import LayerExecution
 from bert.model.heads import BertForTokenClassification
 from bert.model.layers import ACTIVATIONS, Layer, LayerNorm, Transform
 from bert.model.mask import Mask
+from bert.model.relative_attention import FARTHEST, buckets_by_distance, relative_attention_bias
 from bert.model.rotary import Rotation
 from tests.helpers import OPTIONS
 
@@ -220,3 +222,49 @@ def test_decoding_through_shared_layers_has_a_cache_for_each_use() -> None:
         cache = states.cache
         outputs.append(states.last_hidden_state)
     np.testing.assert_allclose(jnp.concatenate(outputs, axis=1), whole, atol=1e-5)
+
+
+RELATIVE = dataclasses.replace(
+    CONFIG, num_hidden_layers=3, relative_attention_buckets=8, attention_window=4, global_attention_every=2
+)
+
+
+def test_buckets_by_hand() -> None:
+    """Of 8 to both sides: 0 and 1 alone, the rest of 4 a side by the logarithm of the distance."""
+    found = buckets_by_distance(8)
+    edge = 2 * 64**0.5  # where the third bucket of a side ends
+    assert found[[0, 1, 2, int(edge) - 1, int(edge) + 1, FARTHEST]].tolist() == [0, 1, 2, 2, 3, 3]
+    table = jnp.arange(8.0)[:, None] * jnp.array([1.0, 10.0])
+    bias = relative_attention_bias(table, Mask().distances(2, 40))
+    assert bias.shape == (1, 2, 2, 40)
+    np.testing.assert_array_equal(bias[0, 0, 1, :4], [1, 0, 5, 6])  # keys behind the query have the other half
+    np.testing.assert_array_equal(bias[0, 1, 0, [0, 1, 2, 39]], [0, 50, 60, 70])
+
+
+def test_relative_positions_in_every_way_of_running_the_layers() -> None:
+    """One table for all layers: attention by hand, and the same from the kernel, the loop and the cache."""
+    params = jax.jit(Encoder(RELATIVE).init)(jax.random.key(0), X, Mask())
+    table = jax.random.normal(jax.random.key(3), (8, 4))
+    assert params["params"]["relative_attention_bias"]["embedding"].shape == table.shape
+    params["params"]["relative_attention_bias"]["embedding"] = table
+    mask = Mask(keys=jnp.arange(9)[None] < jnp.array([[9], [4], [7]]), causal=True)
+    states = jax.jit(partial(Encoder(RELATIVE).apply, intermediates=True))(params, X, mask)
+    expected, kept = states.last_hidden_state, np.asarray(mask.keys)
+    attention = params["params"]["layer_0"]["attention"]
+    query, key = ((X @ attention[name]["kernel"]).reshape(3, 9, 4, 8) for name in ("query", "key"))
+    scores = np.einsum("btnh,bsnh->bnts", query, key) / 8**0.5
+    for t, s in np.ndindex(9, 9):
+        scores[:, :, t, s] += table[buckets_by_distance(8)[abs(t - s)] + 4 * (s > t)]
+    allowed = kept[:, None, None] & (np.arange(9)[:, None] >= np.arange(9))
+    by_hand = np.exp(scores) * allowed / (np.exp(scores) * allowed).sum(-1, keepdims=True)
+    np.testing.assert_allclose(states.attentions[0], by_hand, atol=1e-5)
+    for execution in (LayerExecution(attention="xla"), LayerExecution(scan=True, remat="full")):
+        found = jax.jit(Encoder(RELATIVE, execution=execution).apply)(params, X, mask).last_hidden_state
+        np.testing.assert_allclose(found[kept], expected[kept], atol=1e-5)
+    cache, outputs = make_cache(RELATIVE, 3, 16, jnp.float32), []
+    padded = jnp.pad(mask.keys, ((0, 0), (0, 7)), constant_values=True)
+    for start, x in [(0, X[:, :6]), (6, X[:, 6:])]:
+        states = Encoder(RELATIVE).apply(params, x, Mask(keys=padded, start=start, causal=True), cache=cache)
+        cache = states.cache
+        outputs.append(states.last_hidden_state)
+    np.testing.assert_allclose(jnp.concatenate(outputs, axis=1)[kept], expected[kept], atol=1e-5)

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 import bert
 from bert.data.features import tokenize
@@ -132,3 +133,23 @@ def assert_alike(ours: list, theirs: list, mask: np.ndarray) -> None:
         if mine.shape[:2] == flat.shape:  # nothing is promised about padding
             mine, other = mine[flat], other[flat]
         np.testing.assert_allclose(mine, other, atol=1e-4)
+
+
+def assert_export(model: bert.Pretrained, reference, auto: str, folder) -> None:
+    """The export loads in an Auto class of transformers as the model it came from, tensors and labels."""
+    said: list[str] = []
+    model.save(folder, say=said.append)
+    assert "logits within" in said[0]
+    again = getattr(transformers, auto).from_pretrained(folder).eval()
+    assert type(again) is type(reference)
+    expected = reference.state_dict()
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+    if model.labels:
+        assert model.labels == LABELS
+        assert again.config.id2label == dict(enumerate(LABELS))
+    with safe_open(folder / "model.safetensors", "np") as ours, safe_open(reference.path, "np") as theirs:
+        assert sorted(ours.keys()) == sorted(theirs.keys())
+        assert ours.metadata() == {"format": "pt"}
+        for name in ours.keys():  # noqa: SIM118
+            np.testing.assert_array_equal(ours.get_tensor(name), theirs.get_tensor(name))

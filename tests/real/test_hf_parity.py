@@ -6,7 +6,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from safetensors import safe_open
 from sklearn.metrics import roc_auc_score
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -21,10 +20,10 @@ from tests.conftest import SMALL_RUN
 from tests.real.hf_models import (
     ARGUMENTS,
     AUTO,
-    LABELS,
     PIECES,
     answers,
     assert_alike,
+    assert_export,
     drawn,
     inputs,
     our_answers,
@@ -87,26 +86,6 @@ def test_every_architecture_in_and_out(architecture: str, tmp_path, mrpc_texts) 
             assert_alike(our_answers(model, batch), answers(reference, batch), batch["attention_mask"])
         assert batch["token_type_ids"].any(), "the pairs have a second segment"
         assert_export(model, reference, AUTO[architecture], tmp_path / f"ours-{act}")
-
-
-def assert_export(model: bert.Pretrained, reference, auto: str, folder) -> None:
-    """The export loads in an Auto class of transformers as the model it came from, tensors and labels."""
-    said: list[str] = []
-    model.save(folder, say=said.append)
-    assert "logits within" in said[0]
-    again = getattr(transformers, auto).from_pretrained(folder).eval()
-    assert type(again) is type(reference)
-    expected = reference.state_dict()
-    for name, tensor in again.state_dict().items():
-        assert torch.equal(tensor, expected[name]), name
-    if model.labels:
-        assert model.labels == LABELS
-        assert again.config.id2label == dict(enumerate(LABELS))
-    with safe_open(folder / "model.safetensors", "np") as ours, safe_open(reference.path, "np") as theirs:
-        assert sorted(ours.keys()) == sorted(theirs.keys())
-        assert ours.metadata() == {"format": "pt"}
-        for name in ours.keys():  # noqa: SIM118
-            np.testing.assert_array_equal(ours.get_tensor(name), theirs.get_tensor(name))
 
 
 def test_an_untied_decoder_stays_untied(tmp_path) -> None:

@@ -50,6 +50,7 @@ CLASSIC_LIMITS = {
     "use_bias": Limit(True, "its dense layers have biases"),
     "attention_window": Limit(None, "all of its layers attend to the whole row"),
     "gated_feed_forward": Limit(False, "its feed-forward layers have no gate"),
+    "relative_attention_buckets": Limit(None, "its attention scores have no bias by distance"),
     "first_layer_norm": Limit(True, "all of its layers have the same LayerNorm"),
     "pooler_type": Limit("dense", "its pooler is a dense layer"),
     "pooler_input": Limit("first", "its pooler reads the first token"),

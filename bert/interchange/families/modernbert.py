@@ -203,6 +203,7 @@ MODERNBERT = Family(
     limits={
         **SEPARATE_LAYERS,
         "position_embedding_type": Limit("rotary", "its positions are rotary"),
+        "relative_attention_buckets": Limit(None, "its attention scores have no bias by distance"),
         "causal": Limit(False, "its tokens attend to both sides"),
         "pre_layer_norm": Limit(True, "it has LayerNorm before attention and feed-forward"),
         "first_layer_norm": Limit(False, "its first layer has no LayerNorm before attention"),

@@ -45,7 +45,7 @@ LARGEST = 2**31 - 2**24
 
 LACKS = (
     *("causal", "norm_type", "norm_bias", "use_bias", "attention_window", "gated_feed_forward", "first_layer_norm"),
-    *("pooler_type", "pooler_input"),
+    *("pooler_type", "pooler_input", "relative_attention_buckets"),
 )
 """Keys of `ModelConfig` that the graph has in their default alone; of positions it lacks rotary ones."""
 

@@ -71,7 +71,7 @@ def _class(content: dict[str, Any]) -> dict[str, Any]:
     plain = steps.get("type") == "BertNormalizer" and steps["clean_text"] and words.get("type") == "BertPreTokenizer"
     if content["model"]["type"] == "WordPiece" and plain:
         return {
-            "tokenizer_class": "BertTokenizer",
+            "tokenizer_class": "MPNetTokenizer" if own_rows else "BertTokenizer",
             "do_lower_case": steps["lowercase"],
             "strip_accents": steps["strip_accents"],
             "tokenize_chinese_chars": steps["handle_chinese_chars"],

@@ -104,7 +104,7 @@ def test_a_left_to_right_model_is_refused(make, tmp_path):
     assert {head.__name__ for head in HEADS.values()} <= set(ARCHITECTURES)
 
 
-@pytest.mark.parametrize("option", ["rotary positions", "local attention", "no biases", "pooler of the mean"])
+@pytest.mark.parametrize("option", ["rotary positions", "local attention", "no biases", "relative positions"])
 def test_options_of_modern_encoders_are_refused(option: str, make, tmp_path):
     with pytest.raises(UserError, match=r"tiny has model\.\w+ \w+, which the ONNX graph lacks: use format stablehlo"):
         make("BertForMaskedLM", **OPTIONS[option]).save(tmp_path / "out", format="onnx")
