@@ -40,6 +40,7 @@ TYPED = (
     "bert.model.encoder",
     "bert.model.heads",
     "bert.model.electra",
+    "bert.model.permuted",
     "bert.model.language_model",
     "bert.model.encoder_decoder",
     "bert.model.text_embedding",

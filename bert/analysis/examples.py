@@ -19,7 +19,8 @@ from bert.tokenizer.special_tokens import special_ids
 
 
 class MaskedToken(NamedTuple):
-    """One token of an example as the model reads it; ``original`` is the token to predict, None if there is none."""
+    """One token of an example as the model reads it; ``original`` is the token to predict, of permuted tokens its
+    number in their order, None if there is none."""
 
     text: str
     original: str | None
@@ -112,9 +113,11 @@ def masked_examples(
 
 
 def _masked_tokens(batch: dict[str, np.ndarray], at: int, tokenizer: Tokenizer) -> dict[int, str | None]:
-    """The original tokens of the masked positions of a row."""
+    """The original tokens of the masked positions of a row; of permuted tokens, which are read, their numbers."""
     used = batch["masked_lm_weights"][at] > 0
     positions, targets = (batch[name][at, used].tolist() for name in ("masked_lm_positions", "masked_lm_ids"))
+    if "query_ids" in batch:
+        return {position: str(number) for number, position in enumerate(positions, 1)}
     return dict(zip(positions, map(tokenizer.id_to_token, targets), strict=True))
 
 

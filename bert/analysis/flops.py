@@ -31,6 +31,9 @@ FORMULA = {
 }
 """Operations a token of the forward pass, part by part."""
 
+PERMUTED_FORMULA = {"layers of permuted rows": "these operations for each of T + 2 P tokens in place of T"}
+"""What is added to `FORMULA` where tokens are predicted one after the other."""
+
 
 def forward_flops(
     config: ModelConfig,
@@ -38,6 +41,7 @@ def forward_flops(
     components: Collection[str],
     predictions: int,
     outputs: Mapping[str, tuple[int, bool]],
+    permuted: bool = False,
 ) -> dict[str, float]:
     """Operations a token of the forward pass over rows of T tokens, part by part.
 
@@ -47,11 +51,14 @@ def forward_flops(
         components: keys of `FORMULA` that the model has; the pooler and the MLM head may be absent.
         predictions: P, positions that the MLM head decodes.
         outputs: of each further head the elements of its matrix, and whether it reads every token or one a row.
+        permuted: whether the P tokens are predicted one after the other, in rows of T + 2 P.
     """
     width, layers = config.hidden_size, config.num_hidden_layers
+    read = length + 2 * predictions if permuted else length  # permuted rows are not computed in blocks
+    keys = [read if permuted else config.keys_per_query(layer, length) for layer in range(layers)]
     flops = {
-        ATTENTION: sum(8.0 * width**2 + 4.0 * config.keys_per_query(layer, length) * width for layer in range(layers)),
-        FEED_FORWARD: layers * _feed_forward_flops(config),
+        ATTENTION: read / length * sum(8.0 * width**2 + 4.0 * count * width for count in keys),
+        FEED_FORWARD: read / length * layers * _feed_forward_flops(config),
     }
     if POOLER in components:
         flops[POOLER] = 2.0 * width**2 / length

@@ -19,6 +19,7 @@ from bert.analysis.flops import (
     FEED_FORWARD,
     FORMULA,
     GENERATOR,
+    PERMUTED_FORMULA,
     POOLER,
     PREDICTIONS,
     decoder_flops,
@@ -170,7 +171,8 @@ def _parts(
         if path[0] not in ("bert", PREDICTIONS, GENERATOR, DECODER) and path[-1] == "kernel":
             elements[path[0]] = elements.get(path[0], 0) + math.prod(shape)
     outputs = {name: (count, architecture in TOKEN_HEADS) for name, count in elements.items()}
-    forward = forward_flops(model, tokens, parameters, predictions, outputs)
+    permuted = isinstance(config, PretrainConfig) and config.data.prediction == "permuted"
+    forward = forward_flops(model, tokens, parameters, predictions, outputs, permuted)
     if GENERATOR in parameters:
         width = shapes[GENERATOR, PREDICTIONS, "transform", "kernel"][0]
         sizes = make_generator_config(model, width)
@@ -195,7 +197,8 @@ def _parts(
             "predictions": predictions if {PREDICTIONS, GENERATOR} & set(parameters) else 0,
             "forward": sum(forward.values()),
             "training": training_flops(forward, model.num_hidden_layers, num_frozen_layers, frozen, adapters),
-            "formula": {part: text for part, text in FORMULA.items() if part in parameters},
+            "formula": {part: text for part, text in FORMULA.items() if part in parameters}
+            | (PERMUTED_FORMULA if permuted else {}),
         },
     }
 

@@ -95,8 +95,9 @@ def _print_examples(dataset: PretrainingDataset, tokenizer: Tokenizer, config: P
     from bert.analysis.examples import masked_examples
 
     console = Console(highlight=False)
+    marked = "token{place in the order}" if config.data.prediction == "permuted" else "shown{original}"
     console.print(
-        Text.assemble("segment A", ("  segment B", "cyan"), ("  predicted: shown{original}", MASKED_STYLE), style="dim")
+        Text.assemble("segment A", ("  segment B", "cyan"), (f"  predicted: {marked}", MASKED_STYLE), style="dim")
     )
     for example in masked_examples(dataset, tokenizer, config, count):
         text = Text()

@@ -28,7 +28,7 @@ def _show(results: dict[str, Any], path: str) -> None:
     unigram = baselines["unigram"]
     print(f"\nheld-out text after {results['steps']:,} steps:")
     print(f"  {'':22}{'model':>10}{'baseline':>12}")
-    prediction = "lm" if "lm_accuracy" in measured else "mlm"
+    prediction = next(name for name in ("lm", "plm", "mlm") if f"{name}_accuracy" in measured)
     lines = [
         (
             f"{prediction.upper()} accuracy",

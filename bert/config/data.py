@@ -22,7 +22,7 @@ LANGUAGE = re.compile("[a-z]{2,3}(-[a-z]+)*")
 Objective = Literal["nsp", "sop", "full_sentences", "doc_sentences", "blocks"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 
-Prediction = Literal["masked", "replaced", "next"]
+Prediction = Literal["masked", "replaced", "permuted", "next"]
 
 OF_STREAMS = ("stream_readers", "shuffle_buffer")
 """Keys that only streams use."""
@@ -84,8 +84,9 @@ class DataConfig:
     one (doc_sentences); or with rows of exactly sequence_length tokens as they come, as in GPT-2 (blocks)."""
     prediction: Prediction = "masked"
     """What is predicted of a row: masked words by the words around them (masked); for every token, whether a small
-    generator has replaced it, as in ELECTRA (replaced; needs an objective without pairs); or every token by those
-    before it, as in GPT (next; needs an objective without pairs and model.causal)."""
+    generator has replaced it, as in ELECTRA (replaced); words in a random order, each by the rest of the row and by
+    those predicted before it, as in XLNet and MPNet (permuted); or every token by those before it, as in GPT (next;
+    needs model.causal). All but the first need an objective without pairs."""
     sequence_length: Annotated[int, Range(least=8)] = 128
     """Tokens T a row, special ones included."""
     max_predictions_per_sequence: Positive = 20

@@ -32,8 +32,9 @@ def apply_preset(config: Config, explicit: Collection[str] = ()) -> Config:
     model = run.model
     if "model.attention_probs_dropout_prob" not in explicit:
         model = dataclasses.replace(model, attention_probs_dropout_prob=0.0)
-    packed = isinstance(config, PretrainConfig) and config.data.packing  # whose mask no length tells
-    no_kernel = packed or model.attention_probs_dropout_prob > 0 or training.dtype != "bfloat16"
+    data = config.data if isinstance(config, PretrainConfig) else None
+    no_lengths = data is not None and (data.packing or data.prediction == "permuted")  # masks that no length tells
+    no_kernel = no_lengths or model.attention_probs_dropout_prob > 0 or training.dtype != "bfloat16"
     if training.attention_implementation == "auto" and no_kernel:
         training = dataclasses.replace(training, attention_implementation="xla")
     return dataclasses.replace(run, training=training, model=model)

@@ -75,7 +75,8 @@ class PretrainConfig:
             self.model.check_depths(self.optimizer.layerwise_lr_decay)
         self.electra.check(self.model, self.data.prediction)
         self.training.check_warmup(self.optimizer)
-        self.training.check_attention(self.model.attention_probs_dropout_prob, self.data.packing)
+        dropout = self.model.attention_probs_dropout_prob
+        self.training.check_attention(dropout, self.data.packing, self.data.prediction)
         _check_lengths(self, "data")
         if self.data.streaming:
             self._check_streaming()

@@ -180,7 +180,7 @@ class TrainingConfig:
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", self.mesh or "")
         return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
-    def check_attention(self, dropout: float, packing: bool = False) -> None:
+    def check_attention(self, dropout: float, packing: bool = False, prediction: str = "masked") -> None:
         """Raises UserError if cuDNN's kernel does not support the dropout or the mask of attention."""
         if self.attention_implementation != "cudnn":
             return
@@ -188,6 +188,7 @@ class TrainingConfig:
             ("training.dtype", self.dtype, "bfloat16", self.dtype != "bfloat16"),
             ("model.attention_probs_dropout_prob", dropout, "0", dropout > 0),
             ("data.packing", "true", "false", packing),
+            ("data.prediction", prediction, "masked", prediction == "permuted"),
         ):
             if wrong:
                 raise UserError(

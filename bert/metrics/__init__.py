@@ -90,7 +90,7 @@ HIGHER_IS_BETTER = {
     **dict.fromkeys(("exact_match", *SQUAD_V2, "exact_span"), True),
     **dict.fromkeys(("precision", "recall", "weighted_f1"), True),
     **dict.fromkeys(("bleu", "chrf", "rouge1", "rouge2", "rougeL", "rougeLsum"), True),
-    **dict.fromkeys(("mlm_accuracy", "lm_accuracy", "nsp_accuracy", "sop_accuracy"), True),
+    **dict.fromkeys(("mlm_accuracy", "plm_accuracy", "lm_accuracy", "nsp_accuracy", "sop_accuracy"), True),
     **dict.fromkeys(("disc_accuracy", "disc_recall"), True),
     **dict.fromkeys(("perplexity", "bits_per_byte"), False),
 }

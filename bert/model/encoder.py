@@ -211,7 +211,7 @@ class Encoder(nn.Module):
                 base = config.local_rotary_base
             rotation = None
             if config.position_embedding_type == "rotary":
-                rotation = Rotation.of_positions(num_queries, config.head_size, base, mask.start)
+                rotation = Rotation.of_positions(mask.query_positions(num_queries), config.head_size, base)
             narrowed = mask.replace(window=config.attention_window) if local else mask
             if local and block is not None:
                 return Scope(narrowed.to_blocks(rows, num_queries, block, bias_of), rotation)
@@ -304,7 +304,7 @@ class Bert(nn.Module):
             token_type_ids: [B, T] segments; all 0 if None.
             attention_mask: [B, T], 1 for a token and 0 for padding, which is at the end of each row; all 1 if None.
             position_ids: [B, T] rows of the position table; the first T from ``position_offset`` on if None. Rotary
-                positions are places in the row.
+                positions are places in the row, or those of ``mask``.
             packing: where the examples of packed rows lie, in place of attention_mask and position_ids; the pooled
                 output is then that of each example, [B, K, D].
             dropout: source of dropout; None for none (evaluation).

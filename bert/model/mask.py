@@ -35,6 +35,7 @@ class Mask(struct.PyTreeNode):
             padding.
         pairs: [#B, #N, #T, #S] booleans, any other condition.
         bias: [#B, #N, #T, #S], is added to the scores of those that a query attends to.
+        positions: [#B, S], the position that each query and key stands at; None for their order.
         start: position of the first query among the keys, as in decoding with a cache; None for 0.
         causal: a query attends to its own position and those before it.
         window: a query attends to positions at most this far from its own (Beltagy et al. 2020, section 3.1).
@@ -49,6 +50,7 @@ class Mask(struct.PyTreeNode):
     examples: Array | None = None
     pairs: Array | None = None
     bias: Array | None = None
+    positions: Array | None = None
     start: Array | int | None = None
     causal: bool = struct.field(pytree_node=False, default=False)
     window: int | None = struct.field(pytree_node=False, default=None)
@@ -72,9 +74,15 @@ class Mask(struct.PyTreeNode):
         return functools.reduce(operator.and_, conditions) if conditions else None
 
     def distances(self, num_queries: Length, num_keys: Length) -> Int[Array, "#B T S"]:
-        """[1, T, S]: positions from each key to a query behind it; negative for a key behind the query."""
-        start = 0 if self.start is None else self.start
-        return (start + jnp.arange(num_queries)[:, None] - jnp.arange(num_keys))[None]
+        """[B, T, S]: positions from each key to a query behind it; negative for a key behind the query."""
+        keys = jnp.arange(num_keys)[None] if self.positions is None else self.positions
+        return self.query_positions(num_queries)[:, :, None] - keys[:, None, :]
+
+    def query_positions(self, num_queries: Length) -> Int[Array, "#B T"]:
+        """[B, T]: the position of each query."""
+        if self.positions is not None:
+            return self.positions[:, :num_queries]
+        return ((0 if self.start is None else self.start) + jnp.arange(num_queries))[None]
 
     def to_pairs(self, num_queries: Length, num_keys: Length) -> Mask:
         """Makes the same mask with its conditions as ``pairs`` alone, so that layers share the booleans."""

@@ -9,17 +9,16 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from bert.model.array_types import Array
-from bert.model.mask import Length
 
 
 class Rotation(struct.PyTreeNode):
     """The angles of T positions. Feature i of a head is turned together with feature i + H / 2.
 
     Attributes:
-        cos, sin: [T, H / 2] float32, of position times base^(-2 i / H).
+        cos, sin: [#B, T, H / 2] float32, of position times base^(-2 i / H).
     """
 
     __no_type_check__ = True  # in jax.tree.map a field may be anything
@@ -28,16 +27,15 @@ class Rotation(struct.PyTreeNode):
     sin: Array
 
     @classmethod
-    def of_positions(cls, num_positions: Length, head_size: int, base: float, start: Array | int | None) -> Rotation:
-        """Of T positions from ``start`` on, from 0 if None."""
-        positions = (0 if start is None else start) + jnp.arange(num_positions)
+    def of_positions(cls, positions: Int[Array, "#B T"], head_size: int, base: float) -> Rotation:
+        """Of positions [B, T]."""
         # NumPy's, so that every device has the same.
         frequencies = 1 / np.float32(base) ** (np.arange(0, head_size, 2, dtype=np.float32) / head_size)
-        angles = positions[:, None].astype(jnp.float32) * frequencies
+        angles = positions[..., None].astype(jnp.float32) * frequencies
         return cls(jnp.cos(angles), jnp.sin(angles))
 
     def __call__(self, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
         """Turns queries or keys; in float32, as the angles are."""
         left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-        cos, sin = self.cos[:, None], self.sin[:, None]
+        cos, sin = self.cos[:, :, None], self.sin[:, :, None]
         return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)

@@ -17,6 +17,7 @@ from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.electra import MaskedTokens
 from bert.model.encoder import Packing
+from bert.model.permuted import PermutedTokens
 
 Batch = Mapping[str, Array]
 WeightedSum = tuple[Num[Array, ""], Num[Array, ""]]
@@ -193,6 +194,32 @@ def replaced_token_objective(apply: Callable[..., Any], disc_weight: float) -> O
 
     names = ("mlm_loss", "disc_loss", "mlm_accuracy", "disc_accuracy", "disc_recall", "replaced_share")
     return Objective(forward, weights, names, {"disc_loss": disc_weight})
+
+
+def permuted_token_objective(apply: Callable[..., Any]) -> Objective:
+    """The mean over predicted tokens, each given those before it in their order (Yang et al. 2019, section 2.2).
+
+    Args:
+        apply: the ``apply`` of `bert.model.permuted.BertForPermutedLM`.
+    """
+
+    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
+        logits = apply(
+            {"params": params},
+            batch["input_ids"],
+            batch["token_type_ids"],
+            batch["attention_mask"],
+            PermutedTokens(batch["masked_lm_positions"], batch["query_ids"], batch["masked_lm_weights"]),
+            packing=get_packing(batch),
+            dropout=dropout,
+        )
+        target = (logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
+        return {"plm_loss": cross_entropy(*target)}, {"plm_accuracy": weighted_accuracy_sum(*target)}
+
+    def weights(batch: Batch) -> dict[str, Array]:
+        return {"plm_loss": jnp.sum(batch["masked_lm_weights"])}
+
+    return Objective(forward, weights, ("plm_loss", "plm_accuracy"))
 
 
 def binary_cross_entropy(

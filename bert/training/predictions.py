@@ -19,10 +19,16 @@ from bert.model.electra import Electra, make_generator_config
 from bert.model.execution import LayerExecution
 from bert.model.heads import BertForMaskedLM, BertForPreTraining
 from bert.model.language_model import BertForCausalLM
+from bert.model.permuted import BertForPermutedLM
 from bert.runs.metrics_log import Metrics
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.wordpiece import continues_word, token_text
-from bert.training.losses import Objective, pretraining_objective, replaced_token_objective
+from bert.training.losses import (
+    Objective,
+    permuted_token_objective,
+    pretraining_objective,
+    replaced_token_objective,
+)
 from bert.training.token_losses import next_token_objective
 
 MakeExecution = Callable[[ModelConfig], LayerExecution]
@@ -84,6 +90,15 @@ def _next_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Mod
 
 def _next_objective(model: nn.Module, config: PretrainConfig) -> Objective:
     return next_token_objective(cast(BertForCausalLM, model), config.training.label_smoothing)
+
+
+def _permuted_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
+    return BertForPermutedLM(config.model, jnp.dtype(config.training.dtype), make_execution(config.model))
+
+
+def _permuted_objective(model: nn.Module, config: PretrainConfig) -> Objective:
+    del config
+    return permuted_token_objective(model.apply)
 
 
 def masked_baselines(
@@ -192,6 +207,18 @@ PREDICTIONS = {
         special_tokens=False,
         main_metric="disc_accuracy",
         baselines=replaced_baselines,
+        examples=fill_some_masks,
+        examples_name="filled_masks",
+    ),
+    "permuted": Prediction(
+        build_model=_permuted_model,
+        build_objective=_permuted_objective,
+        modules=("bert", "predictions"),
+        mlm_head=("predictions",),
+        perplexity_loss="plm_loss",
+        special_tokens=False,
+        main_metric="plm_accuracy",
+        baselines=masked_baselines,
         examples=fill_some_masks,
         examples_name="filled_masks",
     ),

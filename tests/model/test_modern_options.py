@@ -32,7 +32,7 @@ IDS = jax.random.randint(jax.random.key(1), (3, 12), 0, 99)
 def test_a_rotation_by_hand() -> None:
     """Features i and i + H / 2 of position t are turned by t * base^(-2 i / H) radians."""
     x = np.random.default_rng(0).normal(size=(1, 3, 2, 4)).astype(np.float32)
-    turned = Rotation.of_positions(3, 4, 100.0, None)(jnp.asarray(x))
+    turned = Rotation.of_positions(jnp.arange(3)[None], 4, 100.0)(jnp.asarray(x))
     for t in range(3):
         for i, frequency in enumerate((1.0, 0.1)):
             pair = x[0, t, :, i] + 1j * x[0, t, :, i + 2]
@@ -45,7 +45,7 @@ def test_rotated_scores_depend_on_distances_alone() -> None:
     query, key = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
 
     def score(t: int, s: int) -> float:
-        turned = (Rotation.of_positions(1, 8, 1e4, place)(x) for x, place in ((query, t), (key, s)))
+        turned = (Rotation.of_positions(jnp.array([[place]]), 8, 1e4)(x) for x, place in ((query, t), (key, s)))
         return float(jnp.sum(jnp.multiply(*turned)))
 
     assert score(2, 5) == pytest.approx(score(902, 905), abs=1e-4)
@@ -185,7 +185,7 @@ def test_a_gated_feed_forward_by_hand(act: str) -> None:
 
 
 def test_bfloat16_rotates_in_float32() -> None:
-    rotation = Rotation.of_positions(9000, 8, 1e4, None)
+    rotation = Rotation.of_positions(jnp.arange(9000)[None], 8, 1e4)
     x = jax.random.normal(jax.random.key(0), (1, 9000, 1, 8), jnp.bfloat16)
     assert rotation(x).dtype == jnp.bfloat16
     exact = rotation(x.astype(jnp.float32))

@@ -266,7 +266,32 @@ class SamplingMasking(Masking):
         return {"sample_uniforms": (draws >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)}
 
 
-MASKINGS: dict[str, type[Masking]] = {"masked": Masking, "replaced": SamplingMasking}
+@dataclass(frozen=True)
+class PermutedMasking(Masking):
+    """Masking for tokens that are predicted one after the other, in a random order.
+
+    ``input_ids`` are the tokens as they are, and the places [B, P] of the predicted ones stand in the order of their
+    prediction. The batch has one array more: ``query_ids`` [B, P] int32, [MASK].
+    """
+
+    mask_share: float = 0.0
+    random_share: float = 0.0
+
+    def batch_arrays(self, rows: dict[str, np.ndarray], words: np.ndarray) -> dict[str, Any]:
+        batch = super().batch_arrays(rows, words)
+        length, count = rows["input_ids"].shape[1], batch["masked_lm_ids"].shape[1]
+        draws = words.view(np.uint32)[:, length : length + count].astype(np.uint64)
+        draws[batch["masked_lm_weights"] == 0] = np.uint64(2**32)  # behind all predictions
+        order = np.argsort(draws, axis=1, kind="stable")
+        predicted = {name: x for name, x in batch.items() if name.startswith("masked_lm_")}
+        return {
+            **batch,
+            **{name: np.take_along_axis(x, order, axis=1) for name, x in predicted.items()},
+            "query_ids": np.full(order.shape, self.mask_id, np.int32),
+        }
+
+
+MASKINGS: dict[str, type[Masking]] = {"masked": Masking, "replaced": SamplingMasking, "permuted": PermutedMasking}
 """By the names that data.prediction takes, next aside."""
 
 

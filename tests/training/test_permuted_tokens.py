@@ -1,0 +1,204 @@
+"""Permuted prediction in training: what it learns that masked prediction cannot, and what a run promises."""
+
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import bert
+from bert.commands.examples import main as examples
+from bert.commands.inspect import main as inspect
+from bert.commands.pretrain import main
+from bert.config import ModelConfig, OptimizerConfig
+from bert.data.pretraining.masking import Masking, PermutedMasking, philox_uint64
+from bert.model.dropout import Dropout
+from bert.model.heads import BertForMaskedLM
+from bert.model.permuted import BertForPermutedLM, PermutedTokens
+from bert.parallel.backends import PmapParallelism
+from bert.training.losses import Objective, permuted_token_objective, pretraining_objective
+from bert.training.optimizer import make_optimizer
+from bert.training.step import TrainState, compute_gradients, make_train_step
+from tests.conftest import SMALL_RUN
+from tests.helpers import assert_same_but_for_rounding, lines_of, state_of
+from tests.tiny_training import CONFIG, B, P, assert_same_gradients, batch_of
+
+PERMUTED = ["--data.prediction=permuted", "--data.objective=full_sentences"]
+CLS, SEP, MASK, NEW, YORK, LOS, ANGELES = 2, 3, 4, 5, 6, 7, 8
+CITIES = ModelConfig(
+    9, 16, 1, 2, 32, max_position_embeddings=4, type_vocab_size=0, hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0, initializer_range=0.2,
+)  # fmt: skip
+
+
+def trained(model, objective: Objective, masking: Masking) -> dict:
+    """Parameters after 150 steps on rows of "new york" and, as often, of "los angeles", both of whose words are
+    predicted."""
+    ids = np.array([[CLS, NEW, YORK, SEP], [CLS, LOS, ANGELES, SEP]] * 8)
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=10), 150)
+    parallel = PmapParallelism(jax.devices()[:1])
+    step = parallel.compile(make_train_step(objective, optimizer, 0))
+    params = jax.jit(model.init)(jax.random.key(0), ids)["params"]
+    state = parallel.put_state(TrainState.create(params, optimizer, objective.metrics))
+    for number in range(150):
+        words = philox_uint64((0, number), 0, len(ids), masking.uint64s_per_row(4))
+        batch = masking.batch_arrays({"input_ids": ids}, words)
+        batch |= {"token_type_ids": np.zeros_like(ids), "attention_mask": np.ones_like(ids)}
+        state, _ = step(state, parallel.shard_batch({**batch, "rows": np.arange(len(ids), dtype=np.int32)}, 1))
+    return parallel.to_host(state).params
+
+
+def test_new_york() -> None:
+    """Two words that depend on each other: predicted at once, each pair of them has a quarter of the probability; one
+    after the other, the pairs that do not occur have next to none (Yang et al. 2019, section 2.2)."""
+    settings = {"vocab_size": 9, "mask_id": MASK, "special_ids": range(5), "max_predictions": 2, "prob": 1.0}
+    pairs = [(first, second) for first in (NEW, LOS) for second in (YORK, ANGELES)]
+    masked_model = BertForMaskedLM(CITIES)
+    params = trained(masked_model, pretraining_objective(masked_model.apply, None), Masking(**settings))
+    chances = jax.nn.softmax(masked_model.apply({"params": params}, np.array([[CLS, MASK, MASK, SEP]])))[0, 1:3]
+    masked = {pair: float(chances[0, pair[0]] * chances[1, pair[1]]) for pair in pairs}
+
+    model = BertForPermutedLM(CITIES)
+    params = trained(model, permuted_token_objective(model.apply), PermutedMasking(**settings))
+    ids = np.array([[CLS, *pair, SEP] for pair in pairs])
+    ones = np.ones((len(ids), 2), np.int32)
+    permuted = []
+    for order in ([1, 2], [2, 1]):
+        tokens = PermutedTokens(ones * np.array(order), ones * MASK, ones.astype(np.float32))
+        chances = np.asarray(jax.nn.softmax(model.apply({"params": params}, ids, permuted=tokens)))
+        targets = np.take_along_axis(ids, np.asarray(tokens.positions), axis=1)
+        joint = np.take_along_axis(chances, targets[..., None], axis=2)[..., 0].prod(axis=1)
+        permuted.append(dict(zip(pairs, joint.tolist(), strict=True)))
+    print(f"masked {masked}, permuted {permuted}")
+    assert all(0.2 < chance < 0.3 for chance in masked.values())
+    for chance in permuted:
+        assert chance[NEW, ANGELES] < 0.02 and chance[LOS, YORK] < 0.02
+        assert chance[NEW, YORK] > 0.4 and chance[LOS, ANGELES] > 0.4
+
+
+MODEL = BertForPermutedLM(CONFIG)
+OBJECTIVE = permuted_token_objective(MODEL.apply)
+
+
+def batch_in_order() -> dict[str, np.ndarray]:
+    """The uneven batch of the other tests, with places that differ within a row."""
+    random, batch = np.random.default_rng(0), batch_of(0)
+    positions = random.permuted(np.tile(np.arange(1, 6), (B, 1)), axis=1)[:, :P].astype(np.int32)
+    batch |= {"masked_lm_positions": positions, "query_ids": np.full((B, P), MASK, np.int32)}
+    return {name: array for name, array in batch.items() if not name.startswith("next_sentence")}
+
+
+@functools.cache
+def gradients(devices: int, micro_batches: int):
+    parallel = PmapParallelism(jax.devices()[:devices])
+    params = jax.jit(MODEL.init)(jax.random.key(0), np.zeros((1, 8), np.int32))["params"]
+    compiled = parallel.compile(
+        lambda params, batch: compute_gradients(
+            params, batch, OBJECTIVE, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis
+        )
+    )
+    return parallel.to_host(compiled(parallel.put_state(params), parallel.shard_batch(batch_in_order(), micro_batches)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "micro_batches"), [(8, 1), (2, 4)])
+def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: int) -> None:
+    expected, expected_sums = gradients(1, 1)
+    grads, sums = gradients(devices, micro_batches)
+    assert_same_gradients(grads, expected)
+    for name, pair in expected_sums.items():
+        np.testing.assert_allclose(sums[name], pair, rtol=2e-6, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def permuted_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("permuted") / "run"
+    assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *PERMUTED]) == 0
+    return folder
+
+
+def test_a_run_is_evaluated_and_is_a_masked_language_model(permuted_run: Path, corpus: Path, capsys) -> None:
+    assert lines_of(permuted_run)[0]["loss"] == lines_of(permuted_run)[0]["plm_loss"]
+    results = json.loads((permuted_run / "results.json").read_text())
+    assert results["eval"]["perplexity"] == pytest.approx(np.exp(results["eval"]["plm_loss"]))
+    assert 0 <= results["eval"]["plm_accuracy"] < 1
+    assert results["baselines"]["unigram"]["loss"] > 0
+    assert results["filled_masks"]
+    model = bert.load(permuted_run)
+    assert model.architecture == "BertForMaskedLM"
+    assert len(model.fill_mask("Ba [MASK].")[0]) == 5
+    capsys.readouterr()
+    assert inspect([str(permuted_run)]) == 0
+    assert "T + 2 P tokens in place of T" in capsys.readouterr().out
+    assert examples([f"--data.train={corpus}", *SMALL_RUN, *PERMUTED, "--show=1"]) == 0
+    said = capsys.readouterr().out
+    assert "token{place in the order}" in said and "{1}" in said and "[MASK]" not in said
+
+
+@pytest.mark.slow
+def test_a_run_resumes_bit_for_bit(permuted_run: Path, corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(permuted_run, run)
+    shutil.rmtree(run / "checkpoints" / "6")
+    (run / "results.json").unlink()
+    assert main([f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, *PERMUTED]) == 0
+    assert lines_of(run) == lines_of(permuted_run)
+    jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(permuted_run))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["--training.gradient_accumulation_steps=4", "--training.mesh=1x2x1"])
+def test_a_run_over_devices_or_micro_batches_ends_the_same(
+    permuted_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setenv("BERT_NUM_DEVICES", "2")
+    assert main([f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, *PERMUTED, change]) == 0
+    assert_same_but_for_rounding(tmp_path / "run", permuted_run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--data.objective=doc_sentences", "--data.packing=true", "--model.relative_attention_buckets=8"],
+        ["--training.preset=fast", "--data.whole_word_masking=true"],
+        ["--training.scan_layers=true", "--data.objective=blocks", "--model.position_embedding_type=rotary"],
+    ],
+)
+def test_other_options_train_as_well(corpus: Path, tmp_path: Path, more: list[str]) -> None:
+    assert main([f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, *PERMUTED, *more]) == 0
+    assert all(np.isfinite(line["loss"]) for line in lines_of(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_masked_runs_start_from_permuted_ones_and_back(
+    permuted_run: Path, corpus: Path, tmp_path: Path, capsys
+) -> None:
+    more = [f"--data.train={corpus}", *SMALL_RUN, "--training.steps=2"]
+    assert main([*more, f"--output_dir={tmp_path / 'masked'}", f"--init={permuted_run}"]) == 0
+    assert "bert, predictions (" in capsys.readouterr().out
+    assert main([*more, f"--output_dir={tmp_path / 'again'}", f"--init={tmp_path / 'masked'}", *PERMUTED]) == 0
+    assert "bert, predictions (" in capsys.readouterr().out
+
+
+CUDNN = ["--training.attention_implementation=cudnn", "--training.dtype=bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--data.objective=nsp"], "data.objective is nsp, whose label data.prediction permuted does not learn"),
+        (["--model.causal=true"], "model.causal is true, and data.prediction permuted needs a model that sees"),
+        (
+            [*CUDNN, "--model.attention_probs_dropout_prob=0"],
+            "data.prediction is permuted, which training.attention_implementation cudnn cannot do: set it to masked",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_one_sentence(
+    corpus: Path, tmp_path: Path, fails, more: list[str], message: str
+) -> None:
+    assert message in fails(main, f"--data.train={corpus}", f"--output_dir={tmp_path}", *SMALL_RUN, *PERMUTED, *more)
