@@ -48,7 +48,7 @@ def test_of_equal_documents_the_first_ones_are_found() -> None:
     assert found.indices.tolist() == [[0, 2, 3]]
     broken = find_nearest(np.full((1, 2), np.nan), [corpus], 2)
     assert broken.indices.tolist() == [[0, 1]]
-    corpus[0], corpus[2], corpus[3] = np.nan, 1e30, 0
+    corpus[0], corpus[2], corpus[3] = np.nan, np.inf, 0
     found = find_nearest(np.array([[1.0, 0]]), [corpus], 5)
     assert found.indices[0, 0] == 4 and found.scores[0, 0] == 1
     assert np.isfinite(found.scores).all()
