@@ -82,6 +82,7 @@ def test_the_first_prediction_is_that_of_masked_language_modelling() -> None:
     assert np.abs(logits[0, -1] - last).max() > 1e-4, "one [MASK] that the others do not see until they may"
 
 
+@pytest.mark.slow
 def test_the_loop_windows_and_packed_rows_give_the_same() -> None:
     """Two examples of six tokens in a row are predicted as they are alone."""
     config = dataclasses.replace(CONFIG, position_embedding_type="learned", attention_window=4, type_vocab_size=2)

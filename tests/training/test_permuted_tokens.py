@@ -51,6 +51,7 @@ def trained(model, objective: Objective, masking: Masking) -> dict:
     return parallel.to_host(state).params
 
 
+@pytest.mark.slow
 def test_new_york() -> None:
     """Two words that depend on each other: predicted at once, each pair of them has a quarter of the probability; one
     after the other, the pairs that do not occur have next to none (Yang et al. 2019, section 2.2)."""
