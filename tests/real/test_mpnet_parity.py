@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import bert
+from bert.commands.pretrain import main as pretrain
 from bert.interchange import families
 from bert.model.relative_attention import buckets_by_distance
+from tests.conftest import SMALL_RUN
 from tests.helpers import english
 from tests.real.hf_models import (
     AUTO,
@@ -138,3 +140,17 @@ def test_a_sentence_transformers_folder(tmp_path: Path) -> None:
     for folder in ("model", "out"):
         theirs = library.SentenceTransformer(str(tmp_path / folder), device="cpu")
         np.testing.assert_allclose(theirs.encode(texts), model.embed(texts), atol=1e-5)
+
+
+def test_a_permuted_run_of_ours_is_an_mpnet(corpus: Path, tmp_path: Path) -> None:
+    """With a vocabulary that has padding where MPNet has it, its positions and its buckets."""
+    arguments = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, "--training.steps=2"]
+    arguments += ["--data.prediction=permuted", "--data.objective=full_sentences", "--model.type_vocab_size=0"]
+    arguments += ["--tokenizer.kind=byte_level", "--tokenizer.vocab_size=330", "--model.position_offset=2"]
+    assert pretrain([*arguments, "--model.relative_attention_buckets=32"]) == 0
+    said: list[str] = []
+    bert.load(tmp_path / "run").save(tmp_path / "out", say=said.append)
+    assert "of transformers', token ids equal" in said[0]
+    again, found = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert type(again).__name__ == "MPNetForMaskedLM"
+    assert not any(found.values()), found
