@@ -170,6 +170,7 @@ def test_the_options_parameters(option: str) -> None:
         "pooler of the mean": 2 * width,
         "shared layers": -11 * (4 * width**2 + 2 * width * 3072 + 9 * width + 3072),
         "step embeddings": 0,
+        "relative positions": 8 * 12,
     }
     # The final LayerNorm has a scale, the pooler's has one, the first layer has lost one.
     difference["modern"] = -(positions + segments) * width + 12 * width * 3072 + difference["no biases"] + width
