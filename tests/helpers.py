@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import signal
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -223,6 +225,29 @@ FILLERS = ("ba", "ri", "tu", "lo", "mi")
 
 
 NAMES = ("Xavi", "Xena", "Xerxes")
+
+
+def assert_interrupted_run_ends_the_same(
+    train: Callable[[Path], int], folder: Path, uninterrupted: Path, rows: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM at the twelfth batch of ``rows``: the run that resumes from there has the losses, weights and predictions
+    of the one that was not interrupted."""
+    batch, calls = rows.batch, []
+
+    def interrupt(self: Any, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 12:
+            signal.raise_signal(signal.SIGTERM)
+        return batch(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "batch", interrupt)
+        assert train(folder) == 143
+    assert not (folder / "predictions").exists()
+    assert train(folder) == 0
+    assert lines_of(folder) == lines_of(uninterrupted)
+    assert (folder / "predictions/dev.tsv").read_bytes() == (uninterrupted / "predictions/dev.tsv").read_bytes()
+    jax.tree.map(np.testing.assert_array_equal, state_of(folder), state_of(uninterrupted))
 
 
 def words(number: int, count: int) -> list[str]:

@@ -27,7 +27,7 @@ class PermutedTokens(struct.PyTreeNode):
 
     Attributes:
         positions: their places in the rows.
-        query_ids: the token that stands in for each, [MASK].
+        query_ids: [MASK] for each, which the layers read in its place.
         weights: 1 for a prediction, 0 for an unused place.
     """
 

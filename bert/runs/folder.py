@@ -83,6 +83,8 @@ DERIVED_KEYS = (
     "embedding.pooling",
     "embedding.normalize",
     "embedding.lowercase",
+    "embedding.query_prompt",
+    "embedding.document_prompt",
     "lora.checksum",
 )
 """Keys that default to null and are filled in from the data or the initial model; config.yaml records the value."""

@@ -76,7 +76,7 @@ class Task(ABC):
     head: str
     """Name in `bert.model.heads.HEADS`."""
     loss: str
-    """Name in `bert.training.losses.LOSSES`."""
+    """Name in `bert.training.losses.LOSSES`; any where the settings of the run choose the loss, as of embeddings."""
     main_metric: str
     """The score, of the first dev split, that chooses the best checkpoint."""
     directions: ClassVar[Mapping[str, bool]] = {}

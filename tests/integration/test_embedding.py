@@ -6,13 +6,10 @@ import dataclasses
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import yaml
@@ -23,7 +20,11 @@ from bert.commands.predict import main as predict
 from bert.data.text_groups import TextGroups
 from bert.interchange.pooling import Pooling
 from tests.conftest import SMALL_MODEL
-from tests.helpers import REPOSITORY, assert_same_but_for_rounding, lines_of, state_of
+from tests.helpers import (
+    REPOSITORY,
+    assert_interrupted_run_ends_the_same,
+    assert_same_but_for_rounding,
+)
 
 WORDS = ["red", "green", "blue", "black", "white", "brown", "cat", "dog", "bird", "fish"]
 OPTIONS = [*SMALL_MODEL, "--init=none", "--data.max_length=16", "--data.buckets=16", "--tokenizer.vocab_size=80",
@@ -136,23 +137,10 @@ def test_pairs_with_scores_are_trained_and_scored(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_interrupted_run_ends_the_same(trained: Path, data: Path, tmp_path: Path, monkeypatch) -> None:
-    batch, calls = TextGroups.batch, []
+    def train(folder: Path) -> int:
+        return run(folder, data)
 
-    def interrupt(self: TextGroups, *arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 12:
-            signal.raise_signal(signal.SIGTERM)
-        return batch(self, *arguments)
-
-    folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(TextGroups, "batch", interrupt)
-        assert run(folder, data) == 143
-    assert not (folder / "predictions").exists()
-    assert run(folder, data) == 0
-    assert lines_of(folder) == lines_of(trained)
-    assert (folder / "predictions/dev.tsv").read_bytes() == (trained / "predictions/dev.tsv").read_bytes()
-    jax.tree.map(np.testing.assert_array_equal, state_of(folder), state_of(trained))
+    assert_interrupted_run_ends_the_same(train, tmp_path / "run", trained, TextGroups, monkeypatch)
 
 
 @pytest.mark.slow

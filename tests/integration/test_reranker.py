@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -20,7 +18,11 @@ from bert.commands.finetune import main
 from bert.commands.predict import main as predict
 from bert.data.features import ChoiceFeatures
 from tests.conftest import SMALL_MODEL
-from tests.helpers import REPOSITORY, assert_same_but_for_rounding, lines_of, state_of
+from tests.helpers import (
+    REPOSITORY,
+    assert_interrupted_run_ends_the_same,
+    assert_same_but_for_rounding,
+)
 
 WORDS = ["red", "green", "blue", "black", "white", "brown"]
 OPTIONS = [*SMALL_MODEL, "--init=none", "--data.max_length=16", "--data.buckets=16", "--tokenizer.vocab_size=80",
@@ -65,7 +67,6 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_a_run_is_scored_ranks_and_is_exported(trained: Path, data: Path, capsys, tmp_path: Path) -> None:
     results = json.loads((trained / "results.json").read_text())
     assert set(results["dev"]) == {"loss", "ndcg_at_10", "mrr_at_10"}
@@ -104,23 +105,10 @@ def test_a_reranker_is_trained_on_with_its_head(trained: Path, data: Path, tmp_p
 
 @pytest.mark.slow
 def test_an_interrupted_run_ends_the_same(trained: Path, data: Path, tmp_path: Path, monkeypatch) -> None:
-    batch, calls = ChoiceFeatures.batch, []
+    def train(folder: Path) -> int:
+        return run(folder, data)
 
-    def interrupt(self: ChoiceFeatures, *arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 12:
-            signal.raise_signal(signal.SIGTERM)
-        return batch(self, *arguments)
-
-    folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(ChoiceFeatures, "batch", interrupt)
-        assert run(folder, data) == 143
-    assert not (folder / "predictions").exists()
-    assert run(folder, data) == 0
-    assert lines_of(folder) == lines_of(trained)
-    assert (folder / "predictions/dev.tsv").read_bytes() == (trained / "predictions/dev.tsv").read_bytes()
-    jax.tree.map(np.testing.assert_array_equal, state_of(folder), state_of(trained))
+    assert_interrupted_run_ends_the_same(train, tmp_path / "run", trained, ChoiceFeatures, monkeypatch)
 
 
 @pytest.mark.slow

@@ -13,10 +13,12 @@ import pytest
 from bert.config import ColumnsConfig, EmbeddingConfig, FinetuneConfig, TaskDataConfig, TrainingConfig
 from bert.data.text_groups import TextGroups
 from bert.errors import UserError
+from bert.runs.folder import DERIVED_KEYS
 from bert.tasks import make_task
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.readers.text_pairs import TextExamples
 from bert.tokenizer.wordpiece import load_tokenizer
+from bert.training.finetuning_setup import DECLARED
 from tests.tiny_models import PIECES
 
 PAIRS = ColumnsConfig(text_a="text_a", text_b="text_b", label="score")
@@ -284,3 +286,8 @@ def test_texts_are_lower_cased_if_the_model_declares_it(tmp_path: Path, tokenize
     batch = rows_of(task, tokenizer, examples).batch(np.array([0]), 8, 1)
     letters = [PIECES[ids[1]] for ids in (batch["input_ids"][0], *batch["document_ids"][0])]
     assert letters == ["a", "b", "c"]
+
+
+def test_a_run_resumes_without_what_its_initial_model_declares():
+    """config.yaml records it in place of null, which the same command has again."""
+    assert {f"embedding.{key}" for key in (*DECLARED, "pooling")} <= set(DERIVED_KEYS)

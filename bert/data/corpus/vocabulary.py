@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-HEAD_BYTES = 64 << 20
+HEAD_CHARACTERS = 64 << 20
 """Characters of a stream, read first, that a vocabulary is trained on."""
 
 
@@ -39,7 +39,7 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
         del keys["kind"]
     settings: list[Any] = [training_fingerprint(data, cache), keys, *(["verbatim"] if data.verbatim else [])]
     if data.streaming:
-        settings += [HEAD_BYTES, data.stream_readers, data.mixture_weights, data.seed]
+        settings += [HEAD_CHARACTERS, data.stream_readers, data.mixture_weights, data.seed]
     folder = cache / "vocabularies" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)
@@ -47,7 +47,7 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
         folder.parent.mkdir(parents=True, exist_ok=True)
         with blocking_lock(folder, lambda: say("waiting for another process that trains the same vocabulary")):
             if not (folder / "tokenizer.json").is_file():
-                head = f" on the first {HEAD_BYTES >> 20} MiB of the stream" if data.streaming else ""
+                head = f" on the first {HEAD_CHARACTERS:,} characters of the stream" if data.streaming else ""
                 say(f"training a vocabulary of up to {config.vocab_size:,} tokens{head}")
                 lines = (line for document in vocabulary_documents(data) for line in document)
                 tokenizer = train_tokenizer(lines, config)
@@ -64,4 +64,4 @@ def vocabulary_documents(data: DataConfig) -> Iterator[Document]:
     """What a vocabulary is trained on: the documents of ``data.train``, or of the head of a stream."""
     if not data.streaming:
         return documents(data.train, data.verbatim)
-    return (document for _, document in head_documents(stream_files(data.train), data, HEAD_BYTES))
+    return (document for _, document in head_documents(stream_files(data.train), data, HEAD_CHARACTERS))
