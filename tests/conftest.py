@@ -33,6 +33,7 @@ TYPED = (
     "bert.model.mask",
     "bert.model.rotary",
     "bert.model.relative_attention",
+    "bert.model.disentangled_attention",
     "bert.model.cache",
     "bert.model.attention",
     "bert.model.layers",

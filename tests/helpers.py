@@ -131,6 +131,7 @@ OPTIONS = {
     "RMSNorm": {"norm_type": "rms"},
     "local attention": {"attention_window": 2},
     "relative positions": {"relative_attention_buckets": 8},
+    "disentangled attention": {"position_embedding_type": "disentangled", "relative_attention_buckets": 8},
     "pooler of the mean": {"pooler_type": "transform", "pooler_input": "mean"},
     "shared layers": {"layer_groups": 1},
     "step embeddings": {"step_embedding": True},

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from bert.config import ModelConfig
+from bert.errors import require
 
 ATTENTION, FEED_FORWARD, POOLER, PREDICTIONS = "layers/attention", "layers/feed_forward", "pooler", "predictions"
 GENERATOR, DECODER = "generator", "decoder"
@@ -20,7 +21,7 @@ TRAINING = 3
 
 FORMULA = {
     ATTENTION: "a layer: 8 D^2 (query, key, value, output) + 4 T D (scores and mix), in local layers with the keys of "
-    "three blocks in place of T",
+    "three blocks in place of T, in disentangled ones with T plus their buckets",
     FEED_FORWARD: "a layer: 4 D F, 6 D F if it is gated",
     POOLER: "2 D^2 / T: one token a row",
     PREDICTIONS: "(2 D E + 2 E V) P / T, without 2 D E if there is no transform: the P predicted positions alone are "
@@ -56,8 +57,10 @@ def forward_flops(
     width, layers = config.hidden_size, config.num_hidden_layers
     read = length + 2 * predictions if permuted else length  # permuted rows are not computed in blocks
     keys = [read if permuted else config.keys_per_query(layer, length) for layer in range(layers)]
+    disentangled = config.position_embedding_type == "disentangled"
+    vectors = require(config.relative_attention_buckets, "the buckets") if disentangled else 0
     flops = {
-        ATTENTION: read / length * sum(8.0 * width**2 + 4.0 * count * width for count in keys),
+        ATTENTION: read / length * sum(8.0 * width**2 + 4.0 * (count + vectors) * width for count in keys),
         FEED_FORWARD: read / length * layers * _feed_forward_flops(config),
     }
     if POOLER in components:

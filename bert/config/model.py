@@ -95,9 +95,10 @@ class ModelConfig:
     embedding_size: Positive | None = None
     """Width E of the embeddings and of the MLM head's decoder, with a projection to hidden_size (ALBERT); null makes
     it hidden_size, without one."""
-    position_embedding_type: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
+    position_embedding_type: Literal["learned", "sinusoidal", "rotary", "disentangled", "none"] = "learned"
     """Positions by a learned table (learned), by fixed sinusoids that are no parameters (sinusoidal), by rotations of
-    queries and keys, so that attention sees distances alone (rotary; Su et al. 2021), or not at all (none)."""
+    queries and keys, so that attention sees distances alone (rotary; Su et al. 2021), by a vector for each bucket of
+    distances, which has queries and keys as tokens have (disentangled; He et al. 2021), or not at all (none)."""
     rotary_base: PositiveFloat = 10_000.0
     """Base of rotary positions: the slowest rotation takes 2 pi times this many positions."""
     local_rotary_base: PositiveFloat | None = None
@@ -111,7 +112,8 @@ class ModelConfig:
     relative_attention_buckets: Positive | None = None
     """Buckets of distances between two tokens, one bias of the attention scores for each bucket and head, which all
     layers share (Raffel et al. 2020, section 2.1): near distances have buckets of their own, far ones share them, and
-    the last is from 128 tokens on. MPNet has 32, next to a position table; null has none."""
+    the last is from 128 tokens on. MPNet has 32, next to a position table; null has none. With disentangled positions
+    each bucket has a vector in place of the biases, and the last is the longest distance: DeBERTa-v3 has 512."""
     gated_feed_forward: bool = False
     """The activated feed-forward layer is multiplied by a second one of the same width, elementwise (Shazeer 2020):
     GeGLU with hidden_act gelu, SwiGLU with silu."""
@@ -263,9 +265,13 @@ class ModelConfig:
                 f"model.position_embedding_type is rotary, which turns pairs of features, and a head has "
                 f"{self.head_size} (model.hidden_size / model.num_attention_heads): change one of them"
             )
-        if (buckets := self.relative_attention_buckets) is not None and (buckets % 4 or buckets > MAX_BUCKETS):
+        most = MAX_BUCKETS
+        if self.position_embedding_type == "disentangled":
+            self._check_disentangled()
+            most = 4 * self.max_position_embeddings  # a bucket for each distance to either side
+        if (buckets := self.relative_attention_buckets) is not None and (buckets % 4 or buckets > most):
             raise UserError(
-                f"model.relative_attention_buckets is {buckets}: set it to a multiple of 4 of at most {MAX_BUCKETS}"
+                f"model.relative_attention_buckets is {buckets}: set it to a multiple of 4 of at most {most}"
             )
         for key in ("global_attention_every", "local_rotary_base"):
             if getattr(self, key) is not None and self.attention_window is None:
@@ -277,6 +283,18 @@ class ModelConfig:
             raise UserError(
                 "model.first_layer_norm is false, and only pre-LN has LayerNorm before its first layer: set "
                 "model.pre_layer_norm to true, or remove it"
+            )
+
+    def _check_disentangled(self) -> None:
+        if self.relative_attention_buckets is None:
+            raise UserError(
+                "model.position_embedding_type is disentangled, which needs model.relative_attention_buckets: set it "
+                "to 512, say"
+            )
+        if self.attention_window is not None:
+            raise UserError(
+                "model.position_embedding_type disentangled and model.attention_window are both set, and disentangled "
+                "attention reads whole rows alone: remove one of them"
             )
 
     def _check_groups(self, key: str, layers: int) -> None:

@@ -46,6 +46,8 @@ ENCODER_MODULES = {
     f"{LAYER}/output_norm": "norm",
     "bert/encoder/norm": "norm",
     "bert/encoder/relative_attention_bias": "table",
+    "bert/encoder/relative_attention_embeddings": "table",
+    "bert/encoder/relative_attention_norm": "norm",
 }
 """The modules of `MODULES` that a decoder has as well."""
 

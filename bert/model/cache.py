@@ -44,6 +44,10 @@ class KeysValues(struct.PyTreeNode):
             jnp.transpose(values, (0, 2, 1, 3)).reshape(rows * heads, length, size),
         )
 
+    def split_heads(self, num_rows: int) -> Float[Array, "B S N H"]:
+        """The keys as projected, [B, S, N, H], B = ``num_rows``."""
+        return jnp.transpose(self.keys.reshape(num_rows, -1, *self.keys.shape[1:]), (0, 3, 1, 2))
+
     def write(self, new: KeysValues, start: Int[Array, ""] | int | None) -> KeysValues:
         """Puts the keys and values of T positions in place from ``start`` on, from 0 if None.
 

@@ -17,8 +17,10 @@ from flax import struct
 from jaxtyping import Bool, Float, Int, Num
 
 from bert.config import ModelConfig
+from bert.errors import require
 from bert.model.array_types import Array
 from bert.model.cache import LayerCache, Memory
+from bert.model.disentangled_attention import Disentangled
 from bert.model.dropout import Dropout
 from bert.model.embeddings import Embeddings
 from bert.model.execution import LayerExecution
@@ -29,6 +31,7 @@ from bert.model.layers import (
     Dtype,
     Layer,
     LayerStates,
+    Positions,
     Transform,
     hidden_dense,
     layer_norm,
@@ -101,10 +104,10 @@ class EncoderStates(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """What self-attention of a layer reads: the mask, and the rotation of rotary positions or None."""
+    """What self-attention of a layer reads: the mask, and rotary or disentangled positions or None."""
 
     mask: Mask
-    rotation: Rotation | None
+    positions: Positions | None
 
 
 class Encoder(nn.Module):
@@ -152,7 +155,7 @@ class Encoder(nn.Module):
             scope = scopes[config.is_local(number)]
             layer_cache = None if cache is None else cache[number]
             x, states = modules[config.group_of(number)](
-                self._add_step(x, number), scope.mask, source, memory, layer_cache, scope.rotation
+                self._add_step(x, number), scope.mask, source, memory, layer_cache, scope.positions
             )
             layers.append(states)
             if number == config.num_hidden_layers - 1:
@@ -186,12 +189,20 @@ class Encoder(nn.Module):
     def _relative_bias(self) -> BiasOf | None:
         """The bias of relative positions, which all layers share; None for a model without one."""
         config = self.config
-        if config.relative_attention_buckets is None:
+        if config.relative_attention_buckets is None or config.position_embedding_type == "disentangled":
             return None
         buckets, heads = config.relative_attention_buckets, config.num_attention_heads
         init = truncated_normal_init(config)
         table = nn.Embed(buckets, heads, embedding_init=init, name="relative_attention_bias")
         return partial(relative_attention_bias, table.embedding)
+
+    def _disentangled(self, distances: Int[Array, "#B T S"]) -> Disentangled:
+        """The positions of disentangled attention, whose vectors all layers share."""
+        config, init = self.config, truncated_normal_init(self.config)
+        buckets = require(config.relative_attention_buckets, "model.relative_attention_buckets")
+        table = nn.Embed(buckets, config.hidden_size, embedding_init=init, name="relative_attention_embeddings")
+        vectors = layer_norm(config, self.dtype, "relative_attention_norm")(table.embedding)
+        return Disentangled.of_distances(vectors, distances, config.max_position_embeddings)
 
     def _scopes(
         self, mask: Mask, rows: Length, num_queries: Length, num_keys: Length, written: bool, in_blocks: bool
@@ -209,15 +220,17 @@ class Encoder(nn.Module):
             base = config.rotary_base
             if local and config.local_rotary_base is not None:
                 base = config.local_rotary_base
-            rotation = None
+            positions: Positions | None = None
             if config.position_embedding_type == "rotary":
-                rotation = Rotation.of_positions(mask.query_positions(num_queries), config.head_size, base)
+                positions = Rotation.of_positions(mask.query_positions(num_queries), config.head_size, base)
+            elif config.position_embedding_type == "disentangled":
+                positions = self._disentangled(mask.distances(num_queries, num_keys))
             narrowed = mask.replace(window=config.attention_window) if local else mask
             if local and block is not None:
-                return Scope(narrowed.to_blocks(rows, num_queries, block, bias_of), rotation)
+                return Scope(narrowed.to_blocks(rows, num_queries, block, bias_of), positions)
             if bias_of is not None:
                 narrowed = narrowed.replace(bias=bias_of(narrowed.distances(num_queries, num_keys)))
-            return Scope(narrowed.to_pairs(num_queries, num_keys) if written else narrowed, rotation)
+            return Scope(narrowed.to_pairs(num_queries, num_keys) if written else narrowed, positions)
 
         return {local: scope(local) for local in sorted(kinds)}
 
@@ -246,7 +259,7 @@ class Encoder(nn.Module):
             x = self._add_step(x, number)
             branches = [
                 lambda x, scope=scopes[local]: layer.apply(
-                    {"params": params}, x, scope.mask, source, memory, None, scope.rotation
+                    {"params": params}, x, scope.mask, source, memory, None, scope.positions
                 )[0]
                 for local in sorted(scopes)
             ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bert.config import TrainingConfig
+from bert.config import ModelConfig, TrainingConfig
 from bert.errors import UserError
 from bert.parallel.devices import local_devices, max_cudnn_head_dim
 
@@ -31,20 +31,30 @@ class LayerExecution:
 
     @classmethod
     def from_config(
-        cls, config: TrainingConfig, head_size: int | None = None, cudnn_head: int | None = None
+        cls, config: TrainingConfig, model: ModelConfig | None = None, cudnn_head: int | None = None
     ) -> LayerExecution:
         """Resolves the execution options of a training configuration.
 
         Args:
             config: asks.
-            head_size: H of the model; None where it is not known yet, and taken for one that fits.
+            model: None where it is not known yet, and taken for one that fits.
             cudnn_head: of the devices, as `max_cudnn_head_dim` has it; None for those that JAX has.
 
         Raises:
-            UserError: cuDNN is asked for where there is none, or for heads that it does not take.
+            UserError: cuDNN is asked for where there is none, or for heads or positions that it does not take.
         """
         largest = max_cudnn_head_dim(local_devices()) if cudnn_head is None else cudnn_head
-        cudnn = largest > 0 and (head_size is None or (head_size % 8 == 0 and head_size <= largest))
+        head_size = None if model is None else model.head_size
+        disentangled = model is not None and model.position_embedding_type == "disentangled"
+        cudnn = (
+            largest > 0 and (head_size is None or (head_size % 8 == 0 and head_size <= largest)) and not disentangled
+        )
+        if config.attention_implementation == "cudnn" and disentangled:
+            raise UserError(
+                "training.attention_implementation is cudnn, whose kernel would read the scores that "
+                "model.position_embedding_type disentangled has already computed: set it to xla, or leave it to "
+                "training.preset"
+            )
         if config.attention_implementation == "cudnn" and not cudnn:
             reason = (
                 f"whose heads have a multiple of 8 features and at most {largest} on these devices, and the model's "

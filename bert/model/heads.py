@@ -204,7 +204,9 @@ class BertForSequenceClassification(nn.Module):
     ) -> Float[Array, "B L"]:
         """[B, T] -> [B, L] float32 logits."""
         inputs = (input_ids, token_type_ids, attention_mask)
-        twice = (self.config.position_offset or self.config.pooler_act == "gelu") and not self.config.causal
+        config = self.config
+        twice = (config.position_offset or config.pooler_act == "gelu") and not config.causal
+        twice = twice and config.position_embedding_type != "disentangled"  # DeBERTa's pooler has none before it
         if dropout is not None and twice and self.num_feature_layers is None:
             hidden = self.bert(*inputs, dropout=dropout).last_hidden_state
             unpooled = self.bert.pooler_input(hidden, attention_mask)

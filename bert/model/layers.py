@@ -18,6 +18,7 @@ from bert.model.array_types import Array
 from bert.model.attention import cached_attention, dot_product_attention, fused_attention
 from bert.model.blocks import split_keys, split_queries
 from bert.model.cache import KeysValues, LayerCache, Memory
+from bert.model.disentangled_attention import PARTS, Disentangled
 from bert.model.dropout import Dropout
 from bert.model.initializers import residual_initializer, truncated_normal_init
 from bert.model.linear import gelu, linear
@@ -26,6 +27,9 @@ from bert.model.rotary import Rotation
 from bert.parallel.sharding import constrain_activation
 
 Dtype = Any
+
+Positions = Rotation | Disentangled
+"""Positions that self-attention itself reads."""
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
@@ -140,24 +144,27 @@ class Attention(nn.Module):
         keys_values: Float[Array, "B S D"] | KeysValues,
         mask: Mask,
         dropout: Dropout | None = None,
-        rotation: Rotation | None = None,
+        positions: Positions | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"] | None]:
         """[B, T, D] queries over [B, S, D] keys and values -> [B, T, D], and the weights [B, N, T, S].
 
         Keys and values are hidden states or, without dropout and for any kernel, what `keys_values` has made of them.
         That may have fewer rows, with the mask, each for several rows of queries side by side: the hypotheses of a text
-        read one source. Fused kernels return None for the weights. Of self-attention, ``rotation`` is that of the T
-        positions.
+        read one source. Fused kernels return None for the weights. ``positions`` are those of self-attention.
         """
-        query = _rotate(self._split_heads(self.query(queries)), rotation)
+        query = _rotate(self._split_heads(self.query(queries)), positions)
         if isinstance(keys_values, KeysValues):
             rows, length, heads, size = query.shape
             query = query.reshape(len(keys_values.values) // heads, -1, heads, size)
+            if isinstance(positions, Disentangled):
+                query, mask = self._disentangle(query, keys_values.split_heads(len(query)), mask, positions, dropout)
             pairs = mask.booleans(query.shape[1], keys_values.num_positions)
             mixed, weights = cached_attention(query, keys_values.keys, keys_values.values, pairs, mask.bias)
             weights = jnp.swapaxes(weights, 1, 2).reshape(rows, length, heads, -1)
             return self.output(mixed.reshape(queries.shape)), jnp.swapaxes(weights, 1, 2)
-        key, value = self._project(keys_values, rotation)
+        key, value = self._project(keys_values, positions)
+        if isinstance(positions, Disentangled):
+            query, mask = self._disentangle(query, key, mask, positions, dropout)
         if mask.block is not None:
             return self._attend_in_blocks(query, key, value, mask, dropout), None
         if self.kernel != "written":
@@ -166,6 +173,20 @@ class Attention(nn.Module):
         pairs, rate = mask.booleans(query.shape[1], key.shape[1]), self.config.attention_probs_dropout_prob
         mixed, weights = dot_product_attention(query, key, value, pairs, mask.bias, dropout=dropout, dropout_rate=rate)
         return self.output(mixed.reshape(queries.shape)), weights
+
+    def _disentangle(
+        self,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B S N H"],
+        mask: Mask,
+        positions: Disentangled,
+        dropout: Dropout | None,
+    ) -> tuple[Float[Array, "B T N H"], Mask]:
+        """The query scaled for a sum of products, and the mask with the other products as its bias."""
+        vectors = positions.dropped(dropout, self.config.hidden_dropout_prob)[None]
+        distance_query, distance_key = (self._split_heads(project(vectors))[0] for project in (self.query, self.key))
+        bias = positions.scores(query, key, distance_query, distance_key)
+        return query * jnp.asarray(PARTS**-0.5, query.dtype), mask.replace(bias=bias)
 
     def _attend_in_blocks(
         self,
@@ -191,23 +212,23 @@ class Attention(nn.Module):
             )
         return self.output(mixed.reshape(rows, -1, self.config.hidden_size)[:, :length])
 
-    def keys_values(self, x: Float[Array, "B S D"], rotation: Rotation | None = None) -> KeysValues:
+    def keys_values(self, x: Float[Array, "B S D"], positions: Positions | None = None) -> KeysValues:
         """[B, S, D] hidden states -> the keys and values of all heads, to be computed once and used again."""
-        return KeysValues.from_heads(*self._project(x, rotation))
+        return KeysValues.from_heads(*self._project(x, positions))
 
     def _project(
-        self, x: Float[Array, "B S D"], rotation: Rotation | None
+        self, x: Float[Array, "B S D"], positions: Positions | None
     ) -> tuple[Float[Array, "B S N H"], Float[Array, "B S N H"]]:
         """[B, S, D] hidden states -> keys and values, [B, S, N, H] each."""
-        return _rotate(self._split_heads(self.key(x)), rotation), self._split_heads(self.value(x))
+        return _rotate(self._split_heads(self.key(x)), positions), self._split_heads(self.value(x))
 
     def _split_heads(self, x: Float[Array, "B S D"]) -> Float[Array, "B S N H"]:
         heads = self.config.num_attention_heads
         return constrain_activation(x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads), None, "tensor")
 
 
-def _rotate(x: Float[Array, "B T N H"], rotation: Rotation | None) -> Float[Array, "B T N H"]:
-    return x if rotation is None else rotation(x)
+def _rotate(x: Float[Array, "B T N H"], positions: Positions | None) -> Float[Array, "B T N H"]:
+    return positions(x) if isinstance(positions, Rotation) else x
 
 
 class LayerStates(struct.PyTreeNode):
@@ -250,7 +271,7 @@ class Layer(nn.Module):
         dropout: Dropout | None = None,
         memory: Memory | None = None,
         cache: LayerCache | None = None,
-        rotation: Rotation | None = None,
+        positions: Positions | None = None,
     ) -> tuple[Float[Array, "B T D"], LayerStates]:
         """[B, T, D] -> [B, T, D].
 
@@ -261,14 +282,14 @@ class Layer(nn.Module):
             memory: the states that cross-attention reads; None for a layer without cross-attention.
             cache: keys and values of earlier positions. Those of ``x`` are put in at the mask's ``start``, and the mask
                 has to leave out the positions behind them, as a causal one does.
-            rotation: of queries and keys of self-attention, for rotary positions; None for none.
+            positions: rotary or disentangled ones, of self-attention; None for none.
         """
         config = self.config
         norm = layer_norm(config, self.dtype, "attention_norm")
         attention = Attention(config, self.dtype, self.kernel, name="attention")
         read = x if self.reads_normed else _before(config, norm, x)
-        own = None if cache is None else cache.own.write(attention.keys_values(read, rotation), mask.start)
-        attended, weights = attention(read, read if own is None else own, mask, dropout, rotation)
+        own = None if cache is None else cache.own.write(attention.keys_values(read, positions), mask.start)
+        attended, weights = attention(read, read if own is None else own, mask, dropout, positions)
         x = _after(config, norm, x, maybe_dropout(attended, dropout, config.hidden_dropout_prob, "attention_output"))
         cross_weights = remembered = None
         if memory is not None:

@@ -46,9 +46,7 @@ def build_model_and_objective(config: PretrainConfig, cudnn_head: int | None = N
         UserError: the devices cannot run the model as the configuration demands.
     """
     prediction = PREDICTIONS[config.data.prediction]
-    model = prediction.build_model(
-        config, lambda sizes: LayerExecution.from_config(config.training, sizes.head_size, cudnn_head)
-    )
+    model = prediction.build_model(config, lambda sizes: LayerExecution.from_config(config.training, sizes, cudnn_head))
     return model, prediction.build_objective(model, config)
 
 
@@ -95,7 +93,7 @@ def build_learner(config: PretrainConfig, teacher: Teacher | None, parallel: Par
 def build_task_model(task: Task, config: FinetuneConfig) -> nn.Module:
     """The encoder with a task's head, or with a decoder. Raises UserError if the devices cannot run it as the
     configuration demands."""
-    execution = LayerExecution.from_config(config.training, config.model.head_size)
+    execution = LayerExecution.from_config(config.training, config.model)
     if task.head == HEAD:
         return BertForSequenceToSequence(config.model, jnp.dtype(config.training.dtype), execution)
     if isinstance(task, EmbeddingTask):
@@ -140,7 +138,7 @@ def build_classifier_with_language_model(task: Task, config: FinetuneConfig) -> 
         task.num_labels,
         config.classifier_dropout,
         jnp.dtype(config.training.dtype),
-        LayerExecution.from_config(config.training, config.model.head_size),
+        LayerExecution.from_config(config.training, config.model),
     )
 
 

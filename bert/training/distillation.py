@@ -255,7 +255,7 @@ class Distillation:
 
     def _run_teacher(self, params: Params, batch: Batch, layers: Iterable[int]) -> tuple[Any, HiddenStates]:
         """The logits, or nothing of use from a teacher without an MLM head, and the hidden states."""
-        execution = LayerExecution.from_config(self.config.training, self.teacher.config.head_size)
+        execution = LayerExecution.from_config(self.config.training, self.teacher.config)
         model = BertForMaskedLM(self.teacher.config, jnp.dtype(self.config.training.dtype), execution)
         options = {} if TOKENS in self.factors else {"method": _encode}
         return run_with_states(model, params, batch, layers, self.teacher.config, None, **options)

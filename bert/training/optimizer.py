@@ -188,7 +188,7 @@ STACKS = ("bert", "decoder")
 def layer_depth(path: tuple[str, ...]) -> int | None:
     """The depth of a parameter of the encoder or the decoder: 0 in the embeddings and in what all layers read, i + 1 in
     layer i; None above the layers (pooler, heads)."""
-    if path[0] not in STACKS or path[1] == "embeddings" or path[1:3] == ("encoder", "relative_attention_bias"):
+    if path[0] not in STACKS or path[1] == "embeddings" or "/".join(path[1:3]).startswith("encoder/relative_"):
         return 0 if path[0] in STACKS else None
     layer = re.fullmatch(r"layer_(\d+)", path[2]) if path[1] == "encoder" else None
     return None if layer is None else int(layer[1]) + 1

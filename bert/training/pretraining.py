@@ -122,7 +122,7 @@ def resolve_setup(run: RunFolder[PretrainConfig], say: Log) -> Setup:
             f"model.type_vocab_size is {config.model.type_vocab_size}, and data.objective {config.data.objective} "
             "reads pairs of segments: start from a model with two, or set data.objective to full_sentences"
         )
-    LayerExecution.from_config(config.training, config.model.head_size)
+    LayerExecution.from_config(config.training, config.model)
     teacher = load_teacher(config.distillation, say)
     if teacher is not None:
         check_student(config, teacher)

@@ -69,22 +69,26 @@ def test_what_is_beyond_the_vocabulary_is_never_predicted():
     assert logits.argmax(-1).max() < 99
 
 
+def heads_of(size: int) -> ModelConfig:
+    return ModelConfig(hidden_size=size, num_attention_heads=1)
+
+
 def test_the_fast_preset_is_one_line():
     config = load_config(PretrainConfig, recipe_folder() / "base.yaml")
     assert apply_preset(config) is config
-    assert LayerExecution.from_config(config.training, 64, 128) == LayerExecution()
+    assert LayerExecution.from_config(config.training, heads_of(64), 128) == LayerExecution()
     fast = apply_preset(dataclasses.replace(config, training=dataclasses.replace(config.training, preset="fast")))
     assert fast.model == dataclasses.replace(config.model, attention_probs_dropout_prob=0.0)
     assert fast.training.dtype == "bfloat16"
     dataclasses.replace(fast, data=dataclasses.replace(fast.data, train=["corpus.txt"])).check()
-    assert LayerExecution.from_config(fast.training, 64, 128) == LayerExecution(
+    assert LayerExecution.from_config(fast.training, heads_of(64), 128) == LayerExecution(
         attention="cudnn", pad_vocab_to_multiple_of=64
     )
-    assert LayerExecution.from_config(fast.training, 64, 0) == LayerExecution(
+    assert LayerExecution.from_config(fast.training, heads_of(64), 0) == LayerExecution(
         attention="xla", pad_vocab_to_multiple_of=64
     )
     packed = dataclasses.replace(fast, data=dataclasses.replace(fast.data, packing=True))
-    assert LayerExecution.from_config(apply_preset(packed).training, 64, 128) == LayerExecution(
+    assert LayerExecution.from_config(apply_preset(packed).training, heads_of(64), 128) == LayerExecution(
         pad_vocab_to_multiple_of=64
     )
 
@@ -168,11 +172,12 @@ CPU, TPU = Device("cpu", "cpu"), Device("tpu", "PJRT C API\nTFRT TPU v5 lite")
 def test_cudnns_attention_is_for_nvidias_gpus_since_ampere(monkeypatch, devices, largest):
     assert max_cudnn_head_dim(devices) == largest
     monkeypatch.setattr("bert.model.execution.local_devices", lambda: devices)
-    assert LayerExecution.from_config(TrainingConfig(preset="fast"), 64).attention == ("cudnn" if largest else "xla")
+    fast = TrainingConfig(preset="fast")
+    assert LayerExecution.from_config(fast, heads_of(64)).attention == ("cudnn" if largest else "xla")
     if not largest:
-        for size in (64, None):
+        for model in (heads_of(64), None):
             with pytest.raises(UserError, match=r"NVIDIA GPUs of compute capability 8\.0 or more, .*: set it to xla"):
-                LayerExecution.from_config(TrainingConfig(attention_implementation="cudnn"), size)
+                LayerExecution.from_config(TrainingConfig(attention_implementation="cudnn"), model)
 
 
 @pytest.mark.parametrize(
@@ -181,14 +186,21 @@ def test_cudnns_attention_is_for_nvidias_gpus_since_ampere(monkeypatch, devices,
 )
 def test_heads_that_cudnn_does_not_take_are_left_to_xla_by_the_preset_and_told_else(head_size, largest, fits):
     fast, asked = TrainingConfig(preset="fast"), TrainingConfig(attention_implementation="cudnn")
-    assert LayerExecution.from_config(fast, head_size, largest).attention == ("cudnn" if fits else "xla")
+    assert LayerExecution.from_config(fast, heads_of(head_size), largest).attention == ("cudnn" if fits else "xla")
     if fits:
-        assert LayerExecution.from_config(asked, head_size, largest).attention == "cudnn"
+        assert LayerExecution.from_config(asked, heads_of(head_size), largest).attention == "cudnn"
         return
     with pytest.raises(UserError) as error:
-        LayerExecution.from_config(asked, head_size, largest)
+        LayerExecution.from_config(asked, heads_of(head_size), largest)
     assert f"a multiple of 8 features and at most {largest} on these devices" in str(error.value)
     assert f"the model's have {head_size} (model.hidden_size / model.num_attention_heads): set it" in str(error.value)
+
+
+def test_disentangled_attention_is_left_to_xla() -> None:
+    model = dataclasses.replace(heads_of(64), position_embedding_type="disentangled", relative_attention_buckets=8)
+    assert LayerExecution.from_config(TrainingConfig(preset="fast"), model, 128).attention == "xla"
+    with pytest.raises(UserError, match=r"attention_implementation is cudnn, .* disentangled .*: set it to xla, or"):
+        LayerExecution.from_config(TrainingConfig(attention_implementation="cudnn"), model, 128)
 
 
 @pytest.mark.parametrize(

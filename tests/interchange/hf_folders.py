@@ -33,6 +33,10 @@ DISTILBERT = dataclasses.replace(CONFIG, pooler_act="relu", type_vocab_size=0, l
 MPNET = dataclasses.replace(
     CONFIG, hidden_act="gelu", position_offset=2, type_vocab_size=0, relative_attention_buckets=32
 )
+DEBERTA = dataclasses.replace(
+    CONFIG, hidden_act="gelu", pooler_act="gelu", type_vocab_size=0, position_embedding_type="disentangled",
+    relative_attention_buckets=8,
+)  # fmt: skip
 GPT2 = dataclasses.replace(
     CONFIG, type_vocab_size=0, causal=True, pre_layer_norm=True, embedding_norm=False, prediction_transform=False,
     prediction_bias=False, residual_init="scaled",

@@ -21,7 +21,7 @@ from tests.helpers import thoroughly
 pytestmark = pytest.mark.slow
 
 KEYS = {
-    "position_embedding_type": ["learned", "sinusoidal", "rotary", "none"],
+    "position_embedding_type": ["learned", "sinusoidal", "rotary", "disentangled", "none"],
     "attention_window": [None, 2],
     "global_attention_every": [None, 2],
     "local_rotary_base": [None, 50.0],

@@ -171,6 +171,7 @@ def test_the_options_parameters(option: str) -> None:
         "shared layers": -11 * (4 * width**2 + 2 * width * 3072 + 9 * width + 3072),
         "step embeddings": 0,
         "relative positions": 8 * 12,
+        "disentangled attention": (8 + 2 - positions) * width,
     }
     # The final LayerNorm has a scale, the pooler's has one, the first layer has lost one.
     difference["modern"] = -(positions + segments) * width + 12 * width * 3072 + difference["no biases"] + width
@@ -224,7 +225,7 @@ def test_scaled_residuals_start_with_a_smaller_deviation() -> None:
         ({"residual_init": "small"}, "model.residual_init is 'small': use one of plain, scaled"),
         (
             {"position_embedding_type": "relative"},
-            "model.position_embedding_type is 'relative': use one of learned, sinusoidal, rotary, none",
+            "model.position_embedding_type is 'relative': use one of learned, sinusoidal, rotary, disentangled, none",
         ),
         (
             {"position_embedding_type": "rotary", "hidden_size": 36},
@@ -234,6 +235,14 @@ def test_scaled_residuals_start_with_a_smaller_deviation() -> None:
         ({"local_rotary_base": 100.0}, "model.local_rotary_base is 100.0, and without model.attention_window"),
         ({"attention_window": 4, "global_attention_every": 1}, "global_attention_every is 1: it must be at least 2"),
         ({"relative_attention_buckets": 6}, "relative_attention_buckets is 6: set it to a multiple of 4 of at most"),
+        (
+            {"position_embedding_type": "disentangled"},
+            "which needs model.relative_attention_buckets: set it to 512, say",
+        ),
+        (
+            {"position_embedding_type": "disentangled", "relative_attention_buckets": 8, "attention_window": 4},
+            "disentangled and model.attention_window are both set, .*: remove one of them",
+        ),
         ({"layer_groups": 3}, "layer_groups is 3, which does not divide model.num_hidden_layers .2.: change one"),
         ({"layer_groups": 2, "decoder_layers": 3}, "which does not divide model.decoder_layers .3.: change one"),
         (

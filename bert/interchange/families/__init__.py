@@ -6,6 +6,7 @@ from bert.interchange.bundle import ModelBundle
 from bert.interchange.families.albert import ALBERT
 from bert.interchange.families.base import Family
 from bert.interchange.families.bert import BERT, GOOGLE_NAMES
+from bert.interchange.families.deberta import DEBERTA
 from bert.interchange.families.distilbert import DISTILBERT
 from bert.interchange.families.electra import ELECTRA
 from bert.interchange.families.encoder_decoder import ENCODER_DECODER
@@ -19,8 +20,8 @@ from bert.tokenizer.wordpiece import vocabulary_kind
 __all__ = ["FAMILIES", "GOOGLE_NAMES", "Family", "family_of", "family_of_classes", "family_of_type"]
 
 FAMILIES: tuple[Family, ...] = (
-    *(BERT, ROBERTA_PRELAYERNORM, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MPNET, GPT2, MODERNBERT),
-    ENCODER_DECODER,
+    *(BERT, ROBERTA_PRELAYERNORM, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MPNET, DEBERTA, GPT2),
+    *(MODERNBERT, ENCODER_DECODER),
 )
 """Later ones take precedence: every model has the form of the first."""
 

@@ -45,6 +45,9 @@ TOLERANCE = 1e-4
 SCALED = ("kernel", "scale")
 """Parameters that a bias may follow."""
 
+IN_ATTENTION = ("rotary", "disentangled")
+"""Positions that attention reads; all others are the same as a table."""
+
 SAMPLES = (
     "Don't stop: it's 3.14, e.g. at café Müller's!",
     "CamelCase_and under_scores\t[MASK] <mask> naïve ﬁne ½",
@@ -103,7 +106,7 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     absent += ["use_bias", "norm_bias"]
     values = {
         "embedding_size": None if config.embedding_width == config.hidden_size else config.embedding_width,
-        "position_embedding_type": "rotary" if config.position_embedding_type == "rotary" else "learned",
+        "position_embedding_type": kind if (kind := config.position_embedding_type) in IN_ATTENTION else "learned",
         "type_vocab_size": config.type_vocab_size or int(segments),
         "prediction_bias": config.prediction_bias or bias,
         **{key: family.limits[key].value for key in absent if key in family.limits},

@@ -1,0 +1,115 @@
+"""DeBERTa-v3 (He et al. 2021): BERT with disentangled attention, without a position table and without segments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bert.config import ModelConfig
+from bert.errors import UserError
+from bert.interchange.families.base import BERT_LIMITS, Family, Limit, class_names, encoder_names
+from bert.interchange.families.bert import BERT
+from bert.interchange.names import LAYER, Names
+from bert.tokenizer.special_tokens import SpecialTokenIds
+
+ATTENTION = "deberta.encoder.layer.{}.attention.self"
+ROW_HEADS = ("SequenceClassification", "MultipleChoice")
+
+FORM: dict[str, tuple[Any, Any]] = {
+    "relative_attention": (False, True),
+    "position_biased_input": (True, False),
+    "share_att_key": (False, True),
+    "norm_rel_ebd": ("none", "layer_norm"),
+    "conv_kernel_size": (0, 0),
+    "pooler_dropout": (0, 0),
+}
+"""Settings of which one value is read: transformers' default, and that value, which is v3's."""
+
+PRODUCTS = ["p2c", "c2p"]
+
+
+def _read_config(content: dict[str, Any]) -> dict[str, Any]:
+    size, length = content["hidden_size"], content["max_position_embeddings"]
+    form = {
+        **FORM,
+        **dict.fromkeys(("embedding_size", "pooler_hidden_size"), (size, size)),
+        "attention_head_size": (size // max(content["num_attention_heads"], 1),) * 2,
+    }
+    for key, (default, read) in form.items():
+        if (value := content.get(key, default)) != read:
+            raise UserError(f"{key} is {value!r}, and only {read!r} is read: name another model")
+    products = content.get("pos_att_type")
+    listed = products.lower().split("|") if isinstance(products, str) else products
+    if not isinstance(listed, list) or sorted(str(kind).strip() for kind in listed) != sorted(PRODUCTS):
+        raise UserError(f"pos_att_type is {products!r}, and only {'|'.join(PRODUCTS)} is read: name another model")
+    if content["position_buckets"] < 1:
+        number = content["position_buckets"]
+        raise UserError(f"position_buckets is {number}: set it to a number from 1 on, or name another model")
+    if (farthest := content.get("max_relative_positions", -1)) not in (-1, 0, length):
+        raise UserError(
+            f"max_relative_positions is {farthest!r}, and only max_position_embeddings ({length}) is read: name "
+            "another model"
+        )
+    return {
+        **{key: DEBERTA.limits[key].value for key in ("position_embedding_type", "type_vocab_size")},
+        "relative_attention_buckets": 2 * content["position_buckets"],
+        "pooler_act": content.get("pooler_hidden_act", "gelu"),
+    }
+
+
+def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, Any]:
+    return {
+        **{key: read for key, (_, read) in FORM.items()},
+        "pos_att_type": PRODUCTS,
+        "max_relative_positions": -1,
+        "position_buckets": (config.relative_attention_buckets or 0) // 2,
+        "pooler_hidden_size": config.hidden_size,
+        "pooler_hidden_act": config.pooler_act,
+        "legacy": True,
+    }
+
+
+def _flatten(content: dict[str, Any]) -> dict[str, Any]:
+    """With the dropout of a head over a row under its common name."""
+    if not str(content.get("architectures")).strip("[]'").endswith(ROW_HEADS) or content.get("cls_dropout") is None:
+        return content
+    return {"classifier_dropout": content["cls_dropout"], **content}
+
+
+DEBERTA = Family(
+    model_type="deberta-v2",
+    title="DeBERTa-v3",
+    prefix="deberta",
+    classes=class_names("DebertaV2"),
+    names=Names(
+        {
+            **{
+                path: name
+                for path, name in encoder_names("deberta").items()
+                if path not in ("bert/embeddings/position", "bert/embeddings/segment")
+            },
+            **{path: name for path, name in BERT.names.modules.items() if path.startswith("predictions/")},
+            **{f"{LAYER}/attention/{part}": f"{ATTENTION}.{part}_proj" for part in ("query", "key", "value")},
+            "bert/encoder/relative_attention_embeddings": "deberta.encoder.rel_embeddings",
+            "bert/encoder/relative_attention_norm": "deberta.encoder.LayerNorm",
+        },
+        # BERT's pooler is the first layer of each head over a row.
+        heads={f"BertFor{head}": {"bert/pooler": "pooler.dense"} for head in ROW_HEADS},
+    ),
+    decoder_bias=BERT.decoder_bias,
+    more_sizes=("position_buckets",),
+    limits={
+        **{key: limit for key, limit in BERT_LIMITS.items() if key != "relative_attention_buckets"},
+        "position_embedding_type": Limit("disentangled", "its attention is disentangled"),
+        "type_vocab_size": Limit(0, "it has no segments"),
+        "position_offset": Limit(0, "its positions begin at 0"),
+        "embedding_size": Limit(None, "its embeddings have hidden_size features"),
+    },
+    fixed={"type_vocab_size": 0},
+    # transformers reads the heads of neither part of v3's pretraining, nor what that keeps next to the embeddings.
+    settings={"BertForMaskedLM": {"legacy": True}},
+    constants=r"(^|\.)embeddings\.(position_ids$|position_embeddings\.|word_embeddings\._)|^(lm|mask)_predictions\.",
+    has_form=lambda config, architecture: config.position_embedding_type == "disentangled" and not config.causal,
+    read_config=_read_config,
+    write_config=_write_config,
+    flatten=_flatten,
+)

@@ -1,0 +1,123 @@
+"""Disentangled attention: by hand, pair by pair, and the same in every way of running the layers."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert.config import ModelConfig
+from bert.model.cache import make_cache
+from bert.model.disentangled_attention import Disentangled, buckets_by_distance
+from bert.model.dropout import Dropout
+from bert.model.encoder import Encoder
+from bert.model.execution import LayerExecution
+from bert.model.mask import Mask
+
+CONFIG = ModelConfig(
+    hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, max_position_embeddings=16,
+    position_embedding_type="disentangled", relative_attention_buckets=8, initializer_range=0.5,
+)  # fmt: skip
+X = jax.random.normal(jax.random.key(1), (3, 9, 12))
+KEYS = jnp.arange(9)[None] < jnp.array([[9], [4], [7]])
+
+
+def drawn_parameters() -> dict:
+    """With random biases and LayerNorm, which begin as zeros and ones."""
+    leaves, tree = jax.tree.flatten(jax.jit(Encoder(CONFIG).init)(jax.random.key(0), X, Mask()))
+    keys = jax.random.split(jax.random.key(2), len(leaves))
+    return tree.unflatten(
+        [leaf + 0.3 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
+    )
+
+
+PARAMS = drawn_parameters()
+
+
+def weights_by_hand(row: np.ndarray, real: int) -> np.ndarray:
+    """The weights [N, T, S] of the first layer, by a loop over the pairs of the tokens that are not padding."""
+    params = jax.tree.map(np.asarray, PARAMS["params"])
+    table, norm = params["relative_attention_embeddings"]["embedding"], params["relative_attention_norm"]
+    centred = table - table.mean(-1, keepdims=True)
+    vectors = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + CONFIG.layer_norm_eps)
+    vectors = vectors * norm["scale"] + norm["bias"]
+    query, key = (params["layer_0"]["attention"][name] for name in ("query", "key"))
+    (content_query, distance_query), (content_key, distance_key) = (
+        [(x @ part["kernel"] + part["bias"]).reshape(-1, 3, 4) for x in (row, vectors)] for part in (query, key)
+    )
+    found = np.zeros((3, 9, 9))
+    for head in range(3):
+        scores = np.full((real, real), -np.inf)
+        for i, j in np.ndindex(real, real):
+            bucket = 4 + np.sign(i - j) * [0, 1, 2, 3, 3, 3, 3, 3, 3][abs(i - j)]
+            scores[i, j] = content_query[i, head] @ content_key[j, head]
+            scores[i, j] += content_query[i, head] @ distance_key[bucket, head]
+            scores[i, j] += content_key[j, head] @ distance_query[bucket, head]
+        exponents = np.exp(scores / np.sqrt(3 * 4))
+        found[head, :real, :real] = exponents / exponents.sum(-1, keepdims=True)
+    return found
+
+
+def test_pair_by_pair() -> None:
+    states = jax.jit(partial(Encoder(CONFIG).apply, intermediates=True))(PARAMS, X, Mask(keys=KEYS))
+    for row, real in enumerate((9, 4, 7)):
+        expected = weights_by_hand(np.asarray(X[row]), real)
+        np.testing.assert_allclose(states.attentions[0][row, :, :real], expected[:, :real], atol=1e-5)
+
+
+def test_every_way_of_running_the_layers() -> None:
+    """Padding that is cut off, packed rows, the kernel, the loop, recomputation and a cache change nothing."""
+    apply = jax.jit(Encoder(CONFIG).apply)
+    expected = apply(PARAMS, X, Mask(keys=KEYS)).last_hidden_state
+    np.testing.assert_allclose(apply(PARAMS, X[1:2, :4], Mask()).last_hidden_state, expected[1:2, :4], atol=1e-5)
+    packed = jnp.concatenate([X[1:2, :4], X[2:, :7], X[:1, :2]], axis=1)
+    examples = jnp.array([[1] * 4 + [2] * 7 + [0] * 2])
+    found = apply(PARAMS, packed, Mask(examples=examples)).last_hidden_state[0]
+    np.testing.assert_allclose(found[:11], jnp.concatenate([expected[1, :4], expected[2, :7]]), atol=1e-5)
+
+    def value_and_gradients(execution: LayerExecution):
+        def loss(params):
+            states = Encoder(CONFIG, execution=execution).apply(params, X, Mask(keys=KEYS))
+            return jnp.sum(jnp.sin(states.last_hidden_state) * KEYS[..., None])
+
+        return jax.jit(jax.value_and_grad(loss))(PARAMS)
+
+    plain = value_and_gradients(LayerExecution())
+    table = plain[1]["params"]["relative_attention_embeddings"]["embedding"]
+    assert (
+        np.isfinite(table).all() and np.abs(table[1:]).min() > 0 and not table[0].any()
+    )  # no distance is in the first
+    other = value_and_gradients(LayerExecution(attention="xla", scan=True, remat="full"))
+    jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4), plain, other)
+
+
+def test_decoding_with_a_cache() -> None:
+    @jax.jit
+    def whole_and_parts(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        whole = Encoder(CONFIG).apply(PARAMS, x, Mask(causal=True)).last_hidden_state
+        cache, outputs = make_cache(CONFIG, 3, 12, jnp.float32), []
+        for start, part in [(0, x[:, :6]), (6, x[:, 6:])]:
+            states = Encoder(CONFIG).apply(PARAMS, part, Mask(start=start, causal=True), cache=cache)
+            cache = states.cache
+            outputs.append(states.last_hidden_state)
+        return whole, jnp.concatenate(outputs, axis=1)
+
+    np.testing.assert_allclose(*whole_and_parts(X), atol=1e-5)
+
+
+def test_buckets_by_hand() -> None:
+    """Of 16 to both sides: 0 to 4 alone, and 5 to 7 by the logarithm up to the longest distance, 31."""
+    found = buckets_by_distance(16, 32)
+    edges = 4 * (31 / 4) ** (np.arange(1, 4) / 3)  # the last distances of the buckets that grow
+    assert found.tolist() == [*range(5), *(5 + int(np.sum(d > edges + 1e-4)) for d in range(5, 32))]
+    positions = Disentangled.of_distances(jnp.zeros((16, 12)), jnp.array([[[-40, -3, 0, 4, 31]]]), 32)
+    assert positions.buckets.tolist() == [[[1, 5, 8, 12, 15]]]
+
+
+def test_dropout_of_vectors_is_that_of_no_row() -> None:
+    positions = Disentangled(jnp.ones((8, 12)), jnp.zeros((1, 1, 1), int))
+    rows = (np.arange(5), np.arange(7, 9))
+    dropped = jax.jit(lambda: [positions.dropped(Dropout.for_step(0, 1, jnp.array(x)), 0.4) for x in rows])()
+    np.testing.assert_array_equal(*dropped)
+    np.testing.assert_allclose(np.unique(dropped[0]), [0, 1 / 0.6], rtol=1e-6)
+    assert positions.dropped(None, 0.4) is positions.embeddings
