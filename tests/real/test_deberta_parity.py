@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import bert
+from bert.commands.finetune import main as finetune
 from bert.config import TokenizerConfig
 from bert.interchange import families
 from bert.model.disentangled_attention import buckets_by_distance
@@ -99,3 +100,21 @@ def test_ids_of_hostile_text(vocabulary: Path, tmp_path: Path) -> None:
     for first, second in zip(HOSTILE, [*HOSTILE[:0:-1], "x"], strict=True):
         assert ours.encode(first).ids == theirs(first)["input_ids"]
         assert ours.encode(first, second).ids == theirs(first, second)["input_ids"]
+
+
+@pytest.mark.slow
+def test_fine_tuning_starts_from_it_and_is_exported(vocabulary: Path, sst2: Path, tmp_path: Path) -> None:
+    drawn_deberta(tmp_path / "theirs", "BertForMaskedLM", vocabulary)
+    arguments = [
+        "--config=sst2",
+        f"--init={tmp_path / 'theirs'}",
+        f"--data.dir={sst2}",
+        f"--output_dir={tmp_path / 'run'}",
+    ]
+    sizes = ["--data.max_length=32", "--data.buckets=32", "--training.batch_size=8", "--training.epochs=1"]
+    assert finetune([*arguments, *sizes]) == 0
+    said: list[str] = []
+    bert.load(tmp_path / "run").save(tmp_path / "out", say=said.append)
+    assert "logits within" in said[0] and said[0].endswith("token ids equal"), said[0]
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert type(again).__name__ == "DebertaV2ForSequenceClassification"
