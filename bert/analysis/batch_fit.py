@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -13,6 +14,10 @@ from bert.analysis.step_memory import StepMemory, compiled_step_memory
 from bert.config import PretrainConfig
 from bert.config.training import Remat
 from bert.parallel.backends import MeshParallel
+
+
+def _silent(line: str) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,14 @@ class BatchFit:
     memory: StepMemory | None
 
 
-def fit_rows(config: PretrainConfig, mesh: MeshParallel, memory: int, remat: Remat) -> BatchFit:
+def fit_rows(
+    config: PretrainConfig, mesh: MeshParallel, memory: int, remat: Remat, progress: Callable[[str], None] = _silent
+) -> BatchFit:
     """Finds the fewest micro-batches that fit into ``memory`` bytes of a device, by compiling the step.
 
-    The rows that are compiled first are those of the rough estimate; from there they go up or down by one divisor of
-    the batch at a time, so that two or three compilations are usual.
+    The rows that are compiled first are those of the rough estimate. From there they go up or down over the divisors of
+    the batch, in strides of 1, 1, 2, 4 and so on; those between rows that fit and rows that do not are bisected. Two or
+    three compilations are usual. ``progress`` gets a line before each.
 
     Raises:
         UserError: the batch cannot be sharded over the mesh.
@@ -57,17 +65,29 @@ def fit_rows(config: PretrainConfig, mesh: MeshParallel, memory: int, remat: Rem
     fitting, too_many = -1, len(choices)
     while too_many - fitting > 1:
         rows = choices[index]
+        progress(f"  compiling remat {remat}, {rows} rows of {config.data.sequence_length} tokens at once")
         training = dataclasses.replace(config.training, gradient_accumulation_steps=share // rows, remat=remat)
         measured[rows] = compiled_memory(dataclasses.replace(config, training=training), mesh)
         step = measured[rows]
         if step is not None and step.peak <= memory:
-            fitting, index = index, index + 1
+            fitting = index
         else:
-            too_many, index = index, index - 1
+            too_many = index
+        index = _next_index(fitting, too_many, len(choices), len(measured))
     if fitting < 0:
         return BatchFit(remat, 0, share, measured[1])
     rows = choices[fitting]
     return BatchFit(remat, rows, share // rows, measured[rows])
+
+
+def _next_index(fitting: int, too_many: int, count: int, tried: int) -> int:
+    """The choice to compile after so many: halfway between fitting and too many, or further on until both are found."""
+    stride = 2 ** max(0, tried - 2)
+    if too_many == count:
+        return min(fitting + stride, count - 1)
+    if fitting < 0:
+        return max(too_many - stride, 0)
+    return (fitting + too_many) // 2
 
 
 def compiled_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemory | None:

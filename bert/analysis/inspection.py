@@ -27,6 +27,7 @@ from bert.analysis.flops import (
     training_flops,
 )
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, TrainingConfig
+from bert.config.pretraining import phase_configs
 from bert.config.yaml_io import load_config
 from bert.errors import UserError
 from bert.inference.language_model import ENCODER_DECODER
@@ -132,6 +133,13 @@ def _expected_parameters(config: RunConfig) -> tuple[str, Shapes]:
     if isinstance(config, PretrainConfig):
         return pretraining_architecture(set(params), config.model), _shapes(params)
     return type(model).__name__, _shapes(params)
+
+
+def pretraining_costs(config: PretrainConfig) -> tuple[int, list[float]]:
+    """Parameters of a run that need not exist, and for each of its phases the operations of a step for each token."""
+    architecture, shapes = _expected_parameters(config)
+    phases = [_parts(config.model, shapes, architecture, phase, None) for phase in phase_configs(config)]
+    return phases[0]["parameters"], [phase["flops_per_token"]["training"] for phase in phases]
 
 
 def _shapes(params: Any) -> Shapes:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from bert.analysis.collectives import all_reduce_bytes
 from bert.config import PretrainConfig, TrainingConfig
 from bert.data.pretraining.loader import masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import MASKINGS, philox_uint64
@@ -39,10 +40,12 @@ class StepMemory:
     Attributes:
         state: parameters, optimizer state and the batch; the step updates them in place.
         working: gradients, stored activations and whatever else lives within the step.
+        all_reduced: arrays that the step adds over devices, those of each micro-batch; None if it cannot be read.
     """
 
     state: int
     working: int
+    all_reduced: int | None = None
 
     @property
     def peak(self) -> int:
@@ -58,7 +61,8 @@ def compiled_step_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemo
     compiled = lower_step(config, mesh).compile()
     memory = require(compiled.memory_analysis(), "the memory of the step")
     new = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return StepMemory(memory.argument_size_in_bytes, memory.temp_size_in_bytes + new)
+    all_reduced = all_reduce_bytes(compiled.as_text() or "")
+    return StepMemory(memory.argument_size_in_bytes, memory.temp_size_in_bytes + new, all_reduced)
 
 
 def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered:

@@ -1,4 +1,4 @@
-"""`bert plan`: what a pretraining run takes of a device's memory, and how its batch is best split."""
+"""`bert plan`: the memory and time that a pretraining run takes of devices, and how its batch is best split."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import dataclasses
 import importlib.util
 import math
 import re
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
+from bert.analysis.pod import UTILIZATION, all_reduce_terms, compute_term, num_hosts, step_lines
 from bert.commands.arguments import parse, run_command
 from bert.config import PretrainConfig
-from bert.config.pretraining import phase_configs
+from bert.config.pretraining import Phase, resolve_phases
 from bert.config.training import Remat
 from bert.errors import UserError
-from bert.parallel.devices import TPU_MEMORY_GIB, DeviceSpec, local_devices, parse_device_spec
+from bert.parallel.devices import FIGURES, DeviceFigures, DeviceSpec, local_devices, parse_device_spec
 
 if TYPE_CHECKING:
     from jax import Device
@@ -25,14 +28,16 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Reports how much memory of each device a pretraining run takes: its train step is compiled, without
 weights or data, for the local devices or, with libtpu installed, for a TPU slice that need not be present. For other
-devices it prints the exact size of the state and a rough formula for activations. The keys are those of bert
-pretrain."""
+devices it prints the exact size of the state and a rough formula for activations. For devices whose published speeds
+it knows, it adds the time of a step and of the run, with its arithmetic. The keys are those of bert pretrain."""
 
 EXTRA_OPTIONS = {
     "memory SIZE": "Memory of one device, for example 16GiB. (default: what the local device reports, or that of the "
     "TPU chip)",
-    "device KIND": "Devices that are not present: a TPU slice such as v5e:2x4, or any other kind and how many, h100:8. "
-    "(default: the local devices)",
+    "device KIND": "Devices that are not present: a TPU slice such as v5e:2x4 or a kind and how many, v5e:64, h100:8; "
+    f"speeds are known of {', '.join(FIGURES)}. (default: the local devices)",
+    "utilization SHARE": "Share of the devices' peak that a step reaches on paper. (default: 0.19, published for "
+    "BERT-base on A100)",
 }
 """The options that are not configuration keys."""
 
@@ -56,41 +61,47 @@ def main(argv: list[str]) -> int:
         config = dataclasses.replace(config, model=model)
 
     spec = None if "device" not in options else parse_device_spec(options["device"])
-    is_slice = spec is not None and spec.kind in TPU_MEMORY_GIB and spec.count is not None
-    if spec is not None and not (is_slice and importlib.util.find_spec("libtpu")):
-        _print_estimate(config, spec, memory)
+    utilization = parse_share(options.get("utilization", str(UTILIZATION)))
+    if memory is None and spec is not None and spec.figures is not None and spec.figures.memory_gib is not None:
+        memory = int(spec.figures.memory_gib * 2**30)
+    if spec is not None and not (spec.is_slice and importlib.util.find_spec("libtpu")):
+        _print_estimate(config, spec, memory, utilization)
         return 0
 
     from bert.analysis.step_memory import tpu_devices
 
     devices = local_devices() if spec is None else tpu_devices(options["device"].lower())
-    if memory is None:
-        memory = _device_memory(devices[0]) if spec is None else int(TPU_MEMORY_GIB[spec.kind] * 2**30)
-    _print_compiled(config, devices, memory)
+    _print_compiled(config, devices, _device_memory(devices[0]) if memory is None else memory, spec, utilization)
     return 0
 
 
-def _print_compiled(config: PretrainConfig, devices: Sequence[Device], memory: int) -> None:
+def _print_compiled(
+    config: PretrainConfig, devices: Sequence[Device], memory: int, spec: DeviceSpec | None, utilization: float
+) -> None:
     from bert.analysis.batch_fit import fit_rows
     from bert.parallel.backends import MeshParallel
 
     mesh = MeshParallel(config.training.mesh_shape or (len(devices), 1, 1), devices)
     print(f"{mesh.describe()}, {_size(memory)} each; {config.training.dtype}")
     _print_state(config, mesh.mesh)
-    for phase_number, phase in enumerate(phase_configs(config), 1):
-        print(_phase_title(config, phase, phase_number))
+    steps = _paper_steps(config, spec, mesh.shape, utilization)
+    for planned in resolve_phases(config, config.training.steps or 0):
+        phase = planned.config
+        print(_phase_title(config, planned))
         print(f"  {'remat':6}{'rows at once':>13}{'micro-batches':>15}{'activations, gradients':>24}{'peak':>12}")
         fits = []
         for remat in get_args(Remat):
-            fit = fit_rows(phase, mesh, memory, remat)
+            fit = fit_rows(phase, mesh, memory, remat, lambda line: print(line, file=sys.stderr, flush=True))
             fits.append(fit)
             rows = str(fit.rows) if fit.rows else "1 is over"
             working, peak = ("-", "-") if fit.memory is None else (_size(fit.memory.working), _size(fit.memory.peak))
             print(f"  {remat:6}{rows:>13}{fit.micro_batches:>15}{working:>24}{peak:>12}  a device", flush=True)
-        print(suggestion(fits, mesh, f"phases.{phase_number}" if config.phases else "training"))
+        print(suggestion(fits, mesh, f"phases.{planned.number}" if config.phases else "training"))
+        if steps is not None:
+            steps.print(planned, best_fit(fits))
 
 
-def _print_estimate(config: PretrainConfig, spec: DeviceSpec, memory: int | None) -> None:
+def _print_estimate(config: PretrainConfig, spec: DeviceSpec, memory: int | None, utilization: float) -> None:
     from jax.sharding import AbstractMesh, AxisType
 
     from bert.analysis.memory_estimate import activation_bytes
@@ -101,19 +112,78 @@ def _print_estimate(config: PretrainConfig, spec: DeviceSpec, memory: int | None
     shape = training.mesh_shape or (spec.count or 1, 1, 1)
     check_mesh(shape, spec.count or math.prod(shape))
     axes = " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True))
-    print(f"{math.prod(shape)} x {spec.kind}, mesh {axes}; {training.dtype}; nothing compiles here for these devices")
+    count = math.prod(shape)
+    hosts = 1 if spec.figures is None else num_hosts(count, spec.figures)
+    name = f"{count} x {spec.kind}" + (f" on {hosts} hosts" if hosts > 1 else "")
+    print(f"{name}, mesh {axes}; {training.dtype}; nothing is compiled for these devices")
     parameters, optimizer = _print_state(config, AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES)))
+    total = _size(2 * parameters + optimizer)
+    print(f"  gradients       {_size(parameters):>10}  a device, as the parameters; {total} in all")
+    steps = _paper_steps(config, spec, shape, utilization)
     itemsize = 2 if training.dtype == "bfloat16" else 4
     stores_scores = training.preset != "fast" or training.attention_implementation == "xla"
-    for phase_number, phase in enumerate(phase_configs(config), 1):
-        print(_phase_title(config, phase, phase_number))
+    for planned in resolve_phases(config, training.steps or 0):
+        phase = planned.config
+        print(_phase_title(config, planned))
         for remat in ("none", "full"):
             row = activation_bytes(
                 config.model, phase.data.sequence_length, itemsize, remat, stores_scores, tensor=shape[2]
             )
             fit = "" if memory is None else f"; about {max(memory - 2 * parameters - optimizer, 0) // row} rows fit"
             print(f"  activations     {_size(row):>10}  a row at once, remat {remat} (rough){fit}")
-    print("gradients take as much as the parameters; the formula is that of Korthikanti et al. 2022, arXiv 2205.05198")
+        if steps is not None:
+            steps.print(planned)
+    print("activations by the formula of Korthikanti et al. 2022, arXiv 2205.05198")
+
+
+@dataclass(frozen=True)
+class PaperSteps:
+    """The steps of all phases on devices whose published speeds are known.
+
+    Attributes:
+        figures: of one device.
+        shape: devices along the axes of the mesh.
+        utilization: share of the peak that is assumed.
+        parameters: of the model.
+        flops: operations for each token, phase by phase.
+    """
+
+    figures: DeviceFigures
+    shape: tuple[int, int, int]
+    utilization: float
+    parameters: int
+    flops: list[float]
+
+    def print(self, phase: Phase, fit: BatchFit | None = None) -> None:
+        """Prints step and phase, with the bytes that the compiler adds over devices if they are known."""
+        from bert.parallel.backends import check_shares
+
+        training, count = phase.config.training, math.prod(self.shape)
+        check_shares("training.batch_size", training.batch_size, self.shape[0] * self.shape[1])
+        tokens = training.batch_size * phase.config.data.sequence_length
+        compute = compute_term(tokens, self.flops[phase.number - 1], count, self.figures, self.utilization)
+        all_reduce = []
+        if self.shape[0] < count:
+            print("  on paper, without the communication of the axes fsdp and tensor:")
+        elif fit is not None and fit.memory is not None and fit.memory.all_reduced is not None:
+            all_reduce = all_reduce_terms(fit.memory.all_reduced, count, self.figures)
+            print(f"  on paper, with the all-reduce as compiled, of {fit.micro_batches} micro-batches:")
+        else:
+            all_reduce = all_reduce_terms(4 * self.parameters, count, self.figures)
+            print(f"  on paper, with 4 bytes for each of {self.parameters:,} gradients, of one micro-batch:")
+        steps = None if training.steps is None else phase.end - phase.first
+        print("\n".join(step_lines(compute, all_reduce, tokens, steps)))
+
+
+def _paper_steps(
+    config: PretrainConfig, spec: DeviceSpec | None, shape: tuple[int, int, int], utilization: float
+) -> PaperSteps | None:
+    """None for devices whose speeds are not known."""
+    if spec is None or spec.figures is None:
+        return None
+    from bert.analysis.inspection import pretraining_costs
+
+    return PaperSteps(spec.figures, shape, utilization, *pretraining_costs(config))
 
 
 def _print_state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> tuple[int, int]:
@@ -129,21 +199,33 @@ def _print_state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> tuple[int
     return parameters, optimizer
 
 
-def _phase_title(config: PretrainConfig, phase: PretrainConfig, phase_number: int) -> str:
-    prefix = f"phase {phase_number}: " if config.phases else ""
-    return f"{prefix}batches of {phase.training.batch_size} x {phase.data.sequence_length} tokens"
+def _phase_title(config: PretrainConfig, phase: Phase) -> str:
+    prefix = f"phase {phase.number}: " if config.phases else ""
+    rows, length = phase.config.training.batch_size, phase.config.data.sequence_length
+    return f"{prefix}batches of {rows} x {length} tokens"
 
 
 def suggestion(fits: list[BatchFit], mesh: MeshParallel, section: str = "training") -> str:
-    """What to put on the command line: the least recomputation with enough rows at once, else the most rows."""
-    possible = [fit for fit in fits if fit.rows]
-    if not possible:
+    """What to put on the command line."""
+    best = best_fit(fits)
+    if best is None:
         count = mesh.mesh.size
         more = f"--training.mesh 1x{count}x1" if mesh.shape[1] * mesh.shape[2] < count else "more devices"
         return f"it does not fit: try {more}, a shorter sequence, or a smaller model"
-    most = max(fit.rows for fit in possible)
-    best = next(fit for fit in possible if fit.rows >= min(MIN_EFFICIENT_ROWS, most))
     return f"suggested: --{section}.gradient_accumulation_steps {best.micro_batches} --training.remat {best.remat}"
+
+
+def best_fit(fits: list[BatchFit]) -> BatchFit | None:
+    """The least recomputation with enough rows at once, else the most rows; None if nothing fits."""
+    most = max(fit.rows for fit in fits)
+    return next((fit for fit in fits if fit.rows and fit.rows >= min(MIN_EFFICIENT_ROWS, most)), None)
+
+
+def parse_share(text: str) -> float:
+    """A share of the peak. Raises UserError."""
+    if re.fullmatch(r"\d*\.?\d+", text) and 0 < float(text) <= 1:
+        return float(text)
+    raise UserError(f"command line: --utilization {text} is not a share: write a number from 0 to 1, such as 0.4")
 
 
 def parse_size(text: str) -> int:

@@ -18,6 +18,7 @@ from bert.parallel.multihost import sync_hosts
 from bert.parallel.sharding import AXES, BATCH_AXES, constrain_state, partition_spec, path_str
 
 AXIS = "devices"
+ROW_SHARES = "shares of rows (data x fsdp)"
 
 
 class Parallelism(Protocol):
@@ -120,7 +121,7 @@ class PmapParallelism:
         return f"{len(self.devices)} x {self.devices[0].device_kind}"
 
     def check_batch(self, name: str, batch_size: int, micro_batches: int = 1) -> None:
-        _check_batch(name, batch_size, self.row_shares, "devices", micro_batches)
+        check_shares(name, batch_size, self.row_shares, "devices", micro_batches)
 
     def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
         """The body, run on every device at once; inside it `jax.lax.psum(x, AXIS)` adds over devices."""
@@ -191,7 +192,7 @@ class MeshParallel:
         )
 
     def check_batch(self, name: str, batch_size: int, micro_batches: int = 1) -> None:
-        _check_batch(name, batch_size, self.row_shares, "shares of rows (data x fsdp)", micro_batches)
+        check_shares(name, batch_size, self.row_shares, ROW_SHARES, micro_batches)
 
     def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
         """Compiles `body` over global arrays. State outputs are sharded by the rules in `sharding.py`; everything
@@ -305,7 +306,8 @@ def check_model(shape: tuple[int, int, int], model: ModelConfig) -> None:
                 )
 
 
-def _check_batch(name: str, batch_size: int, shares: int, what: str, micro_batches: int) -> None:
+def check_shares(name: str, batch_size: int, shares: int, what: str = ROW_SHARES, micro_batches: int = 1) -> None:
+    """Raises UserError where a global batch cannot be sharded evenly."""
     parts = shares * micro_batches
     if batch_size % parts:
         lower, upper = batch_size // parts * parts, -(-batch_size // parts) * parts

@@ -11,23 +11,67 @@ from typing import Any
 
 from bert.errors import UserError
 
-TPU_MEMORY_GIB = {"v4": 30.75, "v5e": 15.75, "v5p": 95.0, "v6e": 31.25}
-"""GiB of a TPU chip that a program can use: the published size less what the runtime keeps for itself; not measured."""
+
+@dataclass(frozen=True)
+class DeviceFigures:
+    """Published figures of a kind of device, for arithmetic on paper; none of them is measured here.
+
+    Attributes:
+        peak_tflops: TFLOP/s of dense matrix products in bfloat16.
+        link: GB/s that a device sends to others over the links of its slice or host, all links in one direction.
+        linked: the most devices that such links connect.
+        per_host: devices of a host.
+        network: GB/s that each device has of its host's network, in one direction; None where links connect hosts.
+        memory_gib: GiB that a program can use, the published size less what the runtime keeps for itself; None if
+            there are several sizes.
+    """
+
+    peak_tflops: float
+    link: float
+    linked: int
+    per_host: int
+    network: float | None = None
+    memory_gib: float | None = None
+
+
+FIGURES = {
+    "v4": DeviceFigures(275, 300, 4096, 4, memory_gib=30.75),
+    "v5e": DeviceFigures(197, 200, 256, 4, memory_gib=15.75),
+    "v5p": DeviceFigures(459, 600, 6144, 4, memory_gib=95.0),
+    "v6e": DeviceFigures(918, 400, 256, 4, memory_gib=31.25),
+    "a100": DeviceFigures(312, 300, 8, 8, network=25),
+    "h100": DeviceFigures(989, 450, 8, 8, network=50),
+    "h200": DeviceFigures(989, 450, 8, 8, network=50),
+}
+"""Of TPUs: cloud.google.com/tpu/docs, where a chip's links have twice as much in both directions together. Of GPUs:
+NVIDIA's data sheets of the SXM modules (NVLink, 600 and 900 GB/s in both directions together) and of DGX A100, H100
+and H200 (a network adapter of 200 or 400 Gb/s for each GPU)."""
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Named devices, which need not be present: their kind, and how many (None if the name does not say)."""
+    """Named devices, which need not be present.
+
+    Attributes:
+        kind: of `FIGURES`, or any other name.
+        count: how many; None if the name does not say.
+        is_slice: whether they are a TPU slice, named by its sides.
+    """
 
     kind: str
     count: int | None
+    is_slice: bool = False
+
+    @property
+    def figures(self) -> DeviceFigures | None:
+        return FIGURES.get(self.kind)
 
 
 def parse_device_spec(text: str) -> DeviceSpec:
     """Devices from h100, h100:8 (so many of them) or v5e:2x4 (a slice, by its sides).
 
     Raises:
-        UserError: the text has another form.
+        UserError: the text has another form, or no slice has so many chips.
     """
     match = re.fullmatch(r"([a-z][\w.-]*)(?::([1-9]\d*(?:x[1-9]\d*){0,2}))?", text.lower())
     if match is None:
@@ -36,7 +80,14 @@ def parse_device_spec(text: str) -> DeviceSpec:
             "v5e:2x4"
         )
     kind, sides = match.groups()
-    return DeviceSpec(kind, math.prod(map(int, sides.split("x"))) if sides else None)
+    if sides is None:
+        return DeviceSpec(kind, None)
+    count, figures = math.prod(map(int, sides.split("x"))), FIGURES.get(kind)
+    if figures and figures.network is None and count > figures.linked:
+        raise UserError(
+            f"command line: --device {text} is more than a slice of {kind} has: use at most {figures.linked:,}"
+        )
+    return DeviceSpec(kind, count, figures is not None and figures.network is None and "x" in sides)
 
 
 def local_devices() -> list[Any]:

@@ -1,5 +1,7 @@
 """The most rows that fit, by few compilations."""
 
+import dataclasses
+
 import pytest
 
 from bert.analysis.batch_fit import fit_rows
@@ -41,6 +43,27 @@ def test_finds_most_rows_with_few_compilations(compilations, rows) -> None:
     assert (fit.rows, fit.micro_batches) == (rows, 64 // rows)
     assert fit.memory == StepMemory(STATE, ROW * rows)
     assert len(compilations) == len(set(compilations)) <= 3
+
+
+@pytest.mark.parametrize("rows", [1, 4, 144, 4608])
+def test_many_divisors_are_bisected(compilations, monkeypatch, rows) -> None:
+    training = dataclasses.replace(CONFIG.training, batch_size=4608)
+    compiled = []
+
+    def compile_step(config, mesh):
+        compiled.append(4608 // config.training.gradient_accumulation_steps)
+        return StepMemory(STATE, ROW * compiled[-1])
+
+    monkeypatch.setattr("bert.analysis.batch_fit.compiled_memory", compile_step)
+    config = dataclasses.replace(CONFIG, training=training)
+    said: list[str] = []
+    fit = fit_rows(config, OneDevice(), STATE + ROW * rows, "none", said.append)
+    assert fit.rows == rows
+    assert len(compiled) == len(set(compiled)) == len(said) <= 5
+    monkeypatch.setattr("bert.analysis.batch_fit.activation_bytes", lambda *_, **__: 1)  # far too optimistic
+    compiled.clear()
+    assert fit_rows(config, OneDevice(), STATE + ROW * rows, "none").rows == rows
+    assert len(compiled) == len(set(compiled)) <= 10
 
 
 def test_nothing_fits(compilations) -> None:

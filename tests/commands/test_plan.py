@@ -102,18 +102,41 @@ def test_absent_devices_get_exact_state_and_a_rough_formula(capsys) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("8 x h100, mesh data 2 x fsdp 2 x tensor 2; float32")
     assert [line.endswith("a device (exact)") for line in lines[1:3]] == [True, True]
-    assert lines[3] == "batches of 64 x 16 tokens"
-    assert [line.endswith("(rough)") for line in lines[4:6]] == [True, True]
-    assert "arXiv 2205.05198" in lines[6]
+    assert lines[3].startswith("  gradients")
+    assert lines[4] == "batches of 64 x 16 tokens"
+    assert [line.endswith("(rough)") for line in lines[5:7]] == [True, True]
+    assert "without the communication of the axes fsdp and tensor" in lines[7]
+    assert "arXiv 2205.05198" in lines[-1]
     assert main([*arguments, "--memory=1MiB"]) == 0
     fits = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" rows fit")]
     assert len(fits) == 2
     assert "; about 0 rows fit" not in fits[1]
 
 
+def test_a_pod_on_paper_shows_its_arithmetic(capsys) -> None:
+    base = ["--config=base", "--model.num_hidden_layers=1"]  # 11 layers of 7,087,872 parameters fewer
+    assert main([*base, "--device=v5e:64", "--utilization=0.5"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("64 x v5e on 16 hosts, mesh data 64 x fsdp 1 x tensor 1; bfloat16")
+    assert "0.12 GiB  a device, as the parameters; 0.48 GiB in all" in out
+    assert "with 4 bytes for each of 32,139,836 gradients, of one micro-batch:" in out
+    assert "0.338 ms = 32,768 tokens x 65.1 MFLOP / (64 x 197 TFLOP/s x 0.5)" in out
+    assert out.count("1.266 ms = 2 x 63/64 x 128.6 MB = 253.1 MB at 200 GB/s") == 2
+    assert "1.604 ms, 78.9% of it all-reduce if none overlaps" in out
+    assert "  900,000 steps             0.4 h" in out
+    assert main([*base, "--device=h100:16"]) == 0
+    assert capsys.readouterr().out.count("2 x 1/2 x 16.1 MB = 16.1 MB at 50 GB/s") == 2
+
+
 def test_mistakes_in_a_device_are_sentences(fails) -> None:
     for text in ("h100:", "h100:0", "v5e:2x", "v5e:2x2x2x2", "8"):
         assert "is not KIND or KIND:COUNT: pass, for example, h100:8" in fails(main, f"--device={text}")
+    assert "v5e:512 is more than a slice of v5e has: use at most 256" in fails(main, "--device=v5e:512")
+    assert "(256) is not divisible by 96 shares" in fails(
+        main, "--config=base", "--device=h100:96", "--model.num_hidden_layers=1"
+    )
+    for share in ("0", "1.5", "a half"):
+        assert "is not a share: write a number from 0 to 1" in fails(main, "--device=h100:8", f"--utilization={share}")
     mesh = [*ARGUMENTS, "--device=h100:4", "--training.mesh=2x2x2"]
     assert "training.mesh (2x2x2) takes 8 devices, and there are 4" in fails(main, *mesh)
     mesh = [*ARGUMENTS, "--device=h100", "--training.mesh=1x3x1"]
