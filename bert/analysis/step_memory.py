@@ -130,6 +130,8 @@ def tpu_devices(topology: str) -> Sequence[jax.Device]:
     # No TPU is needed: without these, libtpu looks for one through the network and logs errors.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    # No TPU is used, so another process may compile at the same time, or train on the TPUs of this machine.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     except Exception as error:  # a RuntimeError, ValueError or XLA's own, by the version
