@@ -18,9 +18,10 @@ class DistillationConfig:
     vocabulary is taken, its weights stay as they are; null trains without a teacher."""
     checksum: str | None = None
     """SHA-256 of the teacher's weights, filled in at the start: a run resumes only with the same weights."""
-    embedding_init: Literal["teacher", "random"] = "teacher"
-    """Start of the embeddings, if init is null: the teacher's, of which a narrower model takes the principal
-    components, or random numbers. A model that is wider than its teacher starts with random ones."""
+    initial_weights: Literal["teacher", "random"] = "teacher"
+    """Start of the student, if init is null: the teacher's embeddings, of which a narrower model takes the principal
+    components, and in a model of the teacher's width and shape of layers as many of its layers (DistilBERT); or random
+    numbers. A model that is wider than its teacher starts with random ones."""
     temperature: PositiveFloat = 2.0
     """Temperature that softens both distributions over tokens (Hinton et al. 2015)."""
     token_weight: NonNegativeFloat = 1.0

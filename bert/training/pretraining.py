@@ -299,7 +299,7 @@ def _initialize(
     config, source = setup.run.config, setup.init_model
     first, prediction = data.phases[0], PREDICTIONS[config.data.prediction]
     counts = predictable_counts(first.examples, data.tokenizer, prediction.special_tokens)
-    teacher = setup.teacher if source is None and config.distillation.embedding_init == "teacher" else None
+    teacher = setup.teacher if source is None and config.distillation.initial_weights == "teacher" else None
 
     def prepare(params: Params) -> Params:
         params = params if teacher is None else start_from_teacher(params, config.model, teacher)

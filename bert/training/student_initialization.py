@@ -1,10 +1,11 @@
-"""The embeddings that a student starts from: its teacher's, in as many dimensions as it has.
+"""The weights that a student starts from: its teacher's embeddings, and its teacher's layers if they are of one shape.
 
 A short run cannot learn what 30,000 tokens mean. The teacher knows, and the student reads the same tokens.
 """
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 
 from bert.config import ModelConfig
@@ -12,13 +13,18 @@ from bert.interchange.names import PROJECTIONS
 from bert.training.distillation import Teacher
 from bert.training.initialization import Params
 
+LAYER_FIELDS = ("num_attention_heads", "hidden_act", "pre_layer_norm", "causal", "norm_type", "layer_groups")
+"""What two models share besides the shapes of their layers if a layer of one is of use in the other."""
+
 
 def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher) -> Params:
-    """A student's random parameters, with its teacher's embeddings in them if it is not wider.
+    """A student's random parameters, with as much of its teacher in them as fits.
 
-    A narrower student has their principal components: the table of words is within the smallest squared distance that
-    so many dimensions allow, and the positions are turned the same way. Projections to the teacher's width start as
-    the way back, so that the student's states are compared in the teacher's directions from the first step.
+    A narrower student has the principal components of the embeddings: the table of words is within the smallest squared
+    distance that so many dimensions allow, and the positions are turned the same way. Projections to the teacher's
+    width start as the way back, so that the student's states are compared in the teacher's directions from the first
+    step. A student of the teacher's width has the embeddings as they are, and `taken_layers` of layers of its shape. A
+    wider one keeps its own parameters.
 
     Args:
         params: of the student; left unchanged.
@@ -37,10 +43,41 @@ def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher) ->
         for name in ("word", "position", "segment")
         if name in own and name in given
     }
-    started = {**params, "bert": {**params["bert"], "embeddings": {**own, **tables}}}
+    encoder = {**params["bert"], "embeddings": {**own, **tables}}
+    if width == words.shape[-1]:
+        encoder = _with_layers(encoder, config, teacher)
+    started = {**params, "bert": encoder}
     if PROJECTIONS in params and config.hidden_size == width:
         started[PROJECTIONS] = {layer: {"kernel": basis.T.copy()} for layer in params[PROJECTIONS]}
     return started
+
+
+def taken_layers(layers: int, of: int) -> list[int]:
+    """The teacher's layers that a student of fewer ones starts from: evenly from the first to the last (DistilBERT)."""
+    return np.linspace(0, of - 1, layers).round().astype(int).tolist() if layers > 1 else [0]
+
+
+def _with_layers(encoder: Params, config: ModelConfig, teacher: Teacher) -> Params:
+    """The student's encoder with layers and the LayerNorm of the embeddings of its teacher, as far as they fit."""
+    given = teacher.params["bert"]
+    fields_agree = all(getattr(config, name) == getattr(teacher.config, name) for name in LAYER_FIELDS)
+    if not fields_agree or config.num_hidden_layers > teacher.config.num_hidden_layers:
+        return encoder
+    sources = enumerate(taken_layers(config.num_hidden_layers, teacher.config.num_hidden_layers))
+    names = {f"layer_{layer}": f"layer_{source}" for layer, source in sources}
+    layers = {
+        name: _of_one_shape(own, given["encoder"].get(names.get(name, name)))
+        for name, own in encoder["encoder"].items()
+    }
+    embeddings = {**encoder["embeddings"]}
+    if "norm" in embeddings:
+        embeddings["norm"] = _of_one_shape(embeddings["norm"], given["embeddings"].get("norm"))
+    return {**encoder, "encoder": layers, "embeddings": embeddings}
+
+
+def _of_one_shape(own: Params, given: Params | None) -> Params:
+    """The given parameters if they have the names and shapes of one's own, else those."""
+    return given if given is not None and jax.tree.map(np.shape, own) == jax.tree.map(np.shape, given) else own
 
 
 def principal_directions(table: np.ndarray, width: int) -> np.ndarray:

@@ -36,7 +36,7 @@ from bert.training.distillation import (
     token_divergence,
 )
 from bert.training.step import compute_gradients
-from bert.training.student_initialization import principal_directions, start_from_teacher
+from bert.training.student_initialization import principal_directions, start_from_teacher, taken_layers
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of, state_of
 from tests.tiny_training import CONFIG, P, T, assert_same_gradients, batch_of
@@ -239,6 +239,26 @@ def test_a_student_of_its_teachers_width_has_the_same_embeddings_and_a_wider_one
     np.testing.assert_array_equal(own["position"]["embedding"][16:], random[16:])
     params, started = start(WIDE, teacher_of(CONFIG))
     assert started is params
+
+
+def test_a_student_of_its_teachers_shape_starts_from_layers_of_its_teacher_from_the_first_to_the_last() -> None:
+    assert taken_layers(6, 12) == [0, 2, 4, 7, 9, 11]  # those of DistilBERT
+    assert [taken_layers(number, 6) for number in (1, 2, 3, 6)] == [[0], [0, 5], [0, 2, 5], [0, 1, 2, 3, 4, 5]]
+    teacher = teacher_of(WIDE)
+    params, started = start(dataclasses.replace(WIDE, num_hidden_layers=2), teacher)
+    given = teacher.params["bert"]
+    for layer, source in (("layer_0", "layer_0"), ("layer_1", "layer_2")):
+        jax.tree.map(np.testing.assert_array_equal, started["bert"]["encoder"][layer], given["encoder"][source])
+    jax.tree.map(np.testing.assert_array_equal, started["bert"]["embeddings"]["norm"], given["embeddings"]["norm"])
+    jax.tree.map(np.testing.assert_array_equal, started["predictions"], params["predictions"])
+
+
+@pytest.mark.parametrize(
+    "other", [{"num_hidden_layers": 4}, {"intermediate_size": 40}, {"pre_layer_norm": True}], ids=str
+)
+def test_layers_that_do_not_fit_stay_random(other: dict) -> None:
+    params, started = start(dataclasses.replace(WIDE, **other), teacher_of(WIDE))
+    jax.tree.map(np.testing.assert_array_equal, started["bert"]["encoder"], params["bert"]["encoder"])
 
 
 def test_positions_are_matched_where_one_of_the_models_counts_from_two() -> None:
