@@ -75,7 +75,14 @@ def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | Non
     return parallel.to_host(compiled(parallel.put_state(params), placed))
 
 
-@pytest.mark.parametrize(("devices", "micro_batches", "mesh"), [(8, 1, None), (1, 4, None), (4, 1, (1, 2, 2))])
+@pytest.mark.parametrize(
+    ("devices", "micro_batches", "mesh"),
+    [
+        (8, 1, None),
+        pytest.param(1, 4, None, marks=pytest.mark.slow),
+        pytest.param(4, 1, (1, 2, 2), marks=pytest.mark.slow),
+    ],
+)
 def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: int, mesh) -> None:
     expected, expected_sums = gradients(1, 1)
     grads, sums = gradients(devices, micro_batches, mesh)

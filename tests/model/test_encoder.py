@@ -283,7 +283,7 @@ def value_and_gradients(execution: LayerExecution, option: str | None = None):
         pytest.param(LayerExecution("dots", scan=True), "pre-LN", marks=pytest.mark.slow),
         pytest.param(LayerExecution("none", scan=True), None, marks=pytest.mark.slow),
         (LayerExecution("dots", scan=True), "modern"),
-        (LayerExecution("dots", scan=True), "shared layers"),
+        pytest.param(LayerExecution("dots", scan=True), "shared layers", marks=pytest.mark.slow),
         pytest.param(LayerExecution("full"), "shared layers", marks=pytest.mark.slow),
         pytest.param(LayerExecution("none", scan=True), "modern", marks=pytest.mark.slow),
         pytest.param(LayerExecution("full"), "modern", marks=pytest.mark.slow),

@@ -88,7 +88,9 @@ def test_windows_alternate_and_include_both_ends() -> None:
 @pytest.mark.parametrize(
     "mask", [Mask(), Mask(causal=True), Mask(keys=jnp.arange(9)[None] < jnp.array([[9], [4], [7]]))]
 )
-@pytest.mark.parametrize(("kernel", "scan"), [("xla", False), ("xla", True), ("written", True)])
+@pytest.mark.parametrize(
+    ("kernel", "scan"), [pytest.param("xla", False, marks=pytest.mark.slow), ("xla", True), ("written", True)]
+)
 def test_every_way_of_running_the_layers_gives_the_same(kernel: str, scan: bool, mask: Mask) -> None:
     params, run = encoder()
     expected = run(params, X, mask).last_hidden_state
@@ -113,7 +115,7 @@ def test_decoding_with_a_cache_is_the_whole_causal_pass(kernel: str) -> None:
     np.testing.assert_allclose(jnp.concatenate(outputs, axis=1)[real], whole[real], atol=1e-5)
 
 
-@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("scan", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_packed_rows_are_their_examples_alone(scan: bool) -> None:
     """Hidden states and pooled means, with positions that count from the row's beginning."""
     model = Bert(MODERN, execution=LayerExecution(scan=scan))

@@ -171,7 +171,7 @@ def test_losses_and_gradients_are_those_written_down_by_hand() -> None:
     jax.tree_util.tree_map_with_path(close, grads, expected)
 
 
-@pytest.mark.parametrize(("devices", "micro_batches"), [(8, 1), (1, 4)])
+@pytest.mark.parametrize(("devices", "micro_batches"), [(8, 1), pytest.param(1, 4, marks=pytest.mark.slow)])
 def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: int) -> None:
     config, teacher = config_of(), teacher_of(WIDE)
     params, expected, expected_sums = gradients(config, teacher, drop=True)
@@ -196,7 +196,13 @@ def test_a_teacher_changes_neither_the_students_start_nor_its_own_loss() -> None
 
 
 @pytest.mark.parametrize(
-    "training", [{"remat": "full"}, {"scan_layers": True}, {"pad_vocab_to_multiple_of": 64}], ids=str
+    "training",
+    [
+        pytest.param({"remat": "full"}, marks=pytest.mark.slow),
+        {"scan_layers": True},
+        pytest.param({"pad_vocab_to_multiple_of": 64}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_how_layers_are_run_does_not_matter(training: dict) -> None:
     params, expected, _ = gradients(config_of(), teacher_of(WIDE))

@@ -105,7 +105,12 @@ def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | Non
 
 @pytest.mark.parametrize(
     ("devices", "micro_batches", "mesh"),
-    [(8, 1, None), (1, 4, None), (4, 1, (1, 2, 2)), pytest.param(2, 4, None, marks=pytest.mark.slow)],
+    [
+        (8, 1, None),
+        pytest.param(1, 4, None, marks=pytest.mark.slow),
+        pytest.param(4, 1, (1, 2, 2), marks=pytest.mark.slow),
+        pytest.param(2, 4, None, marks=pytest.mark.slow),
+    ],
 )
 def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: int, mesh) -> None:
     expected, expected_sums = gradients(1, 1)
