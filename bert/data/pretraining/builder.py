@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from bert.data.corpus.documents import corpus_fingerprint, numbered_documents, r
 from bert.data.corpus.files import Document
 from bert.data.corpus.near_duplicates import NearDuplicateFilter
 from bert.data.corpus.streaming import head_documents, stream_files, stream_fingerprint
-from bert.data.pretraining import workers
+from bert.data.pretraining import ray_engine, workers
 from bert.data.pretraining.dataset import (
     COUNTS,
     INDEX,
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int | None], None]
 """Called as (what is being done, how many are done, of how many where that is known)."""
 
+Engine = Literal["local", "ray"]
+
 CACHE_VERSION = 2
 """Part of the key: raise it where the same text would give other rows."""
 
@@ -66,7 +68,11 @@ _WORK = "work"
 
 
 def build_examples(
-    config: DataConfig, tokenizer: Tokenizer, cache_dir: Path | None = None, progress: Progress | None = None
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+    engine: Engine = "local",
 ) -> PretrainingDataset:
     """The examples of a corpus: from the cache where they were built before. Of a stream, those of its head alone, for
     the counts, next to the held-out ones.
@@ -77,10 +83,12 @@ def build_examples(
       tokenizer: special tokens spelled out in the corpus are ordinary text to it
         (`bert.tokenizer.wordpiece.literal_tokenizer`).
       progress: called with how much is done.
+      engine: what builds the shards: processes of this machine (local), or the tasks of a Ray cluster (ray). The set is
+        the same.
 
     Raises:
       UserError: an unreadable or empty corpus, too few documents, a damaged set, a cache that cannot be
-        written.
+        written, no cluster.
     """
     progress = progress or _silent
     folder, settings = _dataset_folder(config, tokenizer, cache_dir, progress)
@@ -88,7 +96,7 @@ def build_examples(
         with _write_errors(folder), blocking_lock(folder, lambda: progress(WAITING, 0, None)):
             if not (folder / INDEX).exists():
                 tasks = _shard_tasks(folder, config, progress)
-                _build(tasks, tasks, folder, config, tokenizer, progress)
+                _build(tasks, tasks, folder, config, tokenizer, progress, engine)
                 _merge(tasks, folder, config, settings)
     return verify_checksums(open_examples(folder))
 
@@ -236,18 +244,25 @@ def _build(
     config: DataConfig,
     tokenizer: Tokenizer,
     progress: Progress,
+    engine: Engine = "local",
 ) -> None:
     """Builds those of some shards, out of all, that are missing."""
     work = folder / _WORK
     missing = [task for task in tasks if _read_finished(task, work) is None]
     done = len(tasks) - len(missing)
     progress("building examples", done, len(tasks))
-    # A process takes a second to start: worth it for a shard of text each, not for less.
-    text = sum({task.store.folder: task.store.number_of_bytes for task in missing}.values())
-    own_text = text * len(tasks) / max(1, len(every))
-    cores = config.num_workers or available_cores()
-    number_of_workers = min(cores, len(missing), round(own_text / SHARD_BYTES))
-    for _ in workers.build_shards(missing, tokenizer, work, number_of_workers):
+    if engine == "ray":
+        names = ray_engine.build_shards(
+            missing, tokenizer, work, config.num_workers, lambda line: progress(line, 0, None)
+        )
+    else:
+        # A process takes a second to start: worth it for a shard of text each, not for less.
+        text = sum({task.store.folder: task.store.number_of_bytes for task in missing}.values())
+        own_text = text * len(tasks) / max(1, len(every))
+        cores = config.num_workers or available_cores()
+        number_of_workers = min(cores, len(missing), round(own_text / SHARD_BYTES))
+        names = workers.build_shards(missing, tokenizer, work, number_of_workers)
+    for _ in names:
         done += 1
         progress("building examples", done, len(tasks))
 

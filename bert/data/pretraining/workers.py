@@ -33,13 +33,11 @@ def build_shards(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, proce
     """
     from bert.tokenizer.wordpiece import literal_tokenizer
 
-    # Duplicates of a shard are built together: their text is tokenised once.
-    in_order = sorted(tasks, key=_source_key)
-    groups = [list(group) for _, group in itertools.groupby(in_order, key=_source_key)]
+    groups = groups_of(tasks)
     if processes <= 1:
         plain = literal_tokenizer(tokenizer)
         for group in groups:
-            _build_and_record(group, plain, work)
+            build_and_record(group, plain, work)
             yield from (task.name for task in group)
         return
     with WorkerPool(processes, _start, (tokenizer.to_str(),)) as pool:
@@ -55,6 +53,24 @@ def build_shards(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, proce
             ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def groups_of(tasks: list[ShardSpec]) -> list[list[ShardSpec]]:
+    """Duplicates of a shard, which are built together: their text is tokenised once."""
+    in_order = sorted(tasks, key=_source_key)
+    return [list(group) for _, group in itertools.groupby(in_order, key=_source_key)]
+
+
+def build_and_record(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path) -> None:
+    """Builds shards of one range of documents, and writes the counts and the summary of each.
+
+    Args:
+      tokenizer: as ``bert.tokenizer.wordpiece.literal_tokenizer`` gives it.
+    """
+    for task, summary, counts in build_range(tasks, tokenizer):
+        write_array(work / f"{task.name}.npy", counts)
+        # Last: a shard without its summary is built again.
+        write_atomic(work / f"{task.name}.json", json.dumps(asdict(summary)).encode())
 
 
 def _start(tokenizer: str) -> None:
@@ -75,11 +91,4 @@ def _source_key(task: ShardSpec) -> tuple[str, int]:
 
 
 def _build_in_worker(tasks: list[ShardSpec], work: Path) -> None:
-    _build_and_record(tasks, require(_tokenizer, "the tokenizer"), work)
-
-
-def _build_and_record(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path) -> None:
-    for task, summary, counts in build_range(tasks, tokenizer):
-        write_array(work / f"{task.name}.npy", counts)
-        # Last: a shard without its summary is built again.
-        write_atomic(work / f"{task.name}.json", json.dumps(asdict(summary)).encode())
+    build_and_record(tasks, require(_tokenizer, "the tokenizer"), work)

@@ -1,0 +1,128 @@
+"""The examples that a Ray cluster builds are those of one process, also when one of its nodes is killed."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert.commands.examples import main
+from bert.data.pretraining import builder, ray_engine, workers
+from bert.data.pretraining.builder import build_examples
+from bert.errors import UserError
+from bert.tokenizer.wordpiece import literal_tokenizer
+from tests.data.pretraining.conftest import word
+from tests.helpers import config_of, digest
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_a_task_gives_the_files_of_a_worker(place, tokenizer, tmp_path, monkeypatch) -> None:
+    """With duplicates, and documents that a mixture repeats."""
+    monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
+    config = config_of(place, dupe_factor=2)
+    whole = build_examples(config, tokenizer, tmp_path / "local")
+    built: list[str] = []
+
+    def in_this_process(tasks, tokenizer, work, most, say):
+        for group in workers.groups_of(tasks):
+            given = ray_engine.text_of(group)
+            assert [task.name for task in group] == [task.name for task in given.tasks]
+            ray_engine._write(ray_engine.build_from_text(given, literal_tokenizer(tokenizer)), group, work)
+            built.extend(task.name for task in group)
+            yield from (task.name for task in group)
+
+    monkeypatch.setattr(ray_engine, "build_shards", in_this_process)
+    assert digest(build_examples(config, tokenizer, tmp_path / "shipped", engine="ray")) == digest(whole)
+    assert len(built) == len(set(built)) > 4
+
+
+def test_a_text_that_a_range_has_twice_is_carried_once(place, tokenizer, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
+    config = config_of(place)
+    tasks = builder._shard_tasks(tmp_path, config, lambda *_: None)
+    task = tasks[-1]
+    order = np.load(task.order)
+    order[task.first + 1] = order[task.first]
+    np.save(task.order, order)
+    given = ray_engine.text_of([task])
+    assert len(given.documents) == task.last - task.first - 1
+    assert given.order[0] == given.order[1]
+
+
+def test_what_cannot_be_is_one_sentence(place, fails, monkeypatch) -> None:
+    arguments = [f"--data.train={place / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}"]
+    assert "use local or ray" in fails(main, *arguments, "--engine=spark")
+    assert "remove --shard" in fails(main, *arguments, "--engine=ray", "--shard=1/2")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'bert-jax\[ray\]'"):
+        ray_engine.require_ray()
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Two nodes of one core each; this process belongs to the first."""
+    ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    found.add_node(num_cpus=1)
+    monkeypatch.setenv("RAY_ADDRESS", found.address)
+    yield found
+    ray.shutdown()
+    found.shutdown()
+
+
+@pytest.fixture
+def large(place, tmp_path) -> Path:
+    """Folder with four megabytes of text and a vocabulary: tasks of some tenths of a second."""
+    folder = tmp_path / "large"
+    folder.mkdir()
+    words = [word(document, 0, number) for document in range(60) for number in range(7)]
+    drawn = np.random.default_rng(0).choice(words, (60_000, 14))
+    lines = [" ".join(row) + "." + ("\n" if number % 20 == 19 else "") for number, row in enumerate(drawn)]
+    (folder / "corpus.txt").write_text("\n".join(lines))
+    (folder / "vocab.txt").write_bytes((place / "vocab.txt").read_bytes())
+    return folder
+
+
+@pytest.mark.slow
+def test_a_cluster_that_loses_a_node_and_gains_one_builds_the_same(cluster, large, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(builder, "SHARD_BYTES", 60_000)
+    config = config_of(large)
+    whole = build_examples(config, tokenizer, tmp_path / "local")
+    lines: list[str] = []
+    first = cluster.list_all_nodes()[-1]
+
+    def disturb(stage: str, done: int, total: int | None) -> None:
+        lines.append(stage)
+        if stage == "building examples" and done == 6:
+            cluster.remove_node(first, allow_graceful=False)
+        if stage == "building examples" and done == 9:
+            cluster.add_node(num_cpus=2)
+
+    found = build_examples(config, tokenizer, tmp_path / "ray", progress=disturb, engine="ray")
+    assert digest(found) == digest(whole)
+    again = [line for line in lines if "run again" in line]
+    assert len(again) == 1 and 1 <= int(again[0].split()[0]) <= 6, again
+
+
+@pytest.mark.slow
+def test_an_error_of_a_task_is_that_of_a_local_build(cluster, place, tokenizer, tmp_path) -> None:
+    (place / "corpus.txt").write_text("\n\n".join("\x00\n\x01" for _ in range(50)))
+    messages = []
+    for engine in ("local", "ray"):
+        with pytest.raises(UserError) as error:
+            build_examples(config_of(place), tokenizer, tmp_path / engine, engine=engine)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_not_there_is_one_sentence(place, tokenizer, tmp_path, monkeypatch) -> None:
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(UserError, match="RAY_ADDRESS"):
+        build_examples(config_of(place), tokenizer, tmp_path, engine="ray")
