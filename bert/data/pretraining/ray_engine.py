@@ -12,6 +12,8 @@ import functools
 import importlib.util
 import itertools
 import os
+import re
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,7 +74,7 @@ def build_shards(
     built = 0
     with _connection():
         started = ray.remote(_Starts).options(num_cpus=0, scheduling_strategy=_here()).remote()
-        build = ray.remote(_build).options(max_retries=RETRIES)
+        build = ray.remote(max_retries=RETRIES)(_build)
         vocabulary = ray.put(tokenizer.to_str())
         pending: dict[Any, list[ShardSpec]] = {}
         with _user_errors():
@@ -80,7 +82,8 @@ def build_shards(
                 cores = int(ray.cluster_resources().get("CPU", 1))
                 room = (most or TASKS_A_CORE * max(1, cores)) - len(pending)
                 for group in itertools.islice(groups, max(0, room)):
-                    pending[build.remote(text_of(group), vocabulary, started)] = group
+                    named = build.options(name=group[0].name)  # in Ray's dashboard, and as the worker's title
+                    pending[named.remote(text_of(group), vocabulary, started)] = group
                 if not pending:
                     break
                 [ready], _ = ray.wait(list(pending), num_returns=1)
@@ -138,8 +141,10 @@ class _Starts:
 
 def _build(given: ShardText, tokenizer: str, started: Any) -> dict[str, bytes]:
     """What a task of the cluster does."""
+    import ray
+
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core a worker
-    started.add.remote()
+    ray.get(started.add.remote())
     return build_from_text(given, _parsed(tokenizer))
 
 
@@ -169,13 +174,15 @@ def _connection() -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anyone
+    address = os.environ.get("RAY_ADDRESS", "")
     try:
+        if named := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray itself would wait for minutes
+            socket.create_connection((named[1], int(named[2])), timeout=10).close()
         ray.init(log_to_driver=False, logging_level="warning")
-    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-        address = os.environ.get("RAY_ADDRESS", "this machine")
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"the Ray cluster of {address} cannot be reached ({str(error).splitlines()[0]}): start it, or set "
-            "RAY_ADDRESS"
+            f"the Ray cluster of {address or 'this machine'} cannot be reached ({str(error).splitlines()[0]}): start "
+            "it, or set RAY_ADDRESS to another one"
         ) from None
     try:
         yield
