@@ -334,9 +334,9 @@ class TokenizerConfig:
     GPT-2 and RoBERTa: it reads every text without loss, with case and accents, and needs no [UNK]; or unigram, which
     reads words as their most probable tokens, as in ALBERT and XLM-RoBERTa."""
     path: str | None = None
-    """vocab.txt, tokenizer.json, or a folder that holds one (a run, say); null trains one on the corpus. With init, the
-    source's vocabulary extended by new words, whose rows start as the mean of their old tokens; null takes it as it
-    is."""
+    """vocab.txt, tokenizer.json, a SentencePiece file, or a folder that holds one (a run, say); null trains one on the
+    corpus. With init, the source's vocabulary extended by new words, whose rows start as the mean of their old tokens;
+    null takes it as it is."""
     vocab_size: Annotated[int, Range(least=32, below=2**24)] = 30522
     """Number of tokens to train, special ones included; the result is smaller where the corpus has fewer."""
     lowercase: bool = True

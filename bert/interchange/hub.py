@@ -11,6 +11,7 @@ from bert.errors import UserError
 from bert.interchange import first_line
 from bert.interchange.generation_files import GENERATION_CONFIG, TARGET_TOKENIZER
 from bert.messages import LOGGER
+from bert.tokenizer.sentencepiece import FILES as SENTENCEPIECE_FILES
 
 _NAMES = [
     "config.json",
@@ -22,6 +23,7 @@ _NAMES = [
     "vocab.txt",
     "vocab.json",
     "merges.txt",
+    *SENTENCEPIECE_FILES,
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
 ]

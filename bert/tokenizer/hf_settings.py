@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
 
-_FLAGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
+_FLAGS = (
+    *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"),
+    *("keep_accents", "split_by_punct"),
+)
 _TOKEN = ("lstrip", "rstrip", "single_word", "normalized", "special")
 _WORD_PIECE = ("Bert", "DistilBert", "Electra", "MPNet", "PreTrained", "Basic")
 """Beginnings of the names of the classes that read a bare vocab.txt as BERT does."""
@@ -27,6 +30,7 @@ class TokenizerSettings:
     Attributes:
         do_lower_case, strip_accents, tokenize_chinese_chars: of WordPiece's text steps.
         add_prefix_space: of byte-level vocabularies: the first word is read as one within a text.
+        keep_accents, split_by_punct: of ALBERT's and DeBERTa's SentencePiece files.
         added: id -> token and its flags, of tokens that were added to the vocabulary.
         tokenizer_class: the class of transformers'.
     """
@@ -35,6 +39,8 @@ class TokenizerSettings:
     strip_accents: bool | None = None
     tokenize_chinese_chars: bool | None = None
     add_prefix_space: bool | None = None
+    keep_accents: bool | None = None
+    split_by_punct: bool | None = None
     added: tuple[tuple[int, str, tuple[tuple[str, bool], ...]], ...] = ()
     tokenizer_class: str | None = None
 
@@ -96,7 +102,7 @@ def set_prefix_space(tokenizer: Tokenizer, add: bool) -> None:
 
 def read_settings(folder: Path) -> TokenizerSettings:
     """The settings that stand in a folder. Raises UserError for files that are malformed."""
-    content = _read(folder / SETTINGS)
+    content = read_object(folder / SETTINGS)
     for name in _FLAGS:
         value = content.get(name)
         if value is not None and not isinstance(value, bool):
@@ -111,7 +117,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
 
 def _read_added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, tuple[tuple[str, bool], ...]], ...]:
     found: dict[int, tuple[str, dict[str, bool]]] = {}
-    for content_of_token, place in _read(folder / ADDED).items():
+    for content_of_token, place in read_object(folder / ADDED).items():
         if isinstance(place, bool) or not isinstance(place, int):
             raise UserError(f"{folder / ADDED}: the number of {content_of_token!r} is {place!r}: copy the file again")
         found[place] = (content_of_token, {})
@@ -124,7 +130,8 @@ def _read_added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, 
     return tuple((number, token, tuple(flags.items())) for number, (token, flags) in sorted(found.items()))
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty if there is no file. Raises UserError for a file that holds none."""
     if not file.is_file():
         return {}
     try:

@@ -23,6 +23,8 @@ from bert.errors import UserError, without_surrogates
 from bert.files import write_atomic
 from bert.tokenizer.byte_level import SPACES, parse_byte_level, train_byte_level
 from bert.tokenizer.hf_settings import read_settings
+from bert.tokenizer.sentencepiece import FILES as SENTENCEPIECE_FILES
+from bert.tokenizer.sentencepiece import build_sentencepiece
 from bert.tokenizer.special_tokens import MPNET_TOKENS, SPECIAL_TOKENS, special_ids, special_tokens
 from bert.tokenizer.unigram import WORD_START, train_unigram, without_special_pieces
 from bert.urls import fetch
@@ -103,7 +105,8 @@ def train_wordpiece(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> Tokenizer:
-    """Reads tokenizer.json, vocab.txt, RoBERTa's vocab.json with merges.txt next to it, or a folder that holds one.
+    """Reads tokenizer.json, vocab.txt, RoBERTa's vocab.json with merges.txt next to it, a SentencePiece file (.model),
+    or a folder that holds one.
 
     A bare vocab.txt does not say how text is normalised: a ``tokenizer_config.json`` next to it does, and has the last
     word next to a tokenizer.json, too, as in transformers; otherwise ``config.lowercase`` and ``config.strip_accents``.
@@ -116,12 +119,15 @@ def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> T
     """
     config = config or TokenizerConfig()
     file = _vocabulary_file(Path(fetch(path)).expanduser())
-    text, settings = _read_utf8(file), read_settings(file.parent)
+    settings = read_settings(file.parent)
     if file.name == "vocab.json":
-        tokenizer = _parse_byte_level(text, file)
+        tokenizer = _parse_byte_level(_read_utf8(file), file)
     elif file.suffix == ".json":
-        tokenizer = _parse_tokenizer(text, file)
+        tokenizer = _parse_tokenizer(_read_utf8(file), file)
+    elif file.suffix == ".model":
+        tokenizer = build_sentencepiece(_read_bytes(file), file, settings)
     else:
+        text = _read_utf8(file)
         settings.require_wordpiece(file.parent)
         vocab = _parse_vocab(text, file)
         _require_special_tokens(vocab, file)
@@ -327,22 +333,26 @@ def _alphabet(counts: np.ndarray, draft: Tokenizer, config: TokenizerConfig) -> 
 
 
 def _vocabulary_file(path: Path) -> Path:
-    fix = "tokenizer.path takes a vocab.txt, a tokenizer.json or a folder that holds one"
+    fix = "tokenizer.path takes a vocab.txt, a tokenizer.json, a SentencePiece file or a folder that holds one"
     if path.is_dir():
-        for name in ("tokenizer.json", "vocab.txt", "vocab.json"):
+        for name in ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES):
             if (path / name).is_file():
                 return path / name
-        raise UserError(f"{path} holds neither tokenizer.json nor vocab.txt: {fix}")
+        raise UserError(f"{path} holds neither tokenizer.json nor vocab.txt nor {SENTENCEPIECE_FILES[0]}: {fix}")
     if not path.exists():
         raise UserError(f"{path} does not exist: {fix}")
     return path
 
 
-def _read_utf8(file: Path) -> str:
+def _read_bytes(file: Path) -> bytes:
     try:
-        data = file.read_bytes()
+        return file.read_bytes()
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}): fix its permissions or name another") from None
+
+
+def _read_utf8(file: Path) -> str:
+    data = _read_bytes(file)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

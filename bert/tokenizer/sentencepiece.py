@@ -1,0 +1,160 @@
+"""Unigram vocabularies in SentencePiece files, as folders of ALBERT, XLM-RoBERTa and DeBERTa-v3 hold them: read them.
+
+Ids are those of SentencePiece, shifted as the model's family does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from bert.errors import UserError
+from bert.tokenizer.hf_settings import SETTINGS, TokenizerSettings, read_object
+from bert.tokenizer.sentencepiece_file import (
+    CONTROL,
+    MODELS,
+    NORMAL,
+    UNIGRAM,
+    UNKNOWN,
+    USER_DEFINED,
+    Content,
+    Piece,
+    parse_sentencepiece,
+)
+from bert.tokenizer.special_tokens import ALBERT_TOKENS, BERT_TOKENS, ROBERTA_TOKENS
+from bert.tokenizer.unigram import WORD_START
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from tokenizers.normalizers import Normalizer
+
+FILES = ("spm.model", "spiece.model", "sentencepiece.bpe.model")
+"""Names in published folders; the last, of XLM-RoBERTa, is of a Unigram model, too."""
+
+_NEVER = 1e4
+"""So far below the lowest score that no text becomes a token: a special token, a byte, an unused token."""
+
+_TRAINED_HEAD = ["<unk>", "<s>", "</s>"]
+_XLM_ROBERTA_HEAD = ["<s>", "<pad>", "</s>", "<unk>"]
+_CAMEMBERT_HEAD = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"]
+
+
+def build_sentencepiece(data: bytes, file: Path, settings: TokenizerSettings) -> Tokenizer:
+    """The complete tokenizer of a file's content, with the ids of SentencePiece and the rows of the model's family.
+
+    A file with [CLS] and [SEP] keeps its numbers. One that begins with <unk>, <s> and </s>, without <pad>, is numbered
+    as in XLM-RoBERTa, or in CamemBERT if the files next to it name that. A missing mask token becomes the last one.
+    Differences from SentencePiece: several accents on one letter, one on a full-width letter, and user-defined pieces
+    that the character map changes.
+
+    Args:
+        settings: case and accents of ALBERT and DeBERTa, which are not in the file.
+
+    Raises:
+        UserError: no whole file, a model other than Unigram, or other special tokens.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    content = parse_sentencepiece(data, file)
+    _require_supported(content, file, settings)
+    family = settings.tokenizer_class or read_object(file.parent / "config.json").get("model_type")
+    pieces, names = _number(content.pieces, str(family).lower().startswith("camembert"), file)
+    unknown = [number for number, piece in enumerate(pieces) if piece.kind == UNKNOWN]
+    if len(unknown) != 1 or len({piece.text for piece in pieces}) < len(pieces):
+        raise UserError(f"{file} has a piece twice, or not one unknown piece: copy it again")
+    vocab = _with_scores(pieces, names is ALBERT_TOKENS)
+    tokenizer = Tokenizer(models.Unigram(vocab, unk_id=unknown[0], byte_fallback=bool(content.byte_fallback)))
+    tokenizer.normalizer = _normalizer(content, names, settings)
+    prefix: Literal["always", "never"] = "always" if content.prefix else "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(WORD_START, prepend_scheme=prefix, split=bool(content.splits))
+    spaces = decoders.Metaspace(WORD_START, prepend_scheme=prefix)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), spaces]) if content.byte_fallback else spaces
+    special = [piece.text for piece in pieces if piece.kind in (UNKNOWN, CONTROL) or piece.text in names.values()]
+    wide_mask = None if names is BERT_TOKENS else names["mask"]  # the space before it is a part of it
+    tokenizer.add_special_tokens([AddedToken(text, lstrip=text == wide_mask) for text in special])
+    first, end = names["cls"], names["sep"]
+    single = f"{first}:0 $A:0 {end}:0"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single,
+        pair=f"{single} {end}:0 $B:0 {end}:0" if names is ROBERTA_TOKENS else f"{single} $B:1 {end}:1",
+        special_tokens=[(text, tokenizer.token_to_id(text)) for text in (first, end)],
+    )
+    return tokenizer
+
+
+def _require_supported(content: Content, file: Path, settings: TokenizerSettings) -> None:
+    other = "put the tokenizer.json of the same model next to it"
+    if not content.pieces:
+        raise UserError(f"{file} holds no pieces: name a SentencePiece file of a model")
+    if content.model != UNIGRAM:
+        kind = MODELS.get(content.model, "other")
+        raise UserError(f"{file} holds a SentencePiece model of kind {kind}, and only Unigram is read: {other}")
+    if content.suffix or not content.escapes:
+        raise UserError(f"{file} does not mark spaces at the beginning of words, and only such files are read: {other}")
+    if settings.split_by_punct:
+        raise UserError(f"{file.parent / SETTINGS}: split_by_punct is true, and only false is read: {other}")
+
+
+def _number(pieces: list[Piece], camembert: bool, file: Path) -> tuple[list[Piece], dict[str, str]]:
+    """The pieces in the order of the model's ids, and the names of its special tokens by role."""
+    texts = {piece.text for piece in pieces}
+    if [piece.text for piece in pieces[:3]] == _TRAINED_HEAD and "<pad>" not in texts:
+        head, taken = (_CAMEMBERT_HEAD, 1) if camembert else (_XLM_ROBERTA_HEAD, 3)
+        kinds = [UNKNOWN if text == "<unk>" else CONTROL for text in head]
+        start = [Piece(text, 0.0, kind) for text, kind in zip(head, kinds, strict=True)]
+        return [*start, *pieces[taken:], Piece(ROBERTA_TOKENS["mask"], 0.0, CONTROL)], ROBERTA_TOKENS
+    for names in (BERT_TOKENS, ALBERT_TOKENS, ROBERTA_TOKENS):
+        if not (missing := set(names.values()) - texts):
+            return pieces, names
+        if missing == {names["mask"]}:
+            return [*pieces, Piece(names["mask"], 0.0, CONTROL)], names
+    raise UserError(
+        f"{file} has the special tokens of neither ALBERT, DeBERTa nor XLM-RoBERTa: put the tokenizer.json of the same "
+        "model next to it"
+    )
+
+
+def _with_scores(pieces: list[Piece], albert: bool) -> list[tuple[str, float]]:
+    """The pieces with their logarithmic probabilities.
+
+    User-defined ones have those of SentencePiece's ``unigram_model.cc``. ALBERT's tokenization.py splits a number from
+    the comma behind it.
+    """
+    normal = [piece.score for piece in pieces if piece.kind == NORMAL]
+    lowest, highest = min(normal, default=0.0), max(normal, default=0.0)
+
+    def score(piece: Piece) -> float:
+        if piece.kind == USER_DEFINED:
+            return len(piece.text.encode()) * highest - 0.1
+        number_and_comma = piece.text.endswith(",") and piece.text[-2:-1].isdigit()
+        taken = piece.kind == NORMAL and not (albert and number_and_comma)
+        return piece.score if taken else lowest - _NEVER
+
+    return [(piece.text, score(piece)) for piece in pieces]
+
+
+def _normalizer(content: Content, names: dict[str, str], settings: TokenizerSettings) -> Normalizer:
+    """ALBERT's and DeBERTa's own steps, then SentencePiece's: the character map and the spaces.
+
+    The library applies the map to a letter with its accents as a whole or to none of them. SentencePiece composes them,
+    if the map is of NFKC.
+    """
+    from tokenizers import Regex, normalizers
+
+    albert = names is ALBERT_TOKENS
+    steps: list[Normalizer] = []
+    if albert:
+        steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+        if not settings.keep_accents:
+            steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    lower = albert if settings.do_lower_case is None else settings.do_lower_case
+    if lower and names is not ROBERTA_TOKENS:
+        steps.append(normalizers.Lowercase())
+    if content.charsmap:
+        steps += [normalizers.NFC()] if b"nfkc" in content.rule else []
+        steps.append(normalizers.Precompiled(content.charsmap))
+    if content.trims:
+        steps.append(normalizers.Replace(Regex(rf"\A +| +(?= )|[ {WORD_START}]+\z"), ""))
+    if content.prefix:  # the pre-tokenizer adds one where there is none
+        steps.append(normalizers.Replace(Regex(rf"\A[ {WORD_START}]"), 2 * WORD_START))
+    return normalizers.Sequence(steps)
