@@ -34,6 +34,12 @@ FILES = ("spm.model", "spiece.model", "sentencepiece.bpe.model")
 _NEVER = 1e4
 """So far below the lowest score that no text becomes a token: a special token, a byte, an unused token."""
 
+_ALWAYS = 100.0
+"""Of each character of a user-defined piece, which SentencePiece takes wherever it is in a text."""
+
+_DIGITS = 6
+"""Of a score, about as many as 32 bits hold. With more, the last one changes when a vocabulary is saved and read."""
+
 _TRAINED_HEAD = ["<unk>", "<s>", "</s>"]
 _XLM_ROBERTA_HEAD = ["<s>", "<pad>", "</s>", "<unk>"]
 _CAMEMBERT_HEAD = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"]
@@ -44,8 +50,8 @@ def build_sentencepiece(data: bytes, file: Path, settings: TokenizerSettings) ->
 
     A file with [CLS] and [SEP] keeps its numbers. One that begins with <unk>, <s> and </s>, without <pad>, is numbered
     as in XLM-RoBERTa, or in CamemBERT if the files next to it name that. A missing mask token becomes the last one.
-    Differences from SentencePiece: several accents on one letter, one on a full-width letter, and user-defined pieces
-    that the character map changes.
+    Differences from SentencePiece: several accents on one letter, one on a full-width letter, user-defined pieces that
+    the character map changes, and the order of equally probable pieces.
 
     Args:
         settings: case and accents of ALBERT and DeBERTa, which are not in the file.
@@ -115,22 +121,18 @@ def _number(pieces: list[Piece], camembert: bool, file: Path) -> tuple[list[Piec
 
 
 def _with_scores(pieces: list[Piece], albert: bool) -> list[tuple[str, float]]:
-    """The pieces with their logarithmic probabilities.
-
-    User-defined ones have those of SentencePiece's ``unigram_model.cc``. ALBERT's tokenization.py splits a number from
-    the comma behind it.
-    """
+    """The pieces with their logarithmic probabilities; ALBERT's tokenization.py splits a number from a comma."""
     normal = [piece.score for piece in pieces if piece.kind == NORMAL]
-    lowest, highest = min(normal, default=0.0), max(normal, default=0.0)
+    lowest = min(normal, default=0.0)
 
     def score(piece: Piece) -> float:
         if piece.kind == USER_DEFINED:
-            return len(piece.text.encode()) * highest - 0.1
+            return len(piece.text) * _ALWAYS - 0.1  # so that a longer one is taken before two
         number_and_comma = piece.text.endswith(",") and piece.text[-2:-1].isdigit()
         taken = piece.kind == NORMAL and not (albert and number_and_comma)
         return piece.score if taken else lowest - _NEVER
 
-    return [(piece.text, score(piece)) for piece in pieces]
+    return [(piece.text, round(score(piece), _DIGITS)) for piece in pieces]
 
 
 def _normalizer(content: Content, names: dict[str, str], settings: TokenizerSettings) -> Normalizer:

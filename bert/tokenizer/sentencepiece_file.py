@@ -150,4 +150,5 @@ def _values(fields: Fields, number: int, kind: type[Value]) -> list[Value]:
 
 
 def _last(fields: Fields, number: int, default: Value) -> Value:
-    return [default, *_values(fields, number, type(default))][-1]
+    values = _values(fields, number, type(default))
+    return values[-1] if values else default
