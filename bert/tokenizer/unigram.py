@@ -101,11 +101,15 @@ def build_unigram(pieces: Iterable[tuple[str, float]], config: TokenizerConfig) 
 def without_special_pieces(tokenizer: str) -> str:
     """The content of a Unigram vocabulary's tokenizer.json -> the same for texts alone, ids included.
 
-    The model takes special tokens for the most probable ones, so their names are hidden.
+    The model takes special tokens for the most probable ones, so their names are hidden. Those that come after the
+    model's pieces, as the mask of DeBERTa-v3, become hidden pieces too.
     """
     content = json.loads(tokenizer)
-    special = {token["content"] for token in content["added_tokens"] if token["special"]}
+    special = {token["content"]: token["id"] for token in content["added_tokens"] if token["special"]}
     pieces = content["model"]["vocab"]
+    for token, number in sorted(special.items(), key=lambda item: item[1]):
+        if number == len(pieces):
+            pieces.append((token, 0.0))
     content["model"]["vocab"] = [(HIDDEN + token if token in special else token, score) for token, score in pieces]
     content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
     return json.dumps(content, ensure_ascii=False)

@@ -131,3 +131,17 @@ def test_the_command_trains_one(corpus: Path, tmp_path: Path, capsys) -> None:
     assert main([*arguments, f"--output={tmp_path / 'words'}"]) == 0
     assert "holds tokenizer.json with" in capsys.readouterr().out
     assert vocabulary_kind(load_tokenizer(tmp_path / "words")) == "unigram"
+
+
+def test_special_tokens_after_the_models_pieces_stay_known_where_texts_are_prose(trained: Tokenizer) -> None:
+    """As converters of DeBERTa-v3's vocabulary leave its mask."""
+    content = json.loads(trained.to_str())
+    pieces, added = content["model"]["vocab"], content["added_tokens"]
+    [mask] = [token for token in added if token["content"] == "[MASK]"]
+    pieces[mask["id"]][0] = "unused"
+    mask["id"] = len(pieces)
+    moved = Tokenizer.from_str(json.dumps({**content, "added_tokens": sorted(added, key=lambda token: token["id"])}))
+    literal = literal_tokenizer(moved)
+    assert special_ids(literal) == special_ids(moved)
+    assert special_ids(moved).mask == len(pieces)
+    assert len(pieces) not in literal.encode("a [MASK] b", add_special_tokens=False).ids

@@ -120,8 +120,13 @@ def build_from_text(given: ShardText, tokenizer: Tokenizer) -> dict[str, bytes]:
         folder = Path(name)
         store = write_store(given.documents, folder / "spool", lambda number: None)
         np.save(folder / "order.npy", given.order)
-        here = {"folder": folder, "store": store, "order": folder / "order.npy", "first": 0, "last": len(given.order)}
-        build_and_record([dataclasses.replace(task, **here) for task in given.tasks], tokenizer, folder)
+        here = [
+            dataclasses.replace(
+                task, folder=folder, store=store, order=folder / "order.npy", first=0, last=len(given.order)
+            )
+            for task in given.tasks
+        ]
+        build_and_record(here, tokenizer, folder)
         names = [f"{task.name}{ending}" for task in given.tasks for ending in (".arrow", ".npy", ".json")]
         return {name: (folder / name).read_bytes() for name in names}
 
