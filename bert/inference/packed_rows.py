@@ -17,7 +17,7 @@ LENGTH = 128
 
 TEXTS_A_ROW = 8
 """A batch has this many rows fewer than texts are wanted at once. For 32 texts that is four rows of 128 tokens, whose
-activations stay in a core's cache: an eighth faster than eight rows."""
+activations stay in a core's cache."""
 
 LEAST_BATCHES = 8
 """Batches of texts below which they are padded: fewer are soon done, and `Pretrained.warm_up` has compiled them."""
