@@ -37,7 +37,7 @@ class Content(NamedTuple):
     Attributes:
         pieces: in the order of their numbers.
         model: a key of MODELS.
-        splits: no piece goes on behind a space.
+        splits: no piece contains a space between words.
         suffix: the space behind a word is a part of it, not the one before it.
         byte_fallback: unknown characters become their bytes.
         charsmap: the character map; empty if there is none.

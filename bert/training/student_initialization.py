@@ -13,8 +13,17 @@ from bert.interchange.names import PROJECTIONS
 from bert.training.distillation import Teacher
 from bert.training.initialization import Params
 
-LAYER_FIELDS = ("num_attention_heads", "hidden_act", "pre_layer_norm", "causal", "norm_type", "layer_groups")
-"""What two models share besides the shapes of their layers if a layer of one is of use in the other."""
+LAYER_FIELDS = (
+    "num_attention_heads",
+    "hidden_act",
+    "position_embedding_type",
+    "pre_layer_norm",
+    "causal",
+    "norm_type",
+    "layer_groups",
+)
+"""Settings that two models have in common, besides the shapes of their layers, if a layer of one is of use in the
+other."""
 
 
 def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher) -> Params:
@@ -76,7 +85,7 @@ def _with_layers(encoder: Params, config: ModelConfig, teacher: Teacher) -> Para
 
 
 def _of_one_shape(own: Params, given: Params | None) -> Params:
-    """The given parameters if they have the names and shapes of one's own, else those."""
+    """The given parameters if they have the names and shapes of the student's own, else these."""
     return given if given is not None and jax.tree.map(np.shape, own) == jax.tree.map(np.shape, given) else own
 
 

@@ -115,7 +115,7 @@ def test_a_cluster_that_loses_workers_and_gains_some_builds_the_same(
     lines: list[str] = []
     node = cluster.list_all_nodes()[-1]
     events = {
-        2: threading.Thread(target=kill_a_busy_worker).start,  # next to the build, which goes on
+        2: threading.Thread(target=kill_a_busy_worker).start,  # while the build continues
         6: lambda: cluster.remove_node(node, allow_graceful=False),
         9: lambda: cluster.add_node(num_cpus=2),
     }
