@@ -97,7 +97,8 @@ def build_shards(
 
 def require_ray() -> None:
     """Raises UserError if Ray is not installed."""
-    if importlib.util.find_spec("ray") is None:
+    spec = importlib.util.find_spec("ray")
+    if spec is None or spec.origin is None:  # a folder of this name, such as Ray's own in /tmp, is no package
         raise UserError("--engine ray needs Ray, which is not installed: use pip install 'bert-jax[ray]'")
 
 
