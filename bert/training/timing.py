@@ -33,26 +33,35 @@ class Timed:
 LATER_SECONDS, MAX_LATER_CALLS = 0.5, 8
 """How long, and how often at most, a function is called without waiting."""
 
+LONG_CALL_SECONDS = 5.0
+"""What a call takes that is not made again only to be timed."""
+
 
 def timed(call: Callable[[], Any]) -> Timed:
     """Calls a function until a later call has been timed, and waits for the results.
 
-    Short calls are started without waiting for the one before, as in a training loop, where they take less. All hosts
-    call it, and as often as the main process says: a call may wait for the other hosts.
+    Short calls are started without waiting for the one before, as in a training loop, where they take less. Of a long
+    one, what it takes after its compilation is enough. All hosts call it, and as often as the main process says: a
+    call may wait for the other hosts.
     """
-    first, later = _seconds(call, 1), _seconds(call, 1)
+    compilation, waited = _seconds(call, 1)
+    if broadcast_from_main(lambda: waited > LONG_CALL_SECONDS):
+        return Timed(compilation, waited)
+    first, later = compilation + waited, sum(_seconds(call, 1))
     more = broadcast_from_main(lambda: min(int(LATER_SECONDS / max(later, 1e-6)), MAX_LATER_CALLS))
     if more > 1:
-        later = _seconds(call, more)
+        later = sum(_seconds(call, more)) / more
     return Timed(max(first - later, 0.0), later)
 
 
-def _seconds(call: Callable[[], Any], times: int) -> float:
-    """Seconds of each of so many calls in a row."""
+def _seconds(call: Callable[[], Any], times: int) -> tuple[float, float]:
+    """Seconds in which so many calls in a row are started, as a compilation has to be done then, and those until their
+    results are there."""
     start = time.perf_counter()
     results = [call() for _ in range(times)]
+    started = time.perf_counter()
     jax.block_until_ready(results[-1])
-    return (time.perf_counter() - start) / times
+    return started - start, time.perf_counter() - started
 
 
 def time_train_step(
