@@ -97,9 +97,9 @@ class TrainingConfig:
     """Rows B of one optimizer step, over all devices."""
     tokens_per_batch: Positive | None = None
     """Fine-tuning: tokens of one optimizer step in place of batch_size, over all devices, padding included; a batch has
-    as many rows of about one length as fit. null takes batch_size rows, as evaluations do in any case."""
+    as many rows of about one length as fit. null takes batch_size rows."""
     eval_batch_size: Positive | None = None
-    """Rows of one evaluation batch, over all devices; null takes batch_size."""
+    """Rows of one evaluation batch, over all devices; null takes those of a micro-batch."""
     gradient_accumulation_steps: Positive = 1
     """Split each batch into this many micro-batches, one after the other, to save memory."""
     label_smoothing: Fraction = 0.0
@@ -171,8 +171,8 @@ class TrainingConfig:
 
     @property
     def rows_per_evaluation(self) -> int:
-        """Rows of one evaluation batch: ``eval_batch_size``, or ``batch_size`` if that is null."""
-        return self.eval_batch_size or self.batch_size
+        """Rows of one evaluation batch: ``eval_batch_size``, or those of a micro-batch if that is null."""
+        return self.eval_batch_size or max(1, self.batch_size // self.gradient_accumulation_steps)
 
     @property
     def mesh_shape(self) -> tuple[int, int, int] | None:

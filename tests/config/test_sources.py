@@ -41,6 +41,13 @@ def test_overrides_replace_the_other_way_and_rescale():
     assert (training.steps, training.epochs, training.gradient_accumulation_steps) == (9, None, 2)
 
 
+def test_an_evaluation_has_the_rows_of_a_micro_batch():
+    """So that it fits where training does."""
+    training = resolved({}, training={"batch_size": 4096, "gradient_accumulation_steps": 64}).training
+    assert training.rows_per_evaluation == 64
+    assert dataclasses.replace(training, eval_batch_size=256).rows_per_evaluation == 256
+
+
 def test_the_preset_of_a_configuration_is_not_applied_again():
     base = dataclasses.asdict(PretrainConfig())
     base["training"]["preset"] = "fast"
