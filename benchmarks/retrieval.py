@@ -8,7 +8,7 @@ and dev-v1.1.json. The questions of the first file with their paragraphs are the
 of the second one are searched, with each of its distinct questions. Sides:
 
 - untrained: MODEL as it is;
-- ours: after `bert finetune --config embedding` with the options below;
+- ours: after `bert finetune --config embedding` with the options below, in huge pages as that command has them;
 - peer: after sentence-transformers' trainer with MultipleNegativesRankingLoss, without duplicates in a batch, and the
   same pairs, batch, steps, learning rates, decay, clipping, epsilon, length and temperature;
 - bm25: BM25 of the package bm25s as it comes, without stemming.
@@ -31,6 +31,8 @@ from typing import Any
 
 import numpy as np
 from turns import in_turns
+
+from bert.runtime.malloc import reexec_with_huge_pages
 
 TRAIN, DEV = "train-v1.1.head.json", "dev-v1.1.json"
 SIDES = ("untrained", "bm25", "ours", "peer")
@@ -57,6 +59,8 @@ def main() -> None:
     parser.add_argument("--worker", nargs=2, metavar=("SIDE", "SEED"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
+        if given.worker[0] != "peer":  # as `bert finetune` does for itself
+            reexec_with_huge_pages()
         print(json.dumps(measured(given)))
         return
     common = [__file__, str(given.model.resolve()), str(given.squad.resolve())]

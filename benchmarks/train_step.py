@@ -8,7 +8,8 @@ masked positions gathered before the decoder, SDPA and fused AdamW, compiled and
 bfloat16. Every measurement is a process of its own; started again, it goes on where it was.
 
 With ``--causal 1`` the model is GPT-2's: every token is predicted, and the peer is GPT2LMHeadModel, "best" with fused
-AdamW.
+AdamW. With ``--modern 1`` it is ModernBERT's, without NSP, and "best" decodes the masked positions alone
+(`sparse_prediction`). The feed-forward part is 4 times as wide as the encoder, of ModernBERT 1.5 times.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import contextlib
 import functools
 import json
 import os
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -30,10 +32,16 @@ from turns import in_turns, table
 from bert.runtime.malloc import reexec_with_huge_pages
 
 SIZES = {"layers": 4, "width": 256, "heads": 4, "vocab_size": 30522, "rows": 32, "length": 128, "predicted": 20,
-         "causal": 0}  # fmt: skip
+         "causal": 0, "modern": 0, "dropout": 0.1}  # fmt: skip
 GPT2: dict[str, Any] = {
     "causal": True, "pre_layer_norm": True, "embedding_norm": False, "prediction_transform": False,
     "prediction_bias": False, "type_vocab_size": 0, "hidden_act": "gelu_tanh", "layer_norm_eps": 1e-5,
+}  # fmt: skip
+MODERN: dict[str, Any] = {
+    "gated_feed_forward": True, "use_bias": False, "norm_bias": False, "layer_norm_eps": 1e-5, "pre_layer_norm": True,
+    "first_layer_norm": False, "type_vocab_size": 0, "position_embedding_type": "rotary", "rotary_base": 160000.0,
+    "local_rotary_base": 10000.0, "attention_window": 64, "global_attention_every": 3, "pooler_type": "transform",
+    "pooler_input": "mean",
 }  # fmt: skip
 SIDES = {
     "ours float32": ("ours", "float32", ""),
@@ -56,7 +64,7 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--worker", nargs=3, metavar=("SIDE", "DTYPE", "HOW"), help=argparse.SUPPRESS)
     for name, value in SIZES.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
+        parser.add_argument(f"--{name}", type=type(value), default=value)
     given = parser.parse_args()
     sizes = argparse.Namespace(**{name: getattr(given, name) for name in SIZES})
     if given.worker:
@@ -71,11 +79,11 @@ def main() -> None:
     found = in_turns(sides, given)
     print(found["hardware"], found["versions"])
     against = "stock float32" if "stock float32" in given.sides else None
-    print(table(found, ("seconds", "cpu_seconds", "first_seconds"), against))
+    print(table(found, ("seconds", "cpu_seconds", "first_seconds", "peak_gigabytes"), against))
 
 
 def timed(step: Callable[[], Any], steps: int) -> dict[str, float]:
-    """Median seconds of a step, by the clock and of processor time; of the first one, which compiles."""
+    """Median seconds of a step, by the clock and of processor time; those of the first, which compiles; peak memory."""
     began = time.perf_counter()
     step()
     first = time.perf_counter() - began
@@ -86,7 +94,12 @@ def timed(step: Callable[[], Any], steps: int) -> dict[str, float]:
         step()
         wall.append(time.perf_counter() - start)
         cpu.append(time.process_time() - used)
-    return {"seconds": statistics.median(wall), "cpu_seconds": statistics.median(cpu), "first_seconds": first}
+    return {
+        "seconds": statistics.median(wall),
+        "cpu_seconds": statistics.median(cpu),
+        "first_seconds": first,
+        "peak_gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
 
 
 def batch_of(sizes: Any) -> dict[str, np.ndarray]:
@@ -103,7 +116,7 @@ def batch_of(sizes: Any) -> dict[str, np.ndarray]:
             "rows": np.arange(sizes.rows, dtype=np.int32),
         }
     places = np.sort([random.permutation(sizes.length - 2)[: sizes.predicted] + 1 for _ in range(sizes.rows)], axis=1)
-    return {
+    batch = {
         "input_ids": ids,
         "token_type_ids": np.broadcast_to(np.arange(sizes.length) > sizes.length // 2, shape).astype(np.int32),
         "attention_mask": np.ones(shape, np.int32),
@@ -114,6 +127,7 @@ def batch_of(sizes: Any) -> dict[str, np.ndarray]:
         "next_sentence_weights": np.ones(sizes.rows, np.float32),
         "rows": np.arange(sizes.rows, dtype=np.int32),
     }
+    return {name: array for name, array in batch.items() if not (sizes.modern and name.startswith("next_sentence"))}
 
 
 def ours(sizes: Any, dtype: Any, how: str) -> Callable[[], None]:
@@ -132,11 +146,15 @@ def ours(sizes: Any, dtype: Any, how: str) -> Callable[[], None]:
         hidden_size=sizes.width,
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,
-        intermediate_size=4 * sizes.width,
+        intermediate_size=sizes.width * 3 // 2 if sizes.modern else 4 * sizes.width,
         max_position_embeddings=max(512, sizes.length),
-        **(GPT2 if sizes.causal else {}),
+        hidden_dropout_prob=sizes.dropout,
+        attention_probs_dropout_prob=sizes.dropout,
+        **(GPT2 if sizes.causal else MODERN if sizes.modern else {}),
     )
-    data = DataConfig(objective="blocks", prediction="next") if sizes.causal else DataConfig()
+    data = DataConfig(objective="full_sentences") if sizes.modern else DataConfig()
+    if sizes.causal:
+        data = DataConfig(objective="blocks", prediction="next")
     model, objective = build_model_and_objective(
         PretrainConfig(data=data, model=config, training=TrainingConfig(dtype=dtype))
     )
@@ -163,22 +181,11 @@ def stock(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
     if sizes.causal:
         return _torch_step(model, optimizer, dtype, lambda: _language_model_loss(model, batch))
-    labels = torch.full(batch["input_ids"].shape, -100)
-    labels.scatter_(1, batch["masked_lm_positions"], batch["masked_lm_ids"])
-    return _torch_step(
-        model,
-        optimizer,
-        dtype,
-        lambda: (
-            model(
-                input_ids=batch["input_ids"],
-                token_type_ids=batch["token_type_ids"],
-                attention_mask=batch["attention_mask"],
-                labels=labels,
-                next_sentence_label=batch["next_sentence_labels"],
-            ).loss
-        ),
-    )
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": _labels(batch)}
+    if not sizes.modern:
+        inputs["token_type_ids"] = batch["token_type_ids"]
+        inputs["next_sentence_label"] = batch["next_sentence_labels"]
+    return _torch_step(model, optimizer, dtype, lambda: model(**inputs).loss)
 
 
 def best(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
@@ -191,6 +198,15 @@ def best(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
     if sizes.causal:
         loss = functools.partial(_language_model_loss, model, batch)
         return _torch_step(model, optimizer, dtype, torch.compile(loss) if how == "compiled" else loss)
+    if sizes.modern:
+        model.sparse_prediction, labels = True, _labels(batch)
+
+        def loss_of_masked() -> torch.Tensor:
+            return model(input_ids=batch["input_ids"], labels=labels).loss
+
+        return _torch_step(
+            model, optimizer, dtype, torch.compile(loss_of_masked) if how == "compiled" else loss_of_masked
+        )
     rows = torch.arange(sizes.rows)[:, None]
 
     def loss_of_pairs() -> torch.Tensor:
@@ -204,13 +220,27 @@ def best(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
     return _torch_step(model, optimizer, dtype, torch.compile(loss_of_pairs) if how == "compiled" else loss_of_pairs)
 
 
+def _labels(batch: dict[str, Any]) -> Any:
+    import torch
+
+    labels = torch.full(batch["input_ids"].shape, -100)
+    return labels.scatter_(1, batch["masked_lm_positions"], batch["masked_lm_ids"])
+
+
 def _language_model_loss(model: Any, batch: dict[str, Any]) -> Any:
     return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["input_ids"]).loss
 
 
 def _peer(sizes: Any) -> tuple[Any, dict[str, Any]]:
     import torch
-    from transformers import BertConfig, BertForPreTraining, GPT2Config, GPT2LMHeadModel
+    from transformers import (
+        BertConfig,
+        BertForPreTraining,
+        GPT2Config,
+        GPT2LMHeadModel,
+        ModernBertConfig,
+        ModernBertForMaskedLM,
+    )
 
     torch.manual_seed(0)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -218,14 +248,16 @@ def _peer(sizes: Any) -> tuple[Any, dict[str, Any]]:
     batch |= {name: array.long() for name, array in batch.items() if not array.is_floating_point()}
     if sizes.causal:
         shape = {"n_embd": sizes.width, "n_layer": sizes.layers, "n_head": sizes.heads, "n_positions": 1024}
-        return GPT2LMHeadModel(GPT2Config(vocab_size=sizes.vocab_size, **shape)).train(), batch
-    config = BertConfig(
-        vocab_size=sizes.vocab_size,
-        hidden_size=sizes.width,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        intermediate_size=4 * sizes.width,
-    )
+        dropout = dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), sizes.dropout)
+        return GPT2LMHeadModel(GPT2Config(vocab_size=sizes.vocab_size, **shape, **dropout)).train(), batch
+    shape = {"hidden_size": sizes.width, "num_hidden_layers": sizes.layers, "num_attention_heads": sizes.heads}
+    shape |= {"vocab_size": sizes.vocab_size, "max_position_embeddings": max(512, sizes.length)}
+    if sizes.modern:
+        special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+        modern = ModernBertConfig(**shape, **special, intermediate_size=sizes.width * 3 // 2)
+        return ModernBertForMaskedLM(modern).train(), batch
+    dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), sizes.dropout)
+    config = BertConfig(**shape, **dropout, intermediate_size=4 * sizes.width)
     return BertForPreTraining(config).train(), batch  # with SDPA, transformers' default
 
 
