@@ -16,6 +16,7 @@ import numpy as np
 from bert.config import TokenizerConfig
 from bert.errors import UserError, without_surrogates
 from bert.tokenizer.special_tokens import ROBERTA_TOKENS, special_ids, special_tokens
+from bert.tokenizer.word_counts import WordCounts, WordSteps
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,13 +28,13 @@ SPACES = ("Ġ", "Ċ", "ĉ", "č")
 """How tokens spell space, line feed, tab and carriage return."""
 
 
-def train_byte_level(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+def train_byte_level(texts: Iterable[str] | WordCounts, config: TokenizerConfig) -> Tokenizer:
     """Trains a vocabulary of at most ``config.vocab_size`` tokens; the same texts give the same one, ids included.
 
     The trainer of the library breaks ties by the numbers of the merged tokens, and those of the bytes are given here.
 
     Args:
-        texts: lines or paragraphs.
+        texts: lines or paragraphs, or the counts of their words.
         config: vocab_size and min_frequency; texts are read as they are.
 
     Raises:
@@ -41,11 +42,12 @@ def train_byte_level(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    lines = map(without_surrogates, texts)
+    counted = isinstance(texts, WordCounts)
+    lines = texts.lines() if isinstance(texts, WordCounts) else map(without_surrogates, texts)
     if (first := next((line for line in lines if line.strip()), None)) is None:
         raise UserError("the corpus holds no text to train a vocabulary on: name one that does (data.train)")
     draft = Tokenizer(models.BPE())
-    draft.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    draft.normalizer, draft.pre_tokenizer = WordCounts.steps() if counted else byte_level_steps()
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
         min_frequency=config.min_frequency,
@@ -56,6 +58,13 @@ def train_byte_level(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer
     draft.train_from_iterator(itertools.chain([first], lines), trainer)
     model = json.loads(draft.to_str())["model"]
     return build_byte_level(model["vocab"], [(left, right) for left, right in model["merges"]])
+
+
+def byte_level_steps() -> WordSteps:
+    """The steps that make words of a text."""
+    from tokenizers import pre_tokenizers
+
+    return WordSteps(None, pre_tokenizers.ByteLevel(add_prefix_space=False))
 
 
 def token_byte_counts(tokenizer: Tokenizer) -> np.ndarray | None:
@@ -105,10 +114,10 @@ def build_byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> To
 
     A vocabulary with BERT's special tokens makes BERT's rows, one without both tokens the text alone.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
     tokenizer = Tokenizer(models.BPE(vocab, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = byte_level_steps()
     tokenizer.decoder = decoders.ByteLevel()
     special = special_tokens(vocab)
     for role, token in special.items():  # "a <mask>" has no token for the space

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import collections
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bert.errors import UserError, require
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import CONTINUATION, MAX_INPUT_CHARS_PER_WORD
+from bert.tokenizer.word_counts import WordCounts
+from bert.tokenizer.wordpiece_training import CONTINUATION, MAX_INPUT_CHARS_PER_WORD
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -36,21 +36,17 @@ class NewWord:
         return self.count * ((len(self.word) if "[UNK]" in self.tokens else len(self.tokens)) - 1)
 
 
-def select_new_words(tokenizer: Tokenizer, texts: Iterable[str], number: int, min_frequency: int = 2) -> list[NewWord]:
-    """The words that save most tokens, most first and of equals in order of the alphabet. Memory: the distinct words.
+def select_new_words(tokenizer: Tokenizer, counts: WordCounts, number: int, min_frequency: int = 2) -> list[NewWord]:
+    """The words that save most tokens, most first and of equals in order of the alphabet.
 
     Args:
       tokenizer: the vocabulary they are new to.
-      texts: lines or paragraphs of the corpus.
+      counts: those of the corpus, counted by the vocabulary's own steps.
       number: most words.
       min_frequency: rarest word taken.
     """
-    counts: collections.Counter[str] = collections.Counter()
-    for text in texts:
-        clean = tokenizer.normalizer.normalize_str(text) if tokenizer.normalizer else text
-        counts.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(clean))
     vocab, found = tokenizer.get_vocab(), []
-    for word, count in counts.items():
+    for word, count in counts.words.items():
         if count >= min_frequency and word not in vocab and 1 < len(word) <= MAX_INPUT_CHARS_PER_WORD:
             tokens = tuple(token.value for token in tokenizer.model.tokenize(word))
             found.append(NewWord(word, count, tokens))

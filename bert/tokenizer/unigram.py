@@ -9,12 +9,13 @@ from __future__ import annotations
 import collections
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from bert.config import TokenizerConfig
 from bert.errors import UserError, without_surrogates
 from bert.tokenizer.special_tokens import ALBERT_TOKENS, HIDDEN
+from bert.tokenizer.word_counts import WordCounts, WordSteps
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,14 +35,14 @@ _STEP = 1e-4
 """Between the scores that the library gives to characters that no other token needs."""
 
 
-def train_unigram(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+def train_unigram(texts: Iterable[str] | WordCounts, config: TokenizerConfig) -> Tokenizer:
     """Trains a vocabulary of at most ``config.vocab_size`` tokens, every character that is kept among them.
 
     The same texts give the same vocabulary, ids included. The library's tokens are in an order that differs from run to
     run; here they are sorted by probability and name.
 
     Args:
-        texts: lines or paragraphs, which are read once and kept in a temporary file.
+        texts: lines or paragraphs, which are read once and kept in a temporary file, or the counts of their words.
         config: vocab_size, lowercase, strip_accents, min_frequency, limit_alphabet.
 
     Raises:
@@ -49,9 +50,8 @@ def train_unigram(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     """
     from tokenizers import Tokenizer, models, trainers
 
-    normalizer, pre_tokenizer = _steps(config)
     draft = Tokenizer(models.Unigram())
-    draft.pre_tokenizer = pre_tokenizer
+    draft.pre_tokenizer = _make_pre_tokenizer()
     trainer = trainers.UnigramTrainer(
         vocab_size=config.vocab_size,
         show_progress=False,
@@ -59,15 +59,16 @@ def train_unigram(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
         unk_token=ALBERT_TOKENS["unk"],
     )
     with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
-        counts: collections.Counter[str] = collections.Counter()
-        for text in texts:
-            line = normalizer.normalize_str(without_surrogates(text))
-            counts.update(line)
-            spool.write(line + "\n")
+        lines: Iterable[str] = spool
+        if isinstance(texts, WordCounts):
+            counts, lines = texts.characters(), texts.lines()
+        else:
+            counts = _spool(texts, spool, config)
         left_out = _left_out(counts, config)
         if len(left_out) == len(counts):
             raise UserError("the corpus holds no text to train a vocabulary on: name one that does (data.train)")
-        draft.train_from_iterator(_without(left_out, spool), trainer)
+        table = dict.fromkeys(map(ord, left_out), " ")
+        draft.train_from_iterator((line.translate(table) for line in lines), trainer)
     pieces = json.loads(draft.to_str())["model"]["vocab"]
     pieces = [(token, score) for token, score in pieces if token not in TRAINED_SPECIAL_TOKENS]
     return build_unigram(_with_equal_rest(pieces), config)
@@ -86,7 +87,8 @@ def build_unigram(pieces: Iterable[tuple[str, float]], config: TokenizerConfig) 
     special = [(token, 0.0) for token in TRAINED_SPECIAL_TOKENS]
     unknown = TRAINED_SPECIAL_TOKENS.index(ALBERT_TOKENS["unk"])
     tokenizer = Tokenizer(models.Unigram([*special, *ordered], unk_id=unknown))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = _steps(config)
+    tokenizer.normalizer = _make_normalizer(config.lowercase, config.strip_accents)
+    tokenizer.pre_tokenizer = _make_pre_tokenizer()
     tokenizer.add_special_tokens(list(TRAINED_SPECIAL_TOKENS))
     tokenizer.decoder = decoders.Metaspace(replacement=WORD_START, prepend_scheme="always")
     ends = (ALBERT_TOKENS["cls"], ALBERT_TOKENS["sep"])
@@ -115,17 +117,31 @@ def without_special_pieces(tokenizer: str) -> str:
     return json.dumps(content, ensure_ascii=False)
 
 
-def _steps(config: TokenizerConfig) -> tuple[Normalizer, PreTokenizer]:
-    """Normalizer and pre-tokenizer: SentencePiece's nmt_nfkc, and the words between white space with their mark."""
-    from tokenizers import normalizers, pre_tokenizers
+def unigram_word_steps(lowercase: bool, strip_accents: bool | None) -> WordSteps:
+    """The steps that make words of a text, which have no mark yet: characters that are left out may divide them."""
+    from tokenizers import pre_tokenizers
+
+    return WordSteps(_make_normalizer(lowercase, strip_accents), pre_tokenizers.WhitespaceSplit())
+
+
+def _make_normalizer(lowercase: bool, strip_accents: bool | None) -> Normalizer:
+    """SentencePiece's nmt_nfkc."""
+    from tokenizers import normalizers
 
     steps = [normalizers.Nmt(), normalizers.NFKC()]
-    if config.lowercase if config.strip_accents is None else config.strip_accents:
+    if lowercase if strip_accents is None else strip_accents:
         steps += [normalizers.NFKD(), normalizers.StripAccents(), normalizers.NFKC()]
-    if config.lowercase:
+    if lowercase:
         steps.append(normalizers.Lowercase())
+    return normalizers.Sequence(steps)
+
+
+def _make_pre_tokenizer() -> PreTokenizer:
+    """The words between white space, with their mark."""
+    from tokenizers import pre_tokenizers
+
     marked = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always")
-    return normalizers.Sequence(steps), pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), marked])
+    return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), marked])
 
 
 def _with_equal_rest(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
@@ -143,7 +159,19 @@ def _with_equal_rest(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]
     return [(token, lowest if is_rest(token, score) else score) for token, score in pieces]
 
 
-def _left_out(counts: collections.Counter[str], config: TokenizerConfig) -> set[str]:
+def _spool(texts: Iterable[str], spool: TextIO, config: TokenizerConfig) -> dict[str, int]:
+    """Writes normalized texts into a file, to be read from its start. Returns the counts of their characters."""
+    normalizer = _make_normalizer(config.lowercase, config.strip_accents)
+    counts: collections.Counter[str] = collections.Counter()
+    for text in texts:
+        line = normalizer.normalize_str(without_surrogates(text))
+        counts.update(line)
+        spool.write(line + "\n")
+    spool.seek(0)
+    return counts
+
+
+def _left_out(counts: Mapping[str, int], config: TokenizerConfig) -> set[str]:
     """Characters that the vocabulary does not know: white space, those rarer than min_frequency and, of the others, the
     rarest beyond limit_alphabet, or beyond what fits a quarter of the vocabulary."""
     least = len(TRAINED_SPECIAL_TOKENS) + 1
@@ -151,9 +179,3 @@ def _left_out(counts: collections.Counter[str], config: TokenizerConfig) -> set[
     common = sorted((token for token in counts if not token.isspace()), key=lambda token: (-counts[token], token))
     kept = [token for token in common[:limit] if counts[token] >= config.min_frequency] or common[:1]
     return counts.keys() - kept
-
-
-def _without(characters: set[str], spool: TextIO) -> Iterable[str]:
-    spool.seek(0)
-    table = dict.fromkeys(map(ord, characters), " ")
-    return (line.translate(table) for line in spool)

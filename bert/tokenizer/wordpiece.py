@@ -1,107 +1,45 @@
-"""Vocabularies: train WordPiece, load and save any. A thin layer over the ``tokenizers`` library.
-
-The text handling is BERT's own (google-research/bert ``tokenization.py``): clean, split CJK characters,
-lower-case and strip accents where configured, split at white space and punctuation, then the longest matching
-tokens first.
-"""
+"""Vocabularies: train, load and save any. A thin layer over the ``tokenizers`` library."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from bert.config import TokenizerConfig
 from bert.config.model import VocabularyKind
-from bert.errors import UserError, without_surrogates
+from bert.errors import UserError
 from bert.files import write_atomic
-from bert.tokenizer.byte_level import SPACES, parse_byte_level, train_byte_level
+from bert.tokenizer.byte_level import SPACES, byte_level_steps, parse_byte_level, train_byte_level
 from bert.tokenizer.hf_settings import read_settings
 from bert.tokenizer.sentencepiece import FILES as SENTENCEPIECE_FILES
 from bert.tokenizer.sentencepiece import build_sentencepiece
 from bert.tokenizer.special_tokens import MPNET_TOKENS, SPECIAL_TOKENS, special_ids, special_tokens
-from bert.tokenizer.unigram import WORD_START, train_unigram, without_special_pieces
+from bert.tokenizer.unigram import WORD_START, train_unigram, unigram_word_steps, without_special_pieces
+from bert.tokenizer.word_counts import WordCounts, WordSteps
+from bert.tokenizer.wordpiece_training import build_wordpiece, train_wordpiece, wordpiece_steps
 from bert.urls import fetch
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from tokenizers.normalizers import Normalizer
-    from tokenizers.pre_tokenizers import PreTokenizer
-
-CONTINUATION = "##"
-"""Prefix of a token that continues a word."""
-
-MAX_INPUT_CHARS_PER_WORD = 100
-"""Longer words become [UNK], as in transformers and in the vocabularies' own tokenizer files."""
-
-UNUSED = "[unused{}]"
-"""Name of a slot, numbered from 0: no text becomes such a token, since brackets are words of their own."""
-
-_LEAST_VOCAB_SIZE = 32
-_UNICODE_SIZE = 0x110000
 
 
-def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
-    """Trains a vocabulary of ``config.kind``. Raises UserError: no text, or a vocab_size too small for any."""
+def train_tokenizer(texts: Iterable[str] | WordCounts, config: TokenizerConfig) -> Tokenizer:
+    """Trains a vocabulary of ``config.kind`` on lines or paragraphs, or on the counts of their words, which give the
+    same one. Raises UserError: no text, or a vocab_size too small for any."""
     trainers = {"wordpiece": train_wordpiece, "byte_level": train_byte_level, "unigram": train_unigram}
     return trainers[config.kind](texts, config)
 
 
-def train_wordpiece(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
-    """Trains a WordPiece vocabulary of at most ``config.vocab_size`` tokens.
-
-    The same texts give the same vocabulary, ids included. The library alone does not: it numbers the
-    continuing characters in the order of a hash table, and its ties follow those numbers (three runs over 3
-    MB of text gave three vocabularies). So the alphabet is counted first and handed over in a fixed order;
-    the texts, which can be read only once, wait in a temporary file. Memory holds the distinct words, never
-    the text.
-
-    Args:
-      texts: lines or paragraphs.
-      config: vocab_size, lowercase, strip_accents, min_frequency, num_unused_tokens, limit_alphabet.
-
-    Raises:
-      UserError: no text, or a vocab_size too small for any vocabulary.
-    """
-    from tokenizers import Tokenizer, models, trainers
-
-    if config.vocab_size < _LEAST_VOCAB_SIZE:
-        raise UserError(f"tokenizer.vocab_size is {config.vocab_size}: it must be at least {_LEAST_VOCAB_SIZE}")
-    draft = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    draft.normalizer, draft.pre_tokenizer = _make_normalizer_and_pre_tokenizer(config.lowercase, config.strip_accents)
-    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
-        counts = np.zeros(_UNICODE_SIZE, np.int64)
-        for block in _blocks(texts):
-            codes = np.frombuffer(block.encode("utf-32-le"), np.uint32)
-            counts += np.bincount(codes, minlength=_UNICODE_SIZE)
-            spool.write(block)
-        spool.seek(0)
-        first, continuing = _alphabet(counts, draft, config)
-        if not first:
-            raise UserError("the corpus holds no text to train a vocabulary on: name one that does (data.train)")
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=config.vocab_size,
-            min_frequency=config.min_frequency,
-            show_progress=False,
-            # The trainer numbers its special tokens first and in order: the way in for a fixed alphabet.
-            special_tokens=[
-                *SPECIAL_TOKENS,
-                *map(UNUSED.format, range(config.num_unused_tokens)),
-                *first,
-                *(CONTINUATION + c for c in continuing),
-            ],
-            initial_alphabet=first,
-            limit_alphabet=len(first),
-            continuing_subword_prefix=CONTINUATION,
-        )
-        draft.train_from_iterator(spool, trainer)
-    return _build_wordpiece(draft.get_vocab(), config.lowercase, config.strip_accents)
+def word_steps(config: TokenizerConfig) -> WordSteps:
+    """The steps by which words are counted for a vocabulary of ``config.kind``."""
+    if config.kind == "byte_level":
+        return byte_level_steps()
+    steps = wordpiece_steps if config.kind == "wordpiece" else unigram_word_steps
+    return steps(config.lowercase, config.strip_accents)
 
 
 def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> Tokenizer:
@@ -131,7 +69,7 @@ def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> T
         settings.require_wordpiece(file.parent)
         vocab = _parse_vocab(text, file)
         _require_special_tokens(vocab, file)
-        tokenizer = _build_wordpiece(vocab, config.lowercase, config.strip_accents)
+        tokenizer = build_wordpiece(vocab, config.lowercase, config.strip_accents)
     settings.apply(tokenizer, file.parent)
     if not special_ids(tokenizer).all or (
         is_wordpiece(tokenizer) and tokenizer.token_to_id(tokenizer.model.unk_token) is None
@@ -251,85 +189,6 @@ def literal_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     copy = Tokenizer.from_str(text)
     copy.encode_special_tokens = True
     return copy
-
-
-def _make_normalizer_and_pre_tokenizer(lowercase: bool, strip_accents: bool | None) -> tuple[Normalizer, PreTokenizer]:
-    """Normalizer and pre-tokenizer."""
-    from tokenizers import normalizers, pre_tokenizers
-
-    normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
-    )
-    return normalizer, pre_tokenizers.BertPreTokenizer()
-
-
-def _build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: bool | None) -> Tokenizer:
-    """The complete tokenizer around a vocabulary: text in, ``[CLS] A [SEP] B [SEP]`` out, or MPNet's
-    ``<s> A </s></s> B </s>``."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, processors
-
-    model = models.WordPiece(
-        vocab,
-        unk_token="[UNK]",
-        continuing_subword_prefix=CONTINUATION,
-        max_input_chars_per_word=MAX_INPUT_CHARS_PER_WORD,
-    )
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer, tokenizer.pre_tokenizer = _make_normalizer_and_pre_tokenizer(lowercase, strip_accents)
-    if (names := special_tokens(vocab)) == MPNET_TOKENS:
-        # The space before a mask is a part of it.
-        tokenizer.add_special_tokens([AddedToken(name, lstrip=role == "mask") for role, name in names.items()])
-        separator, classifier = ((names[role], vocab[names[role]]) for role in ("sep", "cls"))
-        tokenizer.post_processor = processors.RobertaProcessing(separator, classifier, add_prefix_space=False)
-    else:
-        tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS]:0 $A:0 [SEP]:0",
-            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-            special_tokens=[(token, vocab[token]) for token in ("[CLS]", "[SEP]")],
-        )
-    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
-    return tokenizer
-
-
-def _blocks(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[str]:
-    """The texts, one a line, in blocks of about a million characters: NumPy then counts 100 MB per second."""
-    lines: list[str] = []
-    size = 0
-    for text in texts:
-        lines.append(without_surrogates(text) + "\n")
-        size += len(text)
-        if size >= characters:
-            yield "".join(lines)
-            lines, size = [], 0
-    if lines:
-        yield "".join(lines)
-
-
-def _alphabet(counts: np.ndarray, draft: Tokenizer, config: TokenizerConfig) -> tuple[list[str], list[str]]:
-    """Characters that start words and characters that continue them, each sorted.
-
-    A character costs up to two tokens, so those rarer than min_frequency and, of the others, the rarest
-    beyond a quarter of the vocabulary are left out (words with them become [UNK]). A quarter of 21128 tokens
-    still holds the 5000 most common Chinese characters, which never continue a word and so cost one token.
-    """
-    normalized: dict[str, int] = {}
-    for code in np.flatnonzero(counts):
-        for character in draft.normalizer.normalize_str(chr(code)).replace(" ", ""):
-            normalized[character] = normalized.get(character, 0) + int(counts[code])
-    size = config.vocab_size - config.num_unused_tokens
-    room = max(size // 4, min(size - len(SPECIAL_TOKENS), 256))
-    first: list[str] = []
-    continuing: list[str] = []
-    for character, count in sorted(normalized.items(), key=lambda item: (-item[1], item[0])):
-        continues = len(draft.pre_tokenizer.pre_tokenize_str("a" + character)) == 1
-        room -= 1 + continues
-        if room < 0 or len(first) == config.limit_alphabet or (count < config.min_frequency and first):
-            break
-        first.append(character)
-        if continues:
-            continuing.append(character)
-    return sorted(first), sorted(continuing)
 
 
 def _vocabulary_file(path: Path) -> Path:

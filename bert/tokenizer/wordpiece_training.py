@@ -1,0 +1,162 @@
+"""Training WordPiece vocabularies, and the complete tokenizer around one.
+
+The text handling is BERT's own (google-research/bert ``tokenization.py``): clean, split CJK characters,
+lower-case and strip accents where configured, split at white space and punctuation, then the longest matching
+tokens first.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, TextIO
+
+import numpy as np
+
+from bert.config import TokenizerConfig
+from bert.errors import UserError, require
+from bert.tokenizer.special_tokens import MPNET_TOKENS, SPECIAL_TOKENS, special_tokens
+from bert.tokenizer.word_counts import WordCounts, WordSteps, blocks
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CONTINUATION = "##"
+"""Prefix of a token that continues a word."""
+
+MAX_INPUT_CHARS_PER_WORD = 100
+"""Longer words become [UNK], as in transformers and in the vocabularies' own tokenizer files."""
+
+UNUSED = "[unused{}]"
+"""Name of a slot, numbered from 0: no text becomes such a token, since brackets are words of their own."""
+
+_LEAST_VOCAB_SIZE = 32
+_UNICODE_SIZE = 0x110000
+
+
+def train_wordpiece(texts: Iterable[str] | WordCounts, config: TokenizerConfig) -> Tokenizer:
+    """Trains a WordPiece vocabulary of at most ``config.vocab_size`` tokens.
+
+    The same texts give the same vocabulary, ids included. The library alone does not: it numbers the
+    continuing characters in the order of a hash table, and its ties follow those numbers (three runs over 3
+    MB of text gave three vocabularies). So the alphabet is counted first and handed over in a fixed order;
+    the texts, which can be read only once, wait in a temporary file. Memory holds the distinct words, never
+    the text.
+
+    Args:
+      texts: lines or paragraphs, or the counts of their words.
+      config: vocab_size, lowercase, strip_accents, min_frequency, num_unused_tokens, limit_alphabet.
+
+    Raises:
+      UserError: no text, or a vocab_size too small for any vocabulary.
+    """
+    from tokenizers import Tokenizer, models, trainers
+
+    if config.vocab_size < _LEAST_VOCAB_SIZE:
+        raise UserError(f"tokenizer.vocab_size is {config.vocab_size}: it must be at least {_LEAST_VOCAB_SIZE}")
+    draft = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    steps = wordpiece_steps(config.lowercase, config.strip_accents)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
+        lines: Iterable[str] = spool
+        if isinstance(texts, WordCounts):
+            characters, lines = texts.characters(), texts.lines()
+            draft.normalizer, draft.pre_tokenizer = texts.steps()
+        else:
+            characters = _spool(texts, spool, steps)
+            draft.normalizer, draft.pre_tokenizer = steps
+        first, continuing = _alphabet(characters, steps, config)
+        if not first:
+            raise UserError("the corpus holds no text to train a vocabulary on: name one that does (data.train)")
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=config.vocab_size,
+            min_frequency=config.min_frequency,
+            show_progress=False,
+            # The trainer numbers its special tokens first and in order: the way in for a fixed alphabet.
+            special_tokens=[
+                *SPECIAL_TOKENS,
+                *map(UNUSED.format, range(config.num_unused_tokens)),
+                *first,
+                *(CONTINUATION + c for c in continuing),
+            ],
+            initial_alphabet=first,
+            limit_alphabet=len(first),
+            continuing_subword_prefix=CONTINUATION,
+        )
+        draft.train_from_iterator(lines, trainer)
+    return build_wordpiece(draft.get_vocab(), config.lowercase, config.strip_accents)
+
+
+def wordpiece_steps(lowercase: bool, strip_accents: bool | None) -> WordSteps:
+    """The steps that make words of a text."""
+    from tokenizers import normalizers, pre_tokenizers
+
+    normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
+    )
+    return WordSteps(normalizer, pre_tokenizers.BertPreTokenizer())
+
+
+def build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: bool | None) -> Tokenizer:
+    """The complete tokenizer around a vocabulary: text in, ``[CLS] A [SEP] B [SEP]`` out, or MPNet's
+    ``<s> A </s></s> B </s>``."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, processors
+
+    model = models.WordPiece(
+        vocab,
+        unk_token="[UNK]",
+        continuing_subword_prefix=CONTINUATION,
+        max_input_chars_per_word=MAX_INPUT_CHARS_PER_WORD,
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = wordpiece_steps(lowercase, strip_accents)
+    if (names := special_tokens(vocab)) == MPNET_TOKENS:
+        # The space before a mask is a part of it.
+        tokenizer.add_special_tokens([AddedToken(name, lstrip=role == "mask") for role, name in names.items()])
+        separator, classifier = ((names[role], vocab[names[role]]) for role in ("sep", "cls"))
+        tokenizer.post_processor = processors.RobertaProcessing(separator, classifier, add_prefix_space=False)
+    else:
+        tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS]:0 $A:0 [SEP]:0",
+            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+            special_tokens=[(token, vocab[token]) for token in ("[CLS]", "[SEP]")],
+        )
+    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
+    return tokenizer
+
+
+def _spool(texts: Iterable[str], spool: TextIO, steps: WordSteps) -> dict[str, int]:
+    """Writes texts into a file, to be read from its start. Returns the counts of their normalized characters."""
+    counts = np.zeros(_UNICODE_SIZE, np.int64)
+    for block in blocks(texts, characters=1 << 20):  # NumPy then counts 100 MB per second
+        codes = np.frombuffer(block.encode("utf-32-le"), np.uint32)
+        counts += np.bincount(codes, minlength=_UNICODE_SIZE)
+        spool.write(block)
+    spool.seek(0)
+    characters: dict[str, int] = {}
+    for code in np.flatnonzero(counts):
+        for character in require(steps.normalizer, "the normalizer").normalize_str(chr(code)).replace(" ", ""):
+            characters[character] = characters.get(character, 0) + int(counts[code])
+    return characters
+
+
+def _alphabet(characters: Mapping[str, int], steps: WordSteps, config: TokenizerConfig) -> tuple[list[str], list[str]]:
+    """Characters that start words and characters that continue them, each sorted.
+
+    A character costs up to two tokens, so those rarer than min_frequency and, of the others, the rarest
+    beyond a quarter of the vocabulary are left out (words with them become [UNK]). A quarter of 21128 tokens
+    still holds the 5000 most common Chinese characters, which never continue a word and so cost one token.
+    """
+    size = config.vocab_size - config.num_unused_tokens
+    room = max(size // 4, min(size - len(SPECIAL_TOKENS), 256))
+    first: list[str] = []
+    continuing: list[str] = []
+    for character, count in sorted(characters.items(), key=lambda item: (-item[1], item[0])):
+        continues = len(steps.pre_tokenizer.pre_tokenize_str("a" + character)) == 1
+        room -= 1 + continues
+        if room < 0 or len(first) == config.limit_alphabet or (count < config.min_frequency and first):
+            break
+        first.append(character)
+        if continues:
+            continuing.append(character)
+    return sorted(first), sorted(continuing)
