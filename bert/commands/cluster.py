@@ -1,10 +1,19 @@
-"""The options that connect the hosts of one run. Imports no JAX before they are used."""
+"""The options that connect the hosts of one run, or name a cluster. Imports no JAX before they are used."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
 from bert.errors import UserError
+
+if TYPE_CHECKING:
+    from bert.data.pretraining.builder import Engine
+
+ENGINE_OPTION = {
+    "engine NAME": "What reads the corpus: local, the cores of this machine, or ray, the cluster that Ray finds. The "
+    "bytes are the same.",
+}
 
 CLUSTER_OPTIONS = {
     "coordinator HOST:PORT": "On several hosts, with the same command on each: name and a free port of the first one. "
@@ -13,6 +22,14 @@ CLUSTER_OPTIONS = {
     "num_processes N": "How many hosts there are.",
     "process_id I": "Which of them this one is, counted from 0.",
 }
+
+
+def parse_engine(options: Mapping[str, str]) -> Engine:
+    """The value of `ENGINE_OPTION`. Raises UserError for another one."""
+    engine = options.get("engine", "local")
+    if engine not in ("local", "ray"):
+        raise UserError(f"command line: --engine {engine} is not known: use local or ray")
+    return cast("Engine", engine)
 
 
 def parse_hosts(given: Mapping[str, str]) -> tuple[str | None, int | None, int | None] | None:

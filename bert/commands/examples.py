@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from bert.commands.arguments import COMMAND_LINE, parse, run_command
+from bert.commands.cluster import ENGINE_OPTION, parse_engine
 from bert.config import PretrainConfig
 from bert.config.pretraining import phase_configs
 from bert.errors import UserError
@@ -13,7 +14,6 @@ from bert.errors import UserError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from bert.data.pretraining.builder import Engine
     from bert.data.pretraining.dataset import PretrainingDataset
 
 DESCRIPTION = """Builds the examples that `bert pretrain` with the same arguments will find in its cache."""
@@ -23,8 +23,7 @@ EXTRA_OPTIONS = {
     "statistics": "Count documents, sentences, tokens, unknown tokens, padding.",
     "shard I/N": "Build every N-th shard from the I-th on: N processes that share only data.cache_dir build all of "
     "them, and the last to end puts the set together.",
-    "engine NAME": "What builds them: local, the cores of this machine, or ray, the cluster that Ray finds. The "
-    "bytes are the same.",
+    **ENGINE_OPTION,
 }
 """The options that are not configuration keys."""
 
@@ -45,7 +44,9 @@ def main(argv: list[str]) -> int:
             "data.train to a part of the corpus"
         )
     shard = _parse_shard(options["shard"]) if "shard" in options else None
-    engine = _parse_engine(options)
+    engine = parse_engine(options)
+    if engine == "ray" and shard is not None:
+        raise UserError(f"{COMMAND_LINE}: --engine ray builds all shards: remove --shard")
 
     from bert.analysis.examples import example_statistics
     from bert.data.corpus.vocabulary import corpus_vocabulary
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
 
         tokenizer = load_vocabulary(config.init, print)
     else:
-        tokenizer = corpus_vocabulary(config.data, config.tokenizer, print)
+        tokenizer = corpus_vocabulary(config.data, config.tokenizer, print, engine)
     progress, complete = progress_lines(print), True
     for phase in phase_configs(config):
         if shard is None:
@@ -89,15 +90,6 @@ def _parse_shard(text: str) -> tuple[int, int]:
             f"{COMMAND_LINE}: --shard {text} is not I/N with I from 1 to N: write, for example, --shard 3/64"
         )
     return int(match[1]), int(match[2])
-
-
-def _parse_engine(options: dict[str, str]) -> Engine:
-    engine = options.get("engine", "local")
-    if engine not in ("local", "ray"):
-        raise UserError(f"{COMMAND_LINE}: --engine {engine} is not known: use local or ray")
-    if engine == "ray" and "shard" in options:
-        raise UserError(f"{COMMAND_LINE}: --engine ray builds all shards: remove --shard")
-    return cast("Engine", engine)
 
 
 def _print_examples(dataset: PretrainingDataset, tokenizer: Tokenizer, config: PretrainConfig, count: int) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert.commands.arguments import COMMAND_LINE, parse, run_command
+from bert.commands.cluster import ENGINE_OPTION, parse_engine
 from bert.config import PretrainConfig, TokenizerConfig
 from bert.errors import UserError
 from bert.urls import exists, writable, writable_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from bert.data.pretraining.builder import Engine
 
 DESCRIPTION = """Trains the vocabulary that the keys under tokenizer describe on data.train and writes it into a folder,
 as tokenizer.json and, of kind wordpiece, vocab.txt, or adds a corpus' words to a published one."""
@@ -21,6 +23,7 @@ EXTRA_OPTIONS = {
     "output DIR": "New folder for the vocabulary.",
     "extend N": "With tokenizer.path, here also a model's name on the hub: add to that vocabulary the N words of the "
     "corpus that save most tokens, into its [unused] slots first, which need no new weights, then at its end.",
+    **ENGINE_OPTION,
 }
 """The options that are not configuration keys."""
 
@@ -29,18 +32,17 @@ EXTRA_OPTIONS = {
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     config, _, options = parse(PretrainConfig, argv, "bert tokenizer", DESCRIPTION, "quickstart", EXTRA_OPTIONS)
-    output = _free_folder(options.get("output"))
+    output, engine = _free_folder(options.get("output")), parse_engine(options)
 
-    from bert.data.corpus.vocabulary import vocabulary_documents
-    from bert.tokenizer.wordpiece import embedding_rows, save_tokenizer, train_tokenizer
+    from bert.data.corpus.vocabulary import train_vocabulary
+    from bert.tokenizer.wordpiece import embedding_rows, save_tokenizer
 
-    lines = (line for document in vocabulary_documents(config.data) for line in document)
     if "extend" in options:
-        tokenizer = _extend(config.tokenizer, lines, options["extend"])
+        tokenizer = _extend(config, options["extend"], engine)
     elif config.tokenizer.path is not None:
         raise UserError("tokenizer.path is set, so there is nothing to train: remove it, or pass --extend N")
     else:
-        tokenizer = train_tokenizer(lines, config.tokenizer)
+        tokenizer = train_vocabulary(config.data, config.tokenizer, print, engine)
     with writable(output) as folder:
         save_tokenizer(tokenizer, folder)
         files = " and ".join(sorted(path.name for path in folder.iterdir()))
@@ -48,18 +50,22 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _extend(config: TokenizerConfig, lines: Iterable[str], count: str) -> Tokenizer:
-    """The vocabulary of ``config.path`` with new words, which are printed."""
+def _extend(config: PretrainConfig, count: str, engine: Engine) -> Tokenizer:
+    """The vocabulary of ``tokenizer.path`` with new words, which are printed."""
+    from bert.data.corpus.vocabulary import count_corpus_words
     from bert.tokenizer.extension import add_words, select_new_words
+    from bert.tokenizer.word_counts import WordSteps
 
     if not count.isdecimal() or int(count) < 1:
         raise UserError(
             f"{COMMAND_LINE}: --extend {count} is not a number of words: pass one, for example --extend 1000"
         )
-    if config.path is None:
+    if config.tokenizer.path is None:
         raise UserError("tokenizer.path is not set: name the vocabulary that --extend adds words to")
-    published = _load_published(config.path, config)
-    new_words = select_new_words(published, lines, int(count), config.min_frequency)
+    published = _load_published(config.tokenizer.path, config.tokenizer)
+    steps = WordSteps(published.normalizer, published.pre_tokenizer)
+    counts = count_corpus_words(config.data, steps, print, engine)
+    new_words = select_new_words(published, counts, int(count), config.tokenizer.min_frequency)
     saved = sum(new.tokens_saved for new in new_words)
     print(f"{len(new_words):,} new words, {saved:,} tokens fewer in the corpus; the first:")
     for new in new_words[:20]:

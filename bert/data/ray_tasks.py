@@ -148,8 +148,8 @@ def _user_errors() -> Iterator[None]:
         raise
     except RayError as error:
         raise UserError(
-            f"Ray could not end a task after {RETRIES} retries ({str(error).splitlines()[0]}): run again, finished shards "
-            "are kept"
+            f"Ray could not complete a task after {RETRIES} retries ({str(error).splitlines()[0]}): run again, "
+            "finished shards are kept"
         ) from None
 
 

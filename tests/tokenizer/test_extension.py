@@ -13,6 +13,7 @@ from bert.config import TokenizerConfig
 from bert.errors import UserError
 from bert.tokenizer.extension import add_words, decompose_new_tokens, select_new_words
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS
+from bert.tokenizer.word_counts import WordSteps, count_words
 from bert.tokenizer.wordpiece import load_tokenizer, train_tokenizer
 from bert.training import pretraining
 from bert.training.initialization import extend_embeddings
@@ -48,10 +49,12 @@ def test_unused_slots_and_alphabet() -> None:
 
 
 def test_the_words_that_save_most_come_first(vocabulary) -> None:
-    found = select_new_words(load_tokenizer(vocabulary), TEXTS, 4)
+    tokenizer = load_tokenizer(vocabulary)
+    counts = count_words(TEXTS, WordSteps(tokenizer.normalizer, tokenizer.pre_tokenizer))
+    found = select_new_words(tokenizer, counts, 4)
     assert [(new.word, new.count) for new in found] == [("cardiomyopathy", 10), ("stent", 10), ("cat", 10), ("and", 5)]
     assert found[0].tokens_saved == 10 * 13
-    assert select_new_words(load_tokenizer(vocabulary), TEXTS, 9, min_frequency=6) == found[:3]
+    assert select_new_words(tokenizer, counts, 9, min_frequency=6) == found[:3]
 
 
 def test_new_words_take_unused_slots_then_the_end_and_all_else_stays(vocabulary) -> None:

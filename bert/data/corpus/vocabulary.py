@@ -1,4 +1,4 @@
-"""The vocabulary of a corpus, trained once and found again next to the built examples."""
+"""The vocabulary of a corpus, trained once and found again next to the built examples; and the counts of its words."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from bert.config import DataConfig, TokenizerConfig
 from bert.data.corpus.documents import documents
 from bert.data.corpus.files import Document
 from bert.data.corpus.streaming import head_documents, stream_files
-from bert.data.pretraining.builder import cache_folder, training_fingerprint
+from bert.data.pretraining.builder import SHARD_BYTES, Engine, cache_folder, training_fingerprint
+from bert.data.ray_tasks import run_tasks
 from bert.errors import UserError
 from bert.locks import blocking_lock
+from bert.tokenizer.word_counts import WordCounts, WordSteps, blocks, count_words
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -24,14 +26,19 @@ HEAD_CHARACTERS = 64 << 20
 """Characters of a stream, read first, that a vocabulary is trained on."""
 
 
-def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[str], None]) -> Tokenizer:
+def corpus_vocabulary(
+    data: DataConfig, config: TokenizerConfig, say: Callable[[str], None], engine: Engine = "local"
+) -> Tokenizer:
     """A vocabulary of ``data.train``, or of a stream's head, kept in the cache: the same corpus and settings train it
     once.
 
+    Args:
+      engine: what counts its words; the vocabulary is the same.
+
     Raises:
-      UserError: the corpus cannot be read or has no text, or the cache cannot be written.
+      UserError: the corpus cannot be read or has no text, or the cache cannot be written, or no cluster.
     """
-    from bert.tokenizer.wordpiece import load_tokenizer, save_tokenizer, train_tokenizer
+    from bert.tokenizer.wordpiece import load_tokenizer, save_tokenizer
 
     cache = cache_folder(data)
     keys = dataclasses.asdict(config)
@@ -49,8 +56,7 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
             if not (folder / "tokenizer.json").is_file():
                 head = f" on the first {HEAD_CHARACTERS:,} characters of the stream" if data.streaming else ""
                 say(f"training a vocabulary of up to {config.vocab_size:,} tokens{head}")
-                lines = (line for document in vocabulary_documents(data) for line in document)
-                tokenizer = train_tokenizer(lines, config)
+                tokenizer = train_vocabulary(data, config, say, engine)
                 folder.mkdir(exist_ok=True)
                 save_tokenizer(tokenizer, folder)
     except OSError as error:
@@ -60,7 +66,47 @@ def corpus_vocabulary(data: DataConfig, config: TokenizerConfig, say: Callable[[
     return load_tokenizer(folder)
 
 
-def vocabulary_documents(data: DataConfig) -> Iterator[Document]:
+def train_vocabulary(
+    data: DataConfig, config: TokenizerConfig, say: Callable[[str], None], engine: Engine = "local"
+) -> Tokenizer:
+    """A vocabulary of ``data.train``; arguments and errors as of `corpus_vocabulary`."""
+    from bert.tokenizer.wordpiece import train_tokenizer, word_steps
+
+    if engine == "ray":
+        return train_tokenizer(count_corpus_words(data, word_steps(config), say, engine), config)
+    return train_tokenizer(_lines(data), config)
+
+
+def count_corpus_words(
+    data: DataConfig, steps: WordSteps, say: Callable[[str], None], engine: Engine = "local"
+) -> WordCounts:
+    """Counts the words of ``data.train``, or of a stream's head.
+
+    With ``engine`` ray the tasks of a cluster count those of blocks of text, and the counts are added here.
+
+    Raises:
+      UserError: the corpus cannot be read or has no text, or no cluster.
+    """
+    if engine == "local":
+        return count_words(_lines(data), steps)
+    counts = WordCounts()
+    given = ((f"words-{number:05d}", block) for number, block in enumerate(blocks(_lines(data), SHARD_BYTES)))
+    for _, counted in run_tasks(count_block, given, steps, data.num_workers, say):
+        counts.words.update(counted.words)
+    say(f"{counts.words.total():,} words were counted, {len(counts.words):,} different ones")
+    return counts
+
+
+def count_block(block: str, steps: WordSteps) -> WordCounts:
+    """Counts the words of a text with one line after the other."""
+    return count_words(block.split("\n"), steps)
+
+
+def _lines(data: DataConfig) -> Iterator[str]:
+    return (line for document in _documents(data) for line in document)
+
+
+def _documents(data: DataConfig) -> Iterator[Document]:
     """What a vocabulary is trained on: the documents of ``data.train``, or of the head of a stream."""
     if not data.streaming:
         return documents(data.train, data.verbatim)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import signal
 import threading
 import time
@@ -10,7 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert.commands import tokenizer as tokenizer_command
 from bert.commands.examples import main
+from bert.config import TokenizerConfig
+from bert.data import ray_tasks
+from bert.data.corpus import vocabulary
+from bert.data.corpus.vocabulary import corpus_vocabulary
 from bert.data.pretraining import builder, ray_engine, workers
 from bert.data.pretraining.builder import build_examples
 from bert.errors import UserError
@@ -60,7 +66,33 @@ def test_what_cannot_be_is_one_sentence(place, fails, monkeypatch) -> None:
     assert "remove --shard" in fails(main, *arguments, "--engine=ray", "--shard=1/2")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'bert-jax\[ray\]'"):
-        ray_engine.require_ray()
+        ray_tasks.require_ray()
+
+
+def test_the_words_that_tasks_count_train_and_extend_as_one_process(place, tmp_path, monkeypatch, capsys) -> None:
+    """By the command, with the calls made here and their results in another order."""
+    monkeypatch.setattr(vocabulary, "SHARD_BYTES", 4000)
+    calls = []
+
+    def in_this_process(function, given, shared, most, say):
+        for number, (name, value) in reversed(list(enumerate(given))):
+            calls.append(name)
+            yield number, pickle.loads(pickle.dumps(function))(value, pickle.loads(pickle.dumps(shared)))
+
+    monkeypatch.setattr(vocabulary, "run_tasks", in_this_process)
+    corpus = f"--data.train={place / 'corpus.txt'}"
+    for case, options in {
+        "trained": ["--tokenizer.vocab_size=90"],
+        "extended": [f"--tokenizer.path={place / 'vocab.txt'}", "--extend=5", "--tokenizer.min_frequency=1"],
+    }.items():
+        for engine in ("local", "ray"):
+            arguments = [corpus, *options, f"--engine={engine}", f"--output={tmp_path / case / engine}"]
+            assert tokenizer_command.main(arguments) == 0
+        for file in ("tokenizer.json", "vocab.txt"):
+            ours, theirs = (tmp_path / case / engine / file for engine in ("local", "ray"))
+            assert ours.read_bytes() == theirs.read_bytes()
+    assert len(set(calls)) > 4
+    assert "5,040 words were counted, 5,040 different ones" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -130,6 +162,20 @@ def test_a_cluster_that_loses_workers_and_gains_some_builds_the_same(
     assert not events
     [again] = [line for line in lines if "run again" in line]
     assert 1 <= int(again.split()[0]) <= 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wordpiece", "byte_level", "unigram"])
+def test_a_cluster_trains_the_vocabulary_of_one_process(cluster, large, tmp_path, monkeypatch, kind) -> None:
+    """Of several blocks of text, and of one alone."""
+    config = TokenizerConfig(kind=kind, vocab_size=400)
+    alone = corpus_vocabulary(config_of(large, cache_dir=str(tmp_path / "local")), config, print).to_str()
+    for blocks in (1, 3):
+        monkeypatch.setattr(vocabulary, "SHARD_BYTES", (large / "corpus.txt").stat().st_size // blocks + 1)
+        lines: list[str] = []
+        data = config_of(large, cache_dir=str(tmp_path / f"{blocks}"), num_workers=None)
+        assert corpus_vocabulary(data, config, lines.append, "ray").to_str() == alone
+        assert any("words were counted" in line for line in lines)
 
 
 @pytest.mark.slow
