@@ -22,10 +22,10 @@ PATHS = (
 )  # fmt: skip
 """Options that take a path, of pretraining and of fine-tuning."""
 
-LOCAL = ("transfer", "data.cache_dir")
+LOCAL = ("transfer",)
 """Those that take no URL."""
 
-WRITTEN = ("output_dir",)
+WRITTEN = ("output_dir", "data.cache_dir")
 """Those that take a URL of a store that can be written."""
 
 

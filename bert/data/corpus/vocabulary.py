@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from bert.config import DataConfig, TokenizerConfig
+from bert.data.cache import cache_copy, cache_folder
 from bert.data.corpus.documents import documents
 from bert.data.corpus.files import Document
 from bert.data.corpus.streaming import head_documents, stream_files
-from bert.data.pretraining.builder import SHARD_BYTES, Engine, cache_folder, training_fingerprint
+from bert.data.pretraining.builder import SHARD_BYTES, Engine, training_fingerprint
 from bert.data.ray_tasks import run_tasks
 from bert.errors import UserError
 from bert.locks import blocking_lock
@@ -48,17 +49,20 @@ def corpus_vocabulary(
     if data.streaming:
         settings += [HEAD_CHARACTERS, data.stream_readers, data.mixture_weights, data.seed]
     folder = cache / "vocabularies" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
-    if (folder / "tokenizer.json").is_file():
+    file, copy = folder / "tokenizer.json", cache_copy(data, folder, "tokenizer.json")
+    if file.is_file():
         return load_tokenizer(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with blocking_lock(folder, lambda: say("waiting for another process that trains the same vocabulary")):
-            if not (folder / "tokenizer.json").is_file():
+            if not file.is_file() and not (copy and copy.download()):
                 head = f" on the first {HEAD_CHARACTERS:,} characters of the stream" if data.streaming else ""
                 say(f"training a vocabulary of up to {config.vocab_size:,} tokens{head}")
                 tokenizer = train_vocabulary(data, config, say, engine)
                 folder.mkdir(exist_ok=True)
                 save_tokenizer(tokenizer, folder)
+                if copy:
+                    copy.upload()
     except OSError as error:
         raise UserError(
             f"the vocabulary cannot be written to {folder} ({error.strerror}): name another folder with data.cache_dir"

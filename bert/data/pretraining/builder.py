@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from bert.config import DataConfig
+from bert.data.cache import WORK, CacheCopy, cache_copy, cache_folder
 from bert.data.corpus import document_store
 from bert.data.corpus.document_store import DocumentStore
 from bert.data.corpus.documents import corpus_fingerprint, numbered_documents, resolve_sources
@@ -43,7 +44,7 @@ from bert.data.pretraining.shards import ShardSpec, ShardSummary, row_settings
 from bert.data.row_template import RowTemplate, row_template
 from bert.data.worker_processes import available_cores
 from bert.errors import UserError, require
-from bert.files import user_cache_dir, write_array, write_atomic
+from bert.files import write_array, write_atomic
 from bert.locks import blocking_lock
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.wordpiece import keeps_spaces, tokenizer_fingerprint
@@ -64,8 +65,6 @@ SHARD_BYTES = 4 << 20
 
 WAITING = "waiting for another process that builds the same examples"
 
-_WORK = "work"
-
 
 def build_examples(
     config: DataConfig,
@@ -79,7 +78,7 @@ def build_examples(
 
     Args:
       config: corpus, lengths, seed, workers; its ``cache_dir`` is used where the argument is None, and
-        without either the folder bert-jax/examples in the user's cache folder.
+        without either the folder bert-jax/examples in the user's cache folder, as of a URL, which names a copy of it.
       tokenizer: special tokens spelled out in the corpus are ordinary text to it
         (`bert.tokenizer.wordpiece.literal_tokenizer`).
       progress: called with how much is done.
@@ -92,13 +91,14 @@ def build_examples(
     """
     progress = progress or _silent
     folder, settings = _dataset_folder(config, tokenizer, cache_dir, progress)
+    copy = None if cache_dir else cache_copy(config, folder, INDEX)
     if not (folder / INDEX).exists():
         with _write_errors(folder), blocking_lock(folder, lambda: progress(WAITING, 0, None)):
-            if not (folder / INDEX).exists():
+            if not (folder / INDEX).exists() and not (copy and copy.download()):
                 tasks = _shard_tasks(folder, config, progress)
                 _build(tasks, tasks, folder, config, tokenizer, progress, engine)
                 _merge(tasks, folder, config, settings)
-    return verify_checksums(open_examples(folder))
+    return _open(folder, copy)
 
 
 def build_shard_subset(
@@ -108,7 +108,8 @@ def build_shard_subset(
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> PretrainingDataset | None:
-    """Builds every n-th shard of a set, so that n processes that share only the cache folder build all of it.
+    """Builds every n-th shard of a set, so that n processes that share only the cache folder, or its copy, build all of
+    it.
 
     They may start at any time and on any machine. The first stores the text while the others wait; which of them ends
     last puts the set together.
@@ -123,8 +124,8 @@ def build_shard_subset(
     progress = progress or _silent
     folder, settings = _dataset_folder(config, tokenizer, cache_dir, progress)
     shard, shard_count = subset
-    index = folder / INDEX
-    if not index.exists():
+    index, copy = folder / INDEX, None if cache_dir else cache_copy(config, folder, INDEX)
+    if not index.exists() and not (copy and copy.download()):
         with _write_errors(folder):
             with blocking_lock(folder, lambda: progress(WAITING, 0, None)):
                 tasks = [] if index.exists() else _shard_tasks(folder, config, progress)
@@ -135,12 +136,23 @@ def build_shard_subset(
             except FileNotFoundError:
                 if not index.exists():  # else another process has built everything, and cleared its work away
                     raise
+            if copy:
+                files, own = ([name for task in some for name in task.files] for some in (tasks, mine))
+                copy.exchange(own, files)
             with blocking_lock(folder, lambda: progress(WAITING, 0, None)):
                 if not index.exists():
-                    if any(_read_finished(task, folder / _WORK) is None for task in tasks):
+                    if any(_read_finished(task, folder / WORK) is None for task in tasks):
                         return None
                     _merge(tasks, folder, config, settings)
-    return verify_checksums(open_examples(folder))
+    return _open(folder, copy)
+
+
+def _open(folder: Path, copy: CacheCopy | None) -> PretrainingDataset:
+    """Opens a finished set, and copies it where others find it."""
+    dataset = verify_checksums(open_examples(folder))
+    if copy:
+        copy.upload()
+    return dataset
 
 
 def _dataset_folder(
@@ -226,17 +238,6 @@ def _layout(config: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     return {} if template == of_bert else {"row_template": asdict(template), "spaces": False}
 
 
-def cache_folder(config: DataConfig, cache_dir: Path | None = None) -> Path:
-    """The folder of built examples and of vocabularies. Raises UserError if none is set and there is no home folder."""
-    named = cache_dir or config.cache_dir
-    if named:
-        return Path(named).expanduser()
-    caches = user_cache_dir()
-    if caches is None:
-        raise UserError("data.cache_dir is null, and the user has no home folder: name a folder, --data.cache_dir DIR")
-    return caches / "examples"
-
-
 def _build(
     tasks: list[ShardSpec],
     every: list[ShardSpec],
@@ -247,7 +248,7 @@ def _build(
     engine: Engine = "local",
 ) -> None:
     """Builds those of some shards, out of all, that are missing."""
-    work = folder / _WORK
+    work = folder / WORK
     missing = [task for task in tasks if _read_finished(task, work) is None]
     done = len(tasks) - len(missing)
     progress("building examples", done, len(tasks))
@@ -269,7 +270,7 @@ def _build(
 
 def _merge(tasks: list[ShardSpec], folder: Path, config: DataConfig, settings: dict[str, Any]) -> None:
     """Makes a set of finished shards. The caller holds its lock."""
-    work = folder / _WORK
+    work = folder / WORK
     summaries = {task.name: require(_read_finished(task, work), task.name) for task in tasks}
     splits = {
         split: [asdict(summary) for name, summary in summaries.items() if name.startswith(split)]
@@ -296,7 +297,7 @@ def _merge(tasks: list[ShardSpec], folder: Path, config: DataConfig, settings: d
 
 def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardSpec]:
     """The shards of a set: they depend on corpus, seed and held-out share only. The caller holds the set's lock."""
-    work, minimum = folder / _WORK, OBJECTIVES[config.objective].documents
+    work, minimum = folder / WORK, OBJECTIVES[config.objective].documents
     tasks = []
     for split, (store, order) in _split_documents(work, config, minimum, progress).items():
         if split == "train" and config.mixture_weights is not None and not config.streaming:

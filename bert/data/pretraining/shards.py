@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from bert.config import DataConfig
+from bert.data.cache import WORK
 from bert.data.corpus.document_store import Documents, DocumentStore
 from bert.data.pretraining import segments
 from bert.data.pretraining.objectives import NEXT_ID, OBJECTIVES, Columns
@@ -86,6 +87,11 @@ class ShardSpec:
     @property
     def file(self) -> Path:
         return self.folder / f"{self.name}.arrow"
+
+    @property
+    def files(self) -> tuple[str, str, str]:
+        """Its files in the folder of the set until that is complete: the rows, the counts, and at last the summary."""
+        return self.file.name, f"{WORK}/{self.name}.npy", f"{WORK}/{self.name}.json"
 
 
 @dataclass(frozen=True)

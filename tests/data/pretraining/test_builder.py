@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert.data.cache import cache_folder
 from bert.data.pretraining import builder
 from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.dataset import open_examples
@@ -324,8 +325,8 @@ def test_cache_that_cannot_be_written(place, tokenizer, tmp_path):
 
 def test_cache_lies_where_the_user_keeps_caches(place, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert builder.cache_folder(config_of(place), None) == tmp_path / "bert-jax" / "examples"
-    assert builder.cache_folder(config_of(place, cache_dir="/c"), None) == Path("/c")
+    assert cache_folder(config_of(place), None) == tmp_path / "bert-jax" / "examples"
+    assert cache_folder(config_of(place, cache_dir="/c"), None) == Path("/c")
 
     def home():
         raise RuntimeError("Could not determine home directory.")
@@ -333,7 +334,7 @@ def test_cache_lies_where_the_user_keeps_caches(place, monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", home)
     with pytest.raises(UserError, match=r"no home folder: name a folder, --data\.cache_dir DIR"):
-        builder.cache_folder(config_of(place), None)
+        cache_folder(config_of(place), None)
 
 
 def test_many_tokens_need_wider_ids(place, tmp_path):
