@@ -29,8 +29,10 @@ def cache_folder(config: DataConfig, cache_dir: Path | None = None) -> Path:
     if named and not is_url(named):
         return Path(named).expanduser()
     caches = user_cache_dir()
+    if caches is None and named:
+        raise UserError(f"{named} has no place for its local copy: set XDG_CACHE_HOME to a folder")
     if caches is None:
-        raise UserError("the user has no home folder for data.cache_dir: name a folder, --data.cache_dir DIR")
+        raise UserError("data.cache_dir is null, and the user has no home folder: name a folder, --data.cache_dir DIR")
     return caches / "examples"
 
 
