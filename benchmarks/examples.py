@@ -1,9 +1,11 @@
 """Speed and memory of building examples from English Wikipedia, compared with what else makes them from the same text.
 
-    PYTHONPATH=. python benchmarks/examples.py [--megabytes 60 240] [--rounds 3] [--sides raw ours run_mlm google]
+    PYTHONPATH=. python benchmarks/examples.py [--megabytes 60 240] [--rounds 3] [--sides raw ours ray run_mlm google]
 
     raw      tokenizers' encode_batch_fast over the paragraphs, and nothing else: the ceiling
     ours     bert.data.pretraining.builder: sentences, pieces, pairs, rows on disk
+    ray      the same with --engine ray, by a cluster of this machine that runs already; memory and CPU seconds are those of
+             the process that starts the tasks. Only if asked for
     run_mlm  what transformers' run_mlm.py does: datasets.map over batches of lines, twice (tokenize; join and cut to T)
     google   the algorithm of google-research/bert's create_pretraining_data.py, one process as there, in memory, masks
              included; its sentences are found beforehand and its pieces by `tokenizers`, both in its favour
@@ -30,6 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert.data.pretraining.builder import Engine
 from bert.errors import require
 
 LENGTH = 128
@@ -40,7 +43,7 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=Path(__file__).parents[2] / "shared")
     parser.add_argument("--megabytes", type=int, nargs="+", default=[60, 240])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["raw", "ours", "run_mlm", "google"])
     parser.add_argument("--workers", type=int, nargs="+", default=sorted({1, len(os.sched_getaffinity(0))}))
     arguments = parser.parse_args()
     corpus = arguments.shared / "data/pretrain/enwiki/train.txt"
@@ -147,7 +150,7 @@ def raw(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
     return job
 
 
-def ours(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
+def ours(text: Path, vocabulary: Path, work: Path, workers: int, engine: Engine = "local") -> Job:
     import datasets.arrow_writer  # noqa: F401  the time of its import is nobody's
 
     from bert.config import DataConfig
@@ -158,10 +161,18 @@ def ours(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
 
     def job() -> int:
         config = DataConfig(train=str(text), num_workers=workers, sequence_length=LENGTH)
-        found = build_examples(config, tokenizer, work / "cache")
+        found = build_examples(config, tokenizer, work / "cache", engine=engine)
         return found.counts["train_tokens"] + found.counts["eval_tokens"]
 
     return job
+
+
+def on_ray(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
+    import ray
+
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="warning")
+    return ours(text, vocabulary, work, workers, "ray")
 
 
 def run_mlm(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
@@ -269,7 +280,7 @@ def masked(
     return ids, places, originals
 
 
-SIDES = {"raw": raw, "ours": ours, "run_mlm": run_mlm, "google": google}
+SIDES = {"raw": raw, "ours": ours, "ray": on_ray, "run_mlm": run_mlm, "google": google}
 
 
 def batches(lines: Iterator[str], size: int) -> Iterator[list[str]]:
