@@ -4,8 +4,8 @@
 
     raw      tokenizers' encode_batch_fast over the paragraphs, and nothing else: the ceiling
     ours     bert.data.pretraining.builder: sentences, pieces, pairs, rows on disk
-    ray      the same with --engine ray, by a cluster of this machine that runs already; memory and CPU seconds are those of
-             the process that starts the tasks. Only if asked for
+    ray      the same with --engine ray, by a cluster of this machine that is there already, and only if named; memory
+             and CPU seconds are those of the process that starts the tasks
     run_mlm  what transformers' run_mlm.py does: datasets.map over batches of lines, twice (tokenize; join and cut to T)
     google   the algorithm of google-research/bert's create_pretraining_data.py, one process as there, in memory, masks
              included; its sentences are found beforehand and its pieces by `tokenizers`, both in its favour
