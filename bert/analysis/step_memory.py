@@ -70,7 +70,7 @@ def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered
     training = config.training
     check_model(mesh.shape, config.model)
     mesh.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
-    _, objective = build_model_and_objective(config, mesh.cudnn_head)
+    _, objective = build_model_and_objective(config, list(mesh.mesh.devices.flat))
     optimizer = make_optimizer(config.optimizer, training.steps or ANY_STEPS)
     step = make_train_step(objective, optimizer, config.seed, training.dropout_rng, mesh.axis)
     return mesh.lower(step, state_shapes(config), batch_shapes(config), donate=(0,))

@@ -121,7 +121,8 @@ def _print_estimate(config: PretrainConfig, spec: DeviceSpec, memory: int | None
     print(f"  gradients       {_size(parameters):>10}  a device, as the parameters; {total} in all")
     steps = _paper_steps(config, spec, shape, utilization)
     itemsize = 2 if training.dtype == "bfloat16" else 4
-    stores_scores = training.preset != "fast" or training.attention_implementation == "xla"
+    implementation = training.attention_implementation
+    stores_scores = implementation == "xla" or (implementation == "auto" and training.preset != "fast")
     for planned in resolve_phases(config, training.steps or 0):
         phase = planned.config
         print(_phase_title(config, planned))

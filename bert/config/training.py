@@ -111,9 +111,9 @@ class TrainingConfig:
     """reference keeps the paper's computation; fast sets dtype to bfloat16, model.attention_probs_dropout_prob to 0 and
     pad_vocab_to_multiple_of to 64, each unless it is set next to the preset, and computes attention in one kernel,
     cuDNN's on NVIDIA GPUs."""
-    attention_implementation: Literal["auto", "xla", "cudnn"] = "auto"
-    """Attention as xla compiles it, or by cuDNN's kernel (cudnn): bfloat16, no dropout on the weights, no packed rows;
-    auto leaves it to preset."""
+    attention_implementation: Literal["auto", "xla", "cudnn", "splash"] = "auto"
+    """Attention as xla compiles it, by cuDNN's kernel (cudnn) in bfloat16 and without packed rows, or by JAX's kernel
+    for TPUs (splash); both without dropout on the weights. auto leaves it to preset."""
     pad_vocab_to_multiple_of: Positive = 1
     """The masked-LM head decodes to a multiple of this, which GPUs multiply faster; what is beyond the vocabulary has
     no probability, no parameters, and no place in checkpoints and exports."""
@@ -181,17 +181,18 @@ class TrainingConfig:
         return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
     def check_attention(self, dropout: float, packing: bool = False, prediction: str = "masked") -> None:
-        """Raises UserError if cuDNN's kernel does not support the dropout or the mask of attention."""
-        if self.attention_implementation != "cudnn":
+        """Raises UserError if a kernel does not support the dropout or the mask of attention."""
+        kernel = self.attention_implementation
+        if kernel not in ("cudnn", "splash"):
             return
         for name, value, fix, wrong in (
-            ("training.dtype", self.dtype, "bfloat16", self.dtype != "bfloat16"),
+            ("training.dtype", self.dtype, "bfloat16", kernel == "cudnn" and self.dtype != "bfloat16"),
             ("model.attention_probs_dropout_prob", dropout, "0", dropout > 0),
-            ("data.packing", "true", "false", packing),
+            ("data.packing", "true", "false", kernel == "cudnn" and packing),
             ("data.prediction", prediction, "masked", prediction == "permuted"),
         ):
             if wrong:
                 raise UserError(
-                    f"{name} is {value}, which training.attention_implementation cudnn cannot do: set it to {fix}, "
+                    f"{name} is {value}, which training.attention_implementation {kernel} cannot do: set it to {fix}, "
                     "or the other to xla"
                 )

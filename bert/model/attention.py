@@ -97,11 +97,18 @@ def fused_attention(
         value: [B, S, N, H].
         mask: which keys a query attends to. The result of a query that may look nowhere is finite, and its values
             depend on the implementation.
-        implementation: "cudnn", on GPUs and in bfloat16, or its twin "xla".
+        implementation: "cudnn", on GPUs and in bfloat16; "splash", on TPUs; or their twin "xla", which also takes the
+            masks that the kernel for TPUs cannot do.
 
     Returns:
         [B, T, N, H].
     """
+    if implementation == "splash":
+        from bert.model.splash import splash_attention, takes_mask  # imports Pallas, which nothing else needs
+
+        if takes_mask(mask, query.shape[1], key.shape[1]):
+            return splash_attention(query, key, value, mask)
+        implementation = "xla"
     arguments = mask.kernel_arguments(query.shape[1], key.shape[1])
     bias = None if mask.bias is None else mask.bias.astype(query.dtype)  # cuDNN's kernel takes one type
     return jax.nn.dot_product_attention(query, key, value, bias, implementation=cast(Any, implementation), **arguments)

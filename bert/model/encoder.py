@@ -139,7 +139,8 @@ class Encoder(nn.Module):
         # A layer outside of the loop has a LayerNorm less than the others.
         unrolled = config.num_hidden_layers if not looped else int(not config.first_layer_norm)
         num_keys = length if cache is None else cache[0].own.num_positions
-        in_blocks = not intermediates and cache is None and memory is None
+        # The kernel for TPUs leaves out by itself what lies beyond a window.
+        in_blocks = not intermediates and cache is None and memory is None and kernel != "splash"
         scopes = self._scopes(mask, x.shape[0], length, num_keys, kernel == "written", in_blocks)
         if kernel == "written" and memory is not None:
             memory = memory.replace(mask=memory.mask.to_pairs(length, memory.hidden_states.shape[1]))

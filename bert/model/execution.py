@@ -3,11 +3,13 @@ devices."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bert.config import ModelConfig, TrainingConfig
 from bert.errors import UserError
-from bert.parallel.devices import local_devices, max_cudnn_head_dim
+from bert.parallel.devices import are_tpus, local_devices, max_cudnn_head_dim
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class LayerExecution:
         scan: compile one layer and loop over stacked weights; they are stacked within the step, so that every layer
             has its own parameters to optimizer, checkpoints and exports.
         attention: "written" out, with dropout, any mask and its weights to look at; or one kernel with neither
-            (`bert.model.attention.fused_attention`), "cudnn" or "xla".
+            (`bert.model.attention.fused_attention`), "cudnn", "splash" or "xla".
         pad_vocab_to_multiple_of: of the MLM head's logits; tokens beyond the vocabulary have no probability.
     """
 
@@ -31,19 +33,21 @@ class LayerExecution:
 
     @classmethod
     def from_config(
-        cls, config: TrainingConfig, model: ModelConfig | None = None, cudnn_head: int | None = None
+        cls, config: TrainingConfig, model: ModelConfig | None = None, devices: Sequence[Any] | None = None
     ) -> LayerExecution:
         """Resolves the execution options of a training configuration.
 
         Args:
             config: asks.
             model: None where it is not known yet, and taken for one that fits.
-            cudnn_head: of the devices, as `max_cudnn_head_dim` has it; None for those that JAX has.
+            devices: those that it is compiled for; None for those that JAX has.
 
         Raises:
-            UserError: cuDNN is asked for where there is none, or for heads or positions that it does not take.
+            UserError: a kernel is asked for that the devices do not have, or for heads or positions that it does not
+                take.
         """
-        largest = max_cudnn_head_dim(local_devices()) if cudnn_head is None else cudnn_head
+        devices = local_devices() if devices is None else devices
+        largest = max_cudnn_head_dim(devices)
         head_size = None if model is None else model.head_size
         disentangled = model is not None and model.position_embedding_type == "disentangled"
         cudnn = (
@@ -65,8 +69,24 @@ class LayerExecution:
             raise UserError(
                 f"training.attention_implementation is cudnn, {reason}: set it to xla, or leave it to training.preset"
             )
-        kernel = "cudnn" if config.attention_implementation == "cudnn" or (config.preset == "fast" and cudnn) else "xla"
-        fused = config.attention_implementation == "cudnn" or (
-            config.preset == "fast" and config.attention_implementation == "auto"
+        if config.attention_implementation == "splash":
+            _check_splash(model, devices)
+        attention = "written"
+        if config.attention_implementation in ("cudnn", "splash"):
+            attention = config.attention_implementation
+        elif config.preset == "fast" and config.attention_implementation == "auto":
+            attention = "cudnn" if cudnn else "xla"
+        return cls(config.remat, config.scan_layers, attention, config.pad_vocab_to_multiple_of)
+
+
+def _check_splash(model: ModelConfig | None, devices: Sequence[Any]) -> None:
+    fix = "set it to xla, or leave it to training.preset"
+    if not are_tpus(devices):
+        raise UserError(
+            f"training.attention_implementation is splash, which is for TPUs, and the devices are none: {fix}"
         )
-        return cls(config.remat, config.scan_layers, kernel if fused else "written", config.pad_vocab_to_multiple_of)
+    if model is not None and model.relative_attention_buckets is not None:
+        raise UserError(
+            "training.attention_implementation is splash, whose kernel adds nothing to the scores, and "
+            f"model.relative_attention_buckets is {model.relative_attention_buckets}: {fix}"
+        )

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert.config import ModelConfig, TrainingConfig
 from bert.errors import UserError
-from bert.parallel.devices import local_devices, max_cudnn_head_dim
+from bert.parallel.devices import local_devices
 from bert.parallel.multihost import sync_hosts
 from bert.parallel.sharding import AXES, BATCH_AXES, constrain_state, partition_spec, path_str
 
@@ -174,7 +174,7 @@ class MeshParallel:
         devices = jax.devices() if devices is None else list(devices)
         name = "x".join(map(str, shape))
         check_mesh(shape, len(devices))
-        self.shape, self.cudnn_head = shape, max_cudnn_head_dim(devices)
+        self.shape = shape
         self.mesh = Mesh(np.array(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
         self.process, self.row_shares = _host_shard(self.mesh, name), shape[0] * shape[1]
         # gloo, which connects CPUs of several hosts, may let two steps wait for each other.

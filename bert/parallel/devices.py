@@ -120,3 +120,8 @@ def max_cudnn_head_dim(devices: Iterable[Any]) -> int:
         return 256 if capability >= (9, 0) else 128 if capability >= (8, 0) else 0
 
     return min(map(largest, devices))
+
+
+def are_tpus(devices: Iterable[Any]) -> bool:
+    """Whether all these devices are TPUs."""
+    return all(device.platform == "tpu" for device in devices)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -86,6 +86,23 @@ def all_gather_fsdp(table: jax.Array, *axes: str | None) -> jax.Array:
     if mesh is None:
         return table
     return jax.lax.with_sharding_constraint(table, _divisible_spec(PartitionSpec(*axes), table.shape, mesh.shape))
+
+
+def shard_rows_and_heads(attend: Callable[..., jax.Array], *arrays: jax.Array | None) -> jax.Array:
+    """Runs a kernel that the compiler cannot shard, on each device for its own part.
+
+    Args:
+        attend: takes the arrays and returns one [B, N, ...].
+        arrays: [B, N, ...] with heads or [B, T] without; the device has a part of the rows, and of the heads.
+    """
+    mesh = _mesh()
+    if mesh is None:
+        return attend(*arrays)
+    whole = PartitionSpec(BATCH_AXES, "tensor"), PartitionSpec(BATCH_AXES)
+    specs = tuple(
+        None if array is None else _divisible_spec(whole[array.ndim == 2], array.shape, mesh.shape) for array in arrays
+    )
+    return jax.shard_map(attend, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)
 
 
 def num_row_shards() -> int:

@@ -36,17 +36,17 @@ MakeBody = Callable[[Objective], Callable[..., Any]]
 """Objective -> body of a step or of an evaluation, (state or parameters, batch) -> anything."""
 
 
-def build_model_and_objective(config: PretrainConfig, cudnn_head: int | None = None) -> tuple[nn.Module, Objective]:
+def build_model_and_objective(config: PretrainConfig, devices: Sequence[Any] | None = None) -> tuple[nn.Module, Objective]:
     """The model of a pretraining run, and the objective that it is trained with.
 
     Args:
-        cudnn_head: largest head size of cuDNN's attention, for devices that are absent; None asks the local ones.
+        devices: those that it is compiled for; None for the local ones.
 
     Raises:
         UserError: the devices cannot run the model as the configuration demands.
     """
     prediction = PREDICTIONS[config.data.prediction]
-    model = prediction.build_model(config, lambda sizes: LayerExecution.from_config(config.training, sizes, cudnn_head))
+    model = prediction.build_model(config, lambda sizes: LayerExecution.from_config(config.training, sizes, devices))
     return model, prediction.build_objective(model, config)
 
 

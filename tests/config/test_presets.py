@@ -69,6 +69,22 @@ def test_what_is_beyond_the_vocabulary_is_never_predicted():
     assert logits.argmax(-1).max() < 99
 
 
+class Device:
+    """A device, as far as the choice of attention looks at it."""
+
+    def __init__(self, platform, version, capability=None):
+        self.platform, self.client = platform, SimpleNamespace(platform_version=version)
+        if capability is not None:
+            self.compute_capability = capability
+
+
+TURING, AMPERE, ADA, HOPPER, BLACKWELL = (
+    Device("gpu", "PJRT C API\ncuda 12090", capability) for capability in ("7.5", "8.0", "8.9", "9.0", "10.0")
+)
+AMD = Device("gpu", "PJRT C API\nrocm 60300", "gfx942")
+CPU, TPU = Device("cpu", "cpu"), Device("tpu", "PJRT C API\nTFRT TPU v5 lite")
+
+
 def heads_of(size: int) -> ModelConfig:
     return ModelConfig(hidden_size=size, num_attention_heads=1)
 
@@ -76,19 +92,19 @@ def heads_of(size: int) -> ModelConfig:
 def test_the_fast_preset_is_one_line():
     config = load_config(PretrainConfig, recipe_folder() / "base.yaml")
     assert apply_preset(config) is config
-    assert LayerExecution.from_config(config.training, heads_of(64), 128) == LayerExecution()
+    assert LayerExecution.from_config(config.training, heads_of(64), [AMPERE]) == LayerExecution()
     fast = apply_preset(dataclasses.replace(config, training=dataclasses.replace(config.training, preset="fast")))
     assert fast.model == dataclasses.replace(config.model, attention_probs_dropout_prob=0.0)
     assert fast.training.dtype == "bfloat16"
     dataclasses.replace(fast, data=dataclasses.replace(fast.data, train=["corpus.txt"])).check()
-    assert LayerExecution.from_config(fast.training, heads_of(64), 128) == LayerExecution(
+    assert LayerExecution.from_config(fast.training, heads_of(64), [AMPERE]) == LayerExecution(
         attention="cudnn", pad_vocab_to_multiple_of=64
     )
-    assert LayerExecution.from_config(fast.training, heads_of(64), 0) == LayerExecution(
+    assert LayerExecution.from_config(fast.training, heads_of(64), [CPU]) == LayerExecution(
         attention="xla", pad_vocab_to_multiple_of=64
     )
     packed = dataclasses.replace(fast, data=dataclasses.replace(fast.data, packing=True))
-    assert LayerExecution.from_config(apply_preset(packed).training, heads_of(64), 128) == LayerExecution(
+    assert LayerExecution.from_config(apply_preset(packed).training, heads_of(64), [AMPERE]) == LayerExecution(
         pad_vocab_to_multiple_of=64
     )
 
@@ -146,22 +162,6 @@ def test_one_kernel_by_name_and_packed_rows_are_not_reconciled_by_the_preset(fai
     )
 
 
-class Device:
-    """A device, as far as the choice of attention looks at it."""
-
-    def __init__(self, platform, version, capability=None):
-        self.platform, self.client = platform, SimpleNamespace(platform_version=version)
-        if capability is not None:
-            self.compute_capability = capability
-
-
-TURING, AMPERE, ADA, HOPPER, BLACKWELL = (
-    Device("gpu", "PJRT C API\ncuda 12090", capability) for capability in ("7.5", "8.0", "8.9", "9.0", "10.0")
-)
-AMD = Device("gpu", "PJRT C API\nrocm 60300", "gfx942")
-CPU, TPU = Device("cpu", "cpu"), Device("tpu", "PJRT C API\nTFRT TPU v5 lite")
-
-
 @pytest.mark.parametrize(
     ("devices", "largest"),
     [
@@ -181,26 +181,53 @@ def test_cudnns_attention_is_for_nvidias_gpus_since_ampere(monkeypatch, devices,
 
 
 @pytest.mark.parametrize(
-    ("head_size", "largest", "fits"),
-    [(64, 128, True), (128, 128, True), (136, 128, False), (256, 256, True), (264, 256, False), (12, 256, False)],
-)
-def test_heads_that_cudnn_does_not_take_are_left_to_xla_by_the_preset_and_told_else(head_size, largest, fits):
+    ("head_size", "device", "fits"),
+    [
+        (64, AMPERE, True), (128, AMPERE, True), (136, AMPERE, False), (256, HOPPER, True), (264, HOPPER, False),
+        (12, HOPPER, False),
+    ],
+)  # fmt: skip
+def test_heads_that_cudnn_does_not_take_are_left_to_xla_by_the_preset_and_told_else(head_size, device, fits):
+    largest = max_cudnn_head_dim([device])
     fast, asked = TrainingConfig(preset="fast"), TrainingConfig(attention_implementation="cudnn")
-    assert LayerExecution.from_config(fast, heads_of(head_size), largest).attention == ("cudnn" if fits else "xla")
+    assert LayerExecution.from_config(fast, heads_of(head_size), [device]).attention == ("cudnn" if fits else "xla")
     if fits:
-        assert LayerExecution.from_config(asked, heads_of(head_size), largest).attention == "cudnn"
+        assert LayerExecution.from_config(asked, heads_of(head_size), [device]).attention == "cudnn"
         return
     with pytest.raises(UserError) as error:
-        LayerExecution.from_config(asked, heads_of(head_size), largest)
+        LayerExecution.from_config(asked, heads_of(head_size), [device])
     assert f"a multiple of 8 features and at most {largest} on these devices" in str(error.value)
     assert f"the model's have {head_size} (model.hidden_size / model.num_attention_heads): set it" in str(error.value)
 
 
 def test_disentangled_attention_is_left_to_xla() -> None:
     model = dataclasses.replace(heads_of(64), position_embedding_type="disentangled", relative_attention_buckets=8)
-    assert LayerExecution.from_config(TrainingConfig(preset="fast"), model, 128).attention == "xla"
+    assert LayerExecution.from_config(TrainingConfig(preset="fast"), model, [AMPERE]).attention == "xla"
     with pytest.raises(UserError, match=r"attention_implementation is cudnn, .* disentangled .*: set it to xla, or"):
-        LayerExecution.from_config(TrainingConfig(attention_implementation="cudnn"), model, 128)
+        LayerExecution.from_config(TrainingConfig(attention_implementation="cudnn"), model, [AMPERE])
+
+
+def test_the_kernel_for_tpus_is_asked_for_by_its_name() -> None:
+    asked = TrainingConfig(attention_implementation="splash")
+    assert LayerExecution.from_config(asked, heads_of(12), [TPU, TPU]).attention == "splash"
+    assert LayerExecution.from_config(TrainingConfig(preset="fast"), heads_of(64), [TPU]).attention == "xla"
+    for devices in ([CPU], [TPU, AMPERE]):
+        with pytest.raises(UserError, match="splash, which is for TPUs, and the devices are none: set it to xla"):
+            LayerExecution.from_config(asked, None, devices)
+    biased = dataclasses.replace(heads_of(64), relative_attention_buckets=8)
+    with pytest.raises(UserError, match=r"adds nothing to the scores, and model\.relative_attention_buckets is 8: set"):
+        LayerExecution.from_config(asked, biased, [TPU])
+
+
+def test_the_kernel_for_tpus_takes_float32_and_packed_rows_and_no_dropout() -> None:
+    asked = TrainingConfig(attention_implementation="splash")
+    asked.check_attention(0.0, packing=True)
+    for sentence, arguments in (
+        ("model.attention_probs_dropout_prob is 0.1, which training.attention_implementation splash", (0.1,)),
+        ("data.prediction is permuted, which training.attention_implementation splash", (0.0, False, "permuted")),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            asked.check_attention(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +245,7 @@ def test_disentangled_attention_is_left_to_xla() -> None:
         (["--training.preset=quick"], "--training.preset quick: use one of reference, fast"),
         (
             ["--training.attention_implementation=flash"],
-            "--training.attention_implementation flash: use one of auto, xla, cudnn",
+            "--training.attention_implementation flash: use one of auto, xla, cudnn, splash",
         ),
     ],
 )
