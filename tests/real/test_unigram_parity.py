@@ -1,4 +1,4 @@
-"""ALBERT and XLM-RoBERTa against transformers: every class in and out, hidden states, logits, ids of hostile text."""
+"""ALBERT, XLM-RoBERTa and CamemBERT against transformers: every class in and out, hidden states, logits, ids of hostile text."""
 
 import json
 
@@ -21,6 +21,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra `torc
 
 TEXTS = ["The tokens of a row", "it trains", "Words, numbers: 3.14 and more of both.", "ein langer Text für alle"]
 ALBERT = {"embedding_size": 32, "num_hidden_groups": 1, "hidden_act": "gelu_new", "classifier_dropout_prob": 0.2}
+CAMEMBERT = {"pad_token_id": 1, "bos_token_id": 5, "eos_token_id": 6, "type_vocab_size": 1}
 XLM = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1}
 
 
@@ -37,6 +38,11 @@ def save_vocabulary(folder, family: Family, pieces: list[tuple[str, float]]) -> 
     if family is families.ALBERT:
         special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
         tokenizer = transformers.AlbertTokenizer(vocab=[*((name, 0.0) for name in special), *pieces])
+    elif family is families.CAMEMBERT:
+        special = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"]
+        tokenizer = transformers.CamembertTokenizer(
+            vocab=[*((name, 0.0) for name in special), *pieces, ("<mask>", 0.0)]
+        )
     else:
         special = ["<s>", "<pad>", "</s>", "<unk>"]
         tokenizer = transformers.XLMRobertaTokenizer(
@@ -50,21 +56,20 @@ CASES = [
     *((families.ALBERT, architecture, ALBERT) for architecture in families.ALBERT.classes),
     (families.ALBERT, "BertForMaskedLM", {**ALBERT, "num_hidden_groups": 5, "hidden_act": "relu"}),
     *((families.XLM_ROBERTA, architecture, XLM) for architecture in families.XLM_ROBERTA.classes),
+    *((families.CAMEMBERT, architecture, CAMEMBERT) for architecture in families.CAMEMBERT.classes),
 ]
 
 
 @pytest.mark.parametrize(("family", "architecture", "settings"), CASES)
 def test_in_and_out(family: Family, architecture: str, settings: dict, tmp_path, pieces) -> None:
-    folder, xlm = tmp_path / "theirs", family is families.XLM_ROBERTA
+    folder, offset = tmp_path / "theirs", 0 if family is families.ALBERT else 2
     reference = drawn(folder, architecture, family.model_type, **settings)
     save_vocabulary(folder, family, pieces)
     model = bert.load(folder)
     assert model.architecture == architecture
-    assert (model.config.position_offset, model.config.layer_groups) == (
-        (2, None) if xlm else (0, settings["num_hidden_groups"])
-    )
-    segments = 1 if xlm else 3
-    batches = [inputs(architecture, padded, segments, 2 if xlm else 0) for padded in (False, True)]
+    assert (model.config.position_offset, model.config.layer_groups) == (offset, settings.get("num_hidden_groups"))
+    segments = settings.get("type_vocab_size", 3)
+    batches = [inputs(architecture, padded, segments, offset) for padded in (False, True)]
     batches.append(real_inputs(folder, model, TEXTS, architecture))
     batches.append(real_inputs(folder, model, [*zip(TEXTS, reversed(TEXTS), strict=True)], architecture))
     for batch in batches:
@@ -77,7 +82,7 @@ def test_in_and_out(family: Family, architecture: str, settings: dict, tmp_path,
         np.testing.assert_array_equal(again.state_dict()[name].numpy(), tensor.numpy())
 
 
-@pytest.mark.parametrize("family", [families.ALBERT, families.XLM_ROBERTA])
+@pytest.mark.parametrize("family", [families.ALBERT, families.XLM_ROBERTA, families.CAMEMBERT])
 def test_ids_of_hostile_text(family: Family, tmp_path, pieces) -> None:
     save_vocabulary(tmp_path, family, pieces)
     (tmp_path / "config.json").write_text(f'{{"model_type": "{family.model_type}"}}')

@@ -1,5 +1,5 @@
 """RoBERTa: BERT with positions that begin after the padding id, and heads of its own; XLM-RoBERTa, the same model of
-many languages, with a Unigram vocabulary."""
+many languages, and CamemBERT, of French, with Unigram vocabularies."""
 
 from __future__ import annotations
 
@@ -64,4 +64,8 @@ ROBERTA = Family(
 
 XLM_ROBERTA = dataclasses.replace(
     ROBERTA, model_type="xlm-roberta", title="XLM-RoBERTa", classes=class_names("XLMRoberta"), vocabulary="unigram"
+)
+
+CAMEMBERT = dataclasses.replace(
+    XLM_ROBERTA, model_type="camembert", title="CamemBERT", classes=class_names("Camembert")
 )
