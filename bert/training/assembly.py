@@ -36,7 +36,9 @@ MakeBody = Callable[[Objective], Callable[..., Any]]
 """Objective -> body of a step or of an evaluation, (state or parameters, batch) -> anything."""
 
 
-def build_model_and_objective(config: PretrainConfig, devices: Sequence[Any] | None = None) -> tuple[nn.Module, Objective]:
+def build_model_and_objective(
+    config: PretrainConfig, devices: Sequence[Any] | None = None
+) -> tuple[nn.Module, Objective]:
     """The model of a pretraining run, and the objective that it is trained with.
 
     Args:

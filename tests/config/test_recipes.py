@@ -14,6 +14,7 @@ from bert.config.yaml_io import load_config
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.model.electra import MaskedTokens
 from bert.model.heads import HEADS
+from bert.model.permuted import PermutedTokens
 from bert.tasks import TASKS
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
@@ -28,6 +29,7 @@ ROBERTA = {"roberta": 124_697_433, "roberta_mini": 5_463_040}
 ALBERT = {"albert_base": 11_813_810}
 MODERN = {"modern_base": 149_655_232, "modern_mini": 5_516_800, "modern_long": 149_655_232}
 GPT = {"gpt_tiny": 834_944, "gpt_mini": 6_901_760, "gpt2": 124_439_808}
+MPNET = {"mpnet_base": 109_120_668}
 ELECTRA = {"electra_small": 14_196_219, "electra_mini": 4_020_161}
 BASE = ModelConfig(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
                    intermediate_size=3072)  # fmt: skip
@@ -44,7 +46,7 @@ def pretraining(name: str) -> PretrainConfig:
 
 
 def test_there_is_a_recipe_for_every_size_and_task() -> None:
-    counted = {*ELECTRA, *ROBERTA, *ALBERT, *MODERN, *GPT, *PARAMETERS}
+    counted = {*ELECTRA, *ROBERTA, *ALBERT, *MPNET, *MODERN, *GPT, *PARAMETERS}
     assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *counted}
     # Benchmarks and custom tasks have recipes, kinds of file have none.
     assert set(FINETUNING) == set(TASKS) - {"ner", "multiple_choice"}
@@ -107,7 +109,7 @@ def test_pretraining_recipes(name: str) -> None:
     label = OBJECTIVES[config.data.objective].label
     model, _ = build_model_and_objective(config)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
-    counts = PARAMETERS | ELECTRA | ROBERTA | ALBERT | MODERN | GPT
+    counts = PARAMETERS | ELECTRA | ROBERTA | ALBERT | MPNET | MODERN | GPT
     if name in counts:
         assert count_parameters(params) == counts[name]
     for phase in resolve_phases(config, int(config.training.steps)):
@@ -120,6 +122,9 @@ def test_pretraining_recipes(name: str) -> None:
             masked = MaskedTokens(positions, positions, numbers, numbers)
             output = jax.eval_shape(model.apply, params, tokens, tokens, tokens, masked)
             assert output.detection_logits.shape == tokens.shape
+        elif name in MPNET:
+            permuted = PermutedTokens(positions, positions, jax.ShapeDtypeStruct(positions.shape, jnp.float32))
+            output = jax.eval_shape(model.apply, params, tokens, None, tokens, permuted)
         elif name in GPT:
             positions = tokens  # every one
             output = jax.eval_shape(model.apply, params, tokens, None, tokens)

@@ -1,4 +1,4 @@
-"""ALBERT, XLM-RoBERTa and CamemBERT against transformers: every class in and out, hidden states, logits, ids of hostile text."""
+"""ALBERT, XLM-RoBERTa and CamemBERT against transformers: every class in and out, logits, ids of hostile text."""
 
 import json
 
