@@ -36,6 +36,7 @@ TYPED = (
     "bert.model.disentangled_attention",
     "bert.model.cache",
     "bert.model.attention",
+    "bert.model.splash",
     "bert.model.layers",
     "bert.model.embeddings",
     "bert.model.encoder",

@@ -1,5 +1,5 @@
-"""Attention by JAX's Pallas kernel for TPUs, "splash" attention: it leaves out the blocks that a window or a causal mask
-forbids, and never writes its scores. Shapes as in `bert.model.encoder`.
+"""Attention by JAX's Pallas kernel for TPUs, "splash" attention: it leaves out the blocks that a window or a causal
+mask forbids, and never writes its scores. Shapes as in `bert.model.encoder`.
 """
 
 from __future__ import annotations
