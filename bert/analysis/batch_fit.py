@@ -58,7 +58,7 @@ def fit_rows(
         config.data.sequence_length,
         jnp.dtype(config.training.dtype).itemsize,
         "full" if remat == "full" else "none",
-        stores_scores=remat == "none",
+        stores_scores=remat == "none" and config.training.attention_implementation not in ("cudnn", "splash"),
         tensor=mesh.shape[2],
     )
     index = max((i for i, rows in enumerate(choices) if rows * row_bytes <= memory), default=0)

@@ -82,13 +82,14 @@ def _print_compiled(
     from bert.parallel.backends import MeshParallel
 
     mesh = MeshParallel(config.training.mesh_shape or (len(devices), 1, 1), devices)
-    print(f"{mesh.describe()}, {_size(memory)} each; {config.training.dtype}")
+    print(f"{mesh.describe()}, {_size(memory)} each; {config.training.dtype}", flush=True)
     _print_state(config, mesh.mesh)
     steps = _paper_steps(config, spec, mesh.shape, utilization)
     for planned in resolve_phases(config, config.training.steps or 0):
         phase = planned.config
         print(_phase_title(config, planned))
-        print(f"  {'remat':6}{'rows at once':>13}{'micro-batches':>15}{'activations, gradients':>24}{'peak':>12}")
+        columns = f"  {'remat':6}{'rows at once':>13}{'micro-batches':>15}{'activations, gradients':>24}{'peak':>12}"
+        print(columns, flush=True)
         fits = []
         for remat in get_args(Remat):
             fit = fit_rows(phase, mesh, memory, remat, lambda line: print(line, file=sys.stderr, flush=True))

@@ -29,7 +29,7 @@ ROBERTA = {"roberta": 124_697_433, "roberta_mini": 5_463_040}
 ALBERT = {"albert_base": 11_813_810}
 MODERN = {"modern_base": 149_655_232, "modern_mini": 5_516_800, "modern_long": 149_655_232}
 GPT = {"gpt_tiny": 834_944, "gpt_mini": 6_901_760, "gpt2": 124_439_808}
-MPNET = {"mpnet_base": 109_120_668}
+MPNET = {"mpnet_base": 109_514_682}
 ELECTRA = {"electra_small": 14_196_219, "electra_mini": 4_020_161}
 BASE = ModelConfig(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
                    intermediate_size=3072)  # fmt: skip
