@@ -4,6 +4,9 @@ mask forbids, and never writes its scores. Shapes as in `bert.model.encoder`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
@@ -63,9 +66,9 @@ def splash_attention(
         segments: Int[Array, "B S"] | None,
     ) -> Float[Array, "B N S H"]:
         kernel = _make_kernel(query.shape[1], length + filled, mask, interpret)
-        if segments is None:
-            return jax.vmap(kernel)(query, key, value)
-        return jax.vmap(kernel)(query, key, value, kernels.SegmentIds(segments, segments))
+        ids = None if segments is None else kernels.SegmentIds(segments, segments)
+        mixed: jax.Array = jax.vmap(kernel)(query, key, value, ids)
+        return mixed
 
     query = query * jnp.asarray(size**-0.5, query.dtype)  # the kernel does not scale
     mixed = shard_rows_and_heads(attend, by_head(query), by_head(key), by_head(value), segments)
@@ -80,7 +83,7 @@ def _segments(mask: Mask) -> Int[Array, "B T"] | None:
     return mask.examples.astype(jnp.int32) * mask.keys.astype(jnp.int32)
 
 
-def _make_kernel(heads: int, length: int, mask: Mask, interpret: bool) -> kernels.SplashAttentionKernel:
+def _make_kernel(heads: int, length: int, mask: Mask, interpret: bool) -> Callable[..., Any]:
     """The kernel of one row, [N, T, H] queries, keys and values, for the conditions that are the same in all rows."""
     shape, behind = (length, length), 0 if mask.causal else mask.window
     allowed: masks.Mask
@@ -90,7 +93,10 @@ def _make_kernel(heads: int, length: int, mask: Mask, interpret: bool) -> kernel
         allowed = masks.CausalMask(shape) if mask.causal else masks.FullMask(shape)
     block = next(size for size in BLOCKS if length % size == 0)
     # The kernel that fuses both parts of the backward pass would keep a query's gradient for each block of keys.
-    sizes = kernels.BlockSizes(*[block] * 8, use_fused_bwd_kernel=False)
+    names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
+    sizes: dict[str, Any] = {f"block_{name}": block for name in names}
     return kernels.make_splash_mha_single_device(
-        masks.MultiHeadMask([allowed] * heads), block_sizes=sizes, interpret=interpret
+        masks.MultiHeadMask([allowed] * heads),
+        block_sizes=kernels.BlockSizes(**sizes, use_fused_bwd_kernel=False),
+        interpret=interpret,
     )

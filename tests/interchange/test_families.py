@@ -79,7 +79,7 @@ def test_a_folder_without_a_type_is_of_the_family_of_its_class(registered: Famil
     edit(tmp_path / "one", model_type="other")
     with pytest.raises(
         UserError,
-        match="model_type is 'other', and bert, roberta-prelayernorm, roberta, xlm-roberta, distilbert, electra",
+        match="model_type is 'other', and bert, roberta-prelayernorm, roberta, camembert, xlm-roberta, distilbert",
     ):
         bert.load(tmp_path / "one")
 
