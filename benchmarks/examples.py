@@ -4,8 +4,8 @@
 
     raw      tokenizers' encode_batch_fast over the paragraphs, and nothing else: the ceiling
     ours     bert.data.pretraining.builder: sentences, pieces, pairs, rows on disk
-    ray      the same with --engine ray, by a cluster of this machine that is there already, and only if named; memory
-             and CPU seconds are those of the process that starts the tasks
+    ray      the same with --engine ray, by the cluster of RAY_ADDRESS or one that is started before; only if named. Its
+             memory and CPU seconds are those of the process that starts the tasks
     run_mlm  what transformers' run_mlm.py does: datasets.map over batches of lines, twice (tokenize; join and cut to T)
     google   the algorithm of google-research/bert's create_pretraining_data.py, one process as there, in memory, masks
              included; its sentences are found beforehand and its pieces by `tokenizers`, both in its favour
@@ -171,7 +171,8 @@ def on_ray(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
     import ray
 
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="warning")
+    size = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers, "include_dashboard": False}
+    ray.init(log_to_driver=False, logging_level="warning", **size)
     return ours(text, vocabulary, work, workers, "ray")
 
 
