@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -150,25 +152,104 @@ def test_a_second_machine_waits_for_the_lease_and_resumes(server: Server, corpus
     assert "resumes at step" in output[-1]
 
 
-def test_two_hosts_without_a_shared_disk_train_as_one(server: Server, corpus: Path, tmp_path: Path) -> None:
+def start_hosts(disks: Path, count: int, run: str, corpus: Path, *options: str) -> list[subprocess.Popen[str]]:
+    """Hosts with an empty disk each."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
+    place = [f"--coordinator=localhost:{port}", f"--num_processes={count}"]
+    return [
+        start(disks / f"host{number}", run, corpus, *options, *place, f"--process_id={number}")
+        for number in range(count)
+    ]
+
+
+def assert_same_losses(server: Server, run: str, copy: Path, expected: Path) -> None:
+    server.store.get(run, str(copy), recursive=True)
+    for ours, theirs in zip(lines_of(copy), lines_of(expected), strict=True):
+        assert ours.pop("split") == theirs.pop("split")
+        assert ours == pytest.approx(theirs, rel=1e-5), theirs["step"]
+
+
+def test_two_hosts_without_a_shared_disk_train_as_one(server: Server, corpus: Path, tmp_path: Path) -> None:
     options = ["--training.steps=12", "--training.checkpoint_every=4"]
     one = tmp_path / "run"
     finish(start(tmp_path / "cache", str(one), corpus, *options))
-    place = [f"--coordinator=localhost:{port}", "--num_processes=2"]
-    hosts = [
-        start(tmp_path / f"host{number}", "s3://bucket/run", corpus, *options, *place, f"--process_id={number}")
-        for number in range(2)
-    ]
-    for process in hosts:
+    for process in start_hosts(tmp_path, 2, "s3://bucket/run", corpus, *options):
         finish(process)
-    copy = tmp_path / "copy"
-    server.store.get("bucket/run", str(copy), recursive=True)
-    for ours, theirs in zip(lines_of(copy), lines_of(one), strict=True):
-        assert ours.pop("split") == theirs.pop("split")
-        assert ours == pytest.approx(theirs, rel=1e-5)
+    assert_same_losses(server, "bucket/run", tmp_path / "copy", one)
+
+
+def read_to_step(process: subprocess.Popen[str], step: int) -> str:
+    """What a process prints up to a step."""
+    text = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        text += line
+        if line.startswith("step ") and int(line.split()[1].split("/")[0]) >= step:
+            return text
+    raise AssertionError(text[-3000:])
+
+
+@contextlib.contextmanager
+def slowed(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Stops a process again and again, for most of the time."""
+    ended = threading.Event()
+
+    def slow() -> None:
+        while not ended.wait(0.1) and process.poll() is None:
+            process.send_signal(signal.SIGSTOP)
+            ended.wait(0.4)
+            process.send_signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_four_hosts_are_stopped_and_killed_and_two_or_eight_complete_the_run(
+    server: Server, corpus: Path, tmp_path: Path
+) -> None:
+    """One host is slow, one is told to stop, one is killed; all have empty disks at each start, and one bucket."""
+    options = ["--model.num_hidden_layers=2", "--model.hidden_size=32", "--training.steps=24"]
+    options += ["--training.checkpoint_every=4", "--training.eval_every=8", "--training.log_every=1"]
+    one, run = tmp_path / "run", "s3://bucket/run"
+    finish(start(tmp_path / "one", str(one), corpus, *options))
+    options += ["--data.cache_dir=s3://bucket/examples"]
+
+    stopped = start_hosts(tmp_path / "stopped", 4, run, corpus, *options)
+    read_to_step(stopped[0], 2)
+    with slowed(stopped[3]):
+        read_to_step(stopped[0], 6)
+        stopped[1].terminate()
+        [output, *_] = [finish(process, status=143) for process in stopped]
+    assert "interrupted and saved at step" in output
+    step = int(output.split("saved at step ")[1].split(";")[0])
+
+    killed = start_hosts(tmp_path / "killed", 4, run, corpus, *options)
+    assert f"resumes at step {step}" in read_to_step(killed[0], step + 2)
+    with slowed(killed[3]):
+        read_to_step(killed[0], step + 5)
+        killed[2].kill()
+        for process in killed:  # as the launcher does if they are still waiting for it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=20)
+            process.kill()
+            process.communicate()
+            assert process.returncode != 0
+
+    server.store.copy("bucket/run", "bucket/run8", recursive=True)
+    for count, name in ((2, "run"), (8, "run8")):
+        hosts = start_hosts(tmp_path / name, count, f"s3://bucket/{name}", corpus, *options)
+        [output, *_] = map(finish, hosts)
+        assert f"{count} x cpu on {count} hosts" in output
+        assert "resumes at step" in output
+        assert "building examples" not in output
+        assert_same_losses(server, f"bucket/{name}", tmp_path / f"copy{count}", one)
 
 
 def test_wrong_credentials_are_one_sentence(server: Server, corpus: Path, tmp_path: Path, monkeypatch) -> None:
