@@ -246,6 +246,7 @@ def _peer(sizes: Any) -> tuple[Any, dict[str, Any]]:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     batch = {name: torch.tensor(array) for name, array in batch_of(sizes).items()}
     batch |= {name: array.long() for name, array in batch.items() if not array.is_floating_point()}
+    shape: dict[str, Any]
     if sizes.causal:
         shape = {"n_embd": sizes.width, "n_layer": sizes.layers, "n_head": sizes.heads, "n_positions": 1024}
         dropout = dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), sizes.dropout)
@@ -253,7 +254,7 @@ def _peer(sizes: Any) -> tuple[Any, dict[str, Any]]:
     shape = {"hidden_size": sizes.width, "num_hidden_layers": sizes.layers, "num_attention_heads": sizes.heads}
     shape |= {"vocab_size": sizes.vocab_size, "max_position_embeddings": max(512, sizes.length)}
     if sizes.modern:
-        special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+        special: dict[str, Any] = {f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")}
         modern = ModernBertConfig(**shape, **special, intermediate_size=sizes.width * 3 // 2)
         return ModernBertForMaskedLM(modern).train(), batch
     dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), sizes.dropout)
