@@ -41,7 +41,7 @@ from bert.metrics import unigram_log_probabilities
 from bert.model.heads import BertForPreTraining
 from bert.parallel.backends import PmapParallelism
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer
+from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
 from bert.training.evaluation import accumulate_sums, compute_means
 from bert.training.losses import pretraining_objective
 from bert.training.optimizer import make_optimizer

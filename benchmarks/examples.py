@@ -136,7 +136,7 @@ Job = Callable[[], int]
 
 
 def raw(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
-    from bert.tokenizer.wordpiece import load_tokenizer
+    from bert.tokenizer.vocabulary import load_tokenizer
 
     tokenizer = load_tokenizer(vocabulary)
 
@@ -155,7 +155,7 @@ def ours(text: Path, vocabulary: Path, work: Path, workers: int, engine: Engine 
 
     from bert.config import DataConfig
     from bert.data.pretraining.builder import build_examples
-    from bert.tokenizer.wordpiece import load_tokenizer
+    from bert.tokenizer.vocabulary import load_tokenizer
 
     tokenizer = load_tokenizer(vocabulary)
 
@@ -203,7 +203,7 @@ def run_mlm(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
 def google(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
     from bert.data.corpus.documents import documents, split_sentences
     from bert.tokenizer.special_tokens import special_ids
-    from bert.tokenizer.wordpiece import load_tokenizer
+    from bert.tokenizer.vocabulary import load_tokenizer
 
     tokenizer = load_tokenizer(vocabulary)
     corpus = [split_sentences(paragraphs, "en") for paragraphs in documents(str(text))]

@@ -114,7 +114,7 @@ def transformers(folder: Path, max_tokens: int, beams: int) -> Generate:
     import torch
     from transformers import GPT2LMHeadModel
 
-    from bert.tokenizer.wordpiece import load_tokenizer
+    from bert.tokenizer.vocabulary import load_tokenizer
 
     model, tokenizer = GPT2LMHeadModel.from_pretrained(folder).eval(), load_tokenizer(folder)
 

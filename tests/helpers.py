@@ -21,7 +21,7 @@ from bert.config import DataConfig, ModelConfig, PretrainConfig, TokenizerConfig
 from bert.data.pretraining.masking import Masking
 from bert.data.pretraining.shards import open_rows
 from bert.runs.checkpoint import Checkpointer
-from bert.tokenizer.wordpiece import train_tokenizer
+from bert.tokenizer.vocabulary import train_tokenizer
 from tests.data.pretraining.conftest import T
 
 

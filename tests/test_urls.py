@@ -15,7 +15,7 @@ import bert
 from bert.commands import main as command
 from bert.data.corpus.documents import corpus_fingerprint, documents
 from bert.errors import UserError
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 from bert.urls import exists, fetch, is_url, readable_path, writable, writable_path
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}

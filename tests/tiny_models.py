@@ -18,7 +18,7 @@ from bert.tasks.base import Task
 from bert.tasks.custom_sequence import CustomClassification
 from bert.tasks.inference_only import published_task
 from bert.tasks.token_classification import TaggingTask
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 
 PIECES = [
     "[PAD]",

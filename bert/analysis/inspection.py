@@ -41,7 +41,7 @@ from bert.runs.environment import read_environment
 from bert.runs.folder import KINDS, config_class_of_run, run_and_step
 from bert.tasks import make_task
 from bert.tokenizer.special_tokens import special_tokens
-from bert.tokenizer.wordpiece import is_wordpiece, load_tokenizer, tokenizer_fingerprint, vocabulary_kind
+from bert.tokenizer.vocabulary import is_wordpiece, load_tokenizer, tokenizer_fingerprint, vocabulary_kind
 from bert.training.assembly import build_model_and_objective, build_task_model
 from bert.training.decoder_initialization import EncoderDecoderInit
 

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     from bert.data.corpus.files import read_documents
     from bert.inference.language_model import LanguageModel
     from bert.inference.loading import load
-    from bert.tokenizer.wordpiece import keeps_spaces
+    from bert.tokenizer.vocabulary import keeps_spaces
 
     texts = ["\n".join(document) for document in read_documents(file, verbatim=True)]
     if not any(texts):

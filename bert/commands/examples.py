@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     from bert.data.corpus.vocabulary import corpus_vocabulary
     from bert.data.pretraining.builder import build_examples, build_shard_subset
     from bert.runs.progress import log_table, progress_lines
-    from bert.tokenizer.wordpiece import load_tokenizer
+    from bert.tokenizer.vocabulary import load_tokenizer
 
     if config.tokenizer.path is not None:  # with init, its vocabulary extended
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)

@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     output, engine = _free_folder(options.get("output")), parse_engine(options)
 
     from bert.data.corpus.vocabulary import train_vocabulary
-    from bert.tokenizer.wordpiece import embedding_rows, save_tokenizer
+    from bert.tokenizer.vocabulary import embedding_rows, save_tokenizer
 
     if "extend" in options:
         tokenizer = _extend(config, options["extend"], engine)
@@ -76,7 +76,7 @@ def _extend(config: PretrainConfig, count: str, engine: Engine) -> Tokenizer:
 def _load_published(path: str, config: TokenizerConfig) -> Tokenizer:
     """The vocabulary of a folder or file, or of a model on the hub."""
     from bert.interchange.hub import is_hub_name
-    from bert.tokenizer.wordpiece import load_tokenizer
+    from bert.tokenizer.vocabulary import load_tokenizer
 
     if Path(path).exists() or not is_hub_name(path):
         return load_tokenizer(path, config)

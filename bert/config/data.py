@@ -112,8 +112,8 @@ class DataConfig:
     num_workers: Positive | None = None
     """Processes that build the examples; null takes one a core. The result does not depend on it."""
     cache_dir: str | None = None
-    """Folder for built examples; null takes bert-jax/examples in the user's cache folder. A URL of gs:// or s3:// names
-    a copy of that."""
+    """Folder for built examples; null takes bert-jax/examples in the user's cache folder. A URL of gs:// or s3:// is
+    that of a copy of this folder, which machines share."""
 
     def check(self) -> None:
         """Raises UserError for values no example can be built with."""

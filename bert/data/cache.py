@@ -43,6 +43,7 @@ class CacheCopy:
     Attributes:
         folder: on this machine.
         last: name of the file that completes it.
+        store: the copy.
     """
 
     folder: Path
@@ -73,7 +74,13 @@ class CacheCopy:
         LOGGER.info(f"{self.folder} is copied to {self.store.url}")
 
     def exchange(self, own: Iterable[str], parts: list[str]) -> None:
-        """Copies own parts of the folder to the store, and all to this machine if the store has all or the whole."""
+        """Copies the parts of this machine to the store. If it then has all parts, or the complete folder, they are
+        copied to this machine.
+
+        Args:
+            own: names of the parts that this machine has made.
+            parts: names of all parts.
+        """
         self.send(own)
         present = set(self.store.files())
         if self.last not in present and present.issuperset(parts):

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from bert.data.row_template import post_processor
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import literal_tokenizer
+from bert.tokenizer.vocabulary import literal_tokenizer
 
 ROWS_AT_ONCE = 4096
 """Texts tokenized in one call: enough to make calls cheap, few enough to bound memory."""

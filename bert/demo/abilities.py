@@ -23,7 +23,7 @@ from bert.tasks.reranker import RerankerTask
 from bert.tasks.sequence import ClassificationTask, RegressionTask
 from bert.tasks.token_classification import TaggingTask
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import token_text
+from bert.tokenizer.vocabulary import token_text
 
 MAX_CHARACTERS = 20_000
 """Longest text that is read: a longer one would keep the others waiting."""

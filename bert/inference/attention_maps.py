@@ -32,7 +32,7 @@ from bert.interchange.names import has_decoder
 from bert.model.encoder import Bert
 from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import token_text
+from bert.tokenizer.vocabulary import token_text
 
 MAX_TICK_LABELS = 24
 """Most tokens that a picture names: more are not readable."""

@@ -34,7 +34,7 @@ from bert.tasks.multilabel import MultilabelTask
 from bert.tasks.question_answering import SquadTask
 from bert.tasks.reranker import RerankerTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 from bert.urls import fetch, is_url
 
 HEAD_BY_ARCHITECTURE = {module.__name__: name for name, module in HEADS.items()}

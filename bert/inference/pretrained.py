@@ -31,7 +31,7 @@ from bert.tasks.base import Outputs, Task
 from bert.tasks.column_files import ColumnFilesTask, labelled_examples
 from bert.tasks.embedding import EmbeddingTask
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import embedding_rows, token_text
+from bert.tokenizer.vocabulary import embedding_rows, token_text
 
 Text = str | tuple[str, str]
 Params = dict[str, Any]

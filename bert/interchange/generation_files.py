@@ -16,7 +16,7 @@ from bert.errors import UserError
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.tensor_files import read_json
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import load_tokenizer, require_embedding_rows
+from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 
 GENERATION_CONFIG = "generation_config.json"
 

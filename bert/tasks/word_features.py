@@ -17,7 +17,7 @@ from bert.errors import UserError
 from bert.metrics.tagging_schemes import extract_entities
 from bert.tasks.readers.conll import Sentences
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import after_space, keeps_spaces
+from bert.tokenizer.vocabulary import after_space, keeps_spaces
 
 
 @dataclass(frozen=True, kw_only=True)

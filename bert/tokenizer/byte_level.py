@@ -42,12 +42,14 @@ def train_byte_level(texts: Iterable[str] | WordCounts, config: TokenizerConfig)
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    counted = isinstance(texts, WordCounts)
-    lines = texts.lines() if isinstance(texts, WordCounts) else map(without_surrogates, texts)
+    if isinstance(texts, WordCounts):
+        lines, steps = texts.lines(), texts.steps()
+    else:
+        lines, steps = map(without_surrogates, texts), byte_level_steps()
     if (first := next((line for line in lines if line.strip()), None)) is None:
         raise UserError("the corpus holds no text to train a vocabulary on: name one that does (data.train)")
     draft = Tokenizer(models.BPE())
-    draft.normalizer, draft.pre_tokenizer = WordCounts.steps() if counted else byte_level_steps()
+    draft.normalizer, draft.pre_tokenizer = steps
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
         min_frequency=config.min_frequency,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import is_wordpiece
+from bert.tokenizer.vocabulary import is_wordpiece
 
 CLOSING = frozenset(".,!?;:%)]}’”»…、。，！？；：）」』】")
 """Written without a space in front."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bert.errors import UserError, require
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.word_counts import WordCounts
-from bert.tokenizer.wordpiece_training import CONTINUATION, MAX_INPUT_CHARS_PER_WORD
+from bert.tokenizer.wordpiece import CONTINUATION, MAX_INPUT_CHARS_PER_WORD
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,275 +1,162 @@
-"""Vocabularies: train, load and save any. A thin layer over the ``tokenizers`` library."""
+"""Training WordPiece vocabularies, and the complete tokenizer around one.
+
+The text handling is BERT's own (google-research/bert ``tokenization.py``): clean, split CJK characters,
+lower-case and strip accents where configured, split at white space and punctuation, then the longest matching
+tokens first.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING
+import tempfile
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, TextIO
+
+import numpy as np
 
 from bert.config import TokenizerConfig
-from bert.config.model import VocabularyKind
-from bert.errors import UserError
-from bert.files import write_atomic
-from bert.tokenizer.byte_level import SPACES, byte_level_steps, parse_byte_level, train_byte_level
-from bert.tokenizer.hf_settings import read_settings
-from bert.tokenizer.sentencepiece import FILES as SENTENCEPIECE_FILES
-from bert.tokenizer.sentencepiece import build_sentencepiece
-from bert.tokenizer.special_tokens import MPNET_TOKENS, SPECIAL_TOKENS, special_ids, special_tokens
-from bert.tokenizer.unigram import WORD_START, train_unigram, unigram_word_steps, without_special_pieces
-from bert.tokenizer.word_counts import WordCounts, WordSteps
-from bert.tokenizer.wordpiece_training import build_wordpiece, train_wordpiece, wordpiece_steps
-from bert.urls import fetch
+from bert.errors import UserError, require
+from bert.tokenizer.special_tokens import MPNET_TOKENS, SPECIAL_TOKENS, special_tokens
+from bert.tokenizer.word_counts import WordCounts, WordSteps, blocks
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+CONTINUATION = "##"
+"""Prefix of a token that continues a word."""
 
-def train_tokenizer(texts: Iterable[str] | WordCounts, config: TokenizerConfig) -> Tokenizer:
-    """Trains a vocabulary of ``config.kind`` on lines or paragraphs, or on the counts of their words, which give the
-    same one. Raises UserError: no text, or a vocab_size too small for any."""
-    trainers = {"wordpiece": train_wordpiece, "byte_level": train_byte_level, "unigram": train_unigram}
-    return trainers[config.kind](texts, config)
+MAX_INPUT_CHARS_PER_WORD = 100
+"""Longer words become [UNK], as in transformers and in the vocabularies' own tokenizer files."""
 
+UNUSED = "[unused{}]"
+"""Name of a slot, numbered from 0: no text becomes such a token, since brackets are words of their own."""
 
-def word_steps(config: TokenizerConfig) -> WordSteps:
-    """The steps by which words are counted for a vocabulary of ``config.kind``."""
-    if config.kind == "byte_level":
-        return byte_level_steps()
-    steps = wordpiece_steps if config.kind == "wordpiece" else unigram_word_steps
-    return steps(config.lowercase, config.strip_accents)
+_LEAST_VOCAB_SIZE = 32
+_UNICODE_SIZE = 0x110000
 
 
-def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> Tokenizer:
-    """Reads tokenizer.json, vocab.txt, RoBERTa's vocab.json with merges.txt next to it, a SentencePiece file (.model),
-    or a folder that holds one.
+def train_wordpiece(texts: Iterable[str] | WordCounts, config: TokenizerConfig) -> Tokenizer:
+    """Trains a WordPiece vocabulary of at most ``config.vocab_size`` tokens.
 
-    A bare vocab.txt does not say how text is normalised: a ``tokenizer_config.json`` next to it does, and has the last
-    word next to a tokenizer.json, too, as in transformers; otherwise ``config.lowercase`` and ``config.strip_accents``.
-    Tokens that the files next to it add to the vocabulary are added. Truncation and padding stored in a tokenizer.json
-    are turned off: rows are made elsewhere.
-
-    Raises:
-      UserError: nothing there, or a file that is no WordPiece, byte-level or Unigram vocabulary, or has no special
-        token; or files next to it that are malformed or contradict it.
-    """
-    config = config or TokenizerConfig()
-    file = _vocabulary_file(Path(fetch(path)).expanduser())
-    settings = read_settings(file.parent)
-    if file.name == "vocab.json":
-        tokenizer = _parse_byte_level(_read_utf8(file), file)
-    elif file.suffix == ".json":
-        tokenizer = _parse_tokenizer(_read_utf8(file), file)
-    elif file.suffix == ".model":
-        tokenizer = build_sentencepiece(_read_bytes(file), file, settings)
-    else:
-        text = _read_utf8(file)
-        settings.require_wordpiece(file.parent)
-        vocab = _parse_vocab(text, file)
-        _require_special_tokens(vocab, file)
-        tokenizer = build_wordpiece(vocab, config.lowercase, config.strip_accents)
-    settings.apply(tokenizer, file.parent)
-    if not special_ids(tokenizer).all or (
-        is_wordpiece(tokenizer) and tokenizer.token_to_id(tokenizer.model.unk_token) is None
-    ):
-        _require_special_tokens(tokenizer.get_vocab(), file)
-    return tokenizer
-
-
-def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
-    """Writes tokenizer.json, and of WordPiece vocab.txt, into the folder, each at once or not at all."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if is_wordpiece(tokenizer):
-        tokens = sorted((i, token) for token, i in tokenizer.get_vocab().items())
-        write_atomic(folder / "vocab.txt", "".join(token + "\n" for _, token in tokens))
-    write_atomic(folder / "tokenizer.json", tokenizer.to_str(pretty=True) + "\n")
-
-
-def first_cased_token(tokens: Iterable[str]) -> str | None:
-    """The first token, special tokens aside, that lower-casing changes; None where text must be lower-cased."""
-    words = (token for token in tokens if not re.fullmatch(r"\[.*\]|<.*>", token))
-    return next((token for token in words if token != token.lower()), None)
-
-
-def subword_ids(tokenizer: Tokenizer) -> list[int]:
-    """Ids of the tokens that continue a word, ascending. Raises UserError for a vocabulary that does not mark them."""
-    if is_wordpiece(tokenizer) and not tokenizer.model.continuing_subword_prefix:
-        raise UserError("data.whole_word_masking needs tokens that say whether they continue a word: leave it out")
-    special = special_ids(tokenizer).all
-    vocab = tokenizer.get_vocab()
-    return sorted(i for token, i in vocab.items() if i not in special and continues_word(tokenizer, token))
-
-
-def continues_word(tokenizer: Tokenizer, token: str) -> bool:
-    """Whether a token that is not special continues the word before it.
-
-    In a byte-level vocabulary a word begins with the space in front of it, and every token without one continues it, as
-    in fairseq's ``mask_whole_words``. The first word of a text follows a special token in a row. In a Unigram
-    vocabulary a word begins with a mark.
-    """
-    if keeps_spaces(tokenizer):
-        return token[:1] not in SPACES
-    if not is_wordpiece(tokenizer):
-        return not token.startswith(WORD_START)
-    prefix = tokenizer.model.continuing_subword_prefix
-    return bool(prefix) and token.startswith(prefix) and token != prefix
-
-
-def is_wordpiece(tokenizer: Tokenizer) -> bool:
-    """Whether a vocabulary is of BERT's kind, which vocab.txt can hold."""
-    return vocabulary_kind(tokenizer) == "wordpiece"
-
-
-def vocabulary_kind(tokenizer: Tokenizer) -> VocabularyKind:
-    """The kind of a vocabulary, as ``TokenizerConfig.kind`` names it."""
-    from tokenizers import models
-
-    if isinstance(tokenizer.model, models.Unigram):
-        return "unigram"
-    return "wordpiece" if isinstance(tokenizer.model, models.WordPiece) else "byte_level"
-
-
-def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as text: WordPiece's as it is, "##" included, another with the space it may begin with."""
-    if keeps_spaces(tokenizer):
-        return tokenizer.decode([token_id], skip_special_tokens=False)
-    token = tokenizer.id_to_token(token_id) or ""
-    return token if is_wordpiece(tokenizer) else token.replace(WORD_START, " ")
-
-
-def keeps_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether tokens hold the space before a word, as byte-level ones do: "the" and " the" are different tokens."""
-    return vocabulary_kind(tokenizer) == "byte_level"
-
-
-def after_space(text: str) -> str:
-    """The text as it follows another word, with a space in front: what ``add_prefix_space`` makes of it."""
-    return text if text.startswith(" ") else " " + text
-
-
-def embedding_rows(tokenizer: Tokenizer) -> int:
-    """Rows V an embedding needs: one more than the largest id, also where ids have gaps."""
-    return max(tokenizer.get_vocab().values()) + 1
-
-
-def require_embedding_rows(tokenizer: Tokenizer, vocab_size: int, source: str | Path) -> None:
-    """Raises UserError if a token of the vocabulary has no row in an embedding of ``vocab_size`` rows.
+    The same texts give the same vocabulary, ids included. The library alone does not: it numbers the
+    continuing characters in the order of a hash table, and its ties follow those numbers (three runs over 3
+    MB of text gave three vocabularies). So the alphabet is counted first and handed over in a fixed order;
+    the texts, which can be read only once, wait in a temporary file. Memory holds the distinct words, never
+    the text.
 
     Args:
-        source: where the vocabulary is from, for the message.
+      texts: lines or paragraphs, or the counts of their words.
+      config: vocab_size, lowercase, strip_accents, min_frequency, num_unused_tokens, limit_alphabet.
+
+    Raises:
+      UserError: no text, or a vocab_size too small for any vocabulary.
     """
-    if (rows := embedding_rows(tokenizer)) > vocab_size:
-        raise UserError(
-            f"{source}: the vocabulary needs {rows} rows, but the model's embedding has {vocab_size} (vocab_size): "
-            "use the vocabulary and the model of one source"
+    from tokenizers import Tokenizer, models, trainers
+
+    if config.vocab_size < _LEAST_VOCAB_SIZE:
+        raise UserError(f"tokenizer.vocab_size is {config.vocab_size}: it must be at least {_LEAST_VOCAB_SIZE}")
+    draft = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    steps = wordpiece_steps(config.lowercase, config.strip_accents)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
+        lines: Iterable[str] = spool
+        if isinstance(texts, WordCounts):
+            characters, lines = texts.characters(), texts.lines()
+            draft.normalizer, draft.pre_tokenizer = texts.steps()
+        else:
+            characters = _spool(texts, spool, steps)
+            draft.normalizer, draft.pre_tokenizer = steps
+        first, continuing = _alphabet(characters, steps, config)
+        if not first:
+            raise UserError("the corpus holds no text to train a vocabulary on: name one that does (data.train)")
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=config.vocab_size,
+            min_frequency=config.min_frequency,
+            show_progress=False,
+            # The trainer numbers its special tokens first and in order: the way in for a fixed alphabet.
+            special_tokens=[
+                *SPECIAL_TOKENS,
+                *map(UNUSED.format, range(config.num_unused_tokens)),
+                *first,
+                *(CONTINUATION + c for c in continuing),
+            ],
+            initial_alphabet=first,
+            limit_alphabet=len(first),
+            continuing_subword_prefix=CONTINUATION,
         )
+        draft.train_from_iterator(lines, trainer)
+    return build_wordpiece(draft.get_vocab(), config.lowercase, config.strip_accents)
 
 
-def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
-    """Hash of all that decides which ids a text becomes: 64 hexadecimal digits."""
-    content = json.loads(tokenizer.to_str())
-    canonical = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+def wordpiece_steps(lowercase: bool, strip_accents: bool | None) -> WordSteps:
+    """The steps that make words of a text."""
+    from tokenizers import normalizers, pre_tokenizers
+
+    normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
+    )
+    return WordSteps(normalizer, pre_tokenizers.BertPreTokenizer())
 
 
-def literal_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy that reads "[MASK]" and its like in a text as ordinary characters.
+def build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: bool | None) -> Tokenizer:
+    """The complete tokenizer around a vocabulary: text in, ``[CLS] A [SEP] B [SEP]`` out, or MPNet's
+    ``<s> A </s></s> B </s>``."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
-    In a user's input "[MASK]" means the mask. In a corpus it is prose about BERT: as a mask id it would be a
-    special token in the middle of a row, never to be masked, and a "[SEP]" would end a segment.
-    """
-    from tokenizers import Tokenizer
-
-    text = tokenizer.to_str()
-    if vocabulary_kind(tokenizer) == "unigram":
-        text = without_special_pieces(text)
-    copy = Tokenizer.from_str(text)
-    copy.encode_special_tokens = True
-    return copy
-
-
-def _vocabulary_file(path: Path) -> Path:
-    fix = "tokenizer.path takes a vocab.txt, a tokenizer.json, a SentencePiece file or a folder that holds one"
-    if path.is_dir():
-        for name in ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES):
-            if (path / name).is_file():
-                return path / name
-        raise UserError(f"{path} holds neither tokenizer.json nor vocab.txt nor {SENTENCEPIECE_FILES[0]}: {fix}")
-    if not path.exists():
-        raise UserError(f"{path} does not exist: {fix}")
-    return path
-
-
-def _read_bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): fix its permissions or name another") from None
-
-
-def _read_utf8(file: Path) -> str:
-    data = _read_bytes(file)
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{file}, line {line}: not UTF-8: convert the file or name another vocabulary") from None
-
-
-def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    try:
-        tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(
-            f"{file} is not a whole tokenizer.json ({error}): copy it again or name the vocab.txt"
-        ) from None
-    by_bytes = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel) or "<mask>" in tokenizer.get_vocab()
-    others = isinstance(tokenizer.model, models.WordPiece | models.Unigram)
-    if not others and not (isinstance(tokenizer.model, models.BPE) and by_bytes):
-        kind = type(tokenizer.model).__name__
-        raise UserError(
-            f"{file} holds a {kind} vocabulary, and WordPiece, byte-level and Unigram are read: name another"
+    model = models.WordPiece(
+        vocab,
+        unk_token="[UNK]",
+        continuing_subword_prefix=CONTINUATION,
+        max_input_chars_per_word=MAX_INPUT_CHARS_PER_WORD,
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = wordpiece_steps(lowercase, strip_accents)
+    if (names := special_tokens(vocab)) == MPNET_TOKENS:
+        # The space before a mask is a part of it.
+        tokenizer.add_special_tokens([AddedToken(name, lstrip=role == "mask") for role, name in names.items()])
+        separator, classifier = ((names[role], vocab[names[role]]) for role in ("sep", "cls"))
+        tokenizer.post_processor = processors.RobertaProcessing(separator, classifier, add_prefix_space=False)
+    else:
+        tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS]:0 $A:0 [SEP]:0",
+            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+            special_tokens=[(token, vocab[token]) for token in ("[CLS]", "[SEP]")],
         )
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
     return tokenizer
 
 
-def _parse_byte_level(text: str, file: Path) -> Tokenizer:
-    try:
-        return parse_byte_level(text, _read_utf8(file.parent / "merges.txt"))
-    except UserError:
-        raise
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(
-            f"{file} and its merges.txt are not a byte-level vocabulary ({error}): copy both again"
-        ) from None
+def _spool(texts: Iterable[str], spool: TextIO, steps: WordSteps) -> dict[str, int]:
+    """Writes texts into a file, to be read from its start. Returns the counts of their normalized characters."""
+    counts = np.zeros(_UNICODE_SIZE, np.int64)
+    for block in blocks(texts, characters=1 << 20):  # NumPy then counts 100 MB per second
+        codes = np.frombuffer(block.encode("utf-32-le"), np.uint32)
+        counts += np.bincount(codes, minlength=_UNICODE_SIZE)
+        spool.write(block)
+    spool.seek(0)
+    characters: dict[str, int] = {}
+    for code in np.flatnonzero(counts):
+        for character in require(steps.normalizer, "the normalizer").normalize_str(chr(code)).replace(" ", ""):
+            characters[character] = characters.get(character, 0) + int(counts[code])
+    return characters
 
 
-def _parse_vocab(text: str, file: Path) -> dict[str, int]:
-    """Token -> id, its line from 0. Only "\\n" ends a line: some tokens are other separators."""
-    vocab: dict[str, int] = {}
-    lines = text.split("\n")
-    while lines and lines[-1] in ("", "\r"):
-        lines.pop()
-    windows = bool(lines) and all(line.endswith("\r") for line in lines[:-1]) and len(lines) > 1
-    for number, line in enumerate(lines):
-        token = line.removesuffix("\r") if windows else line
-        if token in vocab:
-            raise UserError(
-                f"{file}, line {number + 1}: {token!r} is on line {vocab[token] + 1} already: "
-                "take a vocabulary that lists each token once"
-            )
-        vocab[token] = number
-    return vocab
+def _alphabet(characters: Mapping[str, int], steps: WordSteps, config: TokenizerConfig) -> tuple[list[str], list[str]]:
+    """Characters that start words and characters that continue them, each sorted.
 
-
-def _require_special_tokens(vocab: dict[str, int], file: Path) -> None:
-    missing = [] if special_tokens(vocab) == MPNET_TOKENS else [token for token in SPECIAL_TOKENS if token not in vocab]
-    if missing:
-        raise UserError(f"{file} lacks {', '.join(missing)}: name a BERT vocabulary, or none to train one")
+    A character costs up to two tokens, so those rarer than min_frequency and, of the others, the rarest
+    beyond a quarter of the vocabulary are left out (words with them become [UNK]). A quarter of 21128 tokens
+    still holds the 5000 most common Chinese characters, which never continue a word and so cost one token.
+    """
+    size = config.vocab_size - config.num_unused_tokens
+    room = max(size // 4, min(size - len(SPECIAL_TOKENS), 256))
+    first: list[str] = []
+    continuing: list[str] = []
+    for character, count in sorted(characters.items(), key=lambda item: (-item[1], item[0])):
+        continues = len(steps.pre_tokenizer.pre_tokenize_str("a" + character)) == 1
+        room -= 1 + continues
+        if room < 0 or len(first) == config.limit_alphabet or (count < config.min_frequency and first):
+            break
+        first.append(character)
+        if continues:
+            continuing.append(character)
+    return sorted(first), sorted(continuing)

@@ -30,7 +30,7 @@ from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tasks.splits import read_splits
 from bert.tokenizer.byte_level import separate_pairs
-from bert.tokenizer.wordpiece import (
+from bert.tokenizer.vocabulary import (
     embedding_rows,
     load_tokenizer,
     require_embedding_rows,

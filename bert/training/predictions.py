@@ -22,7 +22,7 @@ from bert.model.language_model import BertForCausalLM
 from bert.model.permuted import BertForPermutedLM
 from bert.runs.metrics_log import Metrics
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import continues_word, token_text
+from bert.tokenizer.vocabulary import continues_word, token_text
 from bert.training.losses import (
     Objective,
     permuted_token_objective,

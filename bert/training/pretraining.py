@@ -29,7 +29,7 @@ from bert.runs.progress import StepCosts
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
 from bert.tokenizer.extension import decompose_new_tokens
-from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer
+from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
 from bert.training.assembly import Learner, build_learner
 from bert.training.distillation import Teacher, check_student, load_teacher
 from bert.training.evaluation import accumulate_sums, compute_means

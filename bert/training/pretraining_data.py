@@ -26,7 +26,7 @@ from bert.runs import progress
 from bert.runs.folder import RunFolder
 from bert.tokenizer.byte_level import token_byte_counts
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import (
+from bert.tokenizer.vocabulary import (
     embedding_rows,
     load_tokenizer,
     require_embedding_rows,

@@ -25,7 +25,7 @@ def test_a_batch_has_the_arrays_that_the_loader_gives(name: str, request) -> Non
     from bert.data.pretraining.builder import build_examples
     from bert.data.pretraining.loader import PretrainingLoader, make_predictions
     from bert.data.pretraining.shards import open_rows
-    from bert.tokenizer.wordpiece import load_tokenizer
+    from bert.tokenizer.vocabulary import load_tokenizer
 
     run = request.getfixturevalue(name)
     config = load_config(PretrainConfig, run / "config.yaml")

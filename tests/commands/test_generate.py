@@ -15,7 +15,7 @@ from bert.commands import main
 from bert.commands.generate import main as generate
 from bert.config import TokenizerConfig
 from bert.inference.pretrained import Pretrained
-from bert.tokenizer.wordpiece_training import train_wordpiece
+from bert.tokenizer.wordpiece import train_wordpiece
 from tests.language_models import POSITIONS, WORDS, language_model
 
 GPT2 = {"hidden_act": "gelu_tanh", "embedding_norm": False, "prediction_transform": False, "prediction_bias": False}

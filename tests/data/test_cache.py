@@ -10,7 +10,7 @@ import pytest
 
 from bert.commands.examples import main
 from bert.config import DataConfig, TokenizerConfig
-from bert.data.cache import CacheCopy
+from bert.data.cache import WORK, CacheCopy
 from bert.data.corpus.vocabulary import corpus_vocabulary
 from bert.data.pretraining import builder
 from bert.data.pretraining.builder import build_examples, build_shard_subset
@@ -31,7 +31,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def on_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Goes on with the disk of another machine."""
+    """Continues with the disk of another machine."""
     return lambda name: monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
 
 
@@ -46,7 +46,7 @@ def test_a_second_machine_finds_what_the_first_has_made(place, bucket, on_machin
     local = build_examples(config(place), tokenizer, tmp_path / "local")
     assert made == digest(local)
     on_machine("second")
-    for name in ("bert.tokenizer.wordpiece.train_tokenizer", "bert.data.pretraining.builder._shard_tasks"):
+    for name in ("bert.tokenizer.vocabulary.train_tokenizer", "bert.data.pretraining.builder._shard_tasks"):
         monkeypatch.setattr(name, None)
     again = corpus_vocabulary(config(place), VOCABULARY, print)
     assert again.to_str() == tokenizer.to_str()
@@ -80,6 +80,23 @@ def test_the_last_file_is_copied_last_and_a_set_without_it_is_built(place, bucke
     assert digest(build_examples(config(place), tokenizer)) == second
 
 
+def test_a_vocabulary_whose_copy_was_interrupted_is_copied_by_the_next_start(
+    place, bucket, on_machine, monkeypatch
+) -> None:
+    on_machine("first")
+
+    def stop(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ObjectStore, "upload", stop)
+        corpus_vocabulary(config(place), VOCABULARY, print)
+    tokenizer = corpus_vocabulary(config(place), VOCABULARY, print)
+    on_machine("second")
+    monkeypatch.setattr("bert.tokenizer.vocabulary.train_tokenizer", None)
+    assert corpus_vocabulary(config(place), VOCABULARY, print).to_str() == tokenizer.to_str()
+
+
 def test_machines_build_shards_of_one_set_through_the_bucket(
     place, bucket, on_machine, tmp_path, monkeypatch, capsys
 ) -> None:
@@ -93,7 +110,7 @@ def test_machines_build_shards_of_one_set_through_the_bucket(
     on_machine("second")
     assert main([*arguments, "--shard=2/2"]) == 0
     assert "rows" in capsys.readouterr().out
-    assert not [name for name in ObjectStore(URL).files() if "/work/" in name]
+    assert not [name for name in ObjectStore(URL).files() if f"/{WORK}/" in name]
     on_machine("first")
     assert main([*arguments, "--shard=1/2"]) == 0
     on_machine("third")
@@ -117,7 +134,7 @@ def test_a_machine_that_merges_at_the_same_time_is_waited_for(place, bucket, on_
     receive = CacheCopy.receive
 
     def lose(copy: CacheCopy, names: Any) -> None:
-        if "work/" in str(names := list(names)):
+        if f"{WORK}/" in str(names := list(names)):
             monkeypatch.undo()
             monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
             on_machine("third")

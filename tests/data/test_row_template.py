@@ -18,7 +18,7 @@ from bert.data.row_template import RowTemplate, post_processor, row_template
 from bert.errors import UserError
 from bert.tasks import find_task, multiple_choice, span_features, word_features
 from bert.tasks.readers import conll
-from bert.tokenizer.wordpiece import literal_tokenizer, tokenizer_fingerprint
+from bert.tokenizer.vocabulary import literal_tokenizer, tokenizer_fingerprint
 from tests.letters import byte_level_tokenizer, letter_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

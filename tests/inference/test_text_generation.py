@@ -18,7 +18,7 @@ from bert.config import ModelConfig, TokenizerConfig
 from bert.inference.pretrained import Pretrained
 from bert.model.heads import BertForMaskedLM
 from bert.model.language_model import BertForCausalLM
-from bert.tokenizer.wordpiece_training import train_wordpiece
+from bert.tokenizer.wordpiece import train_wordpiece
 from tests.language_models import END, POSITIONS, TOKENIZER, WORDS, language_model
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import bert
 from bert.commands.pretrain import main as pretrain
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 from tests.conftest import SMALL_RUN
 
 ROOT = Path(__file__).parents[2]

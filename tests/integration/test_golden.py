@@ -17,7 +17,7 @@ from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.loader import PretrainingLoader, make_masking
 from bert.data.pretraining.shards import open_rows
 from bert.model.dropout import Dropout
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 from tests.conftest import SMALL_RUN
 
 STEPS = 5

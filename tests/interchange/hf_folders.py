@@ -13,7 +13,7 @@ import bert
 from bert.config import ModelConfig
 from bert.interchange import names
 from bert.interchange.shapes import expected_shapes
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 
 CONFIG = ModelConfig(
     vocab_size=23,

@@ -14,7 +14,7 @@ from bert.commands.export import main as export
 from bert.config import Decoding
 from bert.errors import UserError
 from bert.interchange.tensor_files import read_json
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 from tests.interchange.hf_folders import CONFIG, assert_same, edit, rewrite
 
 ARCHITECTURE = "BertForSequenceToSequence"

@@ -68,7 +68,7 @@ def test_a_name_is_fetched_and_nothing_that_runs_or_is_not_read(made, hub: Path,
 
 
 def test_a_vocabulary_on_the_hub_is_extended(made, hub: Path, tmp_path: Path, fails) -> None:
-    from bert.tokenizer.wordpiece import load_tokenizer
+    from bert.tokenizer.vocabulary import load_tokenizer
 
     model = made("BertForMaskedLM")
     model.save(hub / "someone" / "some-bert")

@@ -13,7 +13,7 @@ from bert.errors import UserError
 from bert.interchange import families
 from bert.interchange.tensor_files import read_json
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 from tests.interchange.hf_folders import MPNET, assert_same, edit, random_model, rewrite
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]

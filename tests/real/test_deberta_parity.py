@@ -12,7 +12,7 @@ from bert.config import TokenizerConfig
 from bert.interchange import families
 from bert.model.disentangled_attention import buckets_by_distance
 from bert.tokenizer.unigram import TRAINED_SPECIAL_TOKENS
-from bert.tokenizer.wordpiece import load_tokenizer, train_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer, train_tokenizer
 from tests.helpers import REPOSITORY
 from tests.real.hf_models import (
     AUTO,

@@ -15,7 +15,7 @@ from bert.errors import UserError
 from bert.interchange import families
 from bert.interchange.bundle import build_module
 from bert.model.dropout import Dropout
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 from tests.conftest import SMALL_RUN
 from tests.real.hf_models import (
     ARGUMENTS,

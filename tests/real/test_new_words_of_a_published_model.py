@@ -8,7 +8,7 @@ import pytest
 import bert
 from bert.commands.pretrain import main as pretrain
 from bert.commands.tokenizer import main as extend
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 
 pytestmark = pytest.mark.real
 

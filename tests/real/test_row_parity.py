@@ -24,7 +24,7 @@ from bert.config import DataConfig
 from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.shards import open_rows
 from bert.tasks.token_classification import split_text
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 
 pytestmark = pytest.mark.real
 

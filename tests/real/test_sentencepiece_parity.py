@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import bert
-from bert.tokenizer.wordpiece import literal_tokenizer, load_tokenizer
+from bert.tokenizer.vocabulary import literal_tokenizer, load_tokenizer
 from tests.helpers import REPOSITORY
 from tests.real.hf_models import HOSTILE, PIECES, drawn, real_inputs
 

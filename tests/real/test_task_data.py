@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from bert import metrics
 from bert.tasks import multiple_choice, question_answering, word_features
 from bert.tasks.readers import conll
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 
 pytestmark = pytest.mark.real
 

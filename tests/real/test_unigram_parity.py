@@ -10,7 +10,7 @@ from bert.config import TokenizerConfig
 from bert.interchange import families
 from bert.interchange.families.base import Family
 from bert.tokenizer.unigram import TRAINED_SPECIAL_TOKENS
-from bert.tokenizer.wordpiece import load_tokenizer, train_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer, train_tokenizer
 from tests.helpers import REPOSITORY
 from tests.real.hf_models import HOSTILE, PIECES, answers, assert_alike, drawn, inputs, our_answers, real_inputs
 

@@ -12,7 +12,7 @@ from bert.data.pretraining.masking import Masking
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, packing_arrays
 from bert.data.pretraining.shards import open_rows
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import embedding_rows, load_tokenizer
+from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
 
 pytestmark = pytest.mark.real
 

@@ -17,7 +17,7 @@ from bert.runs.folder import DERIVED_KEYS
 from bert.tasks import make_task
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.readers.text_pairs import TextExamples
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 from bert.training.finetuning_setup import DECLARED
 from tests.tiny_models import PIECES
 

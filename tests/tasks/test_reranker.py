@@ -14,7 +14,7 @@ from bert.errors import UserError
 from bert.tasks import make_task
 from bert.tasks.reranker import RankedExamples, RerankerTask
 from bert.tasks.sequence import Score
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 from tests.tiny_models import PIECES
 
 COLUMNS = ColumnsConfig(text_a="query", text_b="document", label="score")

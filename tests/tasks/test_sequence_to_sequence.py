@@ -14,7 +14,7 @@ from bert.data.sequence_pairs import target_boundaries
 from bert.tasks import TASKS, make_task
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask, Written
 from bert.tokenizer.byte_level import train_byte_level
-from bert.tokenizer.wordpiece import train_tokenizer
+from bert.tokenizer.vocabulary import train_tokenizer
 
 SOURCES, TARGETS = "rot blau\nblau\nrot rot rot\n", "red blue\nblue\nred red red\n"
 PARALLEL = TaskDataConfig(dir="data", source="de", target="en", max_length=8)

@@ -32,7 +32,7 @@ from bert.tasks import span_features, word_features
 from bert.tasks.readers import conll
 from bert.tokenizer.byte_level import TRAINED_SPECIAL_TOKENS
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import literal_tokenizer, load_tokenizer, save_tokenizer, subword_ids, train_tokenizer
+from bert.tokenizer.vocabulary import literal_tokenizer, load_tokenizer, save_tokenizer, subword_ids, train_tokenizer
 from tests.conftest import SMALL_RUN
 
 TEXTS = ["The lowest of the low, and the newest.", "Élan vital; naïve façade: 東京 😀", "lower lower newest"] * 5

@@ -7,7 +7,7 @@ import pytest
 from bert.config import TokenizerConfig
 from bert.tokenizer.byte_level import train_byte_level
 from bert.tokenizer.detokenization import detokenize, join_words, lowercases
-from bert.tokenizer.wordpiece import train_tokenizer
+from bert.tokenizer.vocabulary import train_tokenizer
 
 TEXTS = (
     "a man in a t-shirt, with 3.5 dogs (and a cat), isn't here.",

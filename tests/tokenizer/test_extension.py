@@ -13,8 +13,8 @@ from bert.config import TokenizerConfig
 from bert.errors import UserError
 from bert.tokenizer.extension import add_words, decompose_new_tokens, select_new_words
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS
+from bert.tokenizer.vocabulary import load_tokenizer, train_tokenizer
 from bert.tokenizer.word_counts import WordSteps, count_words
-from bert.tokenizer.wordpiece import load_tokenizer, train_tokenizer
 from bert.training import pretraining
 from bert.training.initialization import extend_embeddings
 from tests.conftest import SMALL_RUN

@@ -16,7 +16,7 @@ from bert.errors import UserError
 from bert.tokenizer.hf_settings import TokenizerSettings
 from bert.tokenizer.sentencepiece import build_sentencepiece
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import (
+from bert.tokenizer.vocabulary import (
     continues_word,
     literal_tokenizer,
     load_tokenizer,

@@ -15,7 +15,7 @@ from bert.data.row_template import row_template
 from bert.errors import UserError
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.unigram import TRAINED_SPECIAL_TOKENS, build_unigram
-from bert.tokenizer.wordpiece import (
+from bert.tokenizer.vocabulary import (
     continues_word,
     literal_tokenizer,
     load_tokenizer,

@@ -23,7 +23,7 @@ from bert.model.dropout import Dropout
 from bert.model.encoder import Bert
 from bert.model.heads import BertForMaskedLM
 from bert.parallel.backends import PmapParallelism
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 from bert.training.assembly import build_learner
 from bert.training.distillation import (
     Teacher,

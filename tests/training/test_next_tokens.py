@@ -137,7 +137,7 @@ def test_bits_per_byte_by_hand(continued: Path, corpus: Path) -> None:
     """The loss of the held-out tokens in bits, over the bytes that these tokens are."""
     from bert.data.pretraining.builder import build_examples
     from bert.data.pretraining.shards import open_rows
-    from bert.tokenizer.wordpiece import load_tokenizer
+    from bert.tokenizer.vocabulary import load_tokenizer
 
     config, tokenizer = load_config(PretrainConfig, continued / "config.yaml"), load_tokenizer(continued)
     rows = open_rows(build_examples(config.data, tokenizer).eval)

@@ -39,7 +39,7 @@ def corpus_vocabulary(
     Raises:
       UserError: the corpus cannot be read or has no text, or the cache cannot be written, or no cluster.
     """
-    from bert.tokenizer.wordpiece import load_tokenizer, save_tokenizer
+    from bert.tokenizer.vocabulary import load_tokenizer, save_tokenizer
 
     cache = cache_folder(data)
     keys = dataclasses.asdict(config)
@@ -50,23 +50,23 @@ def corpus_vocabulary(
         settings += [HEAD_CHARACTERS, data.stream_readers, data.mixture_weights, data.seed]
     folder = cache / "vocabularies" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
     file, copy = folder / "tokenizer.json", cache_copy(data, folder, "tokenizer.json")
-    if file.is_file():
-        return load_tokenizer(folder)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with blocking_lock(folder, lambda: say("waiting for another process that trains the same vocabulary")):
-            if not file.is_file() and not (copy and copy.download()):
-                head = f" on the first {HEAD_CHARACTERS:,} characters of the stream" if data.streaming else ""
-                say(f"training a vocabulary of up to {config.vocab_size:,} tokens{head}")
-                tokenizer = train_vocabulary(data, config, say, engine)
-                folder.mkdir(exist_ok=True)
-                save_tokenizer(tokenizer, folder)
-                if copy:
-                    copy.upload()
-    except OSError as error:
-        raise UserError(
-            f"the vocabulary cannot be written to {folder} ({error.strerror}): name another folder with data.cache_dir"
-        ) from None
+    if not file.is_file():
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with blocking_lock(folder, lambda: say("waiting for another process that trains the same vocabulary")):
+                if not file.is_file() and not (copy and copy.download()):
+                    head = f" on the first {HEAD_CHARACTERS:,} characters of the stream" if data.streaming else ""
+                    say(f"training a vocabulary of up to {config.vocab_size:,} tokens{head}")
+                    tokenizer = train_vocabulary(data, config, say, engine)
+                    folder.mkdir(exist_ok=True)
+                    save_tokenizer(tokenizer, folder)
+        except OSError as error:
+            raise UserError(
+                f"the vocabulary cannot be written to {folder} ({error.strerror}): name another folder with "
+                "data.cache_dir"
+            ) from None
+    if copy:
+        copy.upload()
     return load_tokenizer(folder)
 
 
@@ -74,7 +74,7 @@ def train_vocabulary(
     data: DataConfig, config: TokenizerConfig, say: Callable[[str], None], engine: Engine = "local"
 ) -> Tokenizer:
     """A vocabulary of ``data.train``; arguments and errors as of `corpus_vocabulary`."""
-    from bert.tokenizer.wordpiece import train_tokenizer, word_steps
+    from bert.tokenizer.vocabulary import train_tokenizer, word_steps
 
     if engine == "ray":
         return train_tokenizer(count_corpus_words(data, word_steps(config), say, engine), config)

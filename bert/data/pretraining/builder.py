@@ -47,7 +47,7 @@ from bert.errors import UserError, require
 from bert.files import write_array, write_atomic
 from bert.locks import blocking_lock
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import keeps_spaces, tokenizer_fingerprint
+from bert.tokenizer.vocabulary import keeps_spaces, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -78,9 +78,9 @@ def build_examples(
 
     Args:
       config: corpus, lengths, seed, workers; its ``cache_dir`` is used where the argument is None, and
-        without either the folder bert-jax/examples in the user's cache folder, as of a URL, which names a copy of it.
+        without either the folder bert-jax/examples in the user's cache folder. A URL there is that of its copy.
       tokenizer: special tokens spelled out in the corpus are ordinary text to it
-        (`bert.tokenizer.wordpiece.literal_tokenizer`).
+        (`bert.tokenizer.vocabulary.literal_tokenizer`).
       progress: called with how much is done.
       engine: what builds the shards: processes of this machine (local), or the tasks of a Ray cluster (ray). The set is
         the same.

@@ -109,7 +109,7 @@ def make_predictions(config: DataConfig, tokenizer: Tokenizer) -> Predictions:
 def make_masking(config: DataConfig, tokenizer: Tokenizer) -> Masking:
     """The masking that a configuration asks for, of a vocabulary. Raises UserError where it has nothing to mask."""
     from bert.tokenizer.special_tokens import special_ids
-    from bert.tokenizer.wordpiece import embedding_rows, subword_ids
+    from bert.tokenizer.vocabulary import embedding_rows, subword_ids
 
     special = special_ids(tokenizer)
     return MASKINGS[config.prediction](

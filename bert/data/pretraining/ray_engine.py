@@ -68,7 +68,7 @@ def build_from_text(given: ShardText, tokenizer: Tokenizer) -> dict[str, bytes]:
     """The files of the shards, by their names.
 
     Args:
-        tokenizer: as `bert.tokenizer.wordpiece.literal_tokenizer` gives it.
+        tokenizer: as `bert.tokenizer.vocabulary.literal_tokenizer` gives it.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -95,7 +95,7 @@ def _parsed(tokenizer: str) -> Tokenizer:
     """Parsed once a worker process."""
     from tokenizers import Tokenizer
 
-    from bert.tokenizer.wordpiece import literal_tokenizer
+    from bert.tokenizer.vocabulary import literal_tokenizer
 
     return literal_tokenizer(Tokenizer.from_str(tokenizer))
 

@@ -29,7 +29,7 @@ from bert.data.row_template import RowTemplate, row_template
 from bert.errors import UserError
 from bert.files import write_atomic
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import embedding_rows
+from bert.tokenizer.vocabulary import embedding_rows
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -116,7 +116,7 @@ def build_range(tasks: list[ShardSpec], tokenizer: Tokenizer) -> Iterator[tuple[
 
     Args:
       tasks: what to build; their text is tokenised once.
-      tokenizer: as ``bert.tokenizer.wordpiece.literal_tokenizer`` gives it.
+      tokenizer: as ``bert.tokenizer.vocabulary.literal_tokenizer`` gives it.
 
     Yields:
       Each task with its summary, and how often each token occurs in its rows, special ones included and padding not:
@@ -141,7 +141,7 @@ def tokenize(
     """The tokens of documents as the objective reads them, and where a row's special tokens are.
 
     Args:
-      tokenizer: as ``bert.tokenizer.wordpiece.literal_tokenizer`` gives it.
+      tokenizer: as ``bert.tokenizer.vocabulary.literal_tokenizer`` gives it.
     """
     objective = OBJECTIVES[settings.objective]
     if objective.whole_documents:

@@ -40,7 +40,7 @@ def _start_reader(spec: StreamSpec, tokenizer: str, start: Start) -> None:
     start_worker()
     from tokenizers import Tokenizer
 
-    from bert.tokenizer.wordpiece import literal_tokenizer
+    from bert.tokenizer.vocabulary import literal_tokenizer
 
     _blocks = read_blocks(spec, literal_tokenizer(Tokenizer.from_str(tokenizer)), start)
 

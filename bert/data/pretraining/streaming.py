@@ -121,7 +121,7 @@ def read_blocks(spec: StreamSpec, tokenizer: Tokenizer, start: Start) -> Iterato
     """The blocks of a reader from one on, without an end.
 
     Args:
-      tokenizer: as ``bert.tokenizer.wordpiece.literal_tokenizer`` gives it.
+      tokenizer: as ``bert.tokenizer.vocabulary.literal_tokenizer`` gives it.
 
     Raises:
       UserError: the corpus cannot be read, or has too few documents for the objective.
@@ -167,7 +167,7 @@ def _chosen(columns: Columns, rows: np.ndarray) -> Columns:
 def chunk_rows(spec: StreamSpec, chunk: int, documents: list[StreamedDocument], tokenizer: Tokenizer) -> Columns:
     """The rows of a chunk; none where the documents are too few for the objective."""
     from bert.tokenizer.special_tokens import special_ids
-    from bert.tokenizer.wordpiece import embedding_rows
+    from bert.tokenizer.vocabulary import embedding_rows
 
     settings = row_settings(spec.config, packing=True)
     numbers: dict[tuple[int, int, int], int] = {}

@@ -13,7 +13,7 @@ import numpy as np
 
 from bert.data.corpus.document_store import Documents
 from bert.data.corpus.documents import split_sentences
-from bert.tokenizer.wordpiece import keeps_spaces
+from bert.tokenizer.vocabulary import keeps_spaces
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -31,7 +31,7 @@ def build_shards(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, proce
     Raises:
       UserError: a shard cannot be built, or a worker was killed.
     """
-    from bert.tokenizer.wordpiece import literal_tokenizer
+    from bert.tokenizer.vocabulary import literal_tokenizer
 
     groups = groups_of(tasks)
     if processes <= 1:
@@ -65,7 +65,7 @@ def build_and_record(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path) -
     """Builds shards of one range of documents, and writes the counts and the summary of each.
 
     Args:
-      tokenizer: as ``bert.tokenizer.wordpiece.literal_tokenizer`` gives it.
+      tokenizer: as ``bert.tokenizer.vocabulary.literal_tokenizer`` gives it.
     """
     for task, summary, counts in build_range(tasks, tokenizer):
         write_array(work / f"{task.name}.npy", counts)
@@ -80,7 +80,7 @@ def _start(tokenizer: str) -> None:
     start_worker()
     from tokenizers import Tokenizer
 
-    from bert.tokenizer.wordpiece import literal_tokenizer
+    from bert.tokenizer.vocabulary import literal_tokenizer
 
     _tokenizer = literal_tokenizer(Tokenizer.from_str(tokenizer))
 

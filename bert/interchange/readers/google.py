@@ -20,7 +20,7 @@ from bert.interchange.bundle import ModelBundle
 from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.readers.tf_checkpoint import Bundle
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
-from bert.tokenizer.wordpiece import first_cased_token, load_tokenizer, require_embedding_rows
+from bert.tokenizer.vocabulary import first_cased_token, load_tokenizer, require_embedding_rows
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

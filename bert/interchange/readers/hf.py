@@ -27,7 +27,7 @@ from bert.interchange.pooling import read_pooling
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_json, read_tensors
 from bert.tokenizer.hf_settings import SETTINGS, read_settings
-from bert.tokenizer.wordpiece import first_cased_token, load_tokenizer, require_embedding_rows
+from bert.tokenizer.vocabulary import first_cased_token, load_tokenizer, require_embedding_rows
 
 Log = Callable[[str], None]
 

@@ -13,7 +13,7 @@ from bert.interchange.bundle import ModelBundle
 from bert.interchange.generation_files import TARGET_TOKENIZER
 from bert.tokenizer.hf_settings import set_prefix_space
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.wordpiece import save_tokenizer
+from bert.tokenizer.vocabulary import save_tokenizer
 
 
 def published_tokenizer(model: ModelBundle) -> Tokenizer:

@@ -27,7 +27,7 @@ from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 
 TEXTS = ["First line.\n\n Second line. \n", " ", "Other document."]
 EXPECTED = [["First line.", "Second line."], ["Other document."]]

@@ -14,7 +14,7 @@ from bert.data.corpus.near_duplicates import NearDuplicateFilter
 from bert.data.pretraining.builder import build_examples
 from bert.errors import UserError
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 
 pytest.importorskip("datasketch")
 

@@ -21,7 +21,7 @@ from bert.data.pretraining.dataset import open_examples
 from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS, SpecialTokenIds
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 from tests.data.pretraining.conftest import (
     CLS,
     DOCUMENTS,
@@ -202,7 +202,7 @@ import sys
 from pathlib import Path
 from bert.config import DataConfig
 from bert.data.pretraining import builder as examples
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 
 if __name__ == "__main__":
     place, cache, workers = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])

@@ -20,7 +20,7 @@ from bert.data.pretraining.segments import (
 from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS
-from bert.tokenizer.wordpiece import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer
 
 T, FIRST, PAD, CLS, SEP = 48, len(SPECIAL_TOKENS), 0, 2, 3
 

@@ -20,7 +20,7 @@ from bert.data.corpus.vocabulary import corpus_vocabulary
 from bert.data.pretraining import builder, ray_engine, workers
 from bert.data.pretraining.builder import build_examples
 from bert.errors import UserError
-from bert.tokenizer.wordpiece import literal_tokenizer
+from bert.tokenizer.vocabulary import literal_tokenizer
 from tests.data.pretraining.conftest import word
 from tests.helpers import config_of, digest
 

@@ -23,7 +23,7 @@ from bert.data.pretraining.masking import Masking
 from bert.data.pretraining.stream_readers import RowReader, StreamedRows, StreamLoader
 from bert.data.pretraining.streaming import Block, Start, StreamSpec, buffer_chunks, read_blocks
 from bert.errors import UserError
-from bert.tokenizer.wordpiece import literal_tokenizer
+from bert.tokenizer.vocabulary import literal_tokenizer
 from tests.data.pretraining.conftest import DOCUMENTS, FIRST, MASK, SENTENCES, WORDS, T
 
 CHUNK, WINDOW = 6000, 4

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models
 from bert.config import TokenizerConfig
 from bert.errors import UserError
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS, special_ids
-from bert.tokenizer.wordpiece import (
+from bert.tokenizer.vocabulary import (
     literal_tokenizer,
     load_tokenizer,
     save_tokenizer,
@@ -28,7 +28,7 @@ TEXTS = [
 TRAIN = """
 import argparse, sys, tarfile, _pydecimal
 from bert.config import TokenizerConfig
-from bert.tokenizer.wordpiece import tokenizer_fingerprint, train_tokenizer
+from bert.tokenizer.vocabulary import tokenizer_fingerprint, train_tokenizer
 modules = (argparse, tarfile, _pydecimal)
 texts = (line for module in modules for line in open(module.__file__, encoding="utf-8"))
 print(tokenizer_fingerprint(train_tokenizer(texts, TokenizerConfig(sys.argv[1], vocab_size=1500))))
