@@ -7,6 +7,7 @@ import importlib.util
 import math
 import re
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
@@ -85,6 +86,9 @@ def _print_compiled(
     print(f"{mesh.describe()}, {_size(memory)} each; {config.training.dtype}", flush=True)
     _print_state(config, mesh.mesh)
     steps = _paper_steps(config, spec, mesh.shape, utilization)
+    if spec is not None:
+        print(f"  without compiling: --device {spec.kind}:{mesh.mesh.size}", file=sys.stderr, flush=True)
+    progress = CompilationProgress()
     for planned in resolve_phases(config, config.training.steps or 0):
         phase = planned.config
         print(_phase_title(config, planned))
@@ -92,7 +96,7 @@ def _print_compiled(
         print(columns, flush=True)
         fits = []
         for remat in get_args(Remat):
-            fit = fit_rows(phase, mesh, memory, remat, lambda line: print(line, file=sys.stderr, flush=True))
+            fit = fit_rows(phase, mesh, memory, remat, progress)
             fits.append(fit)
             rows = str(fit.rows) if fit.rows else "1 is over"
             working, peak = ("-", "-") if fit.memory is None else (_size(fit.memory.working), _size(fit.memory.peak))
@@ -136,6 +140,19 @@ def _print_estimate(config: PretrainConfig, spec: DeviceSpec, memory: int | None
         if steps is not None:
             steps.print(planned)
     print("activations by the formula of Korthikanti et al. 2022, arXiv 2205.05198")
+
+
+class CompilationProgress:
+    """Prints a line before each compilation to stderr, from the second on with the seconds that the last one took."""
+
+    def __init__(self) -> None:
+        self._started: float | None = None
+
+    def __call__(self, line: str) -> None:
+        now = time.monotonic()
+        took = "" if self._started is None else f"; the last took {now - self._started:.0f} s"
+        print(f"{line}{took}", file=sys.stderr, flush=True)
+        self._started = now
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """`bert plan`: sizes, the suggestion, and what happens where memory runs out."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from bert.analysis.batch_fit import BatchFit
 from bert.analysis.step_memory import StepMemory
 from bert.commands.arguments import run_command
-from bert.commands.plan import main, parse_size, suggestion
+from bert.commands.plan import CompilationProgress, main, parse_size, suggestion
 from tests.conftest import SMALL_MODEL
 
 ARGUMENTS = [
@@ -50,6 +52,15 @@ def test_each_phase_has_a_plan_of_its_own_and_packed_rows_one_as_well(capsys) ->
     assert "phase 2: batches of 16 x 16 tokens" in out
     assert "suggested: --phases.1.gradient_accumulation_steps 1 --training.remat none" in out
     assert "suggested: --phases.2.gradient_accumulation_steps 1 --training.remat none" in out
+
+
+def test_a_compilation_is_announced_with_the_seconds_of_the_last(capsys, monkeypatch) -> None:
+    clock = SimpleNamespace(monotonic=iter([10.0, 52.4, 60.0]).__next__)
+    monkeypatch.setattr("bert.commands.plan.time", clock)
+    progress = CompilationProgress()
+    for line in ("one", "two", "three"):
+        progress(line)
+    assert capsys.readouterr().err.splitlines() == ["one", "two; the last took 42 s", "three; the last took 8 s"]
 
 
 def test_sizes() -> None:
