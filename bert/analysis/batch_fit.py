@@ -53,14 +53,7 @@ def fit_rows(
     share = config.training.batch_size // (mesh.shape[0] * mesh.shape[1])
     choices = [rows for rows in range(1, share + 1) if share % rows == 0]
     measured: dict[int, StepMemory | None] = {}
-    row_bytes = activation_bytes(
-        config.model,
-        config.data.sequence_length,
-        jnp.dtype(config.training.dtype).itemsize,
-        "full" if remat == "full" else "none",
-        stores_scores=remat == "none" and config.training.attention_implementation not in ("cudnn", "splash"),
-        tensor=mesh.shape[2],
-    )
+    row_bytes = _row_bytes(config, mesh, remat)
     index = max((i for i, rows in enumerate(choices) if rows * row_bytes <= memory), default=0)
     fitting, too_many = -1, len(choices)
     while too_many - fitting > 1:
@@ -78,6 +71,21 @@ def fit_rows(
         return BatchFit(remat, 0, share, measured[1])
     rows = choices[fitting]
     return BatchFit(remat, rows, share // rows, measured[rows])
+
+
+def _row_bytes(config: PretrainConfig, mesh: MeshParallel, remat: Remat) -> int:
+    """The rough estimate of a row. With full recomputation the backward pass has all that one layer computes at once,
+    with its scores, which for long rows are more than the inputs of all layers."""
+    training = config.training
+
+    def estimate(remat: str, stores_scores: bool) -> int:
+        itemsize, length = jnp.dtype(training.dtype).itemsize, config.data.sequence_length
+        return activation_bytes(config.model, length, itemsize, remat, stores_scores, tensor=mesh.shape[2])
+
+    has_scores = training.attention_implementation not in ("cudnn", "splash")
+    if remat == "full":
+        return estimate("full", False) + estimate("none", has_scores) // config.model.num_hidden_layers
+    return estimate("none", has_scores and remat == "none")
 
 
 def _next_index(fitting: int, too_many: int, count: int, tried: int) -> int:

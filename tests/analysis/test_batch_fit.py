@@ -66,6 +66,23 @@ def test_many_divisors_are_bisected(compilations, monkeypatch, rows) -> None:
     assert len(compiled) == len(set(compiled)) <= 10
 
 
+def test_long_rows_recomputed_start_from_the_scores_of_one_layer(monkeypatch) -> None:
+    heads, length, layers = 12, 8192, 22
+    model = ModelConfig(64, 768, layers, heads, 3072, max_position_embeddings=length)
+    config = recipe(model, 512, batch_size=72, remat="full", dtype="bfloat16")
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, sequence_length=length))
+    row, compiled = 5 * heads * length**2, []  # the scores of a layer by the formula, more than all that it keeps
+
+    def compile_step(config, mesh):
+        compiled.append(72 // config.training.gradient_accumulation_steps)
+        return StepMemory(STATE, row * compiled[-1])
+
+    monkeypatch.setattr("bert.analysis.batch_fit.compiled_memory", compile_step)
+    assert fit_rows(config, OneDevice(), STATE + 3 * row, "full").rows == 3
+    assert compiled[0] <= 3
+    assert len(compiled) <= 3
+
+
 def test_nothing_fits(compilations) -> None:
     fit = fit_rows(CONFIG, OneDevice(), STATE, "none")
     assert (fit.rows, fit.micro_batches, fit.memory) == (0, 64, StepMemory(STATE, ROW))
