@@ -192,6 +192,13 @@ def bucket() -> Iterator[Any]:
     store.pseudo_dirs[:] = [""]
 
 
+@pytest.fixture
+def quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases of stores that are renewed, and expire, within a second."""
+    for name, seconds in (("PERIOD", 0.05), ("EXPIRY", 0.5), ("SETTLING", 0.05)):
+        monkeypatch.setattr(f"bert.runs.lease.{name}", seconds)
+
+
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
     """Makes a folder of a name in the first worker process that asks for it; the others wait and share it."""

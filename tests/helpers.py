@@ -213,6 +213,18 @@ def state_of(run: Path) -> dict:
         return checkpoints.restore()[1]
 
 
+def assert_same_sweep(folder: Path, uninterrupted: Path) -> None:
+    ours, theirs = (json.loads((path / "sweep.json").read_text()) for path in (folder, uninterrupted))
+    for sweep in (ours, theirs):
+        for one in sweep["trials"]:
+            del one["seconds"]
+    assert ours == theirs
+    for one in ours["trials"]:
+        path, other = folder / one["name"], uninterrupted / one["name"]
+        assert lines_of(path) == lines_of(other)
+        jax.tree.map(np.testing.assert_array_equal, state_of(path)["params"], state_of(other)["params"])
+
+
 def assert_same_but_for_rounding(run: Path, uninterrupted: Path) -> None:
     """Logged values and parameters of two runs, whose sums were added in another order."""
     for ours, theirs in zip(lines_of(run), lines_of(uninterrupted), strict=True):

@@ -6,7 +6,6 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from bert.commands.arguments import command_name, parse
@@ -77,7 +76,7 @@ def _parse(
     description: str,
     default_recipe: str | None,
     values: Mapping[str, Any],
-    output_dir: Path | None,
+    output_dir: str | None,
 ) -> tuple[Config, list[str], dict[str, str]]:
     """The configuration of the arguments, notes on it, and the options that are no keys.
 

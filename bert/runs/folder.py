@@ -157,7 +157,7 @@ class RunFolder(Generic[Config]):
     def pull(self) -> None:
         """Copies what the main process has pushed, on a host that does not write."""
         if self.mirror is not None and not self.is_writer:
-            self.mirror.pull()
+            self.mirror.pull(self.path)
 
     @property
     def checkpoints(self) -> Path:
@@ -171,7 +171,7 @@ class RunFolder(Generic[Config]):
 
 
 @contextlib.contextmanager
-def open_run(config: Config, within: RunFolder[Any] | None = None) -> Iterator[RunFolder[Config]]:
+def open_run(config: Config, within: Mirror | None = None) -> Iterator[RunFolder[Config]]:
     """Claims ``config.output_dir`` for this process alone, or finds the same run there already.
 
     Of several hosts (`jax.distributed`), the first one claims the folder and writes; all get the same run. A URL names
@@ -179,7 +179,7 @@ def open_run(config: Config, within: RunFolder[Any] | None = None) -> Iterator[R
 
     Args:
         config: as asked for.
-        within: the run that this one is a part of; its folder is the parent of ``output_dir``.
+        within: the mirror of the run or the sweep that this run is a part of; None unless that has a URL.
 
     Raises:
         UserError: the folder cannot be written, is in use by another process, or holds something that is not this run.
@@ -199,56 +199,61 @@ def open_run(config: Config, within: RunFolder[Any] | None = None) -> Iterator[R
             return
         keys = keys_of(type(config))
         resolved = build_config(type(config), parse_yaml(run_dict["config"], "config.yaml", keys))
-        run = RunFolder(Path(run_dict["path"]), resolved, run_dict["resumed"], is_writer=False)
-        in_store = is_url(require(config.output_dir, "output_dir"))
-        yield _with_own_copy(run, within, jax.process_index()) if in_store else run
+        path, mirror, output_dir = Path(run_dict["path"]), within, require(resolved.output_dir, "output_dir")
+        if is_url(output_dir):
+            mirror = within or Mirror(local_folder(output_dir, jax.process_index()), output_dir)
+            path = mirror.path_of(output_dir)
+        run = RunFolder(path, resolved, run_dict["resumed"], is_writer=False, mirror=mirror)
+        run.pull()
+        yield run
 
 
 def _to_dict(run: RunFolder[Any]) -> dict[str, Any]:
     return {"path": str(run.path), "config": dump(run.config), "resumed": run.resumed}
 
 
-def _with_own_copy(run: RunFolder[Config], within: RunFolder[Any] | None, process_index: int) -> RunFolder[Config]:
-    """The run of a URL on a host that does not write, which has a local copy of its own."""
-    url = require(run.config.output_dir, "output_dir")
-    path = _path_within(within, url) if within else local_folder(url, process_index)
-    mirror = within.mirror if within and within.mirror else Mirror(path, url)
-    mirror.pull()
-    return dataclasses.replace(run, path=path, mirror=mirror)
-
-
 @contextlib.contextmanager
-def _open_on_this_host(config: Config, within: RunFolder[Any] | None) -> Iterator[RunFolder[Config]]:
-    output_dir, mirror = require(config.output_dir, "output_dir"), None
+def _open_on_this_host(config: Config, within: Mirror | None) -> Iterator[RunFolder[Config]]:
+    output_dir, mirror = require(config.output_dir, "output_dir"), within
     with contextlib.ExitStack() as stack:
-        if not is_url(output_dir):
-            path = Path(local_path(output_dir, "output_dir"))
-            stack.enter_context(claim_folder(path, "run", "config.yaml"))
-        elif within is not None:
-            path, mirror = _path_within(within, output_dir), within.mirror
-            path.mkdir(parents=True, exist_ok=True)
+        if mirror is None:
+            path, mirror = stack.enter_context(claim_output_dir(output_dir, "run", "config.yaml"))
         else:
-            path = local_folder(writable_path(output_dir, "output_dir"))
-            stack.enter_context(exclusive_lock(path))
-            mirror = Mirror(path, output_dir)
-            stack.enter_context(mirror.claim())
+            path = mirror.path_of(output_dir)
+            path.mkdir(parents=True, exist_ok=True)
         run = dataclasses.replace(_resume_or_start(path, config), mirror=mirror)
         yield run
         run.push()
 
 
-def _path_within(run: RunFolder[Any], url: str) -> Path:
-    """The local folder of a run that is a part of another one."""
-    return run.path / url.removeprefix(run.config.output_dir).strip("/")
-
-
 @contextlib.contextmanager
-def claim_folder(path: Path, kind: str, marker: str) -> Iterator[None]:
-    """Makes a folder, and holds it for this process alone; ``marker`` is the file that a folder of its kind has.
+def claim_output_dir(output_dir: str, kind: str, marker: str) -> Iterator[tuple[Path, Mirror | None]]:
+    """Makes a folder, and holds it for this process alone, on this host.
+
+    Args:
+        output_dir: a path or a URL.
+        kind: what the folder may hold.
+        marker: the file that a folder of this kind has.
+
+    Yields:
+        The local folder, and for a URL its mirror.
 
     Raises:
         UserError: the folder cannot be written, is in use by another process, or holds anything else.
     """
+    if not is_url(output_dir):
+        path = Path(local_path(output_dir, "output_dir"))
+        with _claim_folder(path, kind, marker):
+            yield path, None
+        return
+    path = local_folder(writable_path(output_dir, "output_dir"))
+    mirror = Mirror(path, output_dir)
+    with exclusive_lock(path), mirror.claim(kind, marker):
+        yield path, mirror
+
+
+@contextlib.contextmanager
+def _claim_folder(path: Path, kind: str, marker: str) -> Iterator[None]:
     _check_is_kind_or_empty(path, kind, marker)  # before the lock, which writes
     try:
         path.mkdir(parents=True, exist_ok=True)

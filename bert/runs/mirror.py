@@ -1,4 +1,4 @@
-"""A run in an object store: a local folder, which the run works in, and its copy in the store.
+"""A run or a sweep in an object store: a local folder, which it works in, and its copy in the store.
 
 The copy decides. A process that opens the run makes its local folder equal to the copy, so that a machine with an empty
 disk resumes as any other one. After each checkpoint and at the end, what has changed is copied back. The manifest of a
@@ -13,7 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from bert.errors import UserError
 from bert.files import is_temporary, user_cache_dir
@@ -32,48 +32,66 @@ Signature = tuple[int, int]
 
 
 class Mirror:
-    """The local folder of a run and its copy in a store."""
+    """The local folder of a run or a sweep, with the runs that are parts of it, and its copy in a store.
+
+    Attributes:
+        folder: on this machine.
+        url: of the copy, without a slash at the end.
+    """
 
     def __init__(self, folder: Path, url: str) -> None:
-        self.folder = folder
+        self.folder, self.url = folder, url.rstrip("/")
         self._store = ObjectStore(url)
         self._lease: Lease | None = None
         self._known: dict[str, Signature | None] = {}
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def claim(self) -> Iterator[None]:
+    def claim(self, kind: str = "run", marker: str = "config.yaml") -> Iterator[None]:
         """Holds the copy for this process, and copies what has changed at the end; the local folder is claimed.
 
         After an error nothing is copied: the copy has the newest checkpoint.
 
+        Args:
+            kind: what the folder may hold.
+            marker: the file that a folder of this kind has.
+
         Raises:
-            UserError: another process holds it, it is no run's, or the store cannot be used.
+            UserError: another process holds it, it holds anything else, or the store cannot be used.
         """
-        self._check_is_run_or_empty()
+        self._check_is_kind_or_empty(kind, marker)
         with Lease(self._store, machine_name(self.folder.with_suffix(".machine"))) as lease:
             self._lease = lease
             self.pull()
-            LOGGER.info(f"{self._store.url} has its local copy in {self.folder}")
+            LOGGER.info(f"{self.url} has its local copy in {self.folder}")
             yield
             self.push()
 
-    def pull(self) -> None:
-        """Makes the local folder equal to the copy.
+    def path_of(self, url: str) -> Path:
+        """The local folder of a run that is a part of this one, or of this one."""
+        return self.folder / url.removeprefix(self.url).strip("/")
+
+    def pull(self, part: Path | None = None) -> None:
+        """Makes the local folder, or a part of it, equal to the copy.
 
         Checkpoints that are not complete are left out, and files that the manifest of a checkpoint does not list: the
         process died while it replaced the checkpoint by its parameters.
+
+        Args:
+            part: the local folder of a run that is a part of this one.
         """
-        for entry in self.folder.iterdir():
+        part = part or self.folder
+        part.mkdir(parents=True, exist_ok=True)
+        for entry in part.iterdir():
             if entry.name != LOCK:
                 remove(entry)
-        names = [name for name in self._store.files() if name != LEASE]
+        names = [name for name in self._files() if part in (self.folder / name).parents]
         listed = {}
         for name in names:
             if (checkpoint := _checkpoint(name)) and name == f"{checkpoint}/{MANIFEST}":
                 self._store.download(name, self.folder / name)
                 listed[checkpoint] = listed_files(self.folder / checkpoint)
-        self._known = {}
+        self._known = {name: known for name, known in self._known.items() if part not in (self.folder / name).parents}
         for name in names:
             checkpoint = _checkpoint(name)
             if checkpoint is None or _belongs(name.removeprefix(f"{checkpoint}/"), listed.get(checkpoint, set())):
@@ -107,16 +125,18 @@ class Mirror:
         else:
             self._store.upload(path, name)
 
-    def _check_is_run_or_empty(self) -> None:
-        names = [name for name in self._store.files() if name != LEASE and _checkpoint(name) is None]
-        if names and "config.yaml" not in names:
-            raise UserError(
-                f"{self._store.url} is not empty and holds no run (no config.yaml): name another --output_dir"
-            )
+    def _check_is_kind_or_empty(self, kind: str, marker: str) -> None:
+        names = [name for name in self._files() if _checkpoint(name) is None]
+        if names and marker not in names:
+            raise UserError(f"{self.url} is not empty and holds no {kind} (no {marker}): name another --output_dir")
+
+    def _files(self) -> list[str]:
+        """The files of the copy but leases: a trial of a sweep that was resumed as a run may have left its own."""
+        return [name for name in self._store.files() if PurePosixPath(name).name != LEASE]
 
 
 def local_folder(url: str, process_index: int = 0) -> Path:
-    """Where the run of a URL works on this machine; of several hosts, each has its own.
+    """Where the run or the sweep of a URL works on this machine; of several hosts, each has its own.
 
     Raises:
         UserError: the user has no folder for caches.

@@ -5,57 +5,97 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from bert.errors import UserError
 from bert.files import write_atomic
-from bert.parallel.multihost import broadcast_from_main, is_main_process
-from bert.runs.folder import claim_folder
+from bert.parallel.multihost import call_on_main
+from bert.runs.folder import claim_output_dir
 from bert.runs.metrics_log import to_jsonable
+from bert.runs.mirror import Mirror, local_folder
+from bert.urls import is_url
 
 SWEEP_FILE = "sweep.json"
 
 
+@dataclass(frozen=True)
+class SweepFolder:
+    """A folder that belongs to one sweep.
+
+    Attributes:
+        path: the folder; of a sweep in an object store its local copy.
+        mirror: its copy in the store, if ``output_dir`` is a URL.
+        trials: those of its sweep.json that are still there.
+    """
+
+    path: Path
+    mirror: Mirror | None
+    trials: list[dict[str, Any]] = field(default_factory=list)
+
+    def place(self, name: str) -> str:
+        """The path or the URL of a file or a trial."""
+        return f"{self.mirror.url}/{name}" if self.mirror else str(self.path / name)
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Writes sweep.json, on the main process. Raises UserError."""
+        write_atomic(self.path / SWEEP_FILE, json.dumps(to_jsonable(dict(content)), indent=2, allow_nan=False) + "\n")
+        if self.mirror is not None:
+            self.mirror.push()
+
+
 @contextlib.contextmanager
-def open_sweep(path: Path, plan: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
-    """Claims a folder for a sweep, on all hosts, and gives the trials of its sweep.json that are still there.
+def open_sweep(output_dir: str, plan: Mapping[str, Any]) -> Iterator[SweepFolder]:
+    """Claims a folder for a sweep, on all hosts.
 
     Args:
-        path: the folder, empty or of the same sweep.
+        output_dir: the path or the URL of the folder, which is empty or of the same sweep.
         plan: what identifies the sweep: ``space`` by key, ``num_trials`` and ``seed``, both null for a grid.
 
     Raises:
         UserError: the folder is in use, or holds something that is not this sweep.
     """
     with contextlib.ExitStack() as stack:
-        yield broadcast_from_main(lambda: stack.enter_context(_open_on_this_host(path, plan)))
+        claim = partial(stack.enter_context, _open_on_this_host(output_dir, plan))
+        folder, trials = call_on_main(claim, attrgetter("trials"))
+        if folder is None:
+            folder = SweepFolder(Path(output_dir), None, trials)
+            if is_url(output_dir):
+                mirror = Mirror(local_folder(output_dir, jax.process_index()), output_dir)
+                mirror.pull()
+                folder = SweepFolder(mirror.folder, mirror, trials)
+        yield folder
 
 
 @contextlib.contextmanager
-def _open_on_this_host(path: Path, plan: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
-    with claim_folder(path, "sweep", SWEEP_FILE):
-        file, trials = path / SWEEP_FILE, []
-        if file.is_file():
-            stored = _read(file)
-            _check_is_same(path, plan, stored)
-            trials = [trial for trial in stored["trials"] if (path / trial["name"]).is_dir()]
+def _open_on_this_host(output_dir: str, plan: Mapping[str, Any]) -> Iterator[SweepFolder]:
+    with claim_output_dir(output_dir, "sweep", SWEEP_FILE) as (path, mirror):
+        folder = SweepFolder(path, mirror)
+        if (path / SWEEP_FILE).is_file():
+            stored = _read(folder)
+            _check_is_same(output_dir, plan, stored)
+            folder.trials.extend(trial for trial in stored["trials"] if (path / trial["name"]).is_dir())
         else:
-            write_sweep(path, {**plan, "trials": []})
-        yield trials
+            folder.write({**plan, "trials": []})
+        yield folder
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(folder: SweepFolder) -> dict[str, Any]:
     try:
-        stored = dict(json.loads(file.read_text(encoding="utf-8")))
+        stored = dict(json.loads((folder.path / SWEEP_FILE).read_text(encoding="utf-8")))
         if stored.keys() >= {"space", "num_trials", "seed", "trials"}:
             return stored
     except (OSError, ValueError, TypeError):
         pass
-    raise UserError(f"{file} cannot be read: remove it, or pass another --output_dir")
+    raise UserError(f"{folder.place(SWEEP_FILE)} cannot be read: remove it, or pass another --output_dir")
 
 
-def _check_is_same(path: Path, plan: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+def _check_is_same(output_dir: str, plan: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """Raises UserError for a sweep over other keys. A grid may get other values, and a search more trials: trials that
     have ended stay as they are."""
     asked, held = to_jsonable(plan["space"]), stored["space"]
@@ -67,10 +107,6 @@ def _check_is_same(path: Path, plan: Mapping[str, Any], stored: Mapping[str, Any
         difference = "searches other values, or with another seed"
     else:
         return
-    raise UserError(f"{path} holds another sweep, which {difference}: pass the same keys, or another --output_dir")
-
-
-def write_sweep(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes sweep.json, on the main process."""
-    if is_main_process():
-        write_atomic(path / SWEEP_FILE, json.dumps(to_jsonable(dict(content)), indent=2, allow_nan=False) + "\n")
+    raise UserError(
+        f"{output_dir} holds another sweep, which {difference}: pass the same keys, or another --output_dir"
+    )

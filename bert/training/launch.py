@@ -23,6 +23,7 @@ from bert.runs.callbacks import Callback
 from bert.runs.folder import ROWS, RunFolder, open_run
 from bert.runs.loggers import make_loggers
 from bert.runs.metrics_log import read_results
+from bert.runs.mirror import Mirror
 from bert.runs.shared_run import call_and_end
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.interrupts import Interrupted
@@ -172,20 +173,26 @@ def _data_arguments(given: Mapping[str, Any], tables: Mapping[str, str]) -> dict
     return keys
 
 
-def start_or_resume(request: RunRequest[Config], callbacks: Sequence[Callback] = (), repeat: bool = True) -> Run:
+def start_or_resume(
+    request: RunRequest[Config],
+    callbacks: Sequence[Callback] = (),
+    repeat: bool = True,
+    within: Mirror | None = None,
+) -> Run:
     """Trains to the end in ``output_dir``, from the run's newest checkpoint if there is one.
 
     Args:
         request: the run.
         callbacks: are told how the run goes.
         repeat: whether a run that has ended is evaluated again.
+        within: the mirror of the sweep that the run is a part of; None unless that has a URL.
 
     Raises:
         UserError: the folder, the data, the initial model or a checkpoint cannot be used.
         Interrupted: a signal came; the state is saved.
     """
     make_loggers(request.config.loggers)  # raises before the folder is made
-    with open_run(request.config) as run:
+    with open_run(request.config, within) as run:
         say = main_process_only(LOGGER.info)
         for note in request.notes:
             say(note)

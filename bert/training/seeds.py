@@ -45,7 +45,7 @@ def finetune_seeds(
     for seed in range(run.config.seed, run.config.seed + run.config.num_seeds):
         folder = os.path.join(require(run.config.output_dir, "output_dir"), f"seed-{seed}")
         config = dataclasses.replace(run.config, seed=seed, num_seeds=1, output_dir=folder, data=data)
-        with open_run(config, within=run) as one:
+        with open_run(config, run.mirror) as one:
             read_results = partial(metrics_log.read_results, one.path)
             finished = multihost.broadcast_from_main(read_results) if one.resumed else None
             if finished is not None:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,14 +15,13 @@ from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.sweep import Space, corners, describe_space, grid, parse_space, short_names, trial_name, value_text
 from bert.config.yaml_io import keys_of
 from bert.errors import UserError, require
-from bert.files import local_path
 from bert.inference.run import Run
 from bert.messages import LOGGER
 from bert.parallel.multihost import broadcast_from_main, is_multihost, main_process_only
 from bert.runs.callbacks import Callback
 from bert.runs.metrics_log import read_results, to_jsonable
 from bert.runs.progress import align_columns
-from bert.runs.sweep_folder import SWEEP_FILE, open_sweep, write_sweep
+from bert.runs.sweep_folder import SWEEP_FILE, SweepFolder, open_sweep
 from bert.tasks import make_task
 from bert.training import launch, search
 
@@ -33,8 +31,8 @@ PREPARE: dict[Callable[..., Run], tuple[type, Callable[..., launch.RunRequest[An
 }
 
 
-Prepare = Callable[[Mapping[str, Any], Path | None], launch.RunRequest[Any]]
-"""(values by dotted key, its folder) -> the run of a trial; None for the folder of the sweep."""
+Prepare = Callable[[Mapping[str, Any], str | None], launch.RunRequest[Any]]
+"""(values by dotted key, path or URL of its folder) -> the run of a trial; None for the folder of the sweep."""
 
 
 def sweep(
@@ -60,7 +58,7 @@ def sweep(
             ranges on a logarithmic scale, ``{"optimizer.learning_rate": "1e-5..1e-4"}``.
         num_trials: trials that Optuna suggests and, from the sixth on, ends early if they are not promising; None for
             all combinations.
-        output_dir: folder of the sweep; None takes runs/ and the name of the recipe.
+        output_dir: folder of the sweep, or its URL; None takes runs/ and the name of the recipe.
         callbacks: are told how each trial goes.
         arguments: all other arguments of the function.
 
@@ -75,7 +73,7 @@ def sweep(
         raise UserError(f"{function!r:.60} is no function that trains: pass bert.finetune or bert.pretrain")
     config_class, prepare_run = PREPARE[function]
 
-    def prepare(values: Mapping[str, Any], folder: Path | None) -> launch.RunRequest[Any]:
+    def prepare(values: Mapping[str, Any], folder: str | None) -> launch.RunRequest[Any]:
         return prepare_run(config, output_dir=folder or output_dir, swept=values, **arguments)
 
     with launch.as_library_call():
@@ -98,31 +96,30 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
     first, *_ = [prepare(values, None) for values in known]  # finds mistakes in any trial before the first one runs
     for note in first.notes:
         say(note)
-    path = Path(local_path(require(first.config.output_dir, "output_dir"), "output_dir"))
     metric, higher_is_better = main_metric(first.config)
     total = len(known) if num_trials is None else num_trials
     seed = None if num_trials is None else first.config.seed
     plan = {"space": describe_space(space), "num_trials": num_trials, "seed": seed}
     plan |= {"metric": metric, "higher_is_better": higher_is_better}
     trials: list[dict[str, Any]] = []
-    with open_sweep(path, plan) as stored:
-        pruned = {trial["name"]: trial for trial in stored if trial["pruned"]}
+    with open_sweep(require(first.config.output_dir, "output_dir"), plan) as folder:
+        pruned = {trial["name"]: trial for trial in folder.trials if trial["pruned"]}
         for number in range(total):
             suggest = partial(search.suggest, space, trials, higher_is_better, seed or 0)
             values = known[number] if num_trials is None else broadcast_from_main(suggest)
-            trial = Trial(path / trial_name(values), values, metric, higher_is_better)
-            say(f"trial {number + 1} of {total}: {trial.path.name}")
-            if trial.path.name not in pruned:
+            trial = Trial(folder, values, metric, higher_is_better)
+            say(f"trial {number + 1} of {total}: {trial.name}")
+            if trial.name not in pruned:
                 prunes = partial(search.should_prune, space, list(trials), higher_is_better)
                 pruning = [] if num_trials is None else [search.Pruning(prunes, metric)]
-                trial.run(prepare(values, trial.path), callbacks, pruning)
-            trials.append(pruned.get(trial.path.name) or broadcast_from_main(trial.read))
-            ranked = rank([*stored, *trials], higher_is_better)
-            write_sweep(path, {**plan, "best": ranked[0]["name"], "trials": ranked})
+                trial.run(prepare(values, folder.place(trial.name)), callbacks, pruning)
+            trials.append(pruned.get(trial.name) or broadcast_from_main(trial.read))
+            ranked = rank([*folder.trials, *trials], higher_is_better)
+            broadcast_from_main(partial(folder.write, {**plan, "best": ranked[0]["name"], "trials": ranked}))
     for line in table(ranked, metric, first.config):
         say(line)
-    say(f"\nbest: {path / ranked[0]['name']}\nall trials: {path / SWEEP_FILE}")
-    return [Run(path / trial["name"]) for trial in ranked]
+    say(f"\nbest: {folder.place(ranked[0]['name'])}\nall trials: {folder.place(SWEEP_FILE)}")
+    return [Run(folder.path / trial["name"]) for trial in ranked]
 
 
 def main_metric(config: PretrainConfig | FinetuneConfig) -> tuple[str, bool]:
@@ -138,40 +135,47 @@ class Trial:
     """One run of a sweep.
 
     Attributes:
-        path: its folder.
+        folder: of the sweep.
         values: by dotted key.
         metric: the score that decides.
         higher_is_better: of this score.
     """
 
-    path: Path
+    folder: SweepFolder
     values: Mapping[str, Any]
     metric: str
     higher_is_better: bool
+
+    @property
+    def name(self) -> str:
+        return trial_name(self.values)
 
     def run(self, request: launch.RunRequest[Any], callbacks: Sequence[Callback], pruning: Sequence[Callback]) -> None:
         """Trains to the end, unless it has ended before. Raises UserError with the trial's name."""
         is_pruned = getattr(request.config, "num_seeds", 1) == 1 and not is_multihost()
         try:
-            launch.start_or_resume(replace(request, notes=()), [*callbacks, *pruning[:is_pruned]], repeat=False)
+            told = [*callbacks, *pruning[:is_pruned]]
+            launch.start_or_resume(replace(request, notes=()), told, repeat=False, within=self.folder.mirror)
         except search.PrunedTrial:
-            LOGGER.info(f"{self.path} is ended early: its {self.metric} is worse than the median of earlier trials")
+            place = self.folder.place(self.name)
+            LOGGER.info(f"{place} is ended early: its {self.metric} is worse than the median of earlier trials")
         except UserError as error:
-            raise UserError(f"trial {self.path.name}: {error}") from None
+            raise UserError(f"trial {self.name}: {error}") from None
         finally:
             gc.collect()
             jax.clear_caches()  # the programs of this trial, and what they hold in memory
 
     def read(self) -> dict[str, Any]:
         """What sweep.json has of the trial once it has ended."""
-        results = read_results(self.path) or {}
-        evaluations = search.read_scores(self.path, self.metric)
+        path = self.folder.path / self.name
+        results = read_results(path) or {}
+        evaluations = search.read_scores(path, self.metric)
         scores = results.get("dev") or results.get("eval") or {}
         deviations = scores.get("standard_deviation", {})  # of several seeds
         best = (max if self.higher_is_better else min)((x for x in evaluations if x is not None), default=None)
         return to_jsonable(
             {
-                "name": self.path.name,
+                "name": self.name,
                 "values": self.values,
                 "score": scores.get("mean", scores).get(self.metric) if results else best,
                 "standard_deviation": deviations.get(self.metric),

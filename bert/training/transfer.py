@@ -86,7 +86,11 @@ def _finetune(config: FinetuneConfig, within: RunFolder[PretrainConfig]) -> list
     """The main metric of each seed; what the runs print is appended to a file."""
     log = within.path / FOLDER / "log.txt"
     log.parent.mkdir(exist_ok=True)
-    with open_run(config, within) as run, open(log, "a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+    with (
+        open_run(config, within.mirror) as run,
+        open(log, "a", encoding="utf-8") as file,
+        contextlib.redirect_stdout(file),
+    ):
         results = multihost.broadcast_from_main(lambda: metrics_log.read_results(run.path)) if run.resumed else None
         if results is None:
             several = config.num_seeds > 1

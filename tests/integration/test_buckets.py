@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import SMALL_RUN
-from tests.helpers import REPOSITORY, lines_of, state_of
+from tests.helpers import REPOSITORY, assert_same_sweep, lines_of, state_of
 
 pytestmark = pytest.mark.slow
 
@@ -150,6 +150,30 @@ def test_a_second_machine_waits_for_the_lease_and_resumes(server: Server, corpus
     second.communicate()
     assert any("waiting up to 60 seconds" in line for line in output)
     assert "resumes at step" in output[-1]
+
+
+def test_a_sweep_is_killed_and_another_machine_ends_it_as_a_local_one(
+    server: Server, corpus: Path, tmp_path: Path
+) -> None:
+    """A second machine is refused while the first one runs, and resumes in the trial that the first was killed in."""
+    options = ["--training.steps=80", "--training.checkpoint_every=4", "--sweep=optimizer.weight_decay=0,0.1"]
+    local, url, copy = tmp_path / "sweep", "s3://bucket/sweep", tmp_path / "copy"
+    finish(start(tmp_path / "cache", str(local), corpus, *options))
+    first = start(tmp_path / "one", url, corpus, *options)
+    while not manifests(server.requests()):
+        time.sleep(0.05)
+    refused = finish(start(tmp_path / "two", url, corpus, *options), status=2)
+    assert f"{url} is in use by process {first.pid} on" in refused
+    while not any("/bucket/sweep/weight_decay=0.1/checkpoints/" in line for line in server.requests()):
+        time.sleep(0.05)
+    kill_in_an_upload(server, first, complete=2, delay=0.05)
+    output = finish(start(tmp_path / "two", url, corpus, *options))
+    assert "waiting up to 60 seconds" in output
+    assert f"{url}/weight_decay=0.0 has ended before" in output and "resumes at step" in output
+    assert f"all trials: {url}/sweep.json" in output
+    server.store.get("bucket/sweep", str(copy), recursive=True)
+    assert_same_sweep(copy, local)
+    assert {path.name for path in copy.iterdir()} == {path.name for path in local.iterdir()} - {".lock"}
 
 
 def start_hosts(disks: Path, count: int, run: str, corpus: Path, *options: str) -> list[subprocess.Popen[str]]:

@@ -37,12 +37,6 @@ URL = "memory://bucket/runs/a"
 
 
 @pytest.fixture
-def quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("PERIOD", 0.05), ("EXPIRY", 0.5), ("SETTLING", 0.05)):
-        monkeypatch.setattr(leases, name, seconds)
-
-
-@pytest.fixture
 def mirror(bucket, tmp_path: Path) -> Mirror:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -1,6 +1,8 @@
 """Sweeps: a run for each trial, which is not repeated; the table; what Optuna suggests and ends early."""
 
+import contextlib
 import importlib.util
+import itertools
 import json
 import multiprocessing
 import os
@@ -9,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -19,14 +20,17 @@ from bert.commands.pretrain import main as pretrain
 from bert.config.sweep import Range
 from bert.errors import UserError
 from bert.runs.callbacks import RunStart
+from bert.runs.folder import open_run
 from bert.runs.metrics_log import read_metrics
+from bert.runs.mirror import local_folder
 from bert.runs.sweep_folder import open_sweep
 from bert.training.search import PrunedTrial, Pruning, should_prune, suggest
 from bert.training.sweep import rank, table
 from tests.conftest import SMALL_RUN
-from tests.helpers import lines_of, state_of
+from tests.helpers import assert_same_sweep
 
 RATE = "optimizer.learning_rate"
+URL = "memory://bucket/sweep"
 
 
 @pytest.fixture(scope="module")
@@ -100,26 +104,60 @@ def test_a_trial_that_fails_names_itself(sst2_arguments, tmp_path):
 def test_a_folder_with_anything_else_is_left_alone(tmp_path):
     plan = {"space": {RATE: [1]}, "num_trials": None, "seed": None}
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(UserError, match="holds no sweep"), open_sweep(tmp_path, plan):
+    with pytest.raises(UserError, match="holds no sweep"), open_sweep(str(tmp_path), plan):
         pass
     (tmp_path / "sweep.json").write_text("{")
-    with pytest.raises(UserError, match=r"sweep\.json cannot be read: remove it"), open_sweep(tmp_path, plan):
+    with pytest.raises(UserError, match=r"sweep\.json cannot be read: remove it"), open_sweep(str(tmp_path), plan):
+        pass
+
+
+def test_a_store_holds_one_sweep_at_a_time_which_any_machine_finds(bucket, tmp_path, quick_leases, monkeypatch):
+    plan = {"space": {RATE: [1.0, 2.0]}, "num_trials": None, "seed": None}
+    with open_sweep(f"{URL}/", plan) as folder:
+        (folder.path / "a").mkdir()
+        (folder.path / "a" / "config.yaml").touch()
+        (folder.path / "a" / ".lease.json").touch()
+        folder.write({**plan, "trials": [{"name": "a"}, {"name": "gone"}]})
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+        with pytest.raises(UserError, match=f"^{URL} is in use by process .*: wait until that has ended"):
+            open_sweep(URL, plan).__enter__()
+    with open_sweep(URL, plan) as folder:
+        assert folder.trials == [{"name": "a"}]
+        assert sorted(path.name for path in folder.path.iterdir()) == [".lock", "a", "sweep.json"]
+        assert [path.name for path in (folder.path / "a").iterdir()] == ["config.yaml"]
+        assert folder.path.is_relative_to(tmp_path / "second")
+        assert folder.place("a") == f"{URL}/a"
+    with (
+        pytest.raises(UserError, match=f"^{URL} holds another sweep, which sweeps over optimizer"),
+        open_sweep(URL, {**plan, "space": {"seed": [1]}}),
+    ):
+        pass
+    with (
+        pytest.raises(UserError, match=rf"^{URL} is not empty and holds no run \(no config\.yaml\)"),
+        open_run(bert.config.PretrainConfig(output_dir=URL)),
+    ):
+        pass
+    bucket.pipe("/bucket/other/notes.txt", b"")
+    with (
+        pytest.raises(UserError, match=r"other is not empty and holds no sweep \(no sweep\.json\): name another"),
+        open_sweep("memory://bucket/other", plan),
+    ):
         pass
 
 
 def test_a_grid_takes_other_values_and_a_search_the_same_ones(tmp_path):
     plan = {"space": {RATE: [1.0]}, "num_trials": None, "seed": None}
     for space in ({RATE: [1.0]}, {RATE: [2.0, 3.0]}):
-        with open_sweep(tmp_path / "grid", {**plan, "space": space}) as stored:
-            assert stored == []
+        with open_sweep(str(tmp_path / "grid"), {**plan, "space": space}) as folder:
+            assert folder.trials == []
     search = {**plan, "num_trials": 3, "seed": 0}
     for changed in ({}, {"num_trials": 9}):
-        with open_sweep(tmp_path / "search", {**search, **changed}):
+        with open_sweep(str(tmp_path / "search"), {**search, **changed}):
             pass
     for changed in ({"seed": 1}, {"space": {RATE: [2.0]}}):
         with (
             pytest.raises(UserError, match="searches other values, or with another seed: pass the same"),
-            open_sweep(tmp_path / "search", {**search, **changed}),
+            open_sweep(str(tmp_path / "search"), {**search, **changed}),
         ):
             pass
 
@@ -194,18 +232,6 @@ def test_a_trial_below_the_median_of_five_is_ended(tmp_path):
     pruning.on_start(RunStart(tmp_path, None, 10, 10))  # nothing is left to do
 
 
-def assert_same_sweep(folder: Path, uninterrupted: Path) -> None:
-    ours, theirs = (json.loads((path / "sweep.json").read_text()) for path in (folder, uninterrupted))
-    for sweep in (ours, theirs):
-        for one in sweep["trials"]:
-            del one["seconds"]
-    assert ours == theirs
-    for one in ours["trials"]:
-        path, other = folder / one["name"], uninterrupted / one["name"]
-        assert lines_of(path) == lines_of(other)
-        jax.tree.map(np.testing.assert_array_equal, state_of(path)["params"], state_of(other)["params"])
-
-
 def live(arguments: list[str], log: Path) -> None:
     """The body of a process of its own."""
     os.environ["XLA_FLAGS"] = ""  # read when the first array is made
@@ -249,12 +275,47 @@ def test_a_sweep_that_is_killed_and_interrupted_equals_one_that_is_not(sst2_argu
     assert_same_sweep(broken, whole)
 
 
+def small_run(corpus: Path) -> dict[str, object]:
+    options = dict(argument.removeprefix("--").split("=") for argument in SMALL_RUN if RATE not in argument)
+    return {**options, "data.train": corpus, "transfer": None}
+
+
+class Starts(bert.Callback):
+    """Remembers the trials that were run, and where they began."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_start(self, start):
+        self.seen.append((start.path.name, start.start_step))
+
+
+def test_a_sweep_in_a_store_runs_no_trial_again_on_an_empty_disk(bucket, corpus, tmp_path, monkeypatch, caplog):
+    def sweep(rates, *callbacks):
+        more = {"output_dir": URL, "overrides": small_run(corpus), "callbacks": callbacks}
+        return bert.sweep(bert.pretrain, "quickstart", {RATE: rates}, **more)
+
+    [first] = sweep([1e-3])
+    assert not Path("memory:").exists()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    starts = Starts()
+    with caplog.at_level("INFO"):
+        runs = sweep([1e-3, 3e-3], starts)
+    assert starts.seen == [("learning_rate=3e-3", 0)]
+    assert f"{URL}/learning_rate=1e-3 has ended before" in caplog.messages
+    best = runs[0].path.name
+    assert f"\nbest: {URL}/{best}\nall trials: {URL}/sweep.json" in caplog.messages
+    assert {run.path.name for run in runs} == {"learning_rate=1e-3", "learning_rate=3e-3"}
+    [again] = [run for run in runs if run.path.name == first.path.name]
+    assert again.path != first.path and again.results == first.results and again.metrics == first.metrics
+    assert (bert.load(f"{URL}/{best}").embed("one text") == runs[0].model.embed("one text")).all()
+
+
 @pytest.mark.slow
-def test_a_search_ends_trials_early_and_resumes(corpus, tmp_path):
+def test_a_search_ends_trials_early_and_resumes(bucket, corpus, tmp_path, monkeypatch):
     pytest.importorskip("optuna", reason="needs the extra `optuna`")
     space = {RATE: "1e-6..1e-2", "optimizer.weight_decay": [0.0, 0.1]}
-    overrides = dict(argument.removeprefix("--").split("=") for argument in SMALL_RUN if RATE not in argument)
-    overrides |= {"data.train": corpus, "transfer": None}
+    overrides = small_run(corpus)
 
     class Interrupt(bert.Callback):
         num_metrics = 0
@@ -268,6 +329,7 @@ def test_a_search_ends_trials_early_and_resumes(corpus, tmp_path):
         more = {"output_dir": folder, "overrides": overrides, "callbacks": callbacks}
         return bert.sweep(bert.pretrain, "quickstart", space, num_trials=num_trials, **more)
 
+    disks = itertools.count()
     runs = search(tmp_path / "whole", 9)
     sweep = json.loads((tmp_path / "whole" / "sweep.json").read_text())
     assert [run.path.name for run in runs] == [one["name"] for one in sweep["trials"]]
@@ -275,11 +337,18 @@ def test_a_search_ends_trials_early_and_resumes(corpus, tmp_path):
     pruned = [one for one in sweep["trials"] if one["pruned"]]
     assert 0 < len(pruned) < 5 and all(len(one["evaluations"]) == 1 for one in pruned)
     assert not (tmp_path / "whole" / pruned[0]["name"] / "results.json").exists()
-    with pytest.raises(KeyboardInterrupt, match="make the same call again to resume"):
-        search(tmp_path / "broken", 8, Interrupt())
-    search(tmp_path / "broken", 8)
-    search(tmp_path / "broken", 9)
-    assert_same_sweep(tmp_path / "broken", tmp_path / "whole")
+    for broken in (tmp_path / "broken", URL):
+        for number, callbacks in ((8, [Interrupt()]), (8, []), (9, [])):
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"disk{next(disks)}"))
+            interrupted = pytest.raises(KeyboardInterrupt, match="make the same call again to resume")
+            with interrupted if callbacks else contextlib.nullcontext():
+                search(broken, number, *callbacks)
+        assert_same_sweep(local_folder(URL) if broken == URL else broken, tmp_path / "whole")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"disk{next(disks)}"))
+    starts = Starts()
+    again = search(URL, 9, starts)
+    assert [run.path.name for run in again] == [run.path.name for run in runs] and not starts.seen
+    assert again[-1].config.output_dir == f"{URL}/{again[-1].path.name}"
 
 
 @pytest.mark.slow
