@@ -69,7 +69,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def start(cache: Path, run: str, corpus: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "pretrain.py", f"--output_dir={run}", f"--data.train={corpus}", *SMALL_RUN, *options]
+    return launch(cache, "pretrain.py", f"--output_dir={run}", f"--data.train={corpus}", *SMALL_RUN, *options)
+
+
+def launch(cache: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Starts Python on a machine, whose disk is a folder."""
+    command = [sys.executable, *arguments]
     environment = {**os.environ, "XLA_FLAGS": "", "BERT_NUM_DEVICES": "", "XDG_CACHE_HOME": str(cache)}
     return subprocess.Popen(
         command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -174,6 +179,51 @@ def test_a_sweep_is_killed_and_another_machine_ends_it_as_a_local_one(
     server.store.get("bucket/sweep", str(copy), recursive=True)
     assert_same_sweep(copy, local)
     assert {path.name for path in copy.iterdir()} == {path.name for path in local.iterdir()} - {".lock"}
+
+
+EXAMPLES = ["-m", "bert", "examples", "--tokenizer.vocab_size=200", "--data.sequence_length=32"]
+EXAMPLES += ["--data.objective=nsp", "--data.dupe_factor=6", "--data.num_workers=1"]
+
+
+def build(disk: Path, cache_dir: str, corpus: Path) -> subprocess.Popen[str]:
+    return launch(disk, *EXAMPLES, f"--data.train={corpus}", f"--data.cache_dir={cache_dir}")
+
+
+def uploads(server: Server) -> int:
+    return sum(line.startswith("PUT /bucket/examples/") for line in server.requests())
+
+
+def test_examples_whose_upload_is_killed_ten_times_are_those_of_a_local_cache(
+    server: Server, corpus: Path, tmp_path: Path
+) -> None:
+    """The next process, on the same machine or on one with an empty disk, completes what was copied."""
+    local, draw = tmp_path / "local", random.Random(0)
+    finish(build(tmp_path / "disk", str(local), corpus))
+    names = [path.relative_to(local).as_posix() for path in local.rglob("*") if path.is_file()]
+    of_sets = [name for name in names if not name.endswith(".lock") and name != "fingerprints.json"]
+    expected = {name: (local / name).read_bytes() for name in of_sets}
+    halves = 0
+    for number in range(10):
+        seen, last = uploads(server), draw.randrange(1, len(expected))
+        killed = build(tmp_path / f"disk{number}", "s3://bucket/examples", corpus)
+        while uploads(server) - seen < last and killed.poll() is None:
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0, 0.03))
+        killed.kill()
+        killed.communicate()
+        present = {name.removeprefix("bucket/examples/") for name in server.store.find("bucket/examples")}
+        copied = any(name.endswith("/index.json") for name in present)
+        halves += not copied and bool(present)
+        assert not copied or present == expected.keys()
+        same_machine = number % 2 == 0
+        output = finish(build(tmp_path / f"disk{number}{'' if same_machine else '-'}", "s3://bucket/examples", corpus))
+        if not same_machine:
+            assert ("building examples" in output) == (not copied)
+        copy = {name.removeprefix("bucket/examples/"): server.store.cat(name) for name in server.store.find("bucket")}
+        assert copy == expected
+        server.store.rm("bucket/examples", recursive=True)
+    print(f"{halves} of 10 kills left a part of the files")
+    assert halves >= 5
 
 
 def start_hosts(disks: Path, count: int, run: str, corpus: Path, *options: str) -> list[subprocess.Popen[str]]:
