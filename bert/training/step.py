@@ -88,13 +88,12 @@ def compute_gradients(
 
     if objective.over_micro_batches:
         return psum_if_axis(one(batch), axis)
-    micro_batches = len(batch["rows"])
-    first = one(jax.tree.map(lambda x: x[0], batch))
-    if micro_batches > 1:
-        # One after the other: of two micro-batches the compiler would otherwise run both at once, in twice the memory.
-        first, rest = jax.lax.optimization_barrier((first, jax.tree.map(lambda x: x[1:], batch)))
-        first, _ = jax.lax.scan(lambda done, micro: (jax.tree.map(jnp.add, done, one(micro)), None), first, rest)
-    return psum_if_axis(first, axis)
+    first = jax.tree.map(lambda x: x[0], batch)
+    if len(batch["rows"]) == 1:
+        return psum_if_axis(one(first), axis)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, first))
+    total, _ = jax.lax.scan(lambda done, micro: (jax.tree.map(jnp.add, done, one(micro)), None), zeros, batch)
+    return psum_if_axis(total, axis)
 
 
 def make_train_step(
