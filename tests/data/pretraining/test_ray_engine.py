@@ -190,7 +190,7 @@ def test_an_error_of_a_task_is_that_of_a_local_build(cluster, tokenizer, tmp_pat
     (tmp_path / "corpus.txt").write_text("\n\n".join(f"{word(number, 0, 0)}." for number in range(50)))
     config = config_of(tmp_path, objective="sop")
     for engine in ("local", "ray"):
-        with pytest.raises(UserError, match="no document of .* has two sentences"):
+        with pytest.raises(UserError, match=r"no document of .* has two sentences"):
             build_examples(config, tokenizer, tmp_path / engine, engine=engine)
 
 
