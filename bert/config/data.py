@@ -63,8 +63,8 @@ class DataConfig:
     """Documents of data.train are left out if this share of their runs of five words, and of those of an earlier
     document, occurs in both (about; by MinHash, extra dedup); null keeps all."""
     streaming: bool = False
-    """Train while data.train is read, pass after pass, and keep nothing of it on disk: URLs and data sets on the hub
-    are not copied. Needs data.eval, whose examples are built."""
+    """Train while data.train is read, pass after pass: URLs and data sets on the hub are not copied to disk. Needs
+    data.eval, whose examples are built."""
     stream_readers: Positive = 4
     """Processes, of all hosts together, that read a stream; each reads its own files, if there are enough, and gives
     its share of every batch."""

@@ -33,6 +33,10 @@ from bert.data.corpus.files import (
 from bert.errors import UserError
 from bert.urls import is_url, remote_files
 
+HEAD_CHARACTERS = 64 << 20
+"""Characters of a stream that are read before training, for its vocabulary and its word frequencies. Frequencies of 4
+MB of English Wikipedia cost 0.06 nats of held-out loss (benchmarks/RESULTS.md, Streaming)."""
+
 
 @dataclass(frozen=True)
 class StreamFile:

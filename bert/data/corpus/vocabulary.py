@@ -12,7 +12,7 @@ from bert.config import DataConfig, TokenizerConfig
 from bert.data.cache import cache_copy, cache_folder
 from bert.data.corpus.documents import documents
 from bert.data.corpus.files import Document
-from bert.data.corpus.streaming import head_documents, stream_files
+from bert.data.corpus.streaming import HEAD_CHARACTERS, head_documents, stream_files
 from bert.data.pretraining.builder import SHARD_BYTES, Engine, training_fingerprint
 from bert.data.ray_tasks import run_tasks
 from bert.errors import UserError
@@ -21,10 +21,6 @@ from bert.tokenizer.word_counts import WordCounts, WordSteps, blocks, count_word
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-
-HEAD_CHARACTERS = 64 << 20
-"""Characters of a stream, read first, that a vocabulary is trained on."""
 
 
 def corpus_vocabulary(

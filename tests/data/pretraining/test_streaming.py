@@ -17,7 +17,7 @@ import pytest
 
 from bert.config import DataConfig
 from bert.data.corpus.streaming import stream_files
-from bert.data.pretraining import stream_readers, streaming
+from bert.data.pretraining import builder, stream_readers, streaming
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.data.pretraining.masking import Masking
 from bert.data.pretraining.stream_readers import RowReader, StreamedRows, StreamLoader
@@ -55,6 +55,26 @@ def assert_equal(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> 
 def test_the_buffer_is_counted_in_megabytes_of_all_readers() -> None:
     counts = [buffer_chunks(DataConfig(**keys), 4 << 20) for keys in ({}, {"stream_readers": 1}, {"shuffle_buffer": 1})]
     assert counts == [4, 15, 1]
+
+
+def test_frequencies_are_those_of_a_bounded_head_of_many_chunks(place, tokenizer, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(builder, "SHARD_BYTES", CHUNK)
+    config = DataConfig(
+        train=str(place / "corpus.txt"),
+        eval=str(place / "corpus.txt"),
+        sequence_length=T,
+        one_sentence_per_line=True,
+        objective="full_sentences",
+        num_workers=1,
+    )
+    streamed = dataclasses.replace(config, streaming=True)
+    built = builder.build_examples(config, tokenizer, tmp_path)
+    whole = builder.build_examples(streamed, tokenizer, tmp_path)
+    assert len(whole.train) > 1
+    np.testing.assert_array_equal(whole.unigram_counts[FIRST:], built.unigram_counts[FIRST:])
+    monkeypatch.setattr(builder, "HEAD_CHARACTERS", 3 * CHUNK)
+    head = builder.build_examples(streamed, tokenizer, tmp_path)
+    assert CHUNK < head.counts["train_documents"] / DOCUMENTS * (place / "corpus.txt").stat().st_size < 4 * CHUNK
 
 
 @pytest.mark.parametrize("changes", [{}, {"objective": "full_sentences"}, {"objective": "blocks"}], ids=str)
