@@ -223,6 +223,15 @@ def test_scores_after_pretraining_stand_beside_random_weights(model_of_128, sst2
 
 
 @pytest.mark.slow
+def test_options_of_the_encoder_are_pretrained_for_the_same_time(corpus, pretrained, tmp_path):
+    arguments = [tmp_path, "--train", corpus, "--eval", corpus, "--tokenizer", pretrained, "--minutes", 0.2]
+    arguments += ["--candidates", "bert", "rotary"]
+    table = run("options.py", *arguments)
+    assert [line.split()[1] for line in table.splitlines()[2:]] == ["bert", "rotary"]
+    assert run("options.py", *arguments) == table, "runs that have ended are not repeated"
+
+
+@pytest.mark.slow
 def test_generation_is_measured_next_to_transformers(tmp_path):
     pytest.importorskip("transformers")
     sizes = ["--layers", 1, "--width", 64, "--max_tokens", 5, "--beams", 2, "--batch_sizes", 1, 3]

@@ -1,0 +1,129 @@
+"""Pretraining with one option of modern encoders at a time, and with all of them, each for the same time on one core.
+
+    PYTHONPATH=. taskset -c 0 python benchmarks/options.py OUT --train TRAIN --eval EVAL --tokenizer VOCABULARY
+
+OUT gets a run for each candidate, for `transfer.py` to fine-tune. The steps of a candidate are those that fit into the
+time: a short run of both phases gives the seconds of a step. Runs that have ended are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "initializer_range": 0.05,
+    "position_embedding_init": "sinusoidal",
+    "max_position_embeddings": 512,
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "pre_norm": {"pre_layer_norm": True, "first_layer_norm": False},
+    "rotary": {"position_embedding_type": "rotary"},
+    # Three matrices of this width have the parameters of two of 512.
+    "gated": {"gated_feed_forward": True, "intermediate_size": 341},
+    "no_biases": {"use_bias": False, "norm_bias": False},
+}
+CANDIDATES = {
+    "bert": {},
+    "modern": {key: value for option in OPTIONS.values() for key, value in option.items()},
+    **OPTIONS,
+}
+SHORT_SHARE = 0.75
+"""Of the steps that have rows of 32 tokens; the others have rows of 128."""
+TOKENS = 4096
+"""Of a step."""
+PROBE_STEPS = 80
+
+
+def main() -> None:
+    """Runs what is missing and prints a table of all candidates."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--train", required=True)
+    parser.add_argument("--eval", required=True)
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--minutes", type=float, default=8.0, help="of training steps, for each candidate")
+    parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=list(CANDIDATES))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    print(
+        "| candidate | steps | million tokens | minutes | held-out loss | perplexity | accuracy |\n" + "|---" * 7 + "|"
+    )
+    for name in given.candidates:
+        print(row(name, given), flush=True)
+
+
+def row(name: str, given: argparse.Namespace) -> str:
+    """The candidate's line of the table, after the run if it is missing."""
+    run = given.out / name
+    if not (run / "results.json").exists():
+        probe = pretrain(given.out / f"probe-{name}", CANDIDATES[name], PROBE_STEPS, given)
+        pretrain(run, CANDIDATES[name], round(60 * given.minutes / seconds_per_step(probe)), given)
+    lines = read_metrics(run)
+    last = [line for line in lines if line["split"] == "eval"][-1]
+    minutes = seconds_per_step(run) * last["step"] / 60
+    return (
+        f"| {name} | {last['step']:,} | {TOKENS * last['step'] / 1e6:.1f} | {minutes:.1f} "
+        f"| {last['mlm_loss']:.3f} | {math.exp(last['mlm_loss']):.1f} | {last['mlm_accuracy']:.3f} |"
+    )
+
+
+def pretrain(run: Path, options: dict[str, Any], steps: int, given: argparse.Namespace) -> Path:
+    """Trains on rows of 32 tokens, then of 128."""
+    config = {
+        "data": {
+            "train": given.train,
+            "eval": given.eval,
+            "objective": "full_sentences",
+            "sequence_length": 32,
+            "max_predictions_per_sequence": 5,
+        },
+        "tokenizer": {"path": given.tokenizer},
+        "model": SIZES | options,
+        "optimizer": {"learning_rate": 2e-3, "warmup_ratio": 0.05, "bias_correction": True},
+        "training": {
+            "steps": steps,
+            "batch_size": 128,
+            "eval_every": 10**6,
+            "checkpoint_every": 10**6,
+            "log_every": 10,
+        },
+        "phases": [
+            {"share": SHORT_SHARE},
+            {"sequence_length": 128, "max_predictions_per_sequence": 20, "batch_size": 32},
+        ],
+    }
+    file = run.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    command = [sys.executable, "-m", "bert", "pretrain", "--config", str(file), "--output_dir", str(run)]
+    with open(run.with_suffix(".log"), "w", encoding="utf-8") as log:
+        subprocess.run(command, stdout=log, stderr=log, check=True)
+    return run
+
+
+def seconds_per_step(run: Path) -> float:
+    """The mean over a run; the first line of the log has what is slower once."""
+    rates = [line["tokens_per_second"] for line in read_metrics(run) if line["split"] == "train"]
+    return TOKENS * statistics.mean(1 / rate for rate in rates[1:])
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+if __name__ == "__main__":
+    main()
