@@ -9,7 +9,6 @@ time: a short run of both phases gives the seconds of a step. Runs that have end
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import subprocess
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from bert.runs.metrics_log import read_metrics
 
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
@@ -47,6 +48,7 @@ SHORT_SHARE = 0.75
 TOKENS = 4096
 """Of a step."""
 PROBE_STEPS = 80
+"""Of the short run that is timed."""
 
 
 def main() -> None:
@@ -116,13 +118,9 @@ def pretrain(run: Path, options: dict[str, Any], steps: int, given: argparse.Nam
 
 
 def seconds_per_step(run: Path) -> float:
-    """The mean over a run; the first line of the log has what is slower once."""
+    """The mean of a run without its first log line, since the first steps are slower. A run has 20 steps or more."""
     rates = [line["tokens_per_second"] for line in read_metrics(run) if line["split"] == "train"]
     return TOKENS * statistics.mean(1 / rate for rate in rates[1:])
-
-
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 if __name__ == "__main__":
