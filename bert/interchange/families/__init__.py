@@ -15,13 +15,14 @@ from bert.interchange.families.modernbert import MODERNBERT
 from bert.interchange.families.mpnet import MPNET
 from bert.interchange.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from bert.interchange.families.roberta_prelayernorm import ROBERTA_PRELAYERNORM
+from bert.interchange.families.roformer import ROFORMER
 from bert.tokenizer.vocabulary import vocabulary_kind
 
 __all__ = ["FAMILIES", "GOOGLE_NAMES", "Family", "family_of", "family_of_classes", "family_of_type"]
 
 FAMILIES: tuple[Family, ...] = (
     *(BERT, ROBERTA_PRELAYERNORM, ROBERTA, CAMEMBERT, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MPNET, DEBERTA, GPT2),
-    *(MODERNBERT, ENCODER_DECODER),
+    *(MODERNBERT, ROFORMER, ENCODER_DECODER),
 )
 """Later ones take precedence: every model has the form of the first."""
 

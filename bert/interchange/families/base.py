@@ -89,7 +89,7 @@ class Family:
         fixed: settings of config.json of which this value alone is read.
         settings: further ones of an architecture of ``classes``.
         initial: settings of `ModelConfig` that only say how parameters start, as ``read_config`` has them.
-        constants: pattern of the names of tensors that older versions stored with the parameters.
+        constants: pattern of the names of tensors that are no parameters, and are not read.
         has_form: whether a model of ours, by its sizes and architecture, is written as this family.
         read_config: config.json, whose values of ``keys`` and ``more_sizes`` are checked -> the fields of `ModelConfig`
             that ``keys`` alone does not give. Raises UserError.
@@ -99,6 +99,8 @@ class Family:
         nest: the inverse, with the sizes and the special tokens of the target.
         separate: sizes and parameters -> those of the same model without shared parameters, which the files have.
         share: the inverse: equal copies become shared parameters.
+        to_files: sizes and tensors by their names there -> those of its files, whose features may have another order
+            (``share`` undoes it), and constants that transformers does not make by itself.
     """
 
     model_type: str
@@ -124,6 +126,7 @@ class Family:
     nest: Callable[[dict[str, Any], ModelConfig, SpecialTokenIds], dict[str, Any]] = lambda content, *_: content
     separate: Callable[[ModelConfig, ParametersByPath], tuple[ModelConfig, ParametersByPath]] = lambda *model: model
     share: Callable[[ModelConfig, ParametersByPath], tuple[ModelConfig, ParametersByPath]] = lambda *model: model
+    to_files: Callable[[ModelConfig, dict[str, Any]], dict[str, Any]] = lambda config, tensors: tensors
 
     @property
     def class_prefix(self) -> str:

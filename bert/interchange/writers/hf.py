@@ -172,6 +172,7 @@ def published_tensors(model: ModelBundle) -> dict[str, np.ndarray]:
         )
     if family.decoder_bias and not config.tie_word_embeddings and names.PREDICTIONS in model.params:
         tensors[family.decoder_bias] = np.asarray(model.params[names.PREDICTIONS]["bias"])
+    tensors = family.to_files(config, tensors)
     if model.architecture == "Bert":  # a bare encoder is written without its name in front
         prefix = f"{family.prefix}."
         tensors = {name.removeprefix(prefix): array for name, array in tensors.items()}

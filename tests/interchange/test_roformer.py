@@ -1,0 +1,56 @@
+"""Rotary positions in BERT's form, in RoFormer's folders."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import bert
+from bert.errors import UserError
+from bert.interchange import families
+from bert.interchange.tensor_files import read_json
+from tests.interchange.hf_folders import CONFIG, assert_same
+
+ROFORMER = dataclasses.replace(
+    CONFIG, hidden_size=24, hidden_act="gelu", pooler_act="gelu", position_embedding_type="rotary"
+)
+
+
+@pytest.mark.parametrize("width", [None, 8])
+@pytest.mark.parametrize("architecture", families.ROFORMER.classes)
+def test_every_class_in_and_out(architecture: str, width: int | None, made, tmp_path: Path) -> None:
+    config = dataclasses.replace(ROFORMER, embedding_size=width)
+    model = made(architecture, config)
+    said: list[str] = []
+    model.save(tmp_path / "out", say=said.append)
+    assert "read back identical" in said[0]
+    again = bert.load(tmp_path / "out")
+    assert (again.architecture, again.config, again.labels) == (architecture, config, model.labels)
+    assert_same(again.params, model.params)
+    content = read_json(tmp_path / "out/config.json")
+    assert (content["model_type"], content["embedding_size"]) == ("roformer", width or 24)
+
+
+def test_features_that_are_rotated_together_stand_next_to_each_other(made, tmp_path: Path) -> None:
+    model = made("BertForMaskedLM", ROFORMER)
+    model.save(tmp_path / "out")
+    theirs = load_file(tmp_path / "out/model.safetensors")["roformer.encoder.layer.1.attention.self.key.bias"]
+    ours = model.params["bert"]["encoder"]["layer_1"]["attention"]["key"]["bias"]
+    first_head = [0, 4, 1, 5, 2, 6, 3, 7]
+    np.testing.assert_array_equal(theirs[:8], np.asarray(ours)[first_head])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "reason"),
+    [
+        ("BertForMaskedLM", {"rotary_base": 500.0}, "rotary_base 500.0, .*RoFormer cannot express"),
+        ("BertForMaskedLM", {"attention_window": 4}, "attention_window 4, .*RoFormer cannot express"),
+        ("BertForSequenceClassification", {"pooler_act": "tanh"}, "pooler_act tanh, .*heads over a row have gelu"),
+        ("BertForPreTraining", {}, "of RoFormer's form, which transformers does not have"),
+    ],
+)
+def test_what_it_lacks_is_refused(architecture: str, changes: dict, reason: str, made, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=reason):
+        made(architecture, dataclasses.replace(ROFORMER, **changes)).save(tmp_path / "out")
