@@ -49,7 +49,8 @@ class Parallelism(Protocol):
         ...
 
     def put_state(self, tree: Any) -> Any:
-        """A state or parameters from the host to the devices: whole on each, or each its part."""
+        """A state or parameters from the host to the devices, whole on each or each its part: copies, that may be
+        donated. It takes the results of `to_host` and of `take_state`."""
         ...
 
     def to_host(self, tree: Any) -> Any:
@@ -57,6 +58,14 @@ class Parallelism(Protocol):
 
         All hosts call it together.
         """
+        ...
+
+    def take_state(self, tree: Any) -> Any:
+        """As `to_host`, but of an array that no host has all of, each takes its parts: a `jax.Array` in its memory."""
+        ...
+
+    def host_sharding(self, path: str, shape: Sequence[int]) -> NamedSharding | None:
+        """How the hosts have parts of an array of the state in their memory; None if each of them has all of it."""
         ...
 
     def shard_batch(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
@@ -140,6 +149,12 @@ class PmapParallelism:
         """The first device's copy of replicated arrays, as NumPy arrays of their own (safe under donation)."""
         shards = jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, tree)
         return jax.tree.map(lambda leaf: np.array(leaf, copy=True)[0], jax.device_get(shards))
+
+    def take_state(self, tree: Any) -> Any:
+        return self.to_host(tree)
+
+    def host_sharding(self, path: str, shape: Sequence[int]) -> None:
+        """One host has all of each array."""
 
     def shard_batch(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
         """[k, b, ...] on each device with k micro-batches, [b, ...] with None."""
@@ -227,6 +242,8 @@ class MeshParallel:
         """Each array on the devices where the table puts it."""
 
         def put(path: Sequence[Any], leaf: Any) -> jax.Array:
+            if isinstance(leaf, jax.Array):  # this host's parts
+                return jax.device_put(leaf, self._sharding_for(path, leaf))
             leaf = np.asarray(leaf)
             return jax.make_array_from_callback(leaf.shape, self._sharding_for(path, leaf), lambda part: leaf[part])
 
@@ -241,6 +258,24 @@ class MeshParallel:
             return np.array(leaf, copy=True)
 
         return jax.tree.map(whole, tree)  # leaf by leaf: a device has room for one whole array, hardly for all
+
+    def take_state(self, tree: Any) -> Any:
+        def take(path: Sequence[Any], leaf: jax.Array) -> Any:
+            sharding = self.host_sharding(path_str(path), leaf.shape)
+            if sharding is not None:
+                return jax.device_put(leaf, sharding)
+            whole = np.empty(leaf.shape, leaf.dtype)
+            for shard in leaf.addressable_shards:
+                whole[shard.index] = shard.data
+            return whole
+
+        return jax.tree_util.tree_map_with_path(take, tree)
+
+    def host_sharding(self, path: str, shape: Sequence[int]) -> NamedSharding | None:
+        sharding = NamedSharding(self.mesh, partition_spec(path, shape, self.mesh.shape))
+        parts = set(map(str, sharding.addressable_devices_indices_map(tuple(shape)).values()))
+        part_size = math.prod(sharding.shard_shape(tuple(shape)))
+        return None if len(parts) * part_size == math.prod(shape) else sharding.with_memory_kind("pinned_host")
 
     def shard_batch(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
         """[k, B / k, ...] with k micro-batches, [B, ...] with None, B the rows of all hosts."""

@@ -13,8 +13,10 @@ from bert.runs.checkpoint_directory import BEST, TRAINING_STATE, CheckpointDirec
 from bert.runs.manifest import verify_manifest, write_manifest
 from bert.runs.orbax_io import (
     PARAMS,
+    Place,
     describe_error,
     is_io_error,
+    keep_whole,
     load_items,
     quiet_orbax,
     restore_into,
@@ -35,6 +37,7 @@ class Checkpointer:
         max_to_keep: int | None,
         say: Callable[[str], None],
         after_save: Callable[[], None] = lambda: None,
+        place: Place = keep_whole,
     ):
         """Opens ``folder`` (RUN/checkpoints), which the first save makes.
 
@@ -42,10 +45,12 @@ class Checkpointer:
           max_to_keep: how many of the newest checkpoints stay; None is 1.
           say: logs which damaged ones were passed over, and what is used instead.
           after_save: is called in the background once a checkpoint is in place.
+          place: of which arrays a restored state has this host's parts.
         """
         self._directory = CheckpointDirectory(folder, max_to_keep)
         self._say = say
         self._after_save = after_save
+        self._place = place
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
         self._while_saving = contextlib.ExitStack()
@@ -72,7 +77,8 @@ class Checkpointer:
         An older checkpoint of the same step is replaced once the new one is complete.
 
         Args:
-          state: pytree of NumPy arrays, not to be changed before the save has ended, and Python numbers.
+          state: pytree of NumPy arrays, not to be changed before the save has ended, of arrays in parts, and of Python
+            numbers.
           wait: return when it has ended.
 
         Raises:
@@ -139,11 +145,7 @@ class Checkpointer:
         directory = self._directory
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            directory.remove_incomplete()
-            save_items(directory.draft(step), items)
-            write_manifest(directory.draft(step), step)
-            directory.commit(step)
-            directory.apply_retention(step)
+            self._write(step, items)
         except Exception as error:
             directory.discard_draft(step)
             if not is_io_error(error):  # a bug: let it be seen
@@ -156,6 +158,19 @@ class Checkpointer:
             ) from error
         self._after_save()
 
+    def _write(self, step: int, items: dict[str, Any]) -> None:
+        directory = self._directory
+        directory.remove_incomplete()
+        save_items(directory.draft(step), items)
+        self._complete(step)
+
+    def _complete(self, step: int) -> None:
+        """Puts a draft in place that has all of a checkpoint but its manifest."""
+        directory = self._directory
+        write_manifest(directory.draft(step), step)
+        directory.commit(step)
+        directory.apply_retention(step)
+
     # Reading
 
     def restore(self, like: Any = None, step: int | None = None) -> tuple[int, Any] | None:
@@ -167,13 +182,13 @@ class Checkpointer:
           step: this checkpoint and no other.
 
         Returns:
-          (step, state), the state's leaves NumPy arrays.
+          (step, state), the state's leaves NumPy arrays; with ``like``, those that are placed in parts.
 
         Raises:
           UserError: every checkpoint is damaged or holds parameters alone, ``step`` is missing, damaged or such a
             one, or ``like`` does not fit.
         """
-        restored = self._load_newest((PARAMS, TRAINING_STATE), step)
+        restored = self._load_newest((PARAMS, TRAINING_STATE), step, keep_whole if like is None else self._place)
         if restored is None:
             return None
         step, items = restored
@@ -182,7 +197,7 @@ class Checkpointer:
 
     def restore_params(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
         """As ``restore``, but reads only the ``params`` of the saved state, as nested dicts of arrays."""
-        restored = self._load_newest((PARAMS,), step)
+        restored = self._load_newest((PARAMS,), step, keep_whole)
         if restored is None:
             return None
         step, items = restored
@@ -200,7 +215,7 @@ class Checkpointer:
                 self._say(f"{error}; the newest good checkpoint is used instead")
         return self.restore_params()
 
-    def _load_newest(self, names: tuple[str, ...], step: int | None) -> tuple[int, dict[str, Any]] | None:
+    def _load_newest(self, names: tuple[str, ...], step: int | None, place: Place) -> tuple[int, dict[str, Any]] | None:
         """(step, items) of the newest good checkpoint; None if there is no checkpoint."""
         self.wait()
         candidates = self._candidates(step, resumable=TRAINING_STATE in names)
@@ -209,7 +224,7 @@ class Checkpointer:
             problems = verify_manifest(candidates[candidate])
             if not problems:
                 try:
-                    items = load_items(candidates[candidate], names)
+                    items = load_items(candidates[candidate], names, place)
                 except Exception as error:  # whatever orbax raises, the checkpoint before may still be readable
                     problems = [f"orbax cannot read it: {describe_error(error)}"]
                 else:

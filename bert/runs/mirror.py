@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import re
 import threading
@@ -19,13 +20,16 @@ from bert.errors import UserError
 from bert.files import is_temporary, user_cache_dir
 from bert.locks import LOCK
 from bert.messages import LOGGER
-from bert.object_store import ObjectStore
+from bert.object_store import ObjectStore, call_each
 from bert.runs.checkpoint_directory import remove
 from bert.runs.lease import LEASE, Lease, machine_name
 from bert.runs.manifest import MANIFEST, listed_files
 
 SMALL = 2**24
 """Bytes of a file that is read before it is sent: it may grow meanwhile, as metrics.jsonl does."""
+
+PARTS = "*/*/**/*"
+"""Files of a checkpoint with parts of arrays (item/array/...). Each host has those above, which describe the whole."""
 
 Signature = tuple[int, int]
 """Size and time of change of a file."""
@@ -92,13 +96,16 @@ class Mirror:
                 self._store.download(name, self.folder / name)
                 listed[checkpoint] = listed_files(self.folder / checkpoint)
         self._known = {name: known for name, known in self._known.items() if part not in (self.folder / name).parents}
-        for name in names:
+
+        def get(name: str) -> None:
             checkpoint = _checkpoint(name)
             if checkpoint is None or _belongs(name.removeprefix(f"{checkpoint}/"), listed.get(checkpoint, set())):
                 self._store.download(name, self.folder / name)
                 self._known[name] = _signature(self.folder / name)
             else:
                 self._known[name] = None
+
+        call_each(get, names)
 
     def push(self) -> None:
         """Copies what has changed in the local folder, and removes from the copy what is no longer there.
@@ -111,12 +118,45 @@ class Mirror:
                 self._lease.check()
             current = {name: _signature(self.folder / name) for name in _names(self.folder)}
             changed = [name for name, signature in current.items() if self._known.get(name) != signature]
-            for name in sorted(changed, key=_rank):
+
+            def send(name: str) -> None:
                 self._send(name)
                 self._known[name] = current[name]
-            for name in sorted(self._known.keys() - current.keys(), key=_rank, reverse=True):
-                self._store.remove(name)
-                del self._known[name]
+
+            for _, names in itertools.groupby(sorted(changed, key=_rank), _rank):
+                call_each(send, names)
+            gone = sorted(self._known.keys() - current.keys(), key=_rank, reverse=True)
+            for _, names in itertools.groupby(gone, _rank):
+                call_each(self._remove, names)
+
+    def withdraw(self, checkpoint: Path) -> None:
+        """Removes the manifest of a checkpoint whose files are about to be replaced."""
+        name = f"{self._name(checkpoint)}/{MANIFEST}"
+        with self._lock:
+            if name in self._known:
+                self._remove(name)
+
+    def send_parts(self, draft: Path, checkpoint: Path) -> None:
+        """Copies this host's parts of arrays, which are in a draft of a checkpoint, to where the checkpoint belongs."""
+        folder = self._name(checkpoint)
+        names = (path.relative_to(draft).as_posix() for path in draft.glob(PARTS) if path.is_file())
+        call_each(lambda name: self._store.upload(draft / name, f"{folder}/{name}"), names)
+
+    def fetch_parts(self, draft: Path, checkpoint: Path) -> None:
+        """Adds to the draft of a checkpoint what other hosts have sent."""
+        folder = f"{self._name(checkpoint)}/"
+
+        def get(name: str) -> None:
+            path = draft / name.removeprefix(folder)
+            if not path.exists():
+                self._store.download(name, path)
+                self._known[name] = _signature(path)
+
+        with self._lock:
+            call_each(get, [name for name in self._files() if name.startswith(folder)])
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
 
     def _send(self, name: str) -> None:
         path = self.folder / name
@@ -124,6 +164,10 @@ class Mirror:
             self._store.write(name, path.read_bytes())
         else:
             self._store.upload(path, name)
+
+    def _remove(self, name: str) -> None:
+        self._store.remove(name)
+        del self._known[name]
 
     def _check_is_kind_or_empty(self, kind: str, marker: str) -> None:
         names = [name for name in self._files() if _checkpoint(name) is None]
@@ -176,10 +220,11 @@ def _belongs(name: str, listed: set[str] | None) -> bool:
     return listed is None or name in listed or name == MANIFEST
 
 
-def _rank(name: str) -> tuple[int, str]:
+def _rank(name: str) -> int:
     """The order of copying: the files of checkpoints, what describes them, and at last the manifests."""
-    in_checkpoint = _checkpoint(name) is not None
-    return (2 if in_checkpoint and name.endswith(MANIFEST) else 0 if in_checkpoint else 1), name
+    if _checkpoint(name) is None:
+        return 1
+    return 2 if name.endswith(MANIFEST) else 0
 
 
 def _signature(path: Path) -> Signature:

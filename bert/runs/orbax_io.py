@@ -10,7 +10,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,18 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from bert.errors import UserError
+from bert.parallel.sharding import path_str
 from bert.runs.checkpoint_directory import TRAINING_STATE
 
 PARAMS = "params"
 """Item with the parameters, which inference reads alone; `TRAINING_STATE` is the other one."""
+
+Place = Callable[[str, Sequence[int]], "jax.sharding.Sharding | None"]
+"""Path and shape of an array of the state -> how the hosts have parts of it, or None if each has all of it."""
+
+
+def keep_whole(path: str, shape: Sequence[int]) -> None:
+    """Each host has all of each array."""
 
 
 def to_items(state: Any) -> dict[str, Any]:
@@ -32,9 +41,14 @@ def to_items(state: Any) -> dict[str, Any]:
         node = tree
         for key in path[:-1]:
             node = node.setdefault(key, {})
-        node[path[-1]] = np.asarray(leaf)
+        node[path[-1]] = leaf if is_part(leaf) else np.asarray(leaf)
     items = {PARAMS: tree.pop(PARAMS, None), TRAINING_STATE: tree}
     return {name: item for name, item in items.items() if item}
+
+
+def is_part(leaf: Any) -> bool:
+    """Whether a leaf is an array of which several hosts have parts (`Parallelism.take_state`)."""
+    return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
 def save_items(folder: Path, items: Mapping[str, Any]) -> None:
@@ -42,16 +56,51 @@ def save_items(folder: Path, items: Mapping[str, Any]) -> None:
 
     Raises OSError, or the ValueError of tensorstore.
     """
+    _save(folder, items, _checkpointer(_alone()))
+
+
+def save_parts(folder: Path, items: Mapping[str, Any], is_shared: bool) -> None:
+    """As `save_items`, for arrays in parts: all hosts call it, and each writes its own parts, a file for each.
+
+    Args:
+        is_shared: whether all hosts see the same folder; else each makes one with its own parts.
+    """
+    primary = 0 if is_shared else None
+    together = ocp.options.MultiprocessingOptions(
+        primary_host=primary, active_processes=set(range(jax.process_count()))
+    )
+    # Of a part that several hosts have, one writes all: many hosts would leave a great many small files.
+    handler = ocp.type_handlers.ArrayHandler(
+        primary_host=primary, use_replica_parallel=False, enable_write_sharding_file=False
+    )
+    handlers = ocp.type_handlers.create_type_handler_registry(
+        (np.ndarray, ocp.type_handlers.NumpyHandler()), (jax.Array, handler)
+    )
+    _save(folder, items, _checkpointer(together, use_ocdbt=False, use_zarr3=True, type_handler_registry=handlers))
+
+
+def _save(folder: Path, items: Mapping[str, Any], checkpointer: ocp.Checkpointer) -> None:
     _check_space(folder.parent, items)
-    with _checkpointer() as orbax:
-        orbax.save(folder, args=_composite(items, ocp.args.PyTreeSave))
+    with checkpointer as orbax:
+        orbax.save(folder, args=ocp.args.Composite(**{name: ocp.args.PyTreeSave(item) for name, item in items.items()}))
 
 
-def load_items(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
-    """The items of these names that a folder has, as nested dicts of NumPy arrays."""
-    items = {name: None for name in names if (folder / name).is_dir()}
-    with quiet_orbax(), _checkpointer() as orbax:
-        restored = orbax.restore(folder, args=_composite(items, lambda _: ocp.args.PyTreeRestore()))
+def load_items(folder: Path, names: tuple[str, ...], place: Place) -> dict[str, Any]:
+    """The items of these names that a folder has, as nested dicts of NumPy arrays; those that are placed, in parts."""
+
+    def argument(prefix: str, path: Sequence[Any], array: Any) -> ocp.RestoreArgs:
+        sharding = place(prefix + path_str(path), array.shape)
+        return ocp.RestoreArgs(np.ndarray) if sharding is None else ocp.ArrayRestoreArgs(sharding=sharding)
+
+    def arguments(name: str) -> ocp.args.PyTreeRestore:
+        # Without these, orbax looks for the devices that parts were on.
+        tree = ocp.PyTreeCheckpointHandler(multiprocessing_options=_alone()).metadata(folder / name).tree
+        prefix = f"{PARAMS}/" if name == PARAMS else ""
+        return ocp.args.PyTreeRestore(restore_args=jax.tree_util.tree_map_with_path(partial(argument, prefix), tree))
+
+    with quiet_orbax(), _checkpointer(_alone()) as orbax:
+        items = {name: arguments(name) for name in names if (folder / name).is_dir()}
+        restored = orbax.restore(folder, args=ocp.args.Composite(**items))
     return {name: restored[name] for name in items}
 
 
@@ -121,22 +170,31 @@ def _hook_before(previous: Callable[[sys.UnraisableHookArgs], Any]) -> Callable[
     return hook
 
 
-def _checkpointer() -> ocp.Checkpointer:
-    # The synchronous one: the manifest has to follow in the same thread, so the thread is `Checkpointer`'s, not
-    # orbax's. By default, orbax waits for every process of a distributed run to come along; here one acts alone.
-    alone = ocp.options.MultiprocessingOptions(
+def _alone() -> ocp.options.MultiprocessingOptions:
+    """By default, orbax waits for every process of a distributed run to come along; here one acts alone."""
+    return ocp.options.MultiprocessingOptions(
         primary_host=jax.process_index(),
         active_processes={jax.process_index()},
         barrier_sync_key_prefix=f"process_{jax.process_index()}",
     )
-    items = {name: ocp.PyTreeCheckpointHandler(multiprocessing_options=alone) for name in (PARAMS, TRAINING_STATE)}
-    options = ocp.CompositeOptions(multiprocessing_options=alone)
-    handler = ocp.CompositeCheckpointHandler(composite_options=options, **items)
-    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
-def _composite(items: Mapping[str, Any], argument: Callable[[Any], Any]) -> ocp.args.Composite:
-    return ocp.args.Composite(**{name: argument(item) for name, item in items.items()})
+def _checkpointer(processes: ocp.options.MultiprocessingOptions, **options: Any) -> ocp.Checkpointer:
+    # The synchronous one: the manifest has to follow in the same thread, so the thread is `Checkpointer`'s, not
+    # orbax's.
+    items = {
+        name: ocp.PyTreeCheckpointHandler(multiprocessing_options=processes, **options)
+        for name in (PARAMS, TRAINING_STATE)
+    }
+    composite = ocp.CompositeOptions(multiprocessing_options=processes)
+    handler = ocp.CompositeCheckpointHandler(composite_options=composite, **items)
+    return ocp.Checkpointer(handler, multiprocessing_options=processes)
+
+
+def _num_bytes_to_write(array: Any) -> int:
+    if not is_part(array):
+        return int(array.nbytes)
+    return sum(part.data.nbytes for part in array.addressable_shards if part.replica_id == 0)
 
 
 def _leaves(tree: Any) -> dict[tuple[str, ...], Any]:
@@ -152,7 +210,7 @@ def _describe_array(array: Any) -> str:
 
 def _check_space(folder: Path, items: Any) -> None:
     """Raises OSError before anything is written if it cannot all be written: orbax fails slowly and untidily."""
-    needed, disk = sum(array.nbytes for array in jax.tree.leaves(items)), shutil.disk_usage(folder)
+    needed, disk = sum(map(_num_bytes_to_write, jax.tree.leaves(items))), shutil.disk_usage(folder)
     if disk.total and disk.free < needed:  # some network file systems report zeros
         raise OSError(
             errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({needed / 1e6:.1f} MB needed, {disk.free / 1e6:.1f} MB free)"

@@ -1,4 +1,4 @@
-"""One run directory shared by several hosts: the main process writes, all read the same state."""
+"""One run of several hosts: the main process writes, each host adds its parts of the state, all read the same one."""
 
 from __future__ import annotations
 
@@ -6,20 +6,74 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import jax
+
+from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main, call_on_main, is_main_process, is_multihost, sync_hosts
 from bert.runs.callbacks import Callback, RunStart
 from bert.runs.checkpoint import Checkpointer
+from bert.runs.checkpoint_directory import remove
 from bert.runs.curves import Subject
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import make_loggers
 from bert.runs.metrics_log import to_jsonable
+from bert.runs.mirror import Mirror
+from bert.runs.orbax_io import is_part, keep_whole, save_parts
 from bert.runs.report import Report, RunReport
 
 Restored = tuple[int, Any]
 
 
+class PartsCheckpointer(Checkpointer):
+    """The checkpoints as one of several hosts sees them: each writes its parts of arrays, the main process all else.
+
+    Without a shared disk, each host writes to its own and sends its parts to the store. The main process gets those of
+    the others, so that its disk, not its memory, has the whole checkpoint, to which it adds the manifest.
+    """
+
+    def __init__(self, *args: Any, mirror: Mirror | None) -> None:
+        """
+        Args:
+            mirror: where hosts without a shared disk meet.
+        """
+        super().__init__(*args)
+        self._mirror = mirror
+
+    def _write(self, step: int, items: dict[str, Any]) -> None:
+        has_parts = any(map(is_part, jax.tree.leaves(items)))
+        if is_main_process() and not has_parts:
+            super()._write(step, items)
+        elif is_main_process():
+            self._write_parts_and_complete(step, items)
+        elif has_parts:
+            self._write_parts(step, items)
+
+    def _write_parts_and_complete(self, step: int, items: dict[str, Any]) -> None:
+        draft, checkpoint = self._directory.draft(step), self.folder / str(step)
+        self._directory.remove_incomplete()
+        if self._mirror is None:
+            save_parts(draft, items, is_shared=True)
+        else:
+            self._mirror.withdraw(checkpoint)
+            save_parts(draft, items, is_shared=False)
+            sync_hosts("parts_are_sent")
+            self._mirror.fetch_parts(draft, checkpoint)
+        self._complete(step)
+
+    def _write_parts(self, step: int, items: dict[str, Any]) -> None:
+        draft = self._directory.draft(step)
+        if self._mirror is None:
+            save_parts(draft, items, is_shared=True)
+        else:
+            self._directory.remove_incomplete()
+            save_parts(draft, items, is_shared=False)
+            self._mirror.send_parts(draft, self.folder / str(step))
+            sync_hosts("parts_are_sent")
+            remove(draft)
+
+
 class MultihostCheckpointer:
-    """A `Checkpointer` for all hosts: the main process writes, and all read the step that it has verified."""
+    """A `Checkpointer` for all hosts: all read the step that the main process has verified."""
 
     def __init__(self, checkpoints: Checkpointer, pull: Callable[[], None]) -> None:
         """
@@ -36,9 +90,8 @@ class MultihostCheckpointer:
         self._checkpoints.close()
 
     def save(self, step: int, state: Any) -> None:
-        """Begins to save a state, of which every host has the arrays."""
-        if is_main_process():
-            self._checkpoints.save(step, state)
+        """Begins to save a state, of which every host has the arrays or its parts of them."""
+        self._checkpoints.save(step, state)
 
     def wait(self) -> None:
         """Waits until nothing is being saved."""
@@ -74,10 +127,16 @@ class MultihostCheckpointer:
         return read(step=step)
 
 
-def make_checkpointer(run: RunFolder[Any], say: Callable[[str], None]) -> Checkpointer | MultihostCheckpointer:
+def make_checkpointer(
+    run: RunFolder[Any], say: Callable[[str], None], parallel: Parallelism
+) -> Checkpointer | MultihostCheckpointer:
     """The checkpoints of a run, for one host or for several."""
-    checkpoints = Checkpointer(run.checkpoints, run.config.training.max_to_keep, say, run.push)
-    return MultihostCheckpointer(checkpoints, run.pull) if is_multihost() else checkpoints
+    folder, training = run.checkpoints, run.config.training
+    if not is_multihost():
+        return Checkpointer(folder, training.max_to_keep, say, run.push)
+    place = parallel.host_sharding if training.average_checkpoints == 1 else keep_whole
+    checkpoints = PartsCheckpointer(folder, training.max_to_keep, say, run.push, place, mirror=run.mirror)
+    return MultihostCheckpointer(checkpoints, run.pull)
 
 
 def call_and_end(

@@ -101,7 +101,7 @@ def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestChe
     total_steps = setup.total_steps
     with (
         InterruptHandler() as interrupts,  # also while the last checkpoint is written
-        shared_run.make_checkpointer(run, say) as checkpoints,
+        shared_run.make_checkpointer(run, say, parallel) as checkpoints,
         make_profiler(config.profile and run.is_writer, run.path, say) as profiler,
     ):
         states, average = with_average(checkpoints, config.training.average_checkpoints)

@@ -227,7 +227,9 @@ class TrainLoop:
         self._drain()  # a resumed run would not report these steps
         if self._saved_step != self._step:
             with self._timer.paused():
-                self.checkpoints.save(self._step, self.parallel.to_host(self._state))
+                # The average is of whole arrays, so its checkpoints are.
+                take = self.parallel.take_state if self.average is None else self.parallel.to_host
+                self.checkpoints.save(self._step, take(self._state))
                 release_free_memory()
         self._saved_step = self._step
 

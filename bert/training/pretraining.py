@@ -217,7 +217,10 @@ class PhaseProgram:
 
 
 def train(setup: Setup, data: PretrainingData, say: Log, callbacks: Sequence[Callback] = ()) -> TrainState:
-    """Trains through all phases from the run's newest checkpoint, or from the start; returns the state on the host.
+    """Trains through all phases from the run's newest checkpoint, or from the start.
+
+    Returns:
+        The last state on the host; of several hosts, each has all of the parameters.
 
     Raises:
         UserError: a checkpoint cannot be used, or too many steps were skipped.
@@ -226,7 +229,7 @@ def train(setup: Setup, data: PretrainingData, say: Log, callbacks: Sequence[Cal
     run, parallel, config = setup.run, setup.parallel, setup.run.config
     with (
         InterruptHandler() as interrupts,  # also while the last checkpoint is written
-        shared_run.make_checkpointer(run, say) as checkpoints,
+        shared_run.make_checkpointer(run, say, parallel) as checkpoints,
         make_profiler(config.profile and run.is_writer, run.path, say) as profiler,
     ):
         learner = build_learner(config, setup.teacher, parallel)
@@ -258,11 +261,11 @@ def train(setup: Setup, data: PretrainingData, say: Log, callbacks: Sequence[Cal
                     profiler=profiler,
                     loss_factors=learner.loss_factors,
                 )
-                state = parallel.to_host(loop.run(state))
+                state = parallel.take_state(loop.run(state))
                 if loop.is_stopped:
                     break
         checkpoints.wait()
-    return state
+    return state.replace(params=parallel.to_host(parallel.put_state(state.params)))  # whole, to be used and exported
 
 
 def _compile_phases(

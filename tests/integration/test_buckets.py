@@ -23,6 +23,7 @@ import jax
 import numpy as np
 import pytest
 
+from bert.runs.manifest import verify_manifest
 from tests.conftest import SMALL_RUN
 from tests.helpers import REPOSITORY, assert_same_sweep, lines_of, state_of
 
@@ -245,13 +246,20 @@ def assert_same_losses(server: Server, run: str, copy: Path, expected: Path) -> 
         assert ours == pytest.approx(theirs, rel=1e-5), theirs["step"]
 
 
-def test_two_hosts_without_a_shared_disk_train_as_one(server: Server, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mesh", ["2x1x1", "1x2x1"], ids=["copies", "parts"])
+def test_two_hosts_without_a_shared_disk_train_as_one(server: Server, corpus: Path, tmp_path: Path, mesh: str) -> None:
     options = ["--training.steps=12", "--training.checkpoint_every=4"]
     one = tmp_path / "run"
     finish(start(tmp_path / "cache", str(one), corpus, *options))
-    for process in start_hosts(tmp_path, 2, "s3://bucket/run", corpus, *options):
+    for process in start_hosts(tmp_path, 2, "s3://bucket/run", corpus, *options, f"--training.mesh={mesh}"):
         finish(process)
-    assert_same_losses(server, "bucket/run", tmp_path / "copy", one)
+    copy = tmp_path / "copy"
+    assert_same_losses(server, "bucket/run", copy, one)
+    assert verify_manifest(copy / "checkpoints" / "12") == []
+    parts = list(copy.glob("checkpoints/12/params/bert.encoder.layer_0.attention.query.kernel/c/*/*"))
+    assert len(parts) == (2 if mesh == "1x2x1" else 0)
+    for ours, theirs in zip(*(jax.tree.leaves(state_of(run)) for run in (copy, one)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
 def read_to_step(process: subprocess.Popen[str], step: int) -> str:
@@ -285,17 +293,22 @@ def slowed(process: subprocess.Popen[str]) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.parametrize("mesh", ["{}x1x1", "1x{}x1"], ids=["copies", "parts"])
 def test_four_hosts_are_stopped_and_killed_and_two_or_eight_complete_the_run(
-    server: Server, corpus: Path, tmp_path: Path
+    server: Server, corpus: Path, tmp_path: Path, mesh: str
 ) -> None:
-    """One host is slow, one is told to stop, one is killed; all have empty disks at each start, and one bucket."""
+    """One host is slow, one is told to stop, one is killed; all have empty disks at each start, and one bucket.
+
+    Each host has a copy of the state, or its part of it.
+    """
     options = ["--model.num_hidden_layers=2", "--model.hidden_size=32", "--training.steps=24"]
     options += ["--training.checkpoint_every=4", "--training.eval_every=8", "--training.log_every=1"]
     one, run = tmp_path / "run", "s3://bucket/run"
     finish(start(tmp_path / "one", str(one), corpus, *options))
     options += ["--data.cache_dir=s3://bucket/examples"]
 
-    stopped = start_hosts(tmp_path / "stopped", 4, run, corpus, *options)
+    of_four = f"--training.mesh={mesh.format(4)}"
+    stopped = start_hosts(tmp_path / "stopped", 4, run, corpus, *options, of_four)
     read_to_step(stopped[0], 2)
     with slowed(stopped[3]):
         read_to_step(stopped[0], 6)
@@ -304,7 +317,7 @@ def test_four_hosts_are_stopped_and_killed_and_two_or_eight_complete_the_run(
     assert "interrupted and saved at step" in output
     step = int(output.split("saved at step ")[1].split(";")[0])
 
-    killed = start_hosts(tmp_path / "killed", 4, run, corpus, *options)
+    killed = start_hosts(tmp_path / "killed", 4, run, corpus, *options, of_four)
     assert f"resumes at step {step}" in read_to_step(killed[0], step + 2)
     with slowed(killed[3]):
         read_to_step(killed[0], step + 5)
@@ -318,7 +331,8 @@ def test_four_hosts_are_stopped_and_killed_and_two_or_eight_complete_the_run(
 
     server.store.copy("bucket/run", "bucket/run8", recursive=True)
     for count, name in ((2, "run"), (8, "run8")):
-        hosts = start_hosts(tmp_path / name, count, f"s3://bucket/{name}", corpus, *options)
+        of_count = f"--training.mesh={mesh.format(count)}"
+        hosts = start_hosts(tmp_path / name, count, f"s3://bucket/{name}", corpus, *options, of_count)
         [output, *_] = map(finish, hosts)
         assert f"{count} x cpu on {count} hosts" in output
         assert "resumes at step" in output

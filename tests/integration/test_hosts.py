@@ -61,14 +61,16 @@ def assert_same_losses(run: Path, expected: Path, end: float = math.inf) -> None
 
 @pytest.mark.slice
 @pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["2x2x1", "1x4x1"], ids=["copies", "parts"])
 @pytest.mark.parametrize("more", [[], NEXT], ids=["masked", "next"])
 def test_two_hosts_give_the_losses_of_one_and_each_takes_over_from_the_other(
-    more: list[str], corpus: Path, tmp_path: Path
+    more: list[str], mesh: str, corpus: Path, tmp_path: Path
 ) -> None:
+    """Each host has all of the state, or a part of it that it writes."""
     one, two = tmp_path / "one", tmp_path / "two"
     outputs([start(one, corpus, *more, devices=1)])
-    first, second = outputs(start_hosts(two, corpus, *more, "--training.mesh=2x2x1"))
-    assert "4 x cpu on 2 hosts, mesh data 2 x fsdp 2 x tensor 1" in first
+    first, second = outputs(start_hosts(two, corpus, *more, f"--training.mesh={mesh}"))
+    assert "4 x cpu on 2 hosts, mesh data {} x fsdp {} x tensor {}".format(*mesh.split("x")) in first
     assert "held-out text after 6 steps" in first
     assert "step" not in second  # one host speaks
     assert_same_losses(two, one)
@@ -97,8 +99,10 @@ def test_two_hosts_share_a_stream_and_one_takes_over(corpus: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_killed_host_ends_the_run_and_both_go_on_from_the_checkpoint(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mesh", ["4x1x1", "1x4x1"], ids=["copies", "parts"])
+def test_a_killed_host_ends_the_run_and_both_go_on_from_the_checkpoint(mesh: str, corpus: Path, tmp_path: Path) -> None:
     long = ("--training.steps=60", "--training.checkpoint_every=10", "--training.eval_every=30")
+    long += (f"--training.mesh={mesh}",)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     outputs(start_hosts(whole, corpus, *long))
     processes = start_hosts(killed, corpus, *long)
@@ -112,6 +116,43 @@ def test_a_killed_host_ends_the_run_and_both_go_on_from_the_checkpoint(corpus: P
     assert lines_of(killed) == lines_of(whole)
     for ours, theirs in zip(leaves(killed), leaves(whole), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+PARTS = """
+import sys
+from pathlib import Path
+import jax, numpy as np
+coordinator, process, folder = sys.argv[1:]
+jax.distributed.initialize(coordinator, 2, int(process))
+from bert.parallel.backends import MeshParallel
+from bert.runs.orbax_io import PARAMS, load_items, save_parts
+mesh = MeshParallel((1, 4, 1))
+state = {PARAMS: {"kernel": np.arange(64, dtype=np.float32).reshape(16, 4)}}
+taken = mesh.take_state(mesh.put_state(state))
+save_parts(Path(folder), taken, is_shared=True)
+restored = load_items(Path(folder), (PARAMS,), mesh.host_sharding)
+for tree in (taken, restored):
+    kernel = tree[PARAMS]["kernel"]
+    print("PARTS", kernel.sharding.memory_kind, sum(part.data.nbytes for part in kernel.addressable_shards))
+whole = mesh.to_host(mesh.put_state(restored))
+print("WHOLE", np.array_equal(whole[PARAMS]["kernel"], state[PARAMS]["kernel"]))
+"""
+
+
+@pytest.mark.slow
+def test_a_host_takes_saves_and_reads_its_half_of_an_array(tmp_path: Path) -> None:
+    coordinator = places()[0][0].removeprefix("--coordinator=")
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, "-c", PARTS, coordinator, str(process), str(tmp_path / "saved")],
+            cwd=REPOSITORY, env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for process in range(2)
+    ]  # fmt: skip
+    for text in outputs(hosts):
+        said = [line for line in text.splitlines() if line.startswith(("PARTS", "WHOLE"))]
+        assert said == ["PARTS pinned_host 128", "PARTS pinned_host 128", "WHOLE True"]  # of 256 bytes
 
 
 @pytest.mark.slow
@@ -139,12 +180,16 @@ def test_a_mistake_ends_both_hosts_with_one_sentence(corpus: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_fine_tuning_on_two_hosts_gives_the_scores_and_files_of_one(pretrained: Path, sst2: Path, tmp_path: Path):
+@pytest.mark.parametrize("mesh", ["4x1x1", "1x4x1"], ids=["copies", "parts"])
+def test_fine_tuning_on_two_hosts_gives_the_scores_and_files_of_one(
+    mesh: str, pretrained: Path, sst2: Path, tmp_path: Path
+) -> None:
     options = ["--config=sst2", f"--init={pretrained}", f"--data.dir={sst2}", "--data.max_length=32", "--patience=2"]
     options += ["--data.buckets=32", "--training.batch_size=8", "--num_seeds=2", "--training.log_every=1"]
     one, two = tmp_path / "one", tmp_path / "two"
     outputs([process_of("finetune.py", one, *options, devices=1)])
-    first, second = outputs([process_of("finetune.py", two, *options, *place) for place in places()])
+    of_two = f"--training.mesh={mesh}"
+    first, second = outputs([process_of("finetune.py", two, *options, of_two, *place) for place in places()])
     assert "4 x cpu on 2 hosts" in first
     assert "step" not in second
     left_out = {"checkpoints", "tensorboard"}  # named by step and by time

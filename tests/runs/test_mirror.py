@@ -82,8 +82,10 @@ def test_manifests_are_written_last_and_removed_first(mirror, bucket, monkeypatc
         write(mirror.folder, config="", **{"checkpoints__1__MANIFEST.json": "", "checkpoints__1__params__a": "1"})
         write(mirror.folder, **{"checkpoints__2.saving__params__a": "half", "checkpoints__BEST": "1"})
         mirror.push()
-        names = ["checkpoints/1/params/a", "checkpoints/BEST", "config", "checkpoints/1/MANIFEST.json"]
-        assert calls == [f"write {name}" for name in names]
+        first, *others, last = calls
+        assert first == "write checkpoints/1/params/a"
+        assert set(others) == {"write checkpoints/BEST", "write config"}
+        assert last == "write checkpoints/1/MANIFEST.json"
         calls.clear()
         mirror.push()
         assert not calls
@@ -93,6 +95,38 @@ def test_manifests_are_written_last_and_removed_first(mirror, bucket, monkeypatc
         assert calls[:2] == ["write config", "remove checkpoints/1/MANIFEST.json"]
         assert sorted(bucket.find("/bucket/runs/a")) == [f"/bucket/runs/a/{name}" for name in (LEASE, "config")]
     assert bucket.find("/bucket/runs/a") == ["/bucket/runs/a/config"]
+
+
+def test_the_first_host_completes_a_checkpoint_by_the_parts_of_the_others(mirror, bucket, tmp_path: Path) -> None:
+    at = "/bucket/runs/a/checkpoints/2"
+    bucket.pipe({"/bucket/runs/a/config.yaml": b"", f"{at}/{MANIFEST}": b"", f"{at}/params/w/0": b"old"})
+    checkpoint, draft = mirror.folder / "checkpoints/2", mirror.folder / "checkpoints/2.saving"
+    other = Mirror(tmp_path / "other", URL)
+    other_draft = other.folder / "checkpoints/2.saving"
+
+    def names() -> set[str]:
+        return {name.removeprefix(f"{at}/") for name in bucket.find(at)}
+
+    with mirror.claim():
+        write(draft, params___METADATA="same", params__w__0="first", rest__w__0="first")
+        mirror.withdraw(checkpoint)
+        assert names() == {"params/w/0"}
+        write(other_draft, params___METADATA="same", params__w__1="second", rest__w__1="second")
+        other.send_parts(other_draft, other.folder / "checkpoints/2")
+        assert names() == {"params/w/0", "params/w/1", "rest/w/1"}
+        mirror.fetch_parts(draft, checkpoint)
+        write_manifest(draft, 2)
+        shutil.rmtree(checkpoint)
+        draft.rename(checkpoint)
+        mirror.push()
+        assert names() == {"params/w/0", "params/w/1", "rest/w/0", "rest/w/1", "params/_METADATA", MANIFEST}
+        assert bucket.cat(f"{at}/params/w/0") == b"first"
+        assert bucket.cat(f"{at}/params/w/1") == b"second"
+    with mirror.claim():
+        assert verify_manifest(checkpoint) == []
+        shutil.rmtree(checkpoint)
+        mirror.push()
+        assert names() == set()
 
 
 def test_incomplete_checkpoints_are_not_copied_back_and_are_removed(mirror, bucket) -> None:

@@ -1,0 +1,53 @@
+"""Arrays of which several hosts have parts: their files, and what comes back. One process stands for all hosts here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bert.runs.manifest import listed_files, write_manifest
+from bert.runs.orbax_io import PARAMS, keep_whole, load_items, save_items, save_parts
+
+WEIGHTS = np.arange(32, dtype=np.float32).reshape(8, 4)
+
+
+@pytest.fixture
+def halves() -> NamedSharding:
+    return NamedSharding(Mesh(np.array(jax.devices()[:2]), "x"), PartitionSpec("x"), memory_kind="pinned_host")
+
+
+def test_each_part_has_a_file_and_comes_back_alone_or_in_the_whole(halves: NamedSharding, tmp_path: Path) -> None:
+    items = {PARAMS: {"layer": {"kernel": jax.device_put(WEIGHTS, halves), "bias": np.ones(3, np.float32)}}}
+    save_parts(tmp_path / "1", items, is_shared=True)
+    folder = tmp_path / "1" / PARAMS / "layer.kernel"
+    files = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+    assert files == {"zarr.json", "c/0/0", "c/1/0"}
+    write_manifest(tmp_path / "1", 1)
+    assert len(listed_files(tmp_path / "1") or ()) == sum(path.is_file() for path in tmp_path.rglob("*")) - 1
+    whole = load_items(tmp_path / "1", (PARAMS,), keep_whole)[PARAMS]["layer"]
+    assert isinstance(whole["kernel"], np.ndarray)
+    np.testing.assert_array_equal(whole["kernel"], WEIGHTS)
+    np.testing.assert_array_equal(whole["bias"], np.ones(3))
+    placed = []
+
+    def place(path: str, shape: tuple[int, ...]) -> NamedSharding | None:
+        placed.append((path, tuple(shape)))
+        return halves if path.endswith("kernel") else None
+
+    parts = load_items(tmp_path / "1", (PARAMS,), place)[PARAMS]["layer"]
+    assert sorted(placed) == [("params/layer/bias", (3,)), ("params/layer/kernel", (8, 4))]
+    assert parts["kernel"].sharding == halves
+    for part in parts["kernel"].addressable_shards:
+        np.testing.assert_array_equal(part.data, WEIGHTS[part.index])
+
+
+def test_a_whole_array_comes_back_in_parts(halves: NamedSharding, tmp_path: Path) -> None:
+    """As where a run of one host goes on with several."""
+    save_items(tmp_path / "1", {PARAMS: {"kernel": WEIGHTS}})
+    kernel = load_items(tmp_path / "1", (PARAMS,), lambda path, shape: halves)[PARAMS]["kernel"]
+    assert [part.data.shape for part in kernel.addressable_shards] == [(4, 4), (4, 4)]
+    np.testing.assert_array_equal(kernel, WEIGHTS)
