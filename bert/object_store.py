@@ -73,7 +73,7 @@ class ObjectStore:
 
 
 def call_each(call: Callable[[str], None], names: Iterable[str]) -> None:
-    """Calls a function with each name, several at once; in the end, raises the first error."""
+    """Calls a function with each name, several at once; raises the first error once the calls under way have ended."""
     with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
         list(pool.map(call, names))
 

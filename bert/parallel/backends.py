@@ -242,7 +242,7 @@ class MeshParallel:
         """Each array on the devices where the table puts it."""
 
         def put(path: Sequence[Any], leaf: Any) -> jax.Array:
-            if isinstance(leaf, jax.Array):  # this host's parts
+            if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:  # this host's parts
                 return jax.device_put(leaf, self._sharding_for(path, leaf))
             leaf = np.asarray(leaf)
             return jax.make_array_from_callback(leaf.shape, self._sharding_for(path, leaf), lambda part: leaf[part])
@@ -265,7 +265,7 @@ class MeshParallel:
             if sharding is not None:
                 return jax.device_put(leaf, sharding)
             whole = np.empty(leaf.shape, leaf.dtype)
-            for shard in leaf.addressable_shards:
+            for shard in {str(shard.index): shard for shard in leaf.addressable_shards}.values():
                 whole[shard.index] = shard.data
             return whole
 

@@ -13,7 +13,7 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path, PurePosixPath
 
 from bert.errors import UserError
@@ -123,18 +123,16 @@ class Mirror:
                 self._send(name)
                 self._known[name] = current[name]
 
-            for _, names in itertools.groupby(sorted(changed, key=_rank), _rank):
-                call_each(send, names)
-            gone = sorted(self._known.keys() - current.keys(), key=_rank, reverse=True)
-            for _, names in itertools.groupby(gone, _rank):
-                call_each(self._remove, names)
+            call_each(send, filter(_is_content, changed))
+            for name in sorted(itertools.filterfalse(_is_content, changed), key=_rank):
+                send(name)
+            self._remove_all(self._known.keys() - current.keys())
 
     def withdraw(self, checkpoint: Path) -> None:
-        """Removes the manifest of a checkpoint whose files are about to be replaced."""
-        name = f"{self._name(checkpoint)}/{MANIFEST}"
+        """Removes a checkpoint that is about to be replaced: no file of it is to be taken for one of the new one."""
+        folder = f"{self._name(checkpoint)}/"
         with self._lock:
-            if name in self._known:
-                self._remove(name)
+            self._remove_all({name for name in self._known if name.startswith(folder)})
 
     def send_parts(self, draft: Path, checkpoint: Path) -> None:
         """Copies this host's parts of arrays, which are in a draft of a checkpoint, to where the checkpoint belongs."""
@@ -165,9 +163,16 @@ class Mirror:
         else:
             self._store.upload(path, name)
 
-    def _remove(self, name: str) -> None:
-        self._store.remove(name)
-        del self._known[name]
+    def _remove_all(self, names: Set[str]) -> None:
+        """Removes files of the copy, manifests first."""
+
+        def remove_one(name: str) -> None:
+            self._store.remove(name)
+            del self._known[name]
+
+        for name in sorted(itertools.filterfalse(_is_content, names), key=_rank, reverse=True):
+            remove_one(name)
+        call_each(remove_one, filter(_is_content, names))
 
     def _check_is_kind_or_empty(self, kind: str, marker: str) -> None:
         names = [name for name in self._files() if _checkpoint(name) is None]
@@ -220,11 +225,14 @@ def _belongs(name: str, listed: set[str] | None) -> bool:
     return listed is None or name in listed or name == MANIFEST
 
 
-def _rank(name: str) -> int:
-    """The order of copying: the files of checkpoints, what describes them, and at last the manifests."""
-    if _checkpoint(name) is None:
-        return 1
-    return 2 if name.endswith(MANIFEST) else 0
+def _is_content(name: str) -> bool:
+    """Whether a file is part of a checkpoint, but not its manifest: these are copied first, in any order."""
+    return _checkpoint(name) is not None and not name.endswith(MANIFEST)
+
+
+def _rank(name: str) -> tuple[bool, str]:
+    """The order of copying what is no content: what describes the run, and at last the manifests of checkpoints."""
+    return _checkpoint(name) is not None, name
 
 
 def _signature(path: Path) -> Signature:

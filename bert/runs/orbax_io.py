@@ -26,7 +26,7 @@ from bert.runs.checkpoint_directory import TRAINING_STATE
 PARAMS = "params"
 """Item with the parameters, which inference reads alone; `TRAINING_STATE` is the other one."""
 
-Place = Callable[[str, Sequence[int]], "jax.sharding.Sharding | None"]
+Place = Callable[[str, Sequence[int]], jax.sharding.Sharding | None]
 """Path and shape of an array of the state -> how the hosts have parts of it, or None if each has all of it."""
 
 

@@ -14,3 +14,14 @@ def shared() -> Path:
     if not (folder / "data").is_dir():
         pytest.skip(f"{folder} does not exist: set BERT_SHARED to the folder of the real data")
     return folder
+
+
+@pytest.fixture(scope="session")
+def mrpc_texts(shared) -> tuple[list[str], list[tuple[str, str]]]:
+    """The beginnings of eight of MRPC's sentences, and of eight pairs."""
+    lines = (shared / "data/glue/MRPC/dev.tsv").read_text("utf-8-sig").splitlines()[1:9]
+    pairs = [
+        tuple(" ".join(text.split()[: 3 + number % 4]) for text in line.split("\t")[3:])
+        for number, line in enumerate(lines)
+    ]
+    return [first for first, _ in pairs], pairs

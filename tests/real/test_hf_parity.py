@@ -58,17 +58,6 @@ def byte_level():
     return write
 
 
-@pytest.fixture(scope="session")
-def mrpc_texts(shared) -> tuple[list[str], list[tuple[str, str]]]:
-    """The beginnings of eight of MRPC's sentences, and of eight pairs."""
-    lines = (shared / "data/glue/MRPC/dev.tsv").read_text("utf-8-sig").splitlines()[1:9]
-    pairs = [
-        tuple(" ".join(text.split()[: 3 + number % 4]) for text in line.split("\t")[3:])
-        for number, line in enumerate(lines)
-    ]
-    return [first for first, _ in pairs], pairs
-
-
 @pytest.mark.parametrize("architecture", families.BERT.classes)
 def test_every_architecture_in_and_out(architecture: str, tmp_path, mrpc_texts) -> None:
     acts = ("relu", "gelu_new", "gelu")
@@ -174,24 +163,6 @@ def test_electra_in_and_out(architecture: str, width: int, tmp_path, mrpc_texts)
             batch = real_inputs(folder, model, texts, architecture)
             assert_alike(our_answers(model, batch), answers(reference, batch), batch["attention_mask"])
         assert_export(model, reference, AUTO[architecture], tmp_path / f"ours-{act}")
-
-
-@pytest.mark.parametrize("architecture", families.ROFORMER.classes)
-@pytest.mark.parametrize("width", [40, 96])
-def test_roformer_in_and_out(architecture: str, width: int, tmp_path, mrpc_texts) -> None:
-    folder = tmp_path / "theirs"
-    reference = drawn(folder, architecture, "roformer", embedding_size=width)
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')  # its own takes rjieba
-    positions = getattr(reference, "roformer", reference).encoder.embed_positions
-    positions.weight.data = positions.create_weight()  # no parameters, though they were drawn as such
-    reference.save_pretrained(folder)
-    model = bert.load(folder)
-    assert (model.architecture, model.config.position_embedding_type) == (architecture, "rotary")
-    batches = [inputs(architecture, padded) for padded in (False, True)]
-    batches += [real_inputs(folder, model, texts, architecture) for texts in mrpc_texts]
-    for batch in batches:
-        assert_alike(our_answers(model, batch), answers(reference, batch), batch["attention_mask"])
-    assert_export(model, reference, AUTO[architecture], tmp_path / "ours")
 
 
 @pytest.mark.parametrize("architecture", families.DISTILBERT.classes)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert.runs.manifest import listed_files, write_manifest
+from bert.runs.manifest import MANIFEST, listed_files, write_manifest
 from bert.runs.orbax_io import PARAMS, keep_whole, load_items, save_items, save_parts
 
 WEIGHTS = np.arange(32, dtype=np.float32).reshape(8, 4)
@@ -27,7 +27,8 @@ def test_each_part_has_a_file_and_comes_back_alone_or_in_the_whole(halves: Named
     files = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
     assert files == {"zarr.json", "c/0/0", "c/1/0"}
     write_manifest(tmp_path / "1", 1)
-    assert len(listed_files(tmp_path / "1") or ()) == sum(path.is_file() for path in tmp_path.rglob("*")) - 1
+    names = {path.relative_to(tmp_path / "1").as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert listed_files(tmp_path / "1") == names - {MANIFEST}
     whole = load_items(tmp_path / "1", (PARAMS,), keep_whole)[PARAMS]["layer"]
     assert isinstance(whole["kernel"], np.ndarray)
     np.testing.assert_array_equal(whole["kernel"], WEIGHTS)
@@ -46,7 +47,7 @@ def test_each_part_has_a_file_and_comes_back_alone_or_in_the_whole(halves: Named
 
 
 def test_a_whole_array_comes_back_in_parts(halves: NamedSharding, tmp_path: Path) -> None:
-    """As where a run of one host goes on with several."""
+    """As where a run of one host resumes on several."""
     save_items(tmp_path / "1", {PARAMS: {"kernel": WEIGHTS}})
     kernel = load_items(tmp_path / "1", (PARAMS,), lambda path, shape: halves)[PARAMS]["kernel"]
     assert [part.data.shape for part in kernel.addressable_shards] == [(4, 4), (4, 4)]
