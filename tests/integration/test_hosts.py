@@ -59,9 +59,10 @@ def assert_same_losses(run: Path, expected: Path, end: float = math.inf) -> None
         assert line == pytest.approx(other, rel=1e-5), line["step"]
 
 
-@pytest.mark.slice
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["2x2x1", "1x4x1"], ids=["copies", "parts"])
+@pytest.mark.parametrize(
+    "mesh", [pytest.param("2x2x1", id="copies"), pytest.param("1x4x1", id="parts", marks=pytest.mark.slice)]
+)
 @pytest.mark.parametrize("more", [[], NEXT], ids=["masked", "next"])
 def test_two_hosts_give_the_losses_of_one_and_each_takes_over_from_the_other(
     more: list[str], mesh: str, corpus: Path, tmp_path: Path
