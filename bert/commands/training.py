@@ -47,25 +47,26 @@ def run_training(
     if (hosts := parse_hosts(options)) is not None:
         connect_hosts(*hosts)
 
-    from bert.parallel.multihost import is_main_process
+    from bert.parallel.multihost import ending_together, is_main_process
     from bert.runtime.interrupts import Interrupted
     from bert.training.launch import RunRequest, start_or_resume
     from bert.training.sweep import run_sweep
 
     folder = require(config.output_dir, "output_dir")
     resume = f"resume with: {prog} --config {os.path.join(folder, 'config.yaml')}"
-    try:
-        if sweep is not None:
-            resume = "the same command resumes the sweep"
-            run_sweep(sweep.space, sweep.num_trials, lambda *trial: RunRequest(*prepare(*trial)[:2]))
-            return 0
-        run = start_or_resume(RunRequest(config, notes))
-    except Interrupted as stop:
+    with ending_together():
+        try:
+            if sweep is not None:
+                resume = "the same command resumes the sweep"
+                run_sweep(sweep.space, sweep.num_trials, lambda *trial: RunRequest(*prepare(*trial)[:2]))
+                return 0
+            run = start_or_resume(RunRequest(config, notes))
+        except Interrupted as stop:
+            if is_main_process():
+                print(f"interrupted and saved at step {stop.step:,}; {resume}")
+            return stop.status
         if is_main_process():
-            print(f"interrupted and saved at step {stop.step:,}; {resume}")
-        return stop.status
-    if is_main_process():
-        show(run.results, folder)
+            show(run.results, folder)
     return 0
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -271,6 +272,23 @@ def read_to_step(process: subprocess.Popen[str], step: int) -> str:
         if line.startswith("step ") and int(line.split()[1].split("/")[0]) >= step:
             return text
     raise AssertionError(text[-3000:])
+
+
+def test_a_full_disk_of_one_host_ends_both_and_they_resume(server: Server, corpus: Path, tmp_path: Path) -> None:
+    options = ["--training.steps=12", "--training.checkpoint_every=4", "--training.mesh=1x2x1"]
+    options += ["--model.hidden_size=64", "--model.intermediate_size=64", "--data.cache_dir=s3://bucket/examples"]
+    one, run = tmp_path / "run", "s3://bucket/run"
+    finish(start(tmp_path / "cache", str(one), corpus, *options[:2], *options[3:]))
+    hosts = start_hosts(tmp_path, 2, run, corpus, *options)
+    read_to_step(hosts[0], 6)
+    resource.prlimit(hosts[1].pid, resource.RLIMIT_FSIZE, (4_000, 4_000))
+    first, second = (finish(process, status=2) for process in hosts)
+    sentence = "the checkpoint of step 8 could not be saved in "
+    assert f"error: {sentence}" in second and "File too large" in second
+    assert f"error: host 1 has failed: {sentence}" in first
+    outputs = [finish(process) for process in start_hosts(tmp_path, 2, run, corpus, *options)]
+    assert "resumes at step 4" in outputs[0]
+    assert_same_losses(server, "bucket/run", tmp_path / "copy", one)
 
 
 @contextlib.contextmanager
