@@ -75,11 +75,12 @@ SMALL_MODEL = [
 NSP_RUN = [
     "--data.objective=nsp",
     "--data.eval_fraction=0.05",
-    "--model.position_embedding_init=normal",
+    "--model.position_embedding_type=learned",
+    "--model.pooler_act=tanh",
     "--optimizer.learning_rate=3e-3",
     "--transfer=null",
 ]
-"""Next-sentence pairs from the recipe that commands take by default, without its transfer."""
+"""Next-sentence pairs by BERT's own form, from the recipe that commands take by default, without its transfer."""
 
 SMALL_RUN = [
     *SMALL_MODEL,

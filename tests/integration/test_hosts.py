@@ -156,6 +156,38 @@ def test_a_host_takes_saves_and_reads_its_half_of_an_array(tmp_path: Path) -> No
         assert said == ["PARTS pinned_host 128", "PARTS pinned_host 128", "WHOLE True"]  # of 256 bytes
 
 
+FAILS = """
+import sys
+import jax
+from bert.errors import UserError
+from bert.parallel.multihost import ending_together, sync_hosts
+coordinator, process = sys.argv[1:]
+jax.distributed.initialize(coordinator, 2, int(process))
+with ending_together():
+    if process == FAILING:
+        raise UserError("the disk of\\nthis host is full")
+    sync_hosts("never")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_of_one_host_ends_the_other_that_waits_for_it(failing: int) -> None:
+    coordinator = places()[0][0].removeprefix("--coordinator=")
+    program = FAILS.replace("FAILING", repr(str(failing)))
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, coordinator, str(process)],
+            cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for process in range(2)
+    ]  # fmt: skip
+    texts = [host.communicate(timeout=120)[0] for host in hosts]
+    assert "UserError: the disk of\nthis host is full" in texts[failing]
+    assert texts[1 - failing].endswith(f"error: host {failing} has failed: the disk of this host is full\n")
+    assert hosts[1 - failing].returncode == 2
+
+
 @pytest.mark.slow
 def test_a_notice_to_one_host_stops_both_after_the_same_step(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
