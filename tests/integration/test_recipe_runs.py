@@ -41,7 +41,7 @@ LOSSES = {
     "gpt2": 5.37816,
     "gpt_mini": 5.40950,
     "gpt_tiny": 5.39148,
-    "hours": 4.63048,
+    "hours": 4.62970,
     "large": 4.70844,
     "medium": 4.70844,
     "mini": 4.70675,
