@@ -1,8 +1,12 @@
-"""The options that connect the hosts of one run, or name a cluster. Imports no JAX before they are used."""
+"""The options that connect the hosts of one run, or name a cluster, and how the hosts end. Imports no JAX at first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
 from bert.errors import UserError
@@ -83,3 +87,54 @@ def connect_hosts(coordinator: str | None, num_processes: int | None, process_id
             f"command line: --coordinator {coordinator or 'auto'}: the hosts did not meet ({reason}): "
             "pass --coordinator HOST:PORT, --num_processes and --process_id"
         ) from None
+
+
+_FAILURES = "bert/failures"
+"""Where hosts that fail leave their errors, in the store that JAX's coordinator keeps."""
+
+_POLL_SECONDS, _GRACE_SECONDS = 2.0, 5.0
+"""How often a host looks for failures of others, and how long it then has to fail by itself, as it does if all find the
+same mistake."""
+
+
+@contextlib.contextmanager
+def ending_together() -> Iterator[None]:
+    """Around a run: an error that ends this host is told to the others, and theirs end this process with status 2.
+
+    Without it they would wait for the host that failed, for minutes or for ever.
+    """
+    import jax
+    from jax._src.distributed import global_state
+
+    store = global_state.client
+    if store is None:
+        yield
+        return
+    host, ended = jax.process_index(), threading.Event()
+
+    def end_if_another_fails() -> None:
+        while not ended.wait(_POLL_SECONDS):
+            try:
+                failures = store.key_value_dir_get(_FAILURES)
+            except RuntimeError:  # the coordinator is gone, for which JAX ends this process
+                return
+            if not failures:
+                continue
+            if ended.wait(_GRACE_SECONDS):
+                return
+            key, error = failures[0]
+            print(f"error: host {key.rsplit('/')[-1]} has failed: {error}", file=sys.stderr, flush=True)
+            jax.distributed.shutdown()  # which the host that failed waits for
+            os._exit(2)
+
+    watch = threading.Thread(target=end_if_another_fails)
+    watch.start()
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        with contextlib.suppress(RuntimeError):  # the coordinator is gone, and what it caused is raised below
+            store.key_value_set(f"{_FAILURES}/{host}", " ".join(str(error).split()) or type(error).__name__)
+        raise
+    finally:
+        ended.set()
+        watch.join()

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from bert.commands.arguments import command_name, parse
-from bert.commands.cluster import CLUSTER_OPTIONS, connect_hosts, parse_hosts
+from bert.commands.cluster import CLUSTER_OPTIONS, connect_hosts, ending_together, parse_hosts
 from bert.commands.sweep import SWEEP_OPTIONS, take_sweep_options
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.sweep import option_text
@@ -47,7 +47,7 @@ def run_training(
     if (hosts := parse_hosts(options)) is not None:
         connect_hosts(*hosts)
 
-    from bert.parallel.multihost import ending_together, is_main_process
+    from bert.parallel.multihost import is_main_process
     from bert.runtime.interrupts import Interrupted
     from bert.training.launch import RunRequest, start_or_resume
     from bert.training.sweep import run_sweep

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -99,49 +96,6 @@ def main_process_only(say: Callable[[str], None]) -> Callable[[str], None]:
 
 _PATIENCE = 7 * 24 * 3600 * 1000
 """Milliseconds that hosts wait for the first, which may have a vocabulary to train; its death ends them at once."""
-
-
-_FAILURES = "bert/failures"
-"""Where hosts that fail leave their errors, in the store that JAX's coordinator keeps."""
-
-_POLL_SECONDS, _GRACE_SECONDS = 2.0, 5.0
-"""How often a host looks for failures of others, and how long it then has to fail by itself, as it does if all find the
-same mistake."""
-
-
-@contextlib.contextmanager
-def ending_together() -> Iterator[None]:
-    """Around a run: an error that ends this host is told to the others, and theirs end this process with status 2.
-
-    Without it they would wait for the host that failed, for minutes or for ever.
-    """
-    from jax._src.distributed import global_state
-
-    store = global_state.client
-    if store is None:
-        yield
-        return
-    host, ended = jax.process_index(), threading.Event()
-
-    def end_if_another_fails() -> None:
-        while not ended.wait(_POLL_SECONDS):
-            for key, error in store.key_value_dir_get(_FAILURES):
-                if ended.wait(_GRACE_SECONDS):
-                    return
-                print(f"error: host {key.rsplit('/')[-1]} has failed: {error}", file=sys.stderr, flush=True)
-                jax.distributed.shutdown()  # which the host that failed waits for
-                os._exit(2)
-
-    watch = threading.Thread(target=end_if_another_fails, daemon=True)
-    watch.start()
-    try:
-        yield
-    except Exception as error:
-        store.key_value_set(f"{_FAILURES}/{host}", " ".join(str(error).split()) or type(error).__name__)
-        raise
-    finally:
-        ended.set()
-        watch.join()
 
 
 def sync_hosts(name: str) -> None:

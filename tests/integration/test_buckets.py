@@ -275,10 +275,12 @@ def read_to_step(process: subprocess.Popen[str], step: int) -> str:
 
 
 def test_a_full_disk_of_one_host_ends_both_and_they_resume(server: Server, corpus: Path, tmp_path: Path) -> None:
-    options = ["--training.steps=12", "--training.checkpoint_every=4", "--training.mesh=1x2x1"]
-    options += ["--model.hidden_size=64", "--model.intermediate_size=64", "--data.cache_dir=s3://bucket/examples"]
+    """A limit of the size of its files stands for the full disk."""
+    options = ["--training.steps=12", "--training.checkpoint_every=4", "--data.cache_dir=s3://bucket/examples"]
+    options += ["--model.hidden_size=64", "--model.intermediate_size=64"]
     one, run = tmp_path / "run", "s3://bucket/run"
-    finish(start(tmp_path / "cache", str(one), corpus, *options[:2], *options[3:]))
+    finish(start(tmp_path / "cache", str(one), corpus, *options))
+    options.append("--training.mesh=1x2x1")
     hosts = start_hosts(tmp_path, 2, run, corpus, *options)
     read_to_step(hosts[0], 6)
     resource.prlimit(hosts[1].pid, resource.RLIMIT_FSIZE, (4_000, 4_000))

@@ -159,8 +159,9 @@ def test_a_host_takes_saves_and_reads_its_half_of_an_array(tmp_path: Path) -> No
 FAILS = """
 import sys
 import jax
+from bert.commands.cluster import ending_together
 from bert.errors import UserError
-from bert.parallel.multihost import ending_together, sync_hosts
+from bert.parallel.multihost import sync_hosts
 coordinator, process = sys.argv[1:]
 jax.distributed.initialize(coordinator, 2, int(process))
 with ending_together():
