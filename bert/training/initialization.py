@@ -88,10 +88,10 @@ def initialize_state(
 
     # What comes from elsewhere is not drawn: for a small head next to a large encoder that is nearly all.
     drawn = jax.device_get(jax.jit(fresh)(jax.random.key(seed)))
-    params = prepare(_merge_pooler(traverse_util.unflatten_dict({**shapes, **drawn})))
     if source is None:
         say("starts from random weights")
-    else:
+    params = prepare(_merge_pooler(traverse_util.unflatten_dict({**shapes, **drawn})))
+    if source is not None:
         params = load_pretrained_params(params, source[1], source[0], modules, say)
     return jax.tree.map(np.asarray, TrainState.create(trained(params), optimizer, metrics))
 

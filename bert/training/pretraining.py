@@ -305,7 +305,7 @@ def _initialize(
     teacher = setup.teacher if source is None and config.distillation.initial_weights == "teacher" else None
 
     def prepare(params: Params) -> Params:
-        params = params if teacher is None else start_from_teacher(params, config.model, teacher)
+        params = params if teacher is None else start_from_teacher(params, config.model, teacher, say)
         return init_mlm_bias(config.mlm_bias_init, counts, prediction.mlm_head, params)
 
     return initialize_state(

@@ -11,7 +11,7 @@ import numpy as np
 from bert.config import ModelConfig
 from bert.interchange.names import PROJECTIONS
 from bert.training.distillation import Teacher
-from bert.training.initialization import Params
+from bert.training.initialization import Log, Params
 
 LAYER_FIELDS = (
     "num_attention_heads",
@@ -26,7 +26,7 @@ LAYER_FIELDS = (
 other."""
 
 
-def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher) -> Params:
+def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher, say: Log) -> Params:
     """A student's random parameters, with as much of its teacher in them as fits.
 
     A narrower student has the principal components of the embeddings: the table of words is within the smallest squared
@@ -39,6 +39,7 @@ def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher) ->
         params: of the student; left unchanged.
         config: the student's sizes.
         teacher: its vocabulary is the student's.
+        say: logs what the student starts from.
     """
     own, given = params["bert"]["embeddings"], teacher.params["bert"]["embeddings"]
     words = np.asarray(given["word"]["embedding"], np.float32)
@@ -54,7 +55,11 @@ def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher) ->
     }
     encoder = {**params["bert"], "embeddings": {**own, **tables}}
     if width == words.shape[-1]:
-        encoder = _with_layers(encoder, config, teacher)
+        encoder, layers = _with_layers(encoder, config, teacher)
+        taken = f"embeddings, layers {layers} of {teacher.config.num_hidden_layers}" if layers else "embeddings"
+    else:
+        taken = f"the {width} principal components of its embeddings"
+    say(f"in their place, from the teacher: {taken}")
     started = {**params, "bert": encoder}
     if PROJECTIONS in params and config.hidden_size == width:
         started[PROJECTIONS] = {layer: {"kernel": basis.T.copy()} for layer in params[PROJECTIONS]}
@@ -66,14 +71,18 @@ def taken_layers(layers: int, of: int) -> list[int]:
     return np.linspace(0, of - 1, layers).round().astype(int).tolist() if layers > 1 else [0]
 
 
-def _with_layers(encoder: Params, config: ModelConfig, teacher: Teacher) -> Params:
-    """The student's encoder with layers and the LayerNorm of the embeddings of its teacher, as far as they fit."""
+def _with_layers(encoder: Params, config: ModelConfig, teacher: Teacher) -> tuple[Params, list[int]]:
+    """The student's encoder with its teacher's layers and LayerNorm of the embeddings, as far as they fit.
+
+    Returns:
+        The encoder, and which layers of the teacher are in it, from 1.
+    """
     given = teacher.params["bert"]
     fields_agree = all(getattr(config, name) == getattr(teacher.config, name) for name in LAYER_FIELDS)
     if not fields_agree or config.num_hidden_layers > teacher.config.num_hidden_layers:
-        return encoder
-    sources = enumerate(taken_layers(config.num_hidden_layers, teacher.config.num_hidden_layers))
-    names = {f"layer_{layer}": f"layer_{source}" for layer, source in sources}
+        return encoder, []
+    sources = taken_layers(config.num_hidden_layers, teacher.config.num_hidden_layers)
+    names = {f"layer_{layer}": f"layer_{source}" for layer, source in enumerate(sources)}
     layers = {
         name: _of_one_shape(own, given["encoder"].get(names.get(name, name)))
         for name, own in encoder["encoder"].items()
@@ -81,7 +90,10 @@ def _with_layers(encoder: Params, config: ModelConfig, teacher: Teacher) -> Para
     embeddings = {**encoder["embeddings"]}
     if "norm" in embeddings:
         embeddings["norm"] = _of_one_shape(embeddings["norm"], given["embeddings"].get("norm"))
-    return {**encoder, "encoder": layers, "embeddings": embeddings}
+    fitting = [
+        source + 1 for name, source in zip(names, sources, strict=True) if layers[name] is not encoder["encoder"][name]
+    ]
+    return {**encoder, "encoder": layers, "embeddings": embeddings}, fitting
 
 
 def _of_one_shape(own: Params, given: Params | None) -> Params:

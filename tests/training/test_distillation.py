@@ -211,15 +211,17 @@ def test_how_layers_are_run_does_not_matter(training: dict) -> None:
 
 
 def start(config: ModelConfig, teacher: Teacher):
-    """Random parameters of a student, and what they become."""
+    """Random parameters of a student, what they become, and what is logged."""
     learner = build_learner(dataclasses.replace(config_of(), model=config), teacher, PmapParallelism(jax.devices()[:1]))
     params = jax.device_get(learner.model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
-    return params, start_from_teacher(params, config, teacher)
+    said: list[str] = []
+    return params, start_from_teacher(params, config, teacher, said.append), said
 
 
 def test_a_student_starts_from_its_teachers_embeddings() -> None:
     teacher = teacher_of(WIDE)
-    params, started = start(CONFIG, teacher)
+    params, started, said = start(CONFIG, teacher)
+    assert said == ["in their place, from the teacher: the 16 principal components of its embeddings"]
     tables = {name: started["bert"]["embeddings"][name]["embedding"] for name in ("word", "position", "segment")}
     given = {name: teacher.params["bert"]["embeddings"][name]["embedding"] for name in tables}
     back = started["distillation"]["layer_1"]["kernel"]
@@ -237,21 +239,22 @@ def test_a_student_starts_from_its_teachers_embeddings() -> None:
 def test_a_student_of_its_teachers_width_has_the_same_embeddings_and_a_wider_one_its_own() -> None:
     teacher = teacher_of(WIDE)
     longer = dataclasses.replace(WIDE, num_hidden_layers=1, max_position_embeddings=40)
-    params, started = start(longer, teacher)
+    params, started, _ = start(longer, teacher)
     own, given = started["bert"]["embeddings"], teacher.params["bert"]["embeddings"]
     np.testing.assert_array_equal(own["word"]["embedding"], given["word"]["embedding"])
     np.testing.assert_array_equal(own["position"]["embedding"][:16], given["position"]["embedding"])
     random = params["bert"]["embeddings"]["position"]["embedding"]
     np.testing.assert_array_equal(own["position"]["embedding"][16:], random[16:])
-    params, started = start(WIDE, teacher_of(CONFIG))
-    assert started is params
+    params, started, said = start(WIDE, teacher_of(CONFIG))
+    assert started is params and not said
 
 
 def test_a_student_of_its_teachers_shape_starts_from_layers_of_its_teacher_from_the_first_to_the_last() -> None:
     assert taken_layers(6, 12) == [0, 2, 4, 7, 9, 11]  # those of DistilBERT
     assert [taken_layers(number, 6) for number in (1, 2, 3, 6)] == [[0], [0, 5], [0, 2, 5], [0, 1, 2, 3, 4, 5]]
     teacher = teacher_of(WIDE)
-    params, started = start(dataclasses.replace(WIDE, num_hidden_layers=2), teacher)
+    params, started, said = start(dataclasses.replace(WIDE, num_hidden_layers=2), teacher)
+    assert said == ["in their place, from the teacher: embeddings, layers [1, 3] of 3"]
     given = teacher.params["bert"]
     for layer, source in (("layer_0", "layer_0"), ("layer_1", "layer_2")):
         jax.tree.map(np.testing.assert_array_equal, started["bert"]["encoder"][layer], given["encoder"][source])
@@ -263,13 +266,14 @@ def test_a_student_of_its_teachers_shape_starts_from_layers_of_its_teacher_from_
     "other", [{"num_hidden_layers": 4}, {"intermediate_size": 40}, {"pre_layer_norm": True}], ids=str
 )
 def test_layers_that_do_not_fit_stay_random(other: dict) -> None:
-    params, started = start(dataclasses.replace(WIDE, **other), teacher_of(WIDE))
+    params, started, said = start(dataclasses.replace(WIDE, **other), teacher_of(WIDE))
+    assert said == ["in their place, from the teacher: embeddings"]
     jax.tree.map(np.testing.assert_array_equal, started["bert"]["encoder"], params["bert"]["encoder"])
 
 
 def test_positions_are_matched_where_one_of_the_models_counts_from_two() -> None:
     teacher = teacher_of(dataclasses.replace(CONFIG, position_offset=2))
-    _, started = start(CONFIG, teacher)
+    _, started, _ = start(CONFIG, teacher)
     position = started["bert"]["embeddings"]["position"]["embedding"]
     np.testing.assert_array_equal(position, teacher.params["bert"]["embeddings"]["position"]["embedding"][2:])
 
