@@ -1,7 +1,9 @@
-"""Pretraining with one option of modern encoders at a time, and with all of them, each for the same time on one core.
+"""Pretraining of small candidates, each for the same time on one core.
 
     PYTHONPATH=. taskset -c 0 python benchmarks/options.py OUT --train TRAIN --eval EVAL --tokenizer VOCABULARY
 
+By default these are `bert` with one option of modern encoders at a time, and with all of them. `--candidates` also
+takes the recipe `hours`, its model on rows of one text with masked or replaced tokens, and `hours` with one change.
 OUT gets a run for each candidate, for `transfer.py` to fine-tune. The steps of a candidate are those that fit into the
 time: a short run of both phases gives the seconds of a step. Runs that have ended are not repeated.
 """
@@ -20,16 +22,24 @@ import yaml
 
 from bert.runs.metrics_log import read_metrics
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 512,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "initializer_range": 0.05,
-    "position_embedding_init": "sinusoidal",
-    "max_position_embeddings": 512,
+Sections = dict[str, dict[str, Any]]
+"""Of a configuration: section -> key -> value."""
+
+BASE: Sections = {
+    "data": {"objective": "full_sentences", "sequence_length": 32, "max_predictions_per_sequence": 5},
+    "model": {
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 512,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.05,
+        "position_embedding_init": "sinusoidal",
+        "max_position_embeddings": 512,
+    },
+    "optimizer": {"learning_rate": 2e-3, "warmup_ratio": 0.05, "bias_correction": True},
+    "training": {"batch_size": 128, "eval_every": 10**6, "checkpoint_every": 10**6, "log_every": 10},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "pre_norm": {"pre_layer_norm": True, "first_layer_norm": False},
@@ -38,13 +48,45 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gated": {"gated_feed_forward": True, "intermediate_size": 341},
     "no_biases": {"use_bias": False, "norm_bias": False},
 }
-CANDIDATES = {
+FULL_ROWS: Sections = {"model": {"num_hidden_layers": 4, "position_embedding_type": "rotary", "pooler_act": "gelu"}}
+HOURS: Sections = {
+    **FULL_ROWS,
+    "data": {"objective": "nsp", "sequence_length": 64, "max_predictions_per_sequence": 10},
+    "training": {"batch_size": 64},
+}
+CHANGES: dict[str, Sections] = {
+    "hours_pre_norm": {"model": OPTIONS["pre_norm"]},
+    "hours_narrow_embeddings": {"model": {"embedding_size": 64}},
+    "hours_rate_1e-3": {"optimizer": {"learning_rate": 1e-3}},
+    "hours_rate_4e-3": {"optimizer": {"learning_rate": 4e-3}},
+}
+"""Of the recipe `hours`, one at a time."""
+
+
+def merged(*overlays: Sections) -> Sections:
+    """All sections, with the values of later overlays in the place of earlier ones."""
+    sections: Sections = {}
+    for overlay in overlays:
+        for name, values in overlay.items():
+            sections[name] = {**sections.get(name, {}), **values}
+    return sections
+
+
+MODERN: dict[str, Sections] = {
     "bert": {},
-    "modern": {key: value for option in OPTIONS.values() for key, value in option.items()},
-    **OPTIONS,
+    "modern": merged(*({"model": option} for option in OPTIONS.values())),
+    **{name: {"model": option} for name, option in OPTIONS.items()},
+}
+"""What is compared by default."""
+CANDIDATES: dict[str, Sections] = {
+    **MODERN,
+    "hours": HOURS,
+    "full_rows": FULL_ROWS,
+    "replaced": {**FULL_ROWS, "data": {"prediction": "replaced"}, "electra": {"generator_hidden_size": 0.5}},
+    **{name: merged(HOURS, change) for name, change in CHANGES.items()},
 }
 SHORT_SHARE = 0.75
-"""Of the steps that have rows of 32 tokens; the others have rows of 128."""
+"""Of the steps that have short rows; the others have rows of 128."""
 TOKENS = 4096
 """Of a step."""
 PROBE_STEPS = 80
@@ -59,7 +101,7 @@ def main() -> None:
     parser.add_argument("--eval", required=True)
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--minutes", type=float, default=8.0, help="of training steps, for each candidate")
-    parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=list(CANDIDATES))
+    parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=list(MODERN))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     print(
@@ -84,26 +126,11 @@ def row(name: str, given: argparse.Namespace) -> str:
     )
 
 
-def pretrain(run: Path, options: dict[str, Any], steps: int, given: argparse.Namespace) -> Path:
-    """Trains on rows of 32 tokens, then of 128."""
-    config = {
-        "data": {
-            "train": given.train,
-            "eval": given.eval,
-            "objective": "full_sentences",
-            "sequence_length": 32,
-            "max_predictions_per_sequence": 5,
-        },
-        "tokenizer": {"path": given.tokenizer},
-        "model": SIZES | options,
-        "optimizer": {"learning_rate": 2e-3, "warmup_ratio": 0.05, "bias_correction": True},
-        "training": {
-            "steps": steps,
-            "batch_size": 128,
-            "eval_every": 10**6,
-            "checkpoint_every": 10**6,
-            "log_every": 10,
-        },
+def pretrain(run: Path, candidate: Sections, steps: int, given: argparse.Namespace) -> Path:
+    """Trains on short rows, then on rows of 128."""
+    files: Sections = {"data": {"train": given.train, "eval": given.eval}, "tokenizer": {"path": given.tokenizer}}
+    config: dict[str, Any] = {
+        **merged(BASE, files, {"training": {"steps": steps}}, candidate),
         "phases": [
             {"share": SHORT_SHARE},
             {"sequence_length": 128, "max_predictions_per_sequence": 20, "batch_size": 32},

@@ -223,11 +223,12 @@ def test_scores_after_pretraining_stand_beside_random_weights(model_of_128, sst2
 
 
 @pytest.mark.slow
-def test_options_of_the_encoder_are_pretrained_for_the_same_time(corpus, pretrained, tmp_path):
+def test_candidates_are_pretrained_for_the_same_time(corpus, pretrained, tmp_path):
     arguments = [tmp_path, "--train", corpus, "--eval", corpus, "--tokenizer", pretrained, "--minutes", 0.2]
-    arguments += ["--candidates", "bert", "rotary"]
+    names = ["bert", "rotary", "hours_narrow_embeddings", "replaced"]
+    arguments += ["--candidates", *names]
     table = run("options.py", *arguments)
-    assert [line.split()[1] for line in table.splitlines()[2:]] == ["bert", "rotary"]
+    assert [line.split()[1] for line in table.splitlines()[2:]] == names
     assert run("options.py", *arguments) == table, "runs that have ended are not repeated"
 
 
