@@ -36,6 +36,8 @@ from bert.urls import is_url, remote_files
 HEAD_CHARACTERS = 64 << 20
 """Characters of a stream that are read before training, for its vocabulary and its word frequencies. Frequencies of 4
 MB of English Wikipedia cost 0.06 nats of held-out loss (benchmarks/RESULTS.md, Streaming)."""
+HEAD_VERSION = 2
+"""Of the choice of documents in the head: part of the names of what is cached."""
 
 
 @dataclass(frozen=True)
@@ -207,14 +209,19 @@ class DocumentReader:
 
 
 def head_documents(files: Sequence[StreamFile], config: DataConfig, size: int) -> Iterator[tuple[int, Document]]:
-    """Documents that the readers read first, in turns, about ``size`` characters and at least two, and none twice; each
-    with the number of its entry."""
+    """Documents that the readers read first, in turns, about ``size`` characters and at least two, each with the number
+    of its entry. None comes twice: what a reader repeats while others are in their first pass is left out, though it
+    counts as read."""
     readers = [DocumentReader(files, config, (index, config.stream_readers)) for index in range(config.stream_readers)]
-    seen: set[tuple[int, int, int]] = set()
-    for reader in itertools.cycle(readers):
-        document = next(reader)
-        if (size <= 0 and len(seen) > 1) or document.identity in seen:
-            return
-        seen.add(document.identity)
-        size -= document.size
-        yield document.entry, document.document
+    count = 0
+    while readers:
+        for reader in tuple(readers):
+            document = next(reader)
+            if size <= 0 and count > 1:
+                return
+            size -= document.size
+            if document.passes == 0:
+                count += 1
+                yield document.entry, document.document
+            elif all(passes for passes, *_ in reader.position):
+                readers.remove(reader)

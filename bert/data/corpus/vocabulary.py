@@ -12,7 +12,7 @@ from bert.config import DataConfig, TokenizerConfig
 from bert.data.cache import cache_copy, cache_folder
 from bert.data.corpus.documents import documents
 from bert.data.corpus.files import Document
-from bert.data.corpus.streaming import HEAD_CHARACTERS, head_documents, stream_files
+from bert.data.corpus.streaming import HEAD_CHARACTERS, HEAD_VERSION, head_documents, stream_files
 from bert.data.pretraining.builder import SHARD_BYTES, Engine, training_fingerprint
 from bert.data.ray_tasks import run_tasks
 from bert.errors import UserError
@@ -43,7 +43,7 @@ def corpus_vocabulary(
         del keys["kind"]
     settings: list[Any] = [training_fingerprint(data, cache), keys, *(["verbatim"] if data.verbatim else [])]
     if data.streaming:
-        settings += [HEAD_CHARACTERS, data.stream_readers, data.mixture_weights, data.seed]
+        settings += [HEAD_VERSION, HEAD_CHARACTERS, data.stream_readers, data.mixture_weights, data.seed]
     folder = cache / "vocabularies" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
     file, copy = folder / "tokenizer.json", cache_copy(data, folder, "tokenizer.json")
     if not file.is_file():

@@ -29,7 +29,7 @@ from bert.data.corpus.document_store import DocumentStore
 from bert.data.corpus.documents import corpus_fingerprint, numbered_documents, resolve_sources
 from bert.data.corpus.files import Document
 from bert.data.corpus.near_duplicates import NearDuplicateFilter
-from bert.data.corpus.streaming import HEAD_CHARACTERS, head_documents, stream_files, stream_fingerprint
+from bert.data.corpus.streaming import HEAD_CHARACTERS, HEAD_VERSION, head_documents, stream_files, stream_fingerprint
 from bert.data.pretraining import ray_engine, workers
 from bert.data.pretraining.dataset import (
     COUNTS,
@@ -204,7 +204,7 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
     if config.verbatim:
         settings["verbatim"] = True
     if config.streaming:
-        settings["stream"] = [HEAD_CHARACTERS, config.stream_readers, config.mixture_weights]
+        settings["stream"] = [HEAD_VERSION, HEAD_CHARACTERS, config.stream_readers, config.mixture_weights]
     elif config.mixture_weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
         settings["weights"] = config.mixture_weights
         settings["files"] = [len(places) for places in resolve_sources(config.train)]

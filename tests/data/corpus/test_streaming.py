@@ -99,8 +99,23 @@ def test_the_head_is_what_the_readers_read_first(folder: Path) -> None:
     assert [document for _, document in head_documents(files, config, 10)] == first
     assert len(list(head_documents(files, config, 60))) == 4
     whole = [document[0] for _, document in head_documents(files, config, 10**9)]
-    assert set(whole) < ALL
-    assert len(set(whole)) == len(whole)
+    assert sorted(whole) == sorted(ALL)
+
+
+@pytest.mark.parametrize("weights", [None, [9.0, 1.0], [1.0, 1000.0]])
+@pytest.mark.parametrize("readers", [1, 2])
+def test_a_small_file_does_not_end_the_head(tmp_path: Path, weights: list[float] | None, readers: int) -> None:
+    large, small = ([f"{name}{number:03} {'x' * 20}" for number in range(size)] for name, size in (("a", 90), ("b", 2)))
+    for name, documents in (("large", large), ("small", small)):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    paths = [tmp_path / f"{name}.txt" for name in ("large", "small")]
+    config = config_of(*paths, mixture_weights=weights, stream_readers=readers)
+    files = stream_files(config.train)
+    head = [document[0] for _, document in head_documents(files, config, 10**7)]
+    assert sorted(head) == [*large, *small]
+    # What is repeated counts, so that a large weight of a small entry does not keep the head from ending.
+    some = list(head_documents(files, config, 1000))
+    assert 2 <= len(some) < 50
 
 
 def test_urls_are_read_and_not_copied(folder: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
