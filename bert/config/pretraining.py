@@ -70,9 +70,8 @@ class PretrainConfig:
         no_best = "but pretraining keeps its last parameters: remove it"
         check_unused("training.", self.training, no_best, ["average_checkpoints"])
         check_unused("model.", self.model, "but pretraining has no decoder: remove it", DECODER_KEYS)
-        if self.init is None:  # else the model's settings come with the weights
-            self.check_prediction()
-            self.model.check_depths(self.optimizer.layerwise_lr_decay)
+        if self.init is None:
+            self.check_model()
         self.electra.check(self.model, self.data.prediction)
         self.training.check_warmup(self.optimizer)
         dropout = self.model.attention_probs_dropout_prob
@@ -97,7 +96,19 @@ class PretrainConfig:
                     "rows has no equal share for each: use a divisor of training.batch_size"
                 )
 
-    def check_prediction(self) -> None:
+    def check_model(self) -> None:
+        """Raises UserError if the model does not fit the rest; with ``init``, its settings come with the weights."""
+        self._check_prediction()
+        self.model.check_depths(self.optimizer.layerwise_lr_decay)
+        for number, config in enumerate([self, *(phase_configs(self) if self.phases else [])]):
+            section, length = f"phases.{number}" if number else "data", config.data.sequence_length
+            if length > self.model.max_position_embeddings:
+                raise UserError(
+                    f"{section}.sequence_length ({length}) is over model.max_position_embeddings "
+                    f"({self.model.max_position_embeddings}): shorten the one or enlarge the other"
+                )
+
+    def _check_prediction(self) -> None:
         """Raises UserError if the model reads the text in another direction than data.prediction needs."""
         prediction = self.data.prediction
         if prediction == "next" and not self.model.causal:
@@ -160,7 +171,7 @@ def check_phases(config: PretrainConfig) -> None:
     total = int(config.training.steps)
     first = 0
     boundaries = _phase_boundaries(phases, total)
-    for number, (end, alone) in enumerate(zip(boundaries, phase_configs(config), strict=True), 1):
+    for number, (phase, end, alone) in enumerate(zip(phases, boundaries, phase_configs(config), strict=True), 1):
         if end <= first:
             raise UserError(
                 f"phases.{number} is left without a step, since those before it take {first:,} and training.steps is "
@@ -177,14 +188,9 @@ def check_phases(config: PretrainConfig) -> None:
 
 
 def _check_lengths(config: PretrainConfig, section: str) -> None:
-    """Raises UserError if rows are too long for the model, or for their predictions too short."""
+    """Raises UserError if rows are too long for any model, or for their predictions too short."""
     length, predictions = config.data.sequence_length, config.data.max_predictions_per_sequence
     config.model.check_length(f"{section}.sequence_length", length)
-    if length > config.model.max_position_embeddings:
-        raise UserError(
-            f"{section}.sequence_length ({length}) is over model.max_position_embeddings "
-            f"({config.model.max_position_embeddings}): shorten the one or enlarge the other"
-        )
     if predictions >= length and config.data.prediction != "next":
         raise UserError(
             f"{section}.max_predictions_per_sequence ({predictions}) is not below {section}.sequence_length "

@@ -113,8 +113,8 @@ def resolve_setup(run: RunFolder[PretrainConfig], say: Log) -> Setup:
     if init_model is not None:
         model = model_config_from_source(config.model, init_model.config, init_model.source)
         config = dataclasses.replace(config, model=model)
-        config.check()  # rows may be too long for the model
-        config.check_prediction()
+        config.check()
+        config.check_model()
     if config.transfer is not None:
         transfer_config(config)  # before hours of training
     if config.model.type_vocab_size < 2 and OBJECTIVES[config.data.objective].label:

@@ -27,6 +27,7 @@ PARAMETERS = {"tiny": 4_433_468, "mini": 11_267_900, "small": 29_058_876, "mediu
               "large": 336_226_108}  # fmt: skip
 ROBERTA = {"roberta": 124_697_433, "roberta_mini": 5_463_040}
 HOURS = {"hours": 1_883_906}
+STUDENT = {"student": 17_569_724}
 ALBERT = {"albert_base": 11_813_810}
 MODERN = {"modern_base": 149_655_232, "modern_mini": 5_516_800, "modern_long": 149_655_232}
 GPT = {"gpt_tiny": 834_944, "gpt_mini": 6_901_760, "gpt2": 124_439_808}
@@ -47,7 +48,7 @@ def pretraining(name: str) -> PretrainConfig:
 
 
 def test_there_is_a_recipe_for_every_size_and_task() -> None:
-    counted = {*ELECTRA, *ROBERTA, *HOURS, *ALBERT, *MPNET, *MODERN, *GPT, *PARAMETERS}
+    counted = {*ELECTRA, *ROBERTA, *HOURS, *STUDENT, *ALBERT, *MPNET, *MODERN, *GPT, *PARAMETERS}
     assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *counted}
     # Benchmarks and custom tasks have recipes, kinds of file have none.
     assert set(FINETUNING) == set(TASKS) - {"ner", "multiple_choice"}
@@ -110,7 +111,7 @@ def test_pretraining_recipes(name: str) -> None:
     label = OBJECTIVES[config.data.objective].label
     model, _ = build_model_and_objective(config)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
-    counts = PARAMETERS | ELECTRA | ROBERTA | HOURS | ALBERT | MPNET | MODERN | GPT
+    counts = PARAMETERS | ELECTRA | ROBERTA | HOURS | STUDENT | ALBERT | MPNET | MODERN | GPT
     if name in counts:
         assert count_parameters(params) == counts[name]
     for phase in resolve_phases(config, int(config.training.steps)):
@@ -170,6 +171,10 @@ def test_finetuning_recipes(name: str) -> None:
 
 def test_what_continues_a_model_has_one() -> None:
     assert pretraining("domain").init == "google-bert/bert-base-uncased"
+
+
+def test_the_student_has_a_teacher() -> None:
+    assert pretraining("student").distillation.teacher == "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def test_the_budgets_arithmetic() -> None:

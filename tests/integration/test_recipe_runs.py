@@ -221,7 +221,12 @@ def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp
     # which otherwise start where ten steps do not lead away from
     if name == "quickstart" or name.startswith(("albert", "roberta", "modern")):
         arguments += ["--transfer=null", "--mlm_bias_init=zeros"]
-    arguments += [f"--init={pretrained}"] if name == "domain" else small
+    if name == "domain":
+        arguments += [f"--init={pretrained}"]
+    elif name == "student":
+        arguments += [*SMALL_MODEL, f"--teacher={pretrained}"]
+    else:
+        arguments += small
     if recipe.data.prediction == "next":
         arguments.remove("--data.max_predictions_per_sequence=3")
     if recipe.data.verbatim:

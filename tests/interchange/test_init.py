@@ -18,7 +18,7 @@ from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.pooling import Pooling
 from bert.interchange.readers.google import CHECKPOINT
 from tests.interchange.bundle_writer import write_bundle
-from tests.interchange.hf_folders import CONFIG, ROBERTA
+from tests.interchange.hf_folders import ALBERT, CONFIG, ROBERTA
 
 FEW_STEPS = [
     "--transfer=null",
@@ -139,3 +139,22 @@ def test_rows_longer_than_the_position_table_are_one_sentence(made, corpus: Path
     arguments = [f"--data.train={corpus}", f"--init={tmp_path / 'model'}", f"--output_dir={tmp_path / 'run'}"]
     error = fails(pretrain, *arguments, "--data.sequence_length=32")
     assert "data.sequence_length (32) is over model.max_position_embeddings (16)" in error
+
+
+def test_long_rows_are_checked_against_the_model_that_is_read(made, corpus: Path, tmp_path: Path, fails) -> None:
+    """Not against the default of 512 positions, which would refuse them before."""
+    made("BertForMaskedLM", dataclasses.replace(CONFIG, max_position_embeddings=1024)).save(tmp_path / "model")
+    arguments = [f"--data.train={corpus}", f"--init={tmp_path / 'model'}", f"--output_dir={tmp_path / 'run'}"]
+    error = fails(pretrain, *arguments, "--data.sequence_length=1025")
+    assert "data.sequence_length (1025) is over model.max_position_embeddings (1024)" in error
+    error = fails(pretrain, "--config=hours", *arguments, "--phases.2.sequence_length=1026")
+    assert "phases.2.sequence_length (1026) is over model.max_position_embeddings (1024)" in error
+
+
+def test_rates_by_layer_are_refused_if_the_model_that_is_read_shares_layers(
+    made, corpus: Path, tmp_path: Path, fails
+) -> None:
+    made("BertForMaskedLM", ALBERT).save(tmp_path / "model")
+    arguments = [f"--data.train={corpus}", f"--init={tmp_path / 'model'}", f"--output_dir={tmp_path / 'run'}"]
+    error = fails(pretrain, *arguments, *FEW_STEPS, *SHORT_ROWS, "--optimizer.layerwise_lr_decay=0.8")
+    assert "optimizer.layerwise_lr_decay is set, and the model's layers share parameters" in error

@@ -19,7 +19,7 @@ import yaml
 import bert
 from bert.commands.examples import main as examples
 from bert.commands.pretrain import main
-from bert.config import DataConfig, OptimizerConfig, PretrainConfig, TrainingConfig
+from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, TrainingConfig
 from bert.config.phases import PhaseConfig
 from bert.config.pretraining import resolve_phases
 from bert.config.yaml_io import dump, load_config
@@ -115,6 +115,17 @@ def test_phases_that_cannot_be(phases: list[PhaseConfig], parts: list[str]) -> N
     for part in parts:
         assert part in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_each_phase_is_checked_for_predictions_of_its_own() -> None:
+    config = PretrainConfig(
+        data=DataConfig(train="corpus.txt", prediction="next", objective="blocks"),
+        model=ModelConfig(causal=True),
+        training=TrainingConfig(steps=10),
+        phases=[PhaseConfig(0.5, max_predictions_per_sequence=5), PhaseConfig()],
+    )
+    with pytest.raises(UserError, match=r"phases\.1\.max_predictions_per_sequence is 5"):
+        config.check()
 
 
 def test_phases_need_steps_rather_than_epochs() -> None:
