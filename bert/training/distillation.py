@@ -23,6 +23,7 @@ from bert.config import DistillationConfig, ModelConfig, PretrainConfig
 from bert.config.pretraining import phase_configs
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.errors import UserError
+from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.loading import load
 from bert.interchange.names import PROJECTIONS
 from bert.model.array_types import Array
@@ -81,11 +82,13 @@ def load_teacher(config: DistillationConfig, say: Log) -> Teacher | None:
     """The teacher of a configuration; None if it has none.
 
     Raises:
-        UserError: the teacher cannot be read, or is not the one that the run began with.
+        UserError: the teacher cannot be read, is no encoder, or is not the one that the run began with.
     """
     if config.teacher is None:
         return None
     model = load(config.teacher, say)
+    if model.architecture == ENCODER_DECODER:
+        raise UserError(f"the teacher {config.teacher} is an encoder-decoder: use an encoder")
     params: Params = {name: model.params[name] for name in ("bert", "predictions") if name in model.params}
     params["bert"] = {name: value for name, value in params["bert"].items() if name != "pooler"}
     checksum = params_checksum(params)
@@ -109,6 +112,11 @@ def check_student(config: PretrainConfig, teacher: Teacher) -> None:
         raise UserError(
             f"distillation.teacher is set, and data.prediction is {config.data.prediction}: set it to masked, or "
             "remove the teacher"
+        )
+    if teacher.config.causal:
+        raise UserError(
+            f"the teacher {teacher.source} reads text from left to right, and data.prediction masked needs one that "
+            "sees the tokens on both sides: use another teacher"
         )
     for phase in phase_configs(config):
         if phase.data.sequence_length > teacher.config.max_position_embeddings:

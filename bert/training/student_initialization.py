@@ -56,12 +56,12 @@ def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher, sa
     encoder = {**params["bert"], "embeddings": {**own, **tables}}
     if width == words.shape[-1]:
         encoder, layers = _with_layers(encoder, config, teacher)
-        taken = f"embeddings, layers {layers} of {teacher.config.num_hidden_layers}" if layers else "embeddings"
+        taken = f"embeddings, layers {layers} of {teacher.config.num_distinct_layers}" if layers else "embeddings"
     else:
         taken = f"the {width} principal components of its embeddings"
     say(f"in their place, from the teacher: {taken}")
     started = {**params, "bert": encoder}
-    if PROJECTIONS in params and config.hidden_size == width:
+    if PROJECTIONS in params and (config.hidden_size, teacher.config.hidden_size) == basis.shape[::-1]:
         started[PROJECTIONS] = {layer: {"kernel": basis.T.copy()} for layer in params[PROJECTIONS]}
     return started
 
@@ -79,9 +79,9 @@ def _with_layers(encoder: Params, config: ModelConfig, teacher: Teacher) -> tupl
     """
     given = teacher.params["bert"]
     fields_agree = all(getattr(config, name) == getattr(teacher.config, name) for name in LAYER_FIELDS)
-    if not fields_agree or config.num_hidden_layers > teacher.config.num_hidden_layers:
+    if not fields_agree or config.num_distinct_layers > teacher.config.num_distinct_layers:
         return encoder, []
-    sources = taken_layers(config.num_hidden_layers, teacher.config.num_hidden_layers)
+    sources = taken_layers(config.num_distinct_layers, teacher.config.num_distinct_layers)
     names = {f"layer_{layer}": f"layer_{source}" for layer, source in enumerate(sources)}
     layers = {
         name: _of_one_shape(own, given["encoder"].get(names.get(name, name)))

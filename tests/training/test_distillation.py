@@ -7,6 +7,7 @@ import functools
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +20,13 @@ from tokenizers.models import WordLevel
 import bert
 from bert.commands.pretrain import main
 from bert.config import DataConfig, DistillationConfig, ModelConfig, PretrainConfig, TrainingConfig
+from bert.inference.language_model import ENCODER_DECODER
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert
 from bert.model.heads import BertForMaskedLM
 from bert.parallel.backends import PmapParallelism
 from bert.tokenizer.vocabulary import load_tokenizer
+from bert.training import distillation
 from bert.training.assembly import build_learner
 from bert.training.distillation import (
     Teacher,
@@ -271,6 +274,23 @@ def test_layers_that_do_not_fit_stay_random(other: dict) -> None:
     jax.tree.map(np.testing.assert_array_equal, started["bert"]["encoder"], params["bert"]["encoder"])
 
 
+def test_a_student_with_shared_layers_starts_from_those_of_its_teacher() -> None:
+    shared = dataclasses.replace(WIDE, num_hidden_layers=4, layer_groups=1)
+    teacher = teacher_of(shared)
+    _, started, said = start(dataclasses.replace(shared, num_hidden_layers=2), teacher)
+    assert said == ["in their place, from the teacher: embeddings, layers [1] of 1"]
+    jax.tree.map(np.testing.assert_array_equal, started["bert"]["encoder"], teacher.params["bert"]["encoder"])
+
+
+def test_a_teacher_with_narrow_embeddings_has_its_projections_drawn() -> None:
+    """The embeddings fit, the states of 24 features have nothing to do with their principal components."""
+    teacher = teacher_of(dataclasses.replace(WIDE, embedding_size=CONFIG.hidden_size))
+    params, started, _ = start(CONFIG, teacher)
+    own, given = started["bert"]["embeddings"]["word"], teacher.params["bert"]["embeddings"]["word"]
+    np.testing.assert_array_equal(own["embedding"], given["embedding"])
+    jax.tree.map(np.testing.assert_array_equal, started["distillation"], params["distillation"])
+
+
 def test_positions_are_matched_where_one_of_the_models_counts_from_two() -> None:
     teacher = teacher_of(dataclasses.replace(CONFIG, position_offset=2))
     _, started, _ = start(CONFIG, teacher)
@@ -425,6 +445,14 @@ def test_a_head_is_needed_for_token_distributions_alone() -> None:
     scanned = config_of(TrainingConfig(scan_layers=True), sentence_weight=0.0, student_layers=[1], teacher_layers=[2])
     with pytest.raises(bert.UserError, match="scan_layers gives the last hidden states alone"):
         check_student(scanned, teacher_of(WIDE))
+
+
+def test_a_teacher_is_an_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(bert.UserError, match="teacher reads text from left to right"):
+        check_student(config_of(), teacher_of(dataclasses.replace(WIDE, causal=True)))
+    monkeypatch.setattr(distillation, "load", lambda *_: SimpleNamespace(architecture=ENCODER_DECODER))
+    with pytest.raises(bert.UserError, match="the teacher translator is an encoder-decoder: use an encoder"):
+        load_teacher(DistillationConfig(teacher="translator"), print)
 
 
 def test_the_checksum_is_of_the_weights(pretrained: Path, tmp_path: Path) -> None:
