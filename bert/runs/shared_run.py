@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -52,10 +54,10 @@ class PartsCheckpointer(Checkpointer):
         draft, checkpoint = self._directory.draft(step), self.folder / str(step)
         self._directory.remove_incomplete()
         if self._mirror is None:
-            save_parts(draft, items, is_shared=True)
+            self._save_parts(draft, items)
         else:
             self._mirror.withdraw(checkpoint)
-            save_parts(draft, items, is_shared=False)
+            self._save_parts(draft, items)
             sync_hosts("parts_are_sent")
             self._mirror.fetch_parts(draft, checkpoint)
         self._complete(step)
@@ -63,13 +65,18 @@ class PartsCheckpointer(Checkpointer):
     def _write_parts(self, step: int, items: dict[str, Any]) -> None:
         draft = self._directory.draft(step)
         if self._mirror is None:
-            save_parts(draft, items, is_shared=True)
+            self._save_parts(draft, items)
         else:
             self._directory.remove_incomplete()
-            save_parts(draft, items, is_shared=False)
+            self._save_parts(draft, items)
             self._mirror.send_parts(draft, self.folder / str(step))
             sync_hosts("parts_are_sent")
             remove(draft)
+
+    def _save_parts(self, draft: Path, items: dict[str, Any]) -> None:
+        # The main process may be completing the checkpoint before, which may take longer than orbax waits for it.
+        sync_hosts("parts_begin")
+        save_parts(draft, items, is_shared=self._mirror is None)
 
 
 class MultihostCheckpointer:
@@ -90,7 +97,12 @@ class MultihostCheckpointer:
         self._checkpoints.close()
 
     def save(self, step: int, state: Any) -> None:
-        """Begins to save a state, of which every host has the arrays or its parts of them."""
+        """Begins to save a state, of which every host has the arrays or its parts of them.
+
+        After an error nobody else is here to save the other parts: then nothing is saved.
+        """
+        if sys.exception() is not None and any(map(is_part, jax.tree.leaves(state))):
+            return
         self._checkpoints.save(step, state)
 
     def wait(self) -> None:

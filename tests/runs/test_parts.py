@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bert.errors import UserError
+from bert.runs import shared_run
 from bert.runs.manifest import MANIFEST, listed_files, write_manifest
 from bert.runs.orbax_io import PARAMS, keep_whole, load_items, save_items, save_parts
+from bert.runs.shared_run import MultihostCheckpointer
 
 WEIGHTS = np.arange(32, dtype=np.float32).reshape(8, 4)
 
@@ -52,3 +57,21 @@ def test_a_whole_array_comes_back_in_parts(halves: NamedSharding, tmp_path: Path
     kernel = load_items(tmp_path / "1", (PARAMS,), lambda path, shape: halves)[PARAMS]["kernel"]
     assert [part.data.shape for part in kernel.addressable_shards] == [(4, 4), (4, 4)]
     np.testing.assert_array_equal(kernel, WEIGHTS)
+
+
+def test_parts_are_not_saved_after_an_error_which_one_host_has_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[int] = []
+    checkpoints: Any = SimpleNamespace(save=lambda step, state: saved.append(step))
+    hosts = MultihostCheckpointer(checkpoints, lambda: None)
+
+    def after_an_error(step: int) -> None:
+        try:
+            raise UserError("the data cannot be read")
+        except UserError:
+            hosts.save(step, {"kernel": WEIGHTS})
+
+    after_an_error(1)
+    monkeypatch.setattr(shared_run, "is_part", lambda leaf: True)
+    after_an_error(2)
+    hosts.save(3, {"kernel": WEIGHTS})
+    assert saved == [1, 3]
