@@ -189,6 +189,42 @@ def test_an_error_of_one_host_ends_the_other_that_waits_for_it(failing: int) -> 
     assert hosts[1 - failing].returncode == 2
 
 
+WITHOUT_DATA = """
+import runpy
+import sys
+from bert.data.pretraining.loader import PretrainingLoader
+from bert.errors import UserError
+batch = PretrainingLoader.batch
+
+def fail(self, step):
+    if step == 3:
+        raise UserError("a part of data.train is gone")
+    return batch(self, step)
+
+PretrainingLoader.batch = fail
+runpy.run_path("pretrain.py", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["2x2x1", "1x4x1"], ids=["copies", "parts"])
+def test_data_that_one_host_cannot_read_is_the_error_of_both(mesh: str, corpus: Path, tmp_path: Path) -> None:
+    """Soon: the parts of the other host, which this one would wait for to save the state, never come."""
+    options = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, f"--training.mesh={mesh}"]
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "BERT_NUM_DEVICES": ""}
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, *program, *place, *options],
+            cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for program, place in zip((["pretrain.py"], ["-c", WITHOUT_DATA]), places(), strict=True)
+    ]  # fmt: skip
+    texts = [host.communicate(timeout=240)[0] for host in hosts]
+    assert [host.returncode for host in hosts] == [2, 2], texts
+    assert texts[0].endswith("error: host 1 has failed: a part of data.train is gone\n")
+    assert "error: a part of data.train is gone\n" in texts[1]
+
+
 @pytest.mark.slow
 def test_a_notice_to_one_host_stops_both_after_the_same_step(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
