@@ -1,6 +1,7 @@
 """Rotary positions in BERT's form, in RoFormer's folders."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import bert
 from bert.errors import UserError
 from bert.interchange import families
 from bert.interchange.tensor_files import read_json
+from bert.tokenizer.hf_settings import SETTINGS
 from tests.interchange.hf_folders import CONFIG, assert_same
 
 ROFORMER = dataclasses.replace(
@@ -54,3 +56,14 @@ def test_features_that_are_rotated_together_stand_next_to_each_other(made, tmp_p
 def test_what_it_lacks_is_refused(architecture: str, changes: dict, reason: str, made, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=reason):
         made(architecture, dataclasses.replace(ROFORMER, **changes)).save(tmp_path / "out")
+
+
+def test_a_vocabulary_without_the_class_that_reads_it_is_refused(made, tmp_path: Path) -> None:
+    """transformers would take RoFormer's own, which reads other tokens."""
+    made("BertForMaskedLM", ROFORMER).save(tmp_path / "out")
+    (tmp_path / "out" / "tokenizer.json").unlink()
+    assert bert.load(tmp_path / "out").config.position_embedding_type == "rotary"
+    for settings in ({}, {"do_lower_case": True}):
+        (tmp_path / "out" / SETTINGS).write_text(json.dumps(settings))
+        with pytest.raises(UserError, match=r"names no tokenizer_class, .* set it to BertTokenizer"):
+            bert.load(tmp_path / "out")
