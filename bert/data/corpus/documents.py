@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import itertools
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +35,9 @@ from bert.urls import fetch
 
 LONG_PARAGRAPH = 10_000
 """Characters of a paragraph that are searched for sentences at once."""
+
+_SPACE_BEFORE_STOP = re.compile(r"[^\S\x00-\x7f](?=\.)")
+"""White space outside of ASCII before a full stop."""
 
 
 def documents(source: list[str] | str, verbatim: bool = False) -> Iterator[Document]:
@@ -129,10 +134,22 @@ def split_sentences(
 
 def _segments(paragraph: str, language: str) -> Iterator[str]:
     """Sentences as they stand in a paragraph, with the white space after them."""
+    for window in _windows(paragraph, language):
+        yield from _segment(window, language)
+
+
+def _segment(text: str, language: str) -> list[str]:
     from sentencex import segment
 
-    for window in _windows(paragraph, language):
-        yield from segment(language, window)
+    try:
+        return segment(language, text)
+    except BaseException as error:
+        # sentencex 1.0 panics at a capital, a space of several bytes and a full stop. With a space of one byte it does
+        # not, and the sentences are as long.
+        if type(error).__name__ != "PanicException":
+            raise
+    ends = [0, *itertools.accumulate(map(len, segment(language, _SPACE_BEFORE_STOP.sub(" ", text))))]
+    return [text[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _keep_spaces(pieces: list[str]) -> list[str]:
@@ -154,14 +171,12 @@ def _windows(paragraph: str, language: str) -> Iterator[str]:
     Whole books on one line exist, and in them a stray quotation mark is paired with another a chapter later,
     with no boundary between (1.1 MB of joined paragraphs: 1048 sentences instead of 7809).
     """
-    from sentencex import segment
-
     start = 0
     while len(paragraph) - start > LONG_PARAGRAPH:
         window = paragraph[start : start + LONG_PARAGRAPH]
         window = window[: window.rfind(" ") + 1] or window
         # The last sentence may continue beyond the window: it opens the next one, unless it fills this one.
-        last = len(segment(language, window)[-1])
+        last = len(_segment(window, language)[-1])
         window = window[: len(window) - last] or window
         yield window
         start += len(window)

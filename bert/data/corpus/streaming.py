@@ -102,8 +102,14 @@ def _size(path: str) -> int:
 
 
 def stream_fingerprint(files: Iterable[StreamFile]) -> str:
-    """Hash of the names and sizes of the files, whose content is not known before it is read: 64 hexadecimal digits."""
-    names = [(file.entry, file.source.rpartition("/")[2], file.size, file.number) for file in files]
+    """Hash of the names and sizes of the files, whose content is not known before it is read: 64 hexadecimal digits.
+
+    A file of a known size may be moved to another folder.
+    """
+    names = [
+        (file.entry, file.source if file.size is None else file.source.rpartition("/")[2], file.size, file.number)
+        for file in files
+    ]
     return hashlib.blake2b(json.dumps(names).encode(), digest_size=32).hexdigest()
 
 

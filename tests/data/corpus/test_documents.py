@@ -177,6 +177,17 @@ def test_sentences():
     assert split_sentences([" One. Two. ", " "], "en", one_sentence_per_line=True) == ["One. Two."]
 
 
+@pytest.mark.parametrize("space", ["\u00a0", "\u202f", "\u3000"], ids=ascii)
+def test_a_wide_space_before_a_full_stop_is_no_crash(space: str) -> None:
+    """sentencex panics at these."""
+    text = f"See part B{space}. Then go on. So I{space}.{space}.{space}. did not know."
+    sentences = split_sentences([text], "en")
+    assert " ".join(sentences) == text
+    assert "Then go on." in sentences
+    long = split_sentences([f"{text} " * 200], "fr")
+    assert " ".join(long) == " ".join([text] * 200)
+
+
 def test_a_book_on_one_line_keeps_its_text_and_its_sentences():
     """A stray quotation mark pairs with another a chapter later and swallows what lies between."""
     sentences = [f"This is number {i} of many short sentences." for i in range(5000)]

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert.config import DataConfig
-from bert.data.corpus.streaming import DocumentReader, head_documents, stream_files, stream_fingerprint
+from bert.data.corpus.streaming import DocumentReader, StreamFile, head_documents, stream_files, stream_fingerprint
 from bert.errors import UserError
 
 FILES, DOCUMENTS = 5, 7
@@ -132,6 +132,15 @@ def test_urls_are_read_and_not_copied(folder: Path, bucket: Any, monkeypatch: py
     assert stream_fingerprint(files) == stream_fingerprint(stream_files(str(folder)))
     with pytest.raises(UserError, match="memory://none does not exist"):
         stream_files("memory://none")
+
+
+def test_sets_of_one_name_and_files_of_unknown_size_are_told_apart_by_where_they_are() -> None:
+    def fingerprint(source: str, size: int | None = None, number: int | None = None) -> str:
+        return stream_fingerprint([StreamFile(0, source, size, number)])
+
+    assert fingerprint("hub:alice/corpus", number=0) != fingerprint("hub:bob/corpus", number=0)
+    assert fingerprint("https://a/text.txt") != fingerprint("https://b/text.txt")
+    assert fingerprint("https://a/text.txt", 9) == fingerprint("https://b/text.txt", 9)
 
 
 def test_reads_that_fail_are_repeated(folder: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
