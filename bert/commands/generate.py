@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import fields
 from typing import Any
@@ -10,6 +11,7 @@ from bert.commands.answers import open_output, write_answers
 from bert.commands.arguments import COMMAND_LINE, MODEL, CommandParser, run_command
 from bert.commands.config_help import PLACEHOLDERS
 from bert.config import Decoding
+from bert.config.validation import check_fields
 from bert.config.yaml_io import help_texts
 from bert.errors import UserError, without_surrogates
 from bert.inference.new_inputs import Input, read_standard_input
@@ -21,7 +23,8 @@ continuation is printed without the prompt, up to the end token or --max_tokens.
 (--num_samples), and for the lines of standard input (PROMPT is -), a JSON object is printed for each continuation:
 "prompt", "text" and "score", the sum of the log-probabilities of its tokens; with --beams it is divided by the length
 as --length_penalty says. An empty prompt is the start of a text. A line without an answer gives {"line", "text",
-"error"}, and the exit status is 2 at the end. The same seed gives the same samples, whatever --batch_size is."""
+"error"}, and the exit status is 2 at the end. The same seed gives the same samples, whatever --batch_size is. The
+defaults of an encoder-decoder are the settings that it was evaluated with."""
 
 
 @run_command
@@ -36,16 +39,14 @@ def main(argv: list[str]) -> int:
         value: dict[str, Any] = {"type": kind, "metavar": PLACEHOLDERS.get(kind, "NAME")}
         default = "" if field.default in (None, False) else f" (default: {field.default})"
         value = {"action": "store_true"} if kind is bool else value
-        parser.add_argument(f"--{field.name}", default=field.default, help=texts[field.name] + default, **value)
+        # Left out if it is not given: an encoder-decoder has settings of its own.
+        parser.add_argument(f"--{field.name}", default=argparse.SUPPRESS, help=texts[field.name] + default, **value)
     parser.add_argument("--output", type=writable_path, metavar="PATH", help="File for what would be printed.")
     size = "Samples at once, or texts with all their beams. (default: 16)"
     parser.add_argument("--batch_size", type=int, default=16, metavar="N", help=size)
     arguments = parser.parse_arguments(argv)
-    settings = {name: getattr(arguments, name) for name in names}
-    try:
-        Decoding(**settings).check("--")
-    except UserError as error:
-        raise UserError(f"{COMMAND_LINE}: {error}") from None
+    given = {name: getattr(arguments, name) for name in names if name in arguments}
+    check_fields(f"{COMMAND_LINE}: --", Decoding(**given))
     if arguments.batch_size < 1:
         raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
     if arguments.prompt != without_surrogates(arguments.prompt):
@@ -57,21 +58,27 @@ def main(argv: list[str]) -> int:
 
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
     model.require_generation()
+    settings = model.complete_decoding(given)
+    decoding = Decoding(**settings)
+    try:
+        decoding.check("--")
+    except UserError as error:
+        raise UserError(f"{COMMAND_LINE}: {error}") from None
 
     def answer(inputs: list[Input]) -> list[list[Any]]:
         prompts, numbers = [given.given for given in inputs], [given.line - 1 for given in inputs]
         options = {"batch_size": arguments.batch_size, "numbers": numbers, "details": True}
         found = model.generate(prompts, **options, **settings)
-        return found if settings["num_samples"] > 1 else [[one] for one in found]
+        return found if decoding.num_samples > 1 else [[one] for one in found]
 
     if arguments.prompt == "-":
         write_answers("-", read_standard_input(str), answer, _lines, arguments.output)
         return 0
-    given = Input(1, arguments.prompt, arguments.prompt)
-    if settings["num_samples"] > 1:
-        write_answers("the prompt", iter([[given]]), answer, _lines, arguments.output)
+    prompt = Input(1, arguments.prompt, arguments.prompt)
+    if decoding.num_samples > 1:
+        write_answers("the prompt", iter([[prompt]]), answer, _lines, arguments.output)
         return 0
-    [[continuation]] = answer([given])
+    [[continuation]] = answer([prompt])
     with open_output(arguments.output) as written:
         written.write(continuation.text.encode("utf-8", "replace") + b"\n")
     return 0

@@ -60,9 +60,7 @@ class LanguageModel(ModelBundle):
         """
         if isinstance(prompts, str):
             return self.generate([prompts], details=details, batch_size=batch_size, numbers=numbers, **settings)[0]
-        if self.architecture == ENCODER_DECODER:
-            settings = {**vars(self.decoding or Decoding()), **settings}
-        decoding = make_decoding(settings)
+        decoding = make_decoding(self.complete_decoding(settings))
         check_count("batch_size", batch_size)
         self.require_generation()
         texts = self._as_texts(prompts)
@@ -72,6 +70,20 @@ class LanguageModel(ModelBundle):
         found = self._text_generator(texts, decoding, batch_size, numbers)
         answers = [[answer if details else answer.text for answer in of_text] for of_text in found]
         return answers if decoding.num_samples > 1 else [answer for [answer] in answers]
+
+    def complete_decoding(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Settings of `generate`, completed by those that an encoder-decoder was evaluated with.
+
+        Its beams give way to a temperature that is given, and its temperature to beams.
+        """
+        if self.architecture != ENCODER_DECODER or self.decoding is None:
+            return settings
+        own, plain = vars(self.decoding), vars(Decoding())
+        if settings.get("temperature") and "beams" not in settings:
+            own = {**own, "beams": plain["beams"], "num_samples": plain["num_samples"]}
+        elif isinstance(beams := settings.get("beams"), int) and beams > 1 and "temperature" not in settings:
+            own = {**own, **{name: plain[name] for name in ("temperature", "top_k", "top_p")}}
+        return {**own, **settings}
 
     def score(self, texts: str | Sequence[str], *, stride: int | None = None, batch_size: int = 8) -> Any:
         """The log-probability of texts under a left-to-right language model, and their tokens: a `TextScore` each.

@@ -164,7 +164,7 @@ def make_qa_features(
         offsets=np.concatenate([[0], np.cumsum([len(row.ids) for _, row in rows], dtype=np.int64)]),
         segment_a_lengths=np.array([row.segment_a_length for _, row in rows], np.int32),
         labels=np.array([row.answer for _, row in rows], np.int32).reshape(-1, 2) if known.any() else None,
-        pad_token_id=special_ids(tokenizer).pad,
+        pad_token_id=special_ids(tokenizer).padding,
         examples=example_of_row,
         known=known[example_of_row],
         char_starts=_join([row.char_starts for _, row in rows], np.int32),

@@ -86,7 +86,7 @@ def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], 
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         segment_a_lengths=lengths.astype(np.int32),
         labels=None if word_labels is None else np.append(word_labels, IGNORE_INDEX)[word_indices].astype(np.int32),
-        pad_token_id=special.pad,
+        pad_token_id=special.padding,
         token_labels=True,
         words=word_indices,
     )

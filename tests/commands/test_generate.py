@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import io
 import json
 import math
@@ -12,9 +14,12 @@ import pytest
 
 import bert
 from bert.commands import main
+from bert.commands.arguments import run_program
 from bert.commands.generate import main as generate
-from bert.config import TokenizerConfig
+from bert.config import Decoding, TokenizerConfig
+from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.pretrained import Pretrained
+from bert.inference.text_generation import Continuation
 from bert.tokenizer.wordpiece import train_wordpiece
 from tests.language_models import POSITIONS, WORDS, language_model
 
@@ -79,7 +84,6 @@ def test_a_bad_line_gets_its_error_and_the_others_their_answers(folder: Path, mo
     ("arguments", "words"),
     [
         (["x", "--beams", "0"], "command line: --beams is 0: it must be at least 1"),
-        (["x", "--top_k", "3"], "command line: --top_k is 3, but --temperature is 0"),
         (["x", "--temperature", "hot"], "argument --temperature: invalid float value: 'hot'"),
         (["x", "--batch_size", "0"], "command line: --batch_size is 0: it must be at least 1"),
         (["\udcff"], "command line: the prompt is not UTF-8"),
@@ -88,6 +92,35 @@ def test_a_bad_line_gets_its_error_and_the_others_their_answers(folder: Path, mo
 )
 def test_wrong_arguments_are_one_sentence(arguments: list[str], words: str, folder: Path, fails) -> None:
     assert words in fails(generate, str(folder), *arguments)
+
+
+def test_settings_that_contradict_each_other_are_one_sentence(folder: Path, capsys) -> None:
+    assert run_program(generate)([str(folder), "x", "--top_k", "3"]) == 2
+    assert (
+        capsys.readouterr().err.splitlines()[-1].startswith("error: command line: --top_k is 3, but --temperature is 0")
+    )
+
+
+def test_an_encoder_decoder_has_settings_of_its_own(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Those that it was evaluated with, unless others are given."""
+    asked: list[Decoding] = []
+
+    def generator(texts: list[str], decoding: Decoding, *_: object) -> list[list[Continuation]]:
+        asked.append(decoding)
+        return [[Continuation(text, 0.0, [], True)] * decoding.num_samples for text in texts]
+
+    own = Decoding(max_tokens=9, beams=3, length_penalty=0.8)
+    model = dataclasses.replace(language_model(), architecture=ENCODER_DECODER, decoding=own)
+    monkeypatch.setattr(Pretrained, "_text_generator", property(lambda model: generator))
+    monkeypatch.setattr("bert.inference.loading.load", lambda *_: model)
+    for options in ([], ["--num_samples=2"], ["--beams=2"], ["--temperature=0.5"]):
+        assert generate([str(tmp_path), "x", *options]) == 0
+    replaced = functools.partial(dataclasses.replace, own)
+    assert asked == [own, replaced(num_samples=2), replaced(beams=2), replaced(beams=1, temperature=0.5)]
+    asked.clear()
+    sampled = dataclasses.replace(model, decoding=Decoding(temperature=1.0, top_k=5))
+    sampled.generate("x", beams=4)
+    assert asked == [Decoding(beams=4)]
 
 
 def test_other_models_and_files_that_exist_are_refused(folder: Path, finetuned: Path, tmp_path: Path, fails) -> None:

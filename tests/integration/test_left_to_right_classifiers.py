@@ -25,7 +25,7 @@ from bert.training.assembly import make_apply
 from bert.training.losses import LOSSES
 from bert.training.step import compute_gradients
 from bert.training.token_losses import classifier_objective
-from tests.helpers import lines_of, run
+from tests.helpers import lines_of, questions, run
 from tests.tiny_training import CONFIG, T, V, assert_same_gradients, batch_of
 
 GPT2 = ModelConfig(
@@ -131,6 +131,28 @@ def test_gpt2_reads_pairs_with_its_end_token_between(
     assert [answer.label for answer in ours] == [answer.label for answer in again]
     for one, other in zip(ours, again, strict=True):
         np.testing.assert_allclose(list(one.probabilities.values()), list(other.probabilities.values()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["conll2003", "squad"])
+def test_gpt2_tags_words_and_answers_questions(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its vocabulary has no padding token."""
+    monkeypatch.setattr(hf, "logits_difference", lambda model, folder: None)
+    write_gpt2(tmp_path / "gpt2")
+    data, words = tmp_path / "data", "ba B-PER\nko O\n\nri O\n"
+    data.mkdir()
+    for split in ("train", "dev"):
+        name, content = (
+            (f"{split}.txt", words) if task == "conll2003" else (f"{split}-v1.1.json", json.dumps(questions(4, False)))
+        )
+        (data / name).write_text(content, encoding="utf-8")
+    arguments = [f"--config={task}", f"--init={tmp_path / 'gpt2'}", f"--data.dir={data}", "--training.epochs=1"]
+    arguments += ["--data.max_length=40", "--data.buckets=40", "--training.batch_size=8"]
+    arguments += ["--data.max_query_length=8"] if task == "squad" else []
+    assert finetune([*arguments, f"--output_dir={tmp_path / 'run'}"]) == 0
+    model = bert.load(tmp_path / "run")
+    model.save(tmp_path / "out")
+    given = ["ba ko" if task == "conll2003" else ("ba?", "ri ko ba")]
+    assert bert.load(tmp_path / "out").predict(given) == model.predict(given)
 
 
 def test_other_models_and_tasks_are_refused(
