@@ -115,7 +115,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def local_path(path: str | Path, name: str = "") -> str:
-    """The path as it is.
+    """The path, with the home folder for ``~``.
 
     Raises:
         UserError: it has a scheme, such as gs://, and would become a local folder, or it holds a null character.
@@ -126,4 +126,4 @@ def local_path(path: str | Path, name: str = "") -> str:
     # One slash: Path has dropped the other one. Two letters at least: C:/ is a drive.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
         raise UserError(f"{described} is not a local path, and no other can be used there: pass a local path")
-    return str(path)
+    return os.path.expanduser(path)

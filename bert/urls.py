@@ -35,7 +35,7 @@ def is_url(path: str | Path) -> bool:
 
 
 def readable_path(path: str | Path, name: str = "") -> str:
-    """The path or URL as it is, which nothing is read from yet.
+    """The path, with the home folder for ``~``, or the URL as it is; nothing is read yet.
 
     Raises:
         UserError: no URL of this kind can be read, or its library is missing, or the path holds a null character.
@@ -58,7 +58,7 @@ def readable_path(path: str | Path, name: str = "") -> str:
 
 
 def writable_path(path: str | Path, name: str = "") -> str:
-    """The path or URL as it is, which nothing is written to yet.
+    """The path, with the home folder for ``~``, or the URL as it is; nothing is written yet.
 
     Raises:
         UserError: as of `readable_path`, or nothing can be written to URLs of this kind.

@@ -13,6 +13,7 @@ from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.validation import LOCAL
 from bert.errors import UserError
 from bert.files import atomic_directory
+from bert.runs.folder import claim_output_dir
 
 URL = "ftp://host/place.zip"
 
@@ -45,6 +46,16 @@ def test_an_error_leaves_no_folder_and_an_empty_one_empty(tmp_path: Path) -> Non
             (draft / "half").write_text("")
             raise ZeroDivisionError
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with claim_output_dir("~/runs/x", "run", "config.yaml") as (folder, _):
+        assert folder == tmp_path / "runs" / "x"
+    with pytest.raises(UserError, match=f"{tmp_path}/runs/y does not exist"):
+        bert.load("~/runs/y")
+    assert not (tmp_path / "~").exists()
 
 
 def text_options(config_class: type, prefix: str = "") -> dict[str, object]:

@@ -48,6 +48,8 @@ def main(argv: list[str]) -> int:
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))
     scores = LanguageModel.score(model, texts, stride=arguments.stride, batch_size=arguments.batch_size)
     nats, tokens = -sum(score.log_probability for score in scores), sum(score.num_tokens for score in scores)
+    if not tokens:
+        raise UserError(f"{arguments.file} has no token in the model's vocabulary: name a file that does")
     print(f"tokens: {tokens:,}")
     print(f"loss: {nats / tokens:.6f}")
     print(f"perplexity: {math.exp(nats / tokens):.6g}")

@@ -10,7 +10,7 @@ from bert.commands.answers import open_output
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.data.records import read_texts
 from bert.errors import UserError
-from bert.urls import exists, readable_path, writable_path
+from bert.urls import exists, fetch, readable_path, writable_path
 
 DESCRIPTION = """Finds hard negatives: for each row with a query and a positive, the documents that MODEL finds for the
 query and that are none of its positives. A document whose score is close to that of the positive may be a right answer
@@ -56,13 +56,13 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_arguments(argv)
     if arguments.output and exists(arguments.output):
         raise UserError(f"{arguments.output} exists already: name another --output or remove it")
-    corpus = None if arguments.corpus is None else read_texts(Path(arguments.corpus), "document")
+    corpus = None if arguments.corpus is None else read_texts(Path(fetch(arguments.corpus)), "document")
 
     from bert.inference.loading import load
 
     model, scorer = load(arguments.model, _say), None if arguments.scorer is None else load(arguments.scorer, _say)
     settings = {name: getattr(arguments, name) for name in numbers}
-    rows = model.mine_negatives(arguments.rows, corpus, scorer=scorer, say=_say, **settings)
+    rows = model.mine_negatives(fetch(arguments.rows), corpus, scorer=scorer, say=_say, **settings)
     with open_output(arguments.output) as written:
         for row in rows:
             written.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")

@@ -22,6 +22,8 @@ def as_list(inputs: Any) -> list[Any]:
     """
     if isinstance(inputs, str):
         return [inputs]
+    if hasattr(inputs, "columns"):  # as a list, a data frame is the names of its columns
+        raise UserError("the inputs are a data frame: pass one of its columns")
     if isinstance(inputs, (bytes, bytearray, Mapping, Set)):
         raise UserError(f"the inputs are {shown(inputs)}: pass a string or a list")
     try:

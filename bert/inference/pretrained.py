@@ -325,6 +325,7 @@ class Pretrained(SearchableModel):
         """
         if isinstance(text, str):
             return self.zero_shot([text], labels, template, multi_label, batch_size)[0]
+        labels = labels if isinstance(labels, str) else list(labels)
         task = self.require_task()
         entailed, opposite = entailment_labels(task, self.source)
         sentences = hypotheses(labels, template)

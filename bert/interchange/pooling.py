@@ -101,6 +101,10 @@ def read_pooling(folder: Path, say: Callable[[str], None]) -> tuple[Pooling | No
     length, lowercase = next((_text_settings(file) for file in settings_files if file.is_file()), (None, False))
     query_prompt, document_prompt = _prompts(folder / PROMPTS, say)
     mode = _mode(module_folders[1] / "config.json") if len(module_types) > 1 else Pooling().mode
+    if (query_prompt or document_prompt) and len(module_types) > 1:
+        file = module_folders[1] / "config.json"
+        if read_json(file).get("include_prompt") is False:
+            say(f"{file}: include_prompt is false, which is not read: embeddings include the tokens of a prompt")
     pooling = Pooling(mode, "Normalize" in module_types, length, lowercase, query_prompt, document_prompt)
     return pooling, module_folders[0]
 
@@ -145,6 +149,8 @@ def _prompts(file: Path, say: Callable[[str], None]) -> tuple[str, str]:
         raise UserError(f"{file} is not a JSON object: copy it again")
     if content.get("default_prompt_name"):
         say(f"{file}: default_prompt_name is not used: put the prompt before the texts yourself")
+    if (similarity := content.get("similarity_fn_name")) not in (None, "cosine"):
+        say(f"{file}: similarity_fn_name is {similarity}, which is not used: searches compare by cosine")
     prompts = content.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise UserError(f"{file}: prompts is {str(prompts)[:40]!r}: map names to texts")

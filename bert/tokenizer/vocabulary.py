@@ -56,7 +56,7 @@ def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> T
         token; or files next to it that are malformed or contradict it.
     """
     config = config or TokenizerConfig()
-    file = _vocabulary_file(Path(fetch(path)).expanduser())
+    file = _vocabulary_file(Path(fetch(path)))
     settings = read_settings(file.parent)
     if file.name == "vocab.json":
         tokenizer = _parse_byte_level(_read_utf8(file), file)

@@ -165,6 +165,9 @@ def test_a_vocabulary_that_loses_text_has_no_bits(monkeypatch, tmp_path: Path, c
     out = capsys.readouterr().out
     assert "perplexity: " in out
     assert "bits per byte: none, as the vocabulary is not byte-level\n" in out
+    (tmp_path / "blank.txt").write_text("\n \n\n")
+    assert main(["evaluate", str(tmp_path), str(tmp_path / "blank.txt")]) == 2
+    assert "blank.txt has no token in the model's vocabulary" in capsys.readouterr().err
 
 
 def test_what_cannot_be_measured_is_one_sentence(folder: Path, finetuned: Path, tmp_path: Path, fails, capsys) -> None:

@@ -105,7 +105,7 @@ def test_wrong_input_is_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_the_command_writes_rows(model: bert.Pretrained, tmp_path: Path, monkeypatch, fails) -> None:
+def test_the_command_writes_rows(model: bert.Pretrained, bucket, tmp_path: Path, monkeypatch, fails) -> None:
     monkeypatch.setattr("bert.inference.loading.load", lambda name, say: model)
     rows, corpus = tmp_path / "rows.jsonl", tmp_path / "corpus.txt"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
@@ -118,6 +118,11 @@ def test_the_command_writes_rows(model: bert.Pretrained, tmp_path: Path, monkeyp
     table.write_text("".join(json.dumps({"text": text}) + "\n" for text in CORPUS))
     assert main([*given[:2], "--corpus", str(table), "--num_negatives=2", "--output", str(tmp_path / "same")]) == 0
     assert (tmp_path / "same").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
+    for file in (rows, corpus):
+        bucket.pipe(f"/b/{file.name}", file.read_bytes())
+    remote = ["made", "memory://b/rows.jsonl", "--corpus", "memory://b/corpus.txt", "--num_negatives=2"]
+    assert main([*remote, "--output", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
     assert "exists already" in fails(main, *given, "--output", str(tmp_path / "out.jsonl"))
     corpus.write_text("ba\n\nko\n")
     assert "corpus.txt, line 2: the document is empty or not a text: write it or remove it" in fails(main, *given)

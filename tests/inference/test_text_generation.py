@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import bert
@@ -115,6 +116,7 @@ def test_any_text_is_a_prompt_and_its_bytes_come_back(model: Pretrained) -> None
         (None, "the inputs are None: pass a string or a list"),
         (3, "the inputs are 3: pass a string or a list"),
         ({"a": 1}, "the inputs are {'a': 1}: pass a string or a list"),
+        (pa.table({"text": ["the"]}), "the inputs are a data frame: pass one of its columns"),
         (b"the", "the inputs are b'the': pass a string or a list"),
         (["the", None], "input 2 is None, and a text is needed: pass a string"),
         ([("a", "pair")], "input 1 is ('a', 'pair'), and a text is needed: pass a string"),

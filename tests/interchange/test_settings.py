@@ -17,7 +17,7 @@ from bert.interchange.pooling import Pooling
 from bert.interchange.readers import hf as hf_reader
 from bert.interchange.writers import hf
 from bert.tasks.inference_only import published_task
-from tests.interchange.hf_folders import CONFIG, ROBERTA
+from tests.interchange.hf_folders import CONFIG, ROBERTA, edit
 
 
 @pytest.mark.parametrize("rate", [None, 0.0, 0.3])
@@ -72,11 +72,14 @@ def test_how_texts_are_read_is_honoured_told_or_an_error(made, tmp_path: Path) -
     said: list[str] = []
     settings.write_text('{"max_seq_length": 17}')
     (tmp_path / "model" / "config_sentence_transformers.json").write_text(
-        '{"prompts": {"query": "q: "}, "default_prompt_name": "query"}'
+        '{"prompts": {"query": "q: "}, "default_prompt_name": "query", "similarity_fn_name": "dot"}'
     )
+    edit(tmp_path / "model" / "1_Pooling", include_prompt=False)
     assert bert.load(tmp_path / "model", said.append).encode(texts * 2).attention_mask.shape == (2, 10)
     assert any("max_seq_length is 17, but the model reads 16 tokens: longer are cut" in line for line in said)
     assert any("default_prompt_name is not used: put the prompt before the texts" in line for line in said)
+    assert any("similarity_fn_name is dot, which is not used: searches compare by cosine" in line for line in said)
+    assert any("include_prompt is false, which is not read" in line for line in said)
 
     for content, sentence in (
         ('{"max_seq_length": 0}', "max_seq_length is 0: set it"),

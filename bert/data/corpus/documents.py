@@ -83,7 +83,7 @@ def resolve_sources(source: list[str] | str) -> list[list[str]]:
     for entry in [source] if isinstance(source, str) else source:
         no_file = entry.startswith((DOCSTRINGS_PREFIX, HUB_PREFIX))
         paths: dict[str, str] = {}
-        for path in [entry] if no_file else _expand(os.path.expanduser(fetch(entry))):
+        for path in [entry] if no_file else _expand(fetch(entry)):
             paths.setdefault(entry if no_file else os.path.realpath(path), path)
         files.append([path for key, path in paths.items() if key not in seen])
         seen |= set(paths)
@@ -188,17 +188,29 @@ def has_text(document: Document) -> bool:
     return any(character != " " and character.isprintable() for line in document for character in line)
 
 
+def _walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, into linked folders too, each once."""
+    seen: set[str] = set()
+    for inside, below, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(inside)
+        if real in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        yield inside, below, names
+
+
 def _expand(entry: str) -> list[str]:
     if is_saved_dataset(entry):
         return [entry]
     if os.path.isdir(entry):
         inside = []
-        for folder, below, names in os.walk(entry):
+        for folder, below, names in _walk(entry):
             saved = sorted(name for name in below if is_saved_dataset(os.path.join(folder, name)))
             if "dataset_dict.json" in names:
                 listed = ", ".join(saved) or "none"
                 raise UserError(f"{folder} is a data set of splits ({listed}): name one of them, as {folder}/SPLIT")
-            below[:] = [name for name in below if name not in saved]
+            below[:] = [name for name in below if name not in saved and not name.startswith(".")]
             files = [name for name in names if name.lower().endswith(FOLDER_SUFFIXES) and not name.startswith(".")]
             inside += [os.path.join(folder, name) for name in (*saved, *files)]
         if not inside:

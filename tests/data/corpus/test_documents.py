@@ -65,6 +65,23 @@ def test_files_globs_and_folders_each_file_once_and_sorted(tmp_path):
     assert corpus_files(odd) == [odd], "a file that exists is a file, whatever its name looks like"
 
 
+def test_hidden_folders_are_left_out_and_linked_ones_read_once(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("corpus/a.txt", "corpus/.ipynb_checkpoints/a-checkpoint.txt", "elsewhere/b.txt"):
+        write(tmp_path / name, name)
+    (tmp_path / "corpus" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "corpus")
+    names = [os.path.relpath(path, tmp_path / "corpus") for path in corpus_files(str(tmp_path / "corpus"))]
+    assert names == ["a.txt", "linked/b.txt"]
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "corpus" / "a.txt", "text")
+    assert corpus_files("~/corpus") == [str(tmp_path / "corpus" / "a.txt")]
+
+
 def test_an_empty_file_among_others_is_passed_over(tmp_path):
     write(tmp_path / "a.txt", "")
     write(tmp_path / "b.txt", "text")
