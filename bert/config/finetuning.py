@@ -105,8 +105,8 @@ class TaskDataConfig:
     """Longest row in tokens, special ones included. Longer inputs are cut, the longer text first; those of SQuAD and
     of tagging are read through several rows."""
     max_target_length: Annotated[int, Range(least=2)] | None = None
-    """Sequence to sequence: longest target in training, in tokens, with its start or its end; longer ones are cut. null
-    takes max_length."""
+    """Sequence to sequence: longest target in training, in tokens, with its start or its end; longer ones are cut. It
+    is never over max_length, which null takes."""
     buckets: list[Positive] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
     """Lengths that batches are padded to: each costs one compilation and saves padding."""
     max_train_samples: Positive | None = None

@@ -32,16 +32,20 @@ def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Mean of the F1 of each label, 0 to 1: with one label a row of those that are predicted or right somewhere, else
     of all L, of which one without either has 0."""
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(labels, predictions, average="macro", zero_division=0))
+    return _mean_f1(predictions, labels, "macro")
 
 
 def micro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     """F1 over all labels of all rows, [R, L], 0 to 1; 0 where no row has or is given any."""
+    return _mean_f1(predictions, labels, "micro")
+
+
+def _mean_f1(predictions: np.ndarray, labels: np.ndarray, average: str) -> float:
     from sklearn.metrics import f1_score
 
-    return float(f1_score(labels, predictions, average="micro", zero_division=0))
+    if labels.shape[1:] == (1,):  # which scikit-learn takes for two labels: to have the one, and not to have it
+        return f1(predictions[:, 0], labels[:, 0])
+    return float(f1_score(labels, predictions, average=average, zero_division=0))
 
 
 def matthews_correlation(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -135,7 +139,9 @@ def by_class(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) 
     if labels.ndim == 1:
         more["confusion_matrix"] = confusion_matrix(labels, predictions, labels=classes).tolist()
         labels, predictions = (side[:, None] == classes for side in (labels, predictions))
-    columns = precision_recall_fscore_support(labels, predictions, average=None, zero_division=0)
+    # For scikit-learn a single column is a vector of two labels: only those who have the label are of interest.
+    only = {"labels": [1]} if labels.shape[1] == 1 else {}
+    columns = precision_recall_fscore_support(labels, predictions, average=None, zero_division=0, **only)
     keys = ("precision", "recall", "f1", "support", "predicted")
     rows = zip(*(column.tolist() for column in (*columns, predictions.sum(axis=0))), strict=True)
     return {"classes": {name: dict(zip(keys, row, strict=True)) for name, row in zip(names, rows, strict=True)}, **more}

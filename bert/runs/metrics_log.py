@@ -79,7 +79,10 @@ def read_results(folder: Path | str) -> dict[str, Any] | None:
 
 def scored_splits(results: dict[str, Any]) -> list[str]:
     """The splits that a fine-tuning run's results have scores of, the one that chooses checkpoints first."""
-    return [name for name in results if name in ("dev", "test") or name.startswith("dev_")]
+    if "main_metric" not in results:
+        return []
+    others = {"last", "tuned", "details", "without_collapsed", results.get("baseline")}
+    return [name for name, value in results.items() if isinstance(value, dict) and name not in others]
 
 
 def to_jsonable(value: Any) -> Any:

@@ -49,5 +49,6 @@ def labelled_examples(task: ColumnFilesTask, data: Any) -> Any:
                 raise UserError(f"{data} is no file: pass the path of a labelled file, or a list of labelled rows")
         else:
             file.write_text(json_lines(data, "data"), encoding="utf-8")
-        reader = dataclasses.replace(task, data=dataclasses.replace(task.data, dev=str(file)))
+        columns = dataclasses.replace(task.data, dev=str(file), source=None, target=None)  # no parallel files
+        reader = dataclasses.replace(task, data=columns)
         return reader.read(Path(folder), "dev")

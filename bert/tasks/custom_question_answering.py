@@ -52,7 +52,7 @@ def read_questions(
     A row without an answer is a question that its context does not answer.
 
     Args:
-      needed: whether there have to be answers; otherwise a split whose first row has none is one to predict.
+      needed: whether there have to be answers; otherwise a split none of whose rows has one is one to predict.
       strict: an answer that does not stand where its row says is an error, and not only counted.
 
     Raises:
@@ -67,7 +67,10 @@ def read_questions(
         labels,
         None if names.id is None else (names.id, "data.columns.id"),
         needed=needed,
+        unlabelled=(),  # a row without an answer may be a question without one
     )
+    if not needed and columns.labels and all(answer in (None, "", []) for answer in columns.labels[0]):
+        columns = columns._replace(labels=None)
     examples, misplaced = [], []
     for row, (id, question, context) in enumerate(zip(columns.ids, *columns.texts, strict=True)):
         if columns.labels is None:

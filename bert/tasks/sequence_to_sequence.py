@@ -123,6 +123,8 @@ class SequenceToSequenceTask(ColumnFilesTask):
 
     def fit(self, train: TextPairs) -> SequenceToSequenceTask:
         text_metrics.require_libraries(name for name in self.metrics if name != "exact_match")
+        if set(self.metrics) & set(text_metrics.ROUGE):
+            text_metrics.require_latin(train.targets or ())
         return self
 
     def splits(self, folder: Path) -> list[str]:

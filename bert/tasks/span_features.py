@@ -255,9 +255,12 @@ def decode_answers(
     for index, example in enumerate(examples):
         spans_of_text: dict[str, tuple[int, int, float, float]] = {}
         for span in range(first_spans[index], first_spans[index + 1]):
-            text = example.context[char_starts[span] : char_ends[span]]
-            if len(spans_of_text) < n_best_size and text not in spans_of_text:
-                spans_of_text[text] = (char_starts[span], char_ends[span], *span_logits[span])
+            start, end = char_starts[span], char_ends[span]
+            covered = example.context[start:end]
+            text = covered.strip()  # some vocabularies count the space before a word among its characters
+            if text and len(spans_of_text) < n_best_size and text not in spans_of_text:
+                start += len(covered) - len(covered.lstrip())
+                spans_of_text[text] = (start, start + len(text), *span_logits[span])
         if null_score_diff_threshold is not None:
             null = min(cls_logits[first_rows[index] : first_rows[index + 1]].tolist(), key=sum)
             odds[example.id] = sum(null) - max(

@@ -23,6 +23,7 @@ from bert.runs.metrics_log import read_results, to_jsonable
 from bert.runs.progress import align_columns
 from bert.runs.sweep_folder import SWEEP_FILE, SweepFolder, open_sweep
 from bert.tasks import make_task
+from bert.tasks.splits import read_splits
 from bert.training import launch, search
 
 PREPARE: dict[Callable[..., Run], tuple[type, Callable[..., launch.RunRequest[Any]]]] = {
@@ -126,7 +127,7 @@ def main_metric(config: PretrainConfig | FinetuneConfig) -> tuple[str, bool]:
     """The score that decides, and whether higher is better: a task's main one on dev; in pretraining the loss."""
     if isinstance(config, PretrainConfig):
         return "loss", False
-    task = make_task(config)
+    task = read_splits(make_task(config), config).task  # of some tasks the training rows decide
     return task.main_metric, task.higher_main_is_better
 
 

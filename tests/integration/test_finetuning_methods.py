@@ -156,7 +156,8 @@ def one_result(seed: int, score: float | None, collapsed: bool = False) -> dict:
     dev = {"loss": 0.5, "f1": score}
     baseline = {"baseline": "majority_class", "majority_class": {"f1": 0.8}}
     rest = {"main_metric": "f1", "collapsed": collapsed, "best_step": 7, **baseline}
-    return {"task": "mrpc", "init": "runs/X", "seed": seed, "dev": dev, "dev_other": {"f1": score}, **rest}
+    others = {split: {"f1": score} for split in ("dev_other", "test_2016_flickr")}
+    return {"task": "mrpc", "init": "runs/X", "seed": seed, "dev": dev, **others, **rest}
 
 
 def test_collapsed_seeds_are_named_and_left_out_of_a_second_mean(capsys) -> None:
@@ -164,6 +165,7 @@ def test_collapsed_seeds_are_named_and_left_out_of_a_second_mean(capsys) -> None
     assert results["dev"]["mean"]["f1"] == pytest.approx(2.56 / 3)
     assert results["dev"]["standard_deviation"]["f1"] == pytest.approx(np.std([0.9, 0.8, 0.86], ddof=1))
     assert results["dev_other"]["mean"] == {"f1": pytest.approx(2.56 / 3)}
+    assert results["test_2016_flickr"]["mean"] == {"f1": pytest.approx(2.56 / 3)}
     assert results["collapsed"] == [1]
     assert results["without_collapsed"]["dev"]["mean"]["f1"] == pytest.approx(0.88)
     assert results["best_seed"] == 0

@@ -47,6 +47,17 @@ def test_f1_is_0_where_nothing_is_predicted():
     assert metrics.f1(np.zeros(3, int), np.zeros(3, int)) == 0
 
 
+def test_one_column_is_one_label_that_rows_have_or_not():
+    """scikit-learn alone would score not having it as well."""
+    labels = np.array([[1], [0], [0], [1], [0]])
+    never, once = np.zeros_like(labels), np.array([[1], [0], [1], [0], [0]])
+    names = ["micro_f1", "macro_f1"]
+    assert metrics.compute_metrics(names, never, labels) == {"micro_f1": 0.0, "macro_f1": 0.0}
+    assert metrics.compute_metrics(names, once, labels) == {"micro_f1": 0.5, "macro_f1": 0.5}
+    of_label = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 2, "predicted": 2}
+    assert metrics.by_class(["spam"], once, labels) == {"classes": {"spam": of_label}}
+
+
 def test_majority_class():
     assert metrics.majority_class(("accuracy", "f1"), LABELS) == {"accuracy": 0.6, "f1": pytest.approx(6 / 8)}
 

@@ -65,6 +65,20 @@ def test_an_answer_elsewhere_is_counted_or_an_error_when_asked(tmp_path: Path) -
     assert "the answer 'Ann' does not stand at its place in its context" in error_of(tmp_path, moved, strict=True)
 
 
+def test_a_split_is_labelled_if_any_of_its_rows_has_an_answer(tmp_path: Path) -> None:
+    """The first one may be a question that its context does not answer."""
+    none = {**ROW, "id": "q0", "answer": "", "answer_start": None}
+    found = questions(tmp_path, none, ROW, needed=False).examples
+    assert [(example.is_impossible, example.answers) for example in found] == [(True, ()), (False, READ.answers)]
+    rows = "".join(
+        ",".join(f'"{"" if value is None else value}"' for value in row.values()) + "\n" for row in (none, ROW)
+    )
+    (tmp_path / "test.csv").write_text(f"{','.join(ROW)}\n{rows}")
+    assert read_questions(read_records(tmp_path / "test.csv"), COLUMNS, needed=False).examples == found
+    [example] = questions(tmp_path, none, needed=False).examples
+    assert not example.is_impossible
+
+
 def test_a_split_to_predict_has_no_answers(tmp_path: Path) -> None:
     bare = {name: ROW[name] for name in ("question", "context")}
     [example] = questions(tmp_path, bare, columns=ColumnsConfig(), needed=False).examples

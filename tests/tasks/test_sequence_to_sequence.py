@@ -1,5 +1,6 @@
 """Sequence to sequence: files of pairs, their rows and batches, texts from token ids, scores and bad input."""
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ from bert.config.training import TrainingConfig
 from bert.data.features import IGNORE_INDEX
 from bert.data.sequence_pairs import target_boundaries
 from bert.tasks import TASKS, make_task
+from bert.tasks.column_files import labelled_examples
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask, Written
 from bert.tokenizer.byte_level import train_byte_level
 from bert.tokenizer.vocabulary import train_tokenizer
@@ -48,6 +50,20 @@ def test_parallel_files_are_read_by_their_ends(folder: Path) -> None:
     assert (new.labelled, list(new.sources)) == (False, ["rot", "blau"])
     other = task_of(TaskDataConfig(dir="data", source="en", target="de"))
     assert other.read(folder, "dev").references == [["rot"]]
+
+
+def test_rows_of_a_column_are_scored_by_a_model_of_parallel_files(folder: Path) -> None:
+    found = labelled_examples(task_of(PARALLEL), [{"source": "rot", "target": "red"}])
+    assert (list(found.sources), found.references) == (["rot"], [["red"]])
+
+
+def test_rouge_is_refused_before_training_on_other_letters(folder: Path) -> None:
+    (folder / "train.en").write_text("красный синий\nсиний\nred\n")
+    task = task_of(PARALLEL, "summarization")
+    with pytest.raises(UserError, match=r"ROUGE counts only the letters a to z and digits, .* use chrf"):
+        task.fit(task.read(folder, "train"))
+    other = task_of(dataclasses.replace(PARALLEL, metrics=["chrf"]), "summarization")
+    assert other.fit(other.read(folder, "train")).main_metric == "chrf"
 
 
 def test_columns_have_further_references(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from bert import metrics
 from bert.errors import UserError
 from bert.tasks import question_answering
 from bert.tasks.span_features import Answers, Windows
+from bert.tokenizer.byte_level import build_byte_level
 from tests.tasks.letter_examples import CLS, LETTERS, SEP, WORDS, example, question_tokenizer
 
 
@@ -133,6 +134,30 @@ def test_answers_come_back_as_they_stand_in_the_context(tokenizer):
     whole.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     windows = question_answering.make_qa_features(whole, examples := [example("in the 1990s .", "1990")])
     assert question_answering.decode_answers(examples, windows, *oracle(windows)).texts == {"q1": "1990s"}
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
+def test_the_space_before_a_word_is_no_part_of_an_answer(kind):
+    """Some vocabularies count it among the characters of the word."""
+    context, special = "Bob saw Ann  in New York.", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    if kind == "byte_level":
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        merges = [("Ġ", "A"), ("ĠA", "n"), ("ĠAn", "n")]
+        pieces = [*special, *alphabet, *("".join(pair) for pair in merges)]
+        built = build_byte_level({piece: number for number, piece in enumerate(pieces)}, merges)
+    else:
+        pieces = [*special, "▁", *(f"▁{word}" for word in ("Bob", "saw", "Ann", "in", "New", "York.", "q"))]
+        built = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=1))
+        built.pre_tokenizer = pre_tokenizers.Metaspace()
+    wanted = ["Bob", "saw", "Ann", "Ann  in", "New York."]
+    examples = [example(context, answer, id=answer) for answer in wanted]
+    windows = question_answering.make_qa_features(built, examples, 64, max_query_length=4)
+    found = question_answering.decode_answers(examples, windows, *oracle(windows))
+    assert found.texts == {answer: answer for answer in wanted}
+    for id, best in found.best.items():
+        assert context[best.start : best.end] == id
+    texts = [candidate.text for candidates in found.n_best.values() for candidate in candidates]
+    assert all(text and text == text.strip() for text in texts)
 
 
 def slow_n_best(windows: Windows, row: int, start: np.ndarray, end: np.ndarray, longest: int) -> list[tuple]:

@@ -17,6 +17,7 @@ import pytest
 import bert
 from bert.commands.finetune import main
 from bert.commands.pretrain import main as pretrain
+from bert.config import FinetuneConfig, TaskDataConfig
 from bert.config.sweep import Range
 from bert.errors import UserError
 from bert.runs.callbacks import RunStart
@@ -25,7 +26,7 @@ from bert.runs.metrics_log import read_metrics
 from bert.runs.mirror import local_folder
 from bert.runs.sweep_folder import open_sweep
 from bert.training.search import PrunedTrial, Pruning, should_prune, suggest
-from bert.training.sweep import rank, table
+from bert.training.sweep import main_metric, rank, table
 from tests.conftest import SMALL_RUN
 from tests.helpers import assert_same_sweep
 
@@ -367,3 +368,18 @@ def test_pretraining_and_several_seeds_are_swept(corpus, sst2_arguments, tmp_pat
             dev["mean"]["accuracy"],
             dev["standard_deviation"]["accuracy"],
         )
+
+
+def test_the_score_that_decides_is_that_of_the_task_fitted_to_its_rows(tmp_path: Path) -> None:
+    """Tags that are no spans are scored by accuracy, and questions without an answer with a threshold."""
+    for name, tags in (("chunks", "B-X O"), ("words", "NOUN VERB")):
+        (tmp_path / name).mkdir()
+        first, second = tags.split()
+        for split in ("train", "dev"):
+            (tmp_path / name / f"{split}.conll").write_text(f"ba {first}\nko {second}\n\nri {first}\n")
+    config = {
+        name: FinetuneConfig(task="tagging", data=TaskDataConfig(dir=str(tmp_path / name)))
+        for name in ("chunks", "words")
+    }
+    assert main_metric(config["chunks"]) == ("f1", True)
+    assert main_metric(config["words"]) == ("accuracy", True)

@@ -110,7 +110,7 @@ def read_columns(
     for line_number, fields in records.rows:
         is_first = not columns.line_numbers
         if is_first and not needed:
-            labelled = any(fields.get(name) not in unlabelled for name in labels)
+            labelled = any(name in fields and fields[name] not in unlabelled for name in labels)
         if is_first or records.names is None:
             header = 1 if records.names and records.unit == "line" else line_number
             records.require(header, fields, {**texts, **(labels if labelled else {}), **dict([id] if id else [])})
