@@ -63,6 +63,7 @@ ROFORMER = Family(
     title="RoFormer",
     prefix="roformer",
     classes=CLASSES,
+    own_tokenizer="cuts Chinese text by a dictionary",
     names=Names(
         {
             **{ours: theirs for ours, theirs in encoder_names("roformer").items() if "position" not in ours},

@@ -98,10 +98,11 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     problem_type = _problem_type(content, file) if labels else None
     label_thresholds = _label_thresholds(content, len(labels), file)
     is_named = (folder / "tokenizer.json").is_file() or read_settings(folder).tokenizer_class is not None
-    if family.model_type == "roformer" and not is_named:
+    if family.own_tokenizer is not None and not is_named:
         raise UserError(
-            f"{folder / SETTINGS} names no tokenizer_class, and transformers' own for RoFormer cuts Chinese text by a "
-            "dictionary: set it to BertTokenizer if the model was trained with that, or put tokenizer.json there"
+            f"{folder / SETTINGS} names no tokenizer_class, and transformers' own for {family.title} "
+            f"{family.own_tokenizer}: set it to BertTokenizer if the model was trained with that, or put "
+            "tokenizer.json there"
         )
     tokenizer = load_tokenizer(folder)
     _warn_casing(folder, tokenizer, say)
