@@ -241,14 +241,16 @@ QUESTIONS = [hostile(400 + i, 1 + i % 4) for i in range(40)]
 
 
 def spans_of(row: Any, feature: int, start_logits: np.ndarray, end_logits: np.ndarray, context: str) -> list[tuple]:
-    """(score, first character, text) of every span of a window, best first, as run_qa.py's postprocessing has them."""
+    """(score, first character, text) of every span of a window, best first, as run_qa.py's postprocessing has them, but
+    for the white space around them, which some vocabularies count among the characters of a word."""
     places = [i for i, owner in enumerate(row.sequence_ids(feature)) if owner == 1]
     offsets = row["offset_mapping"][feature]
-    found = [
-        (start_logits[a] + end_logits[b], offsets[a][0], context[offsets[a][0] : offsets[b][1]])
-        for a in places
-        for b in range(a, min(a + 30, places[-1] + 1))
-    ]
+    found = []
+    for a in places:
+        for b in range(a, min(a + 30, places[-1] + 1)):
+            covered = context[offsets[a][0] : offsets[b][1]]
+            start = offsets[a][0] + len(covered) - len(covered.lstrip())
+            found.append((start_logits[a] + end_logits[b], start, covered.strip()))
     return sorted((span for span in found if span[2]), reverse=True)
 
 
