@@ -20,13 +20,15 @@ from typing import Any
 
 import yaml
 
+from bert.config import recipe_folder
 from bert.runs.metrics_log import read_metrics
 
-Sections = dict[str, dict[str, Any]]
-"""Of a configuration: section -> key -> value."""
+Settings = dict[str, Any]
+"""Of a run: section -> key -> value, and the list of its phases."""
 
-BASE: Sections = {
-    "data": {"objective": "full_sentences", "sequence_length": 32, "max_predictions_per_sequence": 5},
+SHORT_ROWS: Settings = {"objective": "full_sentences", "sequence_length": 32, "max_predictions_per_sequence": 5}
+BERT: Settings = {
+    "data": SHORT_ROWS,
     "model": {
         "hidden_size": 128,
         "num_hidden_layers": 2,
@@ -39,54 +41,47 @@ BASE: Sections = {
         "max_position_embeddings": 512,
     },
     "optimizer": {"learning_rate": 2e-3, "warmup_ratio": 0.05, "bias_correction": True},
-    "training": {"batch_size": 128, "eval_every": 10**6, "checkpoint_every": 10**6, "log_every": 10},
+    "training": {"batch_size": 128},
+    "phases": [{"share": 0.75}, {"sequence_length": 128, "max_predictions_per_sequence": 20, "batch_size": 32}],
 }
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, Settings] = {
     "pre_norm": {"pre_layer_norm": True, "first_layer_norm": False},
     "rotary": {"position_embedding_type": "rotary"},
     # Three matrices of this width have the parameters of two of 512.
     "gated": {"gated_feed_forward": True, "intermediate_size": 341},
     "no_biases": {"use_bias": False, "norm_bias": False},
 }
-FULL_ROWS: Sections = {"model": {"num_hidden_layers": 4, "position_embedding_type": "rotary", "pooler_act": "gelu"}}
-HOURS: Sections = {
-    **FULL_ROWS,
-    "data": {"objective": "nsp", "sequence_length": 64, "max_predictions_per_sequence": 10},
-    "training": {"batch_size": 64},
-}
-CHANGES: dict[str, Sections] = {
-    "hours_pre_norm": {"model": OPTIONS["pre_norm"]},
-    "hours_narrow_embeddings": {"model": {"embedding_size": 64}},
-    "hours_rate_1e-3": {"optimizer": {"learning_rate": 1e-3}},
-    "hours_rate_4e-3": {"optimizer": {"learning_rate": 4e-3}},
-}
-"""Of the recipe `hours`, one at a time."""
+HOURS: Settings = yaml.safe_load((recipe_folder() / "hours.yaml").read_text(encoding="utf-8"))
 
 
-def merged(*overlays: Sections) -> Sections:
-    """All sections, with the values of later overlays in the place of earlier ones."""
-    sections: Sections = {}
+def merged(*overlays: Settings) -> Settings:
+    """All settings, with the values of later overlays in the place of earlier ones."""
+    settings: Settings = {}
     for overlay in overlays:
         for name, values in overlay.items():
-            sections[name] = {**sections.get(name, {}), **values}
-    return sections
+            settings[name] = {**settings.get(name, {}), **values} if isinstance(values, dict) else values
+    return settings
 
 
-MODERN: dict[str, Sections] = {
-    "bert": {},
-    "modern": merged(*({"model": option} for option in OPTIONS.values())),
-    **{name: {"model": option} for name, option in OPTIONS.items()},
+MODERN = {
+    "bert": BERT,
+    "modern": merged(BERT, *({"model": option} for option in OPTIONS.values())),
+    **{name: merged(BERT, {"model": option}) for name, option in OPTIONS.items()},
 }
 """What is compared by default."""
-CANDIDATES: dict[str, Sections] = {
+FULL_ROWS = merged(HOURS, {"data": SHORT_ROWS, "training": {"batch_size": 128}})
+REPLACED = {"data": {"prediction": "replaced"}, "electra": {"generator_hidden_size": 0.5}}
+CANDIDATES = {
     **MODERN,
     "hours": HOURS,
     "full_rows": FULL_ROWS,
-    "replaced": {**FULL_ROWS, "data": {"prediction": "replaced"}, "electra": {"generator_hidden_size": 0.5}},
-    **{name: merged(HOURS, change) for name, change in CHANGES.items()},
+    "replaced": merged(FULL_ROWS, REPLACED),
+    "hours_pre_norm": merged(HOURS, {"model": OPTIONS["pre_norm"]}),
+    "hours_narrow_embeddings": merged(HOURS, {"model": {"embedding_size": 64}}),
+    "hours_rate_1e-3": merged(HOURS, {"optimizer": {"learning_rate": 1e-3}}),
+    "hours_rate_4e-3": merged(HOURS, {"optimizer": {"learning_rate": 4e-3}}),
 }
-SHORT_SHARE = 0.75
-"""Of the steps that have short rows; the others have rows of 128."""
+LOGGING = {"eval_every": 10**6, "checkpoint_every": 10**6, "log_every": 10}
 TOKENS = 4096
 """Of a step."""
 PROBE_STEPS = 80
@@ -126,16 +121,10 @@ def row(name: str, given: argparse.Namespace) -> str:
     )
 
 
-def pretrain(run: Path, candidate: Sections, steps: int, given: argparse.Namespace) -> Path:
-    """Trains on short rows, then on rows of 128."""
-    files: Sections = {"data": {"train": given.train, "eval": given.eval}, "tokenizer": {"path": given.tokenizer}}
-    config: dict[str, Any] = {
-        **merged(BASE, files, {"training": {"steps": steps}}, candidate),
-        "phases": [
-            {"share": SHORT_SHARE},
-            {"sequence_length": 128, "max_predictions_per_sequence": 20, "batch_size": 32},
-        ],
-    }
+def pretrain(run: Path, candidate: Settings, steps: int, given: argparse.Namespace) -> Path:
+    """Trains a candidate for so many steps."""
+    text, training = {"train": given.train, "eval": given.eval}, {"steps": steps, **LOGGING}
+    config = merged(candidate, {"data": text, "training": training}) | {"tokenizer": {"path": given.tokenizer}}
     file = run.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
     command = [sys.executable, "-m", "bert", "pretrain", "--config", str(file), "--output_dir", str(run)]

@@ -59,7 +59,7 @@ def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher, sa
         taken = f"embeddings, layers {layers} of {teacher.config.num_distinct_layers}" if layers else "embeddings"
     else:
         taken = f"the {width} principal components of its embeddings"
-    say(f"in their place, from the teacher: {taken}")
+    say(f"taken from the teacher: {taken}")
     started = {**params, "bert": encoder}
     if PROJECTIONS in params and (config.hidden_size, teacher.config.hidden_size) == basis.shape[::-1]:
         started[PROJECTIONS] = {layer: {"kernel": basis.T.copy()} for layer in params[PROJECTIONS]}

@@ -130,6 +130,8 @@ def test_texts_with_labels_are_scored_by_the_nearest_other_one(tmp_path: Path, t
     assert not unlabelled.labelled and task.table_columns == (("text",), ("text",))
     alone = task.examples_from_inputs(["a"])
     assert len(task.format_predictions(task.predict(outputs[:1], None, alone), alone)) == 1
+    single = dataclasses.replace(examples, queries=examples.queries[:1], scores=examples.scores[:1])
+    assert task.score(outputs[:1], single) == {"accuracy": 0.0}, "its nearest other text would be itself"
     with pytest.raises(UserError, match="all rows have the same label: add texts of several labels, two or more of e"):
         read(tmp_path, TEXTS[::2], task)
     with pytest.raises(UserError, match="no two rows have the same label"):

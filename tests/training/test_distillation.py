@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import shutil
 from pathlib import Path
@@ -14,12 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 import bert
 from bert.commands.pretrain import main
-from bert.config import DataConfig, DistillationConfig, ModelConfig, PretrainConfig, TrainingConfig
+from bert.config import DistillationConfig, ModelConfig, PretrainConfig, TrainingConfig
 from bert.inference.language_model import ENCODER_DECODER
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert
@@ -39,32 +36,12 @@ from bert.training.distillation import (
     token_divergence,
 )
 from bert.training.step import compute_gradients
-from bert.training.student_initialization import principal_directions, start_from_teacher, taken_layers
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of, state_of
-from tests.tiny_training import CONFIG, P, T, assert_same_gradients, batch_of
-
-WIDE = dataclasses.replace(CONFIG, hidden_size=24, num_hidden_layers=3)
-"""Sizes of a teacher with other widths than the student's `CONFIG`."""
+from tests.tiny_teacher import WIDE, config_of, teacher_of
+from tests.tiny_training import CONFIG, assert_same_gradients, batch_of
 
 NEW = ("teacher_token_loss", "teacher_hidden_loss", "teacher_sentence_loss")
-
-
-VOCABULARY = Tokenizer(WordLevel({str(number): number for number in range(CONFIG.known_vocab_size)}, "0"))
-
-
-@functools.cache
-def teacher_of(config: ModelConfig, head: bool = True) -> Teacher:
-    params = jax.jit(BertForMaskedLM(config).init)(jax.random.key(1), jnp.zeros((1, 8), jnp.int32))["params"]
-    if not head:
-        params = {"bert": params["bert"]}
-    return Teacher("teacher", "checksum", config, jax.device_get(params), VOCABULARY)
-
-
-def config_of(training: TrainingConfig | None = None, **distillation) -> PretrainConfig:
-    asked = DistillationConfig(teacher="teacher", **distillation)
-    data = DataConfig(objective="full_sentences", sequence_length=T, max_predictions_per_sequence=P)
-    return PretrainConfig(data=data, model=CONFIG, distillation=asked, training=training or TrainingConfig())
 
 
 def gradients(config: PretrainConfig, teacher: Teacher, params=None, devices=1, micro_batches=1, drop=False):
@@ -211,98 +188,6 @@ def test_how_layers_are_run_does_not_matter(training: dict) -> None:
     params, expected, _ = gradients(config_of(), teacher_of(WIDE))
     _, grads, _ = gradients(config_of(TrainingConfig(**training)), teacher_of(WIDE), params)
     assert_same_gradients(grads, expected)
-
-
-def start(config: ModelConfig, teacher: Teacher):
-    """Random parameters of a student, what they become, and what is logged."""
-    learner = build_learner(dataclasses.replace(config_of(), model=config), teacher, PmapParallelism(jax.devices()[:1]))
-    params = jax.device_get(learner.model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
-    said: list[str] = []
-    return params, start_from_teacher(params, config, teacher, said.append), said
-
-
-def test_a_student_starts_from_its_teachers_embeddings() -> None:
-    teacher = teacher_of(WIDE)
-    params, started, said = start(CONFIG, teacher)
-    assert said == ["in their place, from the teacher: the 16 principal components of its embeddings"]
-    tables = {name: started["bert"]["embeddings"][name]["embedding"] for name in ("word", "position", "segment")}
-    given = {name: teacher.params["bert"]["embeddings"][name]["embedding"] for name in tables}
-    back = started["distillation"]["layer_1"]["kernel"]
-    np.testing.assert_allclose(back @ back.T, np.eye(16), atol=1e-6)
-    for name, table in tables.items():
-        np.testing.assert_allclose(table, given[name] @ back.T, rtol=1e-5, atol=1e-7, err_msg=name)
-    lost = np.sum((tables["word"] @ back - given["word"]) ** 2)
-    values = np.linalg.svd(given["word"], compute_uv=False)
-    np.testing.assert_allclose(lost, np.sum(values[16:] ** 2), rtol=1e-3)  # the least that 16 dimensions can lose
-    for name in ("encoder", "predictions"):
-        part, own = (tree.get(name, tree["bert"].get(name)) for tree in (started, params))
-        jax.tree.map(np.testing.assert_array_equal, part, own)
-
-
-def test_a_student_of_its_teachers_width_has_the_same_embeddings_and_a_wider_one_its_own() -> None:
-    teacher = teacher_of(WIDE)
-    longer = dataclasses.replace(WIDE, num_hidden_layers=1, max_position_embeddings=40)
-    params, started, _ = start(longer, teacher)
-    own, given = started["bert"]["embeddings"], teacher.params["bert"]["embeddings"]
-    np.testing.assert_array_equal(own["word"]["embedding"], given["word"]["embedding"])
-    np.testing.assert_array_equal(own["position"]["embedding"][:16], given["position"]["embedding"])
-    random = params["bert"]["embeddings"]["position"]["embedding"]
-    np.testing.assert_array_equal(own["position"]["embedding"][16:], random[16:])
-    params, started, said = start(WIDE, teacher_of(CONFIG))
-    assert started is params and not said
-
-
-def test_a_student_of_its_teachers_shape_starts_from_layers_of_its_teacher_from_the_first_to_the_last() -> None:
-    assert taken_layers(6, 12) == [0, 2, 4, 7, 9, 11]  # those of DistilBERT
-    assert [taken_layers(number, 6) for number in (1, 2, 3, 6)] == [[0], [0, 5], [0, 2, 5], [0, 1, 2, 3, 4, 5]]
-    teacher = teacher_of(WIDE)
-    params, started, said = start(dataclasses.replace(WIDE, num_hidden_layers=2), teacher)
-    assert said == ["in their place, from the teacher: embeddings, layers [1, 3] of 3"]
-    given = teacher.params["bert"]
-    for layer, source in (("layer_0", "layer_0"), ("layer_1", "layer_2")):
-        jax.tree.map(np.testing.assert_array_equal, started["bert"]["encoder"][layer], given["encoder"][source])
-    jax.tree.map(np.testing.assert_array_equal, started["bert"]["embeddings"]["norm"], given["embeddings"]["norm"])
-    jax.tree.map(np.testing.assert_array_equal, started["predictions"], params["predictions"])
-
-
-@pytest.mark.parametrize(
-    "other", [{"num_hidden_layers": 4}, {"intermediate_size": 40}, {"pre_layer_norm": True}], ids=str
-)
-def test_layers_that_do_not_fit_stay_random(other: dict) -> None:
-    params, started, said = start(dataclasses.replace(WIDE, **other), teacher_of(WIDE))
-    assert said == ["in their place, from the teacher: embeddings"]
-    jax.tree.map(np.testing.assert_array_equal, started["bert"]["encoder"], params["bert"]["encoder"])
-
-
-def test_a_student_with_shared_layers_starts_from_those_of_its_teacher() -> None:
-    shared = dataclasses.replace(WIDE, num_hidden_layers=4, layer_groups=1)
-    teacher = teacher_of(shared)
-    _, started, said = start(dataclasses.replace(shared, num_hidden_layers=2), teacher)
-    assert said == ["in their place, from the teacher: embeddings, layers [1] of 1"]
-    jax.tree.map(np.testing.assert_array_equal, started["bert"]["encoder"], teacher.params["bert"]["encoder"])
-
-
-def test_a_teacher_with_narrow_embeddings_has_its_projections_drawn() -> None:
-    """The embeddings fit, the states of 24 features have nothing to do with their principal components."""
-    teacher = teacher_of(dataclasses.replace(WIDE, embedding_size=CONFIG.hidden_size))
-    params, started, _ = start(CONFIG, teacher)
-    own, given = started["bert"]["embeddings"]["word"], teacher.params["bert"]["embeddings"]["word"]
-    np.testing.assert_array_equal(own["embedding"], given["embedding"])
-    jax.tree.map(np.testing.assert_array_equal, started["distillation"], params["distillation"])
-
-
-def test_positions_are_matched_where_one_of_the_models_counts_from_two() -> None:
-    teacher = teacher_of(dataclasses.replace(CONFIG, position_offset=2))
-    _, started, _ = start(CONFIG, teacher)
-    position = started["bert"]["embeddings"]["position"]["embedding"]
-    np.testing.assert_array_equal(position, teacher.params["bert"]["embeddings"]["position"]["embedding"][2:])
-
-
-def test_principal_directions_are_those_of_a_singular_value_decomposition() -> None:
-    table = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32) * np.arange(1, 7)
-    _, _, right = np.linalg.svd(table, full_matrices=False)
-    ours = principal_directions(table, 3)
-    np.testing.assert_allclose(np.abs(right[:3] @ ours), np.eye(3), atol=1e-4)  # each up to its sign
 
 
 def test_means_of_packed_examples() -> None:

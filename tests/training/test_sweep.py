@@ -371,15 +371,18 @@ def test_pretraining_and_several_seeds_are_swept(corpus, sst2_arguments, tmp_pat
 
 
 def test_the_score_that_decides_is_that_of_the_task_fitted_to_its_rows(tmp_path: Path) -> None:
-    """Tags that are no spans are scored by accuracy, and questions without an answer with a threshold."""
+    """Tags that are no spans are scored by accuracy, questions without an answer by the best threshold."""
     for name, tags in (("chunks", "B-X O"), ("words", "NOUN VERB")):
         (tmp_path / name).mkdir()
         first, second = tags.split()
         for split in ("train", "dev"):
             (tmp_path / name / f"{split}.conll").write_text(f"ba {first}\nko {second}\n\nri {first}\n")
-    config = {
-        name: FinetuneConfig(task="tagging", data=TaskDataConfig(dir=str(tmp_path / name)))
-        for name in ("chunks", "words")
-    }
-    assert main_metric(config["chunks"]) == ("f1", True)
-    assert main_metric(config["words"]) == ("accuracy", True)
+    (tmp_path / "questions").mkdir()
+    answers = ({"answer": "ba", "answer_start": 0}, {"answer": "", "answer_start": None})
+    rows = "".join(json.dumps({"question": "ko?", "context": "ba ri", **answer}) + "\n" for answer in answers)
+    for split in ("train", "dev"):
+        (tmp_path / "questions" / f"{split}.jsonl").write_text(rows)
+    expected = {"chunks": ("tagging", "f1"), "words": ("tagging", "accuracy"), "questions": ("span", "best_f1")}
+    for name, (task, metric) in expected.items():
+        config = FinetuneConfig(task=task, data=TaskDataConfig(dir=str(tmp_path / name)))
+        assert main_metric(config) == (metric, True)

@@ -79,8 +79,8 @@ class Family:
         prefix: what stands before the names of the encoder's parameters; files of a bare encoder leave it out.
         classes: our architectures that it has, and transformers' classes of them.
         vocabulary: the kind of vocabulary that it alone is written with; None for any.
-        own_tokenizer: how transformers' tokenizer of the family differs from BERT's, if a bare vocab.txt is not read by
-            it here; None if both read alike.
+        own_tokenizer: how transformers' tokenizer of the family differs from BERT's, which reads a vocab.txt here; None
+            if it does not.
         names: of its parameters.
         decoder_bias: the second name of the MLM head's bias, as the decoder's own; None if it has one name.
         keys: fields of `ModelConfig` and their keys in config.json, in the order in which they are written.

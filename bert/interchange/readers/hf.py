@@ -97,8 +97,8 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     classifier_dropout = _classifier_dropout(content, file)
     problem_type = _problem_type(content, file) if labels else None
     label_thresholds = _label_thresholds(content, len(labels), file)
-    is_named = (folder / "tokenizer.json").is_file() or read_settings(folder).tokenizer_class is not None
-    if family.own_tokenizer is not None and not is_named:
+    tokenizer_is_known = (folder / "tokenizer.json").is_file() or read_settings(folder).tokenizer_class is not None
+    if family.own_tokenizer is not None and not tokenizer_is_known:
         raise UserError(
             f"{folder / SETTINGS} names no tokenizer_class, and transformers' own for {family.title} "
             f"{family.own_tokenizer}: set it to BertTokenizer if the model was trained with that, or put "
